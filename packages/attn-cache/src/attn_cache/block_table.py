@@ -76,7 +76,7 @@ class BlockPool:
         return blocks <= len(self._free)
 
     def allocate(self, index: int, blocks: int) -> None:
-        """Append so many free blocks to the request's table."""
+        """Append this many free blocks to the request's table."""
         allocated = [heapq.heappop(self._free) for _ in range(blocks)]
         for block in allocated:
             self._ref_counts[block] = 1
@@ -135,7 +135,7 @@ class BlockPool:
         table.edits += 1
 
     def would_free(self, index: int, position: int) -> int:
-        """How many blocks `free_before` would make available to others."""
+        """The number of blocks that `free_before` would make available to other requests."""
         return sum(block not in self._pinned for block in self.exclusive_before(index, position))
 
     def exclusive_before(self, index: int, position: int) -> list[int]:

@@ -65,7 +65,7 @@ class ContiguousKVCache:
         return not self.memory or tokens <= self.capacity
 
     def holds(self, requests: int, tokens: int) -> bool:
-        """Whether there are so many requests, each with enough capacity."""
+        """Whether this many requests are possible, and each has enough capacity."""
         return requests <= self.max_requests and self.fits(tokens)
 
     def add_request(self) -> None:

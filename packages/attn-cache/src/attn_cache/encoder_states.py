@@ -16,7 +16,7 @@ from attn_cache.memory import FieldKey, StateKey, by_state, check_names, check_s
 
 
 class EncoderStates:
-    """The `Source` states of all layers, one set of tensors per request; requests are known by their index."""
+    """The `Source` states of all layers, one set of tensors per request; requests are identified by their index."""
 
     def __init__(self, specs: ModelSpecs, size: StoreSize) -> None:
         self._specs = {(layer, state): spec for layer, state, spec in states_of(specs, Source)}

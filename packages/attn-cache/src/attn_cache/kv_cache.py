@@ -40,12 +40,12 @@ class KVCache(Protocol):
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of capacity that requests hold."""
+        """The capacity that requests hold, in tokens."""
         ...
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of capacity in all."""
+        """The total capacity, in tokens."""
         ...
 
     def fits(self, tokens: int) -> bool:
@@ -53,7 +53,7 @@ class KVCache(Protocol):
         ...
 
     def holds(self, requests: int, tokens: int) -> bool:
-        """Whether so many requests of this many tokens each fit into the empty cache."""
+        """Whether this many requests of this many tokens each fit into the empty cache."""
         ...
 
     def add_request(self) -> None:
@@ -146,7 +146,7 @@ def slots_at(batch: RaggedBatch, requests: Sequence[int], positions: Tensor, fir
 
 
 class CachedStep(Generic[Cache, Selection]):
-    """The requests of one step and their indices in the cache; remembers which rows a set of requests attends to."""
+    """The requests of one step and their indices in the cache; caches which rows a set of requests attends to."""
 
     def __init__(self, cache: Cache, indices: Sequence[int], batch: RaggedBatch) -> None:
         self.cache = cache

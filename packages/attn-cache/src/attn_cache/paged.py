@@ -52,7 +52,7 @@ class PagedKVCache:
 
     @property
     def used_tokens(self) -> int:
-        """Token capacity of the referenced blocks, of the window that has most."""
+        """Token capacity of the blocks that requests reference, in the window that has most of them."""
         return self.block_size * max((pool.used_blocks for pool in self.pools.values()), default=0)
 
     @property
@@ -175,12 +175,12 @@ class PagedKVCache:
         return PagedStep(self, indices, batch)
 
     def begin_decode(self, index: int, position: int) -> None:
-        """Note that the row at `position` is computed now; raises `WrongState` if it is not reserved."""
+        """Mark the row at `position` as computed; raises `WrongState` if it is not reserved."""
         self.begin(index, position, position + 1)
 
     def begin(self, index: int, start: int, end: int) -> None:
-        """Note that the rows at positions `start` to `end`, exclusive, are computed now; raises `WrongState` if one is
-        not reserved."""
+        """Mark the rows at positions `start` to `end`, exclusive, as computed; raises `WrongState` if one is not
+        reserved."""
         for pool in self.pools.values():
             self._require_reserved(pool, index, (first_visible(start, pool.window), end))
         self._computed[index] = end
@@ -249,7 +249,7 @@ class PagedKVCache:
             raise WrongState(f"positions {first} to {end - 1} are needed, {reserved} are reserved")
 
     def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
-        # The last block takes what padding of a static step writes.
+        # Padding of a static step writes to the last block.
         return lazy_zeros((count, (2 + self.num_blocks) * self.block_size, *field.shape), dtype, self.device)
 
 

@@ -41,14 +41,14 @@ class PagedCache(CacheFamily):
 
 
 class SharedCache(CacheFamily):
-    """As `paged`, with automatic prefix caching: equal prefixes share blocks, which outlive their requests."""
+    """Like `paged`, with automatic prefix caching: equal prefixes share blocks, which outlive their requests."""
 
     name = "shared"
     summary = "As paged, with prefix caching: requests share the blocks of a common prefix, also of ended requests."
     portable = True
 
     def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
-        """As `PagedCache.create`; blocks that no request uses cache prefixes."""
+        """Like `PagedCache.create`; blocks that no request uses keep cached prefixes."""
         from attn_cache.prefix_cache import SharedStore
 
         return SharedStore(specs, size)
@@ -61,18 +61,18 @@ class SharedCache(CacheFamily):
 
 
 class QuantizedRowsCache(SharedCache):
-    """As `shared`, with each row quantized on its own by `quantizer`."""
+    """Like `shared`, with each row quantized on its own by `quantizer`."""
 
     quantizer: ClassVar[Quantizer]
 
     def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
-        """As `SharedCache.create`; rows are quantized when they are written and dequantized when they are read."""
+        """Like `SharedCache.create`; rows are quantized when they are written and dequantized when they are read."""
         from attn_cache.quantized_rows import QuantizedRowStore
 
         return QuantizedRowStore(specs, size, self.quantizer)
 
     def bytes(self, specs: ModelSpecs, *, tokens: int, source: int = 0, dtype: str) -> int:
-        """See `CacheFamily.bytes`: codes and scales."""
+        """See `CacheFamily.bytes`; counts codes and scales."""
         return super().bytes(quantized_specs(specs, self.quantizer), tokens=tokens, source=source, dtype=dtype)
 
     def room(self, specs: ModelSpecs, size: StoreSize) -> int:
@@ -99,7 +99,7 @@ class Int4Cache(QuantizedRowsCache):
 
 
 class KiviCache(CacheFamily):
-    """KIVI: full blocks quantized, keys per channel and all else per token; the unfinished block unquantized.
+    """KIVI: full blocks are quantized, keys per channel and all else per token; the unfinished block is not.
 
     Liu et al. 2024, "KIVI", arXiv 2402.02750, with its 2 bits, groups of 32 and blocks of 128 tokens unless `layout`
     says otherwise. The paper keeps the newest values unquantized for longer than the newest keys; here both are
@@ -115,13 +115,13 @@ class KiviCache(CacheFamily):
         self.layout = layout
 
     def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
-        """As `SharedCache.create`, with `size.tokens` rounded up to whole blocks."""
+        """Like `SharedCache.create`, with `size.tokens` rounded up to whole blocks."""
         from attn_cache.quantized_blocks import QuantizedBlockStore
 
         return QuantizedBlockStore(specs, size, self.layout)
 
     def bytes(self, specs: ModelSpecs, *, tokens: int, source: int = 0, dtype: str) -> int:
-        """See `CacheFamily.bytes`: codes of full blocks within the window, and the rows after them."""
+        """See `CacheFamily.bytes`; counts codes of full blocks within the window, and the rows after them."""
         block, total = self.layout.block, 0
         for layer, states in specs.items():
             for name, spec in states.items():
@@ -136,7 +136,7 @@ class KiviCache(CacheFamily):
         return total
 
     def room(self, specs: ModelSpecs, size: StoreSize) -> int:
-        """See `SharedCache.room`: codes for all tokens, and one unquantized block for each request."""
+        """See `SharedCache.room`; counts codes for all tokens, and one unquantized block for each request."""
         block = self.layout.block
         blocks = StoreSize(tokens=-(-size.tokens // block), requests=size.requests, dtype=size.dtype)
         newest = StoreSize(tokens=min(block * size.requests, size.tokens), requests=1, dtype=size.dtype)
@@ -148,7 +148,7 @@ class KiviCache(CacheFamily):
 
 
 class Kivi4Cache(KiviCache):
-    """As `kivi`, with 4 bits."""
+    """Like `kivi`, with 4-bit codes."""
 
     name = "kivi4"
     summary = "As kivi, with 4-bit codes."

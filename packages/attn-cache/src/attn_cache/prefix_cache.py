@@ -91,8 +91,8 @@ class SharedStore(Store):
     """Implements `attn_core.stores.PrefixStore`. Nothing is copied: requests reference the same blocks, written once.
 
     Cached blocks are evicted, the least recently used first, when running requests need blocks. States of fixed size
-    exist only where a step ended, so of these a snapshot is taken at the last full block of a prompt; at most
-    `size.requests` snapshots are kept. `kv_cache` is a `PagedKVCache` where none is given.
+    exist only at the end of a step, so a snapshot of them is taken at the last full block of a prompt; at most
+    `size.requests` snapshots are kept. `kv_cache` defaults to a new `PagedKVCache`.
     """
 
     def __init__(self, specs: ModelSpecs, size: StoreSize, kv_cache: PagedKVCache | None = None) -> None:
@@ -104,7 +104,7 @@ class SharedStore(Store):
         self._remembered: dict[int, PrefixHash] = {}
 
     def reserve(self, request: int, tokens: int) -> bool:
-        """As `Store.reserve`; evicts cached blocks where that makes room."""
+        """Like `Store.reserve`; evicts cached blocks where that makes room."""
         while not super().reserve(request, tokens):
             if not self._paged.would_fit(self._index(request), tokens):
                 return False
@@ -112,7 +112,7 @@ class SharedStore(Store):
         return True
 
     def fork(self, request: int, copy: int, tokens: int) -> bool:
-        """As `Store.fork`; evicts cached blocks where that makes room."""
+        """Like `Store.fork`; evicts cached blocks where that makes room."""
         while not super().fork(request, copy, tokens):
             if self.full or not self._paged.would_fork(tokens):
                 return False
@@ -122,7 +122,7 @@ class SharedStore(Store):
         return True
 
     def release(self, request: int) -> None:
-        """As `Store.release`; cached blocks of the request stay cached."""
+        """Like `Store.release`; cached blocks of the request stay cached."""
         super().release(request)
         self._remembered.pop(request, None)
 
@@ -161,14 +161,14 @@ class SharedStore(Store):
             self._take_snapshot(last, index)
 
     def chunk(self, computed: int, length: int, prompt: int) -> int:
-        """The next `length` tokens, or those up to the prompt's last full block where a snapshot is to be taken."""
+        """`length`, or the number of tokens up to the end of the prompt's last full block, where a snapshot is due."""
         boundary = (prompt - 1) // self._paged.block_size * self._paged.block_size
         if self._slots.names and computed < boundary < computed + length:
             return boundary - computed
         return length
 
     def _usable(self, blocks: Sequence[CachedBlock]) -> bool:
-        """Whether the token after these blocks finds every state that it reads."""
+        """Whether every state that the token after these blocks reads is available."""
         if self._slots.names and blocks[-1].snapshot is None:
             return False
         for window in self._paged.pools:

@@ -53,7 +53,7 @@ class NewestRows(Paged):
 
 
 def visible(tokens: int, window: Window, block: int) -> tuple[range, range]:
-    """What the token after the first `tokens` attends to: numbers of full blocks, and the positions after them."""
+    """The full blocks (by number), and the positions after them, that the token after the first `tokens` attends to."""
     first, full = first_visible(tokens, window), tokens // block
     return range(min(first // block, full), full), range(max(first, full * block), tokens)
 
@@ -89,7 +89,8 @@ def _exported_specs(specs: ModelSpecs, layout: KiviLayout) -> ModelSpecs:
 class QuantizedBlockStore(SharedStore):
     """A prefix-sharing store of quantized blocks: requests with a common prefix share full, quantized blocks.
 
-    What a query attends to must not depend on how its prompt was chunked, so no chunk crosses the end of a block.
+    The rows that a query attends to must not depend on how its prompt was chunked, so no chunk crosses the end of a
+    block.
     """
 
     def __init__(self, specs: ModelSpecs, size: StoreSize, layout: KiviLayout) -> None:
@@ -100,11 +101,11 @@ class QuantizedBlockStore(SharedStore):
         self._block = layout.block
 
     def chunk(self, computed: int, length: int, prompt: int) -> int:
-        """As `SharedStore.chunk`, and no further than the end of the current block."""
+        """Like `SharedStore.chunk`, but not beyond the end of the current block."""
         return super().chunk(computed, min(length, self._block - computed % self._block), prompt)
 
     def rewind(self, request: int, tokens: int) -> int:
-        """As `Store.rewind`; within a quantized block, back to its start, as its rows are gone."""
+        """Like `Store.rewind`; within a quantized block back to its start, because its unquantized rows are gone."""
         coded = tokens < self._blocks.first_unquantized(self._index(request))
         return super().rewind(request, tokens // self._block * self._block if coded else tokens)
 
@@ -120,7 +121,7 @@ class QuantizedBlockKVCache(PagedKVCache):
         self.layout = layout
         super().__init__(layout.specs(specs), size, layout.block)
         self.fields = {(layer, state): spec.fields for layer, state, spec in states_of(specs, Paged)}
-        # The lowest free block is allocated first and memory is committed when touched, so few of these ever use any.
+        # The lowest free block is allocated first, and memory is committed when touched, so few blocks ever use any.
         self.unfinished = {window: BlockPool(None, self.num_blocks, layout.block) for window in self.pools}
         stacks = [
             stack
@@ -136,7 +137,7 @@ class QuantizedBlockKVCache(PagedKVCache):
             pool.add_request()
 
     def reserve(self, index: int, tokens: int) -> bool:
-        """As `PagedKVCache.reserve`; also allocates blocks for unquantized rows."""
+        """Like `PagedKVCache.reserve`; also allocates blocks for unquantized rows."""
         for pool in self.unfinished.values():
             pool.free_before(index, self._computed[index])
         if not super().reserve(index, tokens):
@@ -146,13 +147,13 @@ class QuantizedBlockKVCache(PagedKVCache):
         return True
 
     def share(self, index: int, tokens: int, blocks: Sequence[Mapping[Window, int]]) -> None:
-        """As `PagedKVCache.share`; cached blocks are full, so they are quantized."""
+        """Like `PagedKVCache.share`; cached blocks are full, so they are quantized."""
         super().share(index, tokens, blocks)
         for pool in self.unfinished.values():
             pool.share(index, tokens // self.block_size, [])
 
     def fork(self, index: int, tokens: int) -> bool:
-        """As `PagedKVCache.fork`; full blocks are shared, the rows of the unfinished block are copied."""
+        """Like `PagedKVCache.fork`; full blocks are shared, the rows of the unfinished block are copied."""
         if not super().fork(index, tokens):
             return False
         for window, pool in self.unfinished.items():
@@ -166,7 +167,7 @@ class QuantizedBlockKVCache(PagedKVCache):
         return True
 
     def rewind(self, index: int, tokens: int) -> None:
-        """As `PagedKVCache.rewind`; blocks that are quantized already, and may be shared, are freed and begun anew."""
+        """Like `PagedKVCache.rewind`; blocks that are already quantized, and may be shared, are freed and replaced."""
         if tokens < self.first_unquantized(index):
             for pool in (*self.pools.values(), *self.unfinished.values()):
                 pool.truncate(index, tokens)
@@ -185,7 +186,7 @@ class QuantizedBlockKVCache(PagedKVCache):
         """Codes [blocks, ...] of the full blocks that the token after the first `tokens` attends to, and the rows
         [rows, ...] after them under the state's name with the suffix `NEWEST`.
 
-        Raises `WrongState` where they are not computed, or rows after the last full block are quantized already.
+        Raises `WrongState` where they are not computed, or rows after the last full block are already quantized.
         """
         full = tokens // self.block_size * self.block_size
         if self.pools and (tokens > self._computed[index] or (full < tokens and full < self.first_unquantized(index))):
@@ -204,7 +205,7 @@ class QuantizedBlockKVCache(PagedKVCache):
         return coded | plain
 
     def start_at(self, index: int, tokens: int) -> None:
-        """As `PagedKVCache.start_at`; full blocks are quantized, so unquantized rows begin after them."""
+        """Like `PagedKVCache.start_at`; full blocks are quantized, so unquantized rows begin after them."""
         super().start_at(index, tokens)
         for pool in self.unfinished.values():
             pool.share(index, tokens // self.block_size, [])
@@ -266,8 +267,9 @@ class QuantizedBlockKVCache(PagedKVCache):
 
 @dataclass(frozen=True, eq=False)
 class Destination:
-    """Where a step writes: `slots` [tokens] are rows of `plain` for the new tokens; of the blocks that these complete,
-    `plain_blocks` [blocks] are the unquantized ones to read and `coded_blocks` [blocks] the ones to write codes to."""
+    """Where a step writes: `slots` [tokens] are the rows of `plain` for the new tokens; for the blocks that these
+    complete, `plain_blocks` [blocks] are the unquantized blocks to read, and `coded_blocks` [blocks] those to write
+    codes to."""
 
     slots: Tensor
     plain_blocks: Tensor

@@ -19,7 +19,7 @@ from attn_cache.quantization import Quantizer, is_quantized, part_name, quantize
 class QuantizedRowStore(SharedStore):
     """A prefix-sharing store of quantized rows; its views accept and return dequantized rows.
 
-    The codes of a row depend on that row alone: they do not depend on how a prompt was chunked or who shares it.
+    The codes of a row depend on that row alone, not on how a prompt was chunked or which requests share it.
     """
 
     def __init__(self, specs: ModelSpecs, size: StoreSize, quantizer: Quantizer) -> None:
@@ -36,11 +36,11 @@ class QuantizedRowStore(SharedStore):
         return self._dequantized(super().view(batch, requests), sum(batch.lengths))
 
     def static_decode(self, requests: int, longest: int) -> StaticDecode:
-        """See `Store.static_decode`; the views quantize as those of any step."""
+        """See `Store.static_decode`; the views quantize and dequantize like those of any step."""
         return QuantizedDecode(super().static_decode(requests, longest), self._dequantized)
 
     def static_mixed(self, tokens: int, requests: int, longest: int) -> StaticMixed:
-        """See `Store.static_mixed`; the views quantize as those of any step."""
+        """See `Store.static_mixed`; the views quantize and dequantize like those of any step."""
         return QuantizedMixed(super().static_mixed(tokens, requests, longest), self._dequantized)
 
     def _dequantized(self, views: ModelState, tokens: int) -> ModelState:
@@ -55,8 +55,10 @@ class QuantizedRowStore(SharedStore):
 
 
 class QuantizedDecode:
-    """Implements `attn_core.stores.StaticDecode` over one of the parts; `dequantized` makes views of `requests` tokens
-    of theirs."""
+    """Implements `attn_core.stores.StaticDecode` over a `StaticDecode` of quantized parts.
+
+    `dequantized(views, tokens)` turns the views of the parts, for a step of `tokens` tokens, into views of rows.
+    """
 
     def __init__(self, parts: StaticDecode, dequantized: Callable[[ModelState, int], ModelState]) -> None:
         self._dequantized = dequantized
@@ -69,7 +71,7 @@ class QuantizedDecode:
 
 
 class QuantizedMixed:
-    """Implements `attn_core.stores.StaticMixed` over one of the parts, as `QuantizedDecode`."""
+    """Implements `attn_core.stores.StaticMixed` over a `StaticMixed` of quantized parts, see `QuantizedDecode`."""
 
     def __init__(self, parts: StaticMixed, dequantized: Callable[[ModelState, int], ModelState]) -> None:
         self._dequantized = dequantized

@@ -27,9 +27,9 @@ Snapshot = Sequence[Tensor]
 
 
 class SlotStates:
-    """The `Slot` states of all layers, [requests + 1, ...] each; requests are known by their index.
+    """The `Slot` states of all layers, [requests + 1, ...] each; requests are identified by their index.
 
-    The last place, `scrap`, belongs to no request: padding of a static step reads and writes there.
+    The last slot, `scrap`, belongs to no request: padding of a static step reads and writes there.
     """
 
     def __init__(self, specs: ModelSpecs, size: StoreSize) -> None:
@@ -80,7 +80,7 @@ class SlotStates:
         return self.views_at(torch.tensor(indices, dtype=torch.int64, device=self._device))
 
     def views_at(self, index: Tensor) -> dict[StateKey, SlotStateView]:
-        """The same for indices [requests], int64, on the device, which are read whenever a view is used."""
+        """The views for indices [requests], int64, on the device, which are read whenever a view is used."""
         return {key: SlotStateView(".".join(key), memory, index) for key, memory in self._memory.items()}
 
     def live_bytes(self, index: int) -> int:
@@ -104,7 +104,7 @@ class SlotStateView:
         return {name: memory.index_select(0, self._index) for name, memory in self._memory.items()}
 
     def in_place(self) -> SlotsInPlace:
-        """Where the states of all requests lie."""
+        """The stored states of all requests of the batch."""
         return SlotsInPlace(self._memory, self._index)
 
     def write(self, fields: Fields) -> None:

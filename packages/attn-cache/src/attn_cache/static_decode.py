@@ -1,8 +1,8 @@
-"""Decode steps over a store with addresses in memory that stays where it is, for CUDA graphs.
+"""The inputs of decode steps over a store, in memory of fixed addresses, for CUDA graphs.
 
-All that changes from one step to the next - tokens, positions, where new rows go, block tables, whose state of fixed
-size is whose - lies in one buffer on the device, which one copy fills. What a layer sees of it are views of that
-buffer, the same in every step.
+Everything that changes from one step to the next (tokens, positions, slots of new rows, block tables, and the indices
+of fixed-size states) is in one buffer on the device, which one copy fills. Layers get views of that buffer, the same in
+every step.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from attn_cache.slots import SlotStates
 from attn_cache.static_inputs import RowTable, StaticPagedView, StepBuffer, blocks_of, scrap_table
 
 TOKENS, POSITIONS, CONTEXTS, INDICES, SLOTS = range(5)
-"""Lines of the buffer; from `SLOTS` on one for each window. A context is -1 where there is no request, whose index is
-that of the scrap place of states of fixed size."""
+"""Lines of the buffer; from `SLOTS` on one per window. Where there is no request, the context is -1 and the index that
+of the scrap slot of fixed-size states."""
 
 
 class StaticSize(NamedTuple):
-    """At most so many requests in a step, of at most `longest` tokens each."""
+    """The limits of a step: its number of requests, and the tokens of each request (`longest`)."""
 
     requests: int
     longest: int
 
 
 class BlocksAndSlots:
-    """Implements `attn_core.stores.StaticDecode` over the rows of a `PagedKVCache` and states of fixed size.
+    """Implements `attn_core.stores.StaticDecode` over the rows of a `PagedKVCache` and fixed-size states.
 
-    `index` gives the index of a request in both.
+    `index` returns the index of a request in both.
     """
 
     def __init__(self, cache: PagedKVCache, slots: SlotStates, index: Callable[[int], int], size: StaticSize) -> None:
@@ -120,17 +120,17 @@ class BlocksAndSlots:
 
 
 class StaticWindowView(StaticPagedView):
-    """The view of a state of which a narrow window is remembered: as many rows are gathered for every request."""
+    """The view of a state with a narrow window: the same number of rows is gathered for every request."""
 
     def __init__(self, name: str, rows: StaticRows, window: int) -> None:
         super().__init__(name, rows)
         self._window = window
 
     def rows(self, requests: Sequence[int]) -> Rows:
-        """The rows of the window [requests, window, ...]; raises `NotGraphSafe` for other requests than all in order,
-        which the host would have to name.
+        """The rows of the window [requests, window, ...]; raises `NotGraphSafe` unless `requests` are all in order,
+        because the host would have to select them.
 
-        Those before the start of a sequence are padding, and read row 0 of the memory, which is never written.
+        Rows before the start of a sequence are padding, and read row 0 of the memory, which is never written.
         """
         found = self._rows
         if list(requests) != list(range(len(found.contexts))):

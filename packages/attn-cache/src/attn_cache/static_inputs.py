@@ -1,4 +1,4 @@
-"""Inputs of steps in one buffer on the device, which one copy fills, for steps that are recorded once and repeated."""
+"""The inputs of steps in one buffer on the device, which one copy fills, for steps recorded once and replayed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from attn_cache.paged import PagedKVCache
 
 
 def blocks_of(longest: int, block_size: int) -> int:
-    """Blocks of a request of so many tokens, one to spare, an even number so that tables fill whole int64."""
+    """The number of blocks for `longest` tokens, with one to spare, and even so that tables consist of whole int64."""
     blocks = -(-longest // block_size) + 1
     return blocks + blocks % 2
 
 
 def scrap_table(cache: PagedKVCache) -> BlockTable:
-    """The block of a cache that padding writes, as the table of a request."""
+    """The block table that padding uses: the block of the cache that belongs to no request."""
     return BlockTable(cache.block_size, 0, [1 + cache.num_blocks])
 
 
 class RowTable:
-    """What a row of a block table on the device holds: so many blocks of a table, as it was after so many edits."""
+    """The state of a row of a block table on the device: which request's table it has, after how many edits, and how
+    many of its blocks."""
 
     def __init__(self) -> None:
         self._table: BlockTable | None = None
@@ -38,7 +39,7 @@ class RowTable:
         self._count = 0
 
     def follow(self, table: BlockTable, row: np.ndarray) -> bool:
-        """Bring a row [blocks] up to date; whether anything changed."""
+        """Update `row` [blocks] from `table`; returns whether anything changed."""
         same = self._table is table and self._edits == table.edits
         count = table.first + len(table.blocks)
         if same and count == self._count:
@@ -52,9 +53,9 @@ class RowTable:
 
 
 class StepBuffer:
-    """Lines of these lengths, int64, and block tables [windows, requests, width], int32, in one piece of memory.
+    """Lines of these lengths, int64, and block tables [windows, requests, width], int32, in one allocation.
 
-    They are written in `lines` and `tables` on the host; `send` copies them to the device. `width` is even.
+    They are written to `lines` and `tables` on the host; `send` copies them to the device. `width` is even.
     """
 
     def __init__(self, lines: Sequence[int], tables: tuple[int, int, int], device: torch.device) -> None:
@@ -67,7 +68,7 @@ class StepBuffer:
         self.lines = [self._written[span] for span in self._spans]
         self.tables = self._written[self._head :].view(np.int32).reshape(tables)
         pinned = device.type == "cuda"
-        # Two, as a copy may still read one of them while the next step is written.
+        # Two, because a copy may still read one of them while the next step is written.
         self._sent = [torch.zeros(total, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
         self._there = torch.zeros(total, dtype=torch.int64, device=device)
         self._tables = self._there[self._head :].view(torch.int32).view(tables)
@@ -81,7 +82,7 @@ class StepBuffer:
         return self._tables[number]
 
     def send(self, *, whole: bool) -> None:
-        """Copy what was written to the device, the block tables too if `whole`."""
+        """Copy the lines to the device, and with `whole` the block tables, too."""
         size = len(self._written) if whole else self._head
         self._sent.reverse()
         source = self._sent[0][:size]
@@ -107,9 +108,9 @@ class StaticPagedView:
         return fields
 
     def rows(self, requests: Sequence[int]) -> Rows:
-        """Always raises `NotGraphSafe`: how many rows there are to gather is known on the device alone."""
+        """Always raises `NotGraphSafe`: the number of rows to gather is known only on the device."""
         raise NotGraphSafe(gathers(f"{self._name}: the rows of {len(requests)} requests"))
 
     def in_place(self) -> StaticRows | StaticMixedRows:
-        """Where the rows of all requests lie."""
+        """The stored rows of all requests of the batch."""
         return self._rows

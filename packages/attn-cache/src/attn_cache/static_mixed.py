@@ -1,6 +1,6 @@
-"""Steps with prompts over a store with addresses in memory that stays where it is, for CUDA graphs.
+"""The inputs of steps with prompts over a store, in memory of fixed addresses, for CUDA graphs.
 
-As `attn_cache.static_decode`, of steps whose tokens are those of any requests, in chunks of any lengths.
+Like `attn_cache.static_decode`, for steps with tokens of any requests, in chunks of any lengths.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from attn_cache.paged import PagedKVCache
 from attn_cache.static_inputs import RowTable, StaticPagedView, StepBuffer, blocks_of, scrap_table
 
 STARTS, CONTEXTS, TOKENS, POSITIONS, SLOTS = range(5)
-"""Lines of the buffer, two of requests, the rest of tokens; from `SLOTS` on one for each window."""
+"""Lines of the buffer: the first two have entries per request, the others per token; from `SLOTS` on one per window."""
 
 
 class StaticMixedSize(NamedTuple):
-    """At most so many tokens in a step, of at most so many requests, of at most `longest` tokens each."""
+    """The limits of a step: its number of tokens, of requests, and the tokens of each request (`longest`)."""
 
     tokens: int
     requests: int
@@ -29,7 +29,7 @@ class StaticMixedSize(NamedTuple):
 
 
 class BlocksOfTokens:
-    """Implements `attn_core.stores.StaticMixed` over the rows of a `PagedKVCache`; `index` gives that of a request."""
+    """Implements `attn_core.stores.StaticMixed` over a `PagedKVCache`; `index` returns a request's index in it."""
 
     def __init__(self, cache: PagedKVCache, index: Callable[[int], int], size: StaticMixedSize) -> None:
         self._cache = cache
@@ -52,7 +52,7 @@ class BlocksOfTokens:
         lines, block = self._buffer.lines, self._cache.block_size
         counts = np.asarray(lengths, dtype=np.int64)
         owners, starts = np.repeat(np.arange(given), counts), np.concatenate([[0], np.cumsum(counts)])
-        # Behind the last request none has tokens but the one that has those of padding.
+        # Entries after the last request have no tokens, except the last one, which has those of padding.
         lines[STARTS][:] = taken
         lines[STARTS][: given + 1] = starts
         lines[STARTS][self._requests(size) + 1] = size
@@ -102,5 +102,5 @@ class BlocksOfTokens:
         return StaticPagedView(".".join(key), rows)
 
     def _requests(self, size: int) -> int:
-        """Requests of a step of so many tokens at most."""
+        """The largest number of requests in a step of `size` tokens."""
         return min(size, self._size.requests)

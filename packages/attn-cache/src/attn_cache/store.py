@@ -24,7 +24,7 @@ class Store:
     """Implements `attn_core.stores.StateStore`, `BranchingStore`, `TreeStore` and `PortableStore` over any `KVCache`.
 
     Running requests have the indices 0, 1, 2, ... without gaps: when one is released, the last takes over its index.
-    A batch in the order of `order` is therefore adjacent in memory.
+    A batch in the order of `order` is therefore contiguous in memory.
     """
 
     def __init__(self, specs: ModelSpecs, size: StoreSize, kv_cache: KVCache) -> None:
@@ -49,7 +49,7 @@ class Store:
         return self._kv_cache.fits(tokens)
 
     def holds(self, requests: int, tokens: int) -> bool:
-        """Whether so many requests of this many tokens each fit into the empty store."""
+        """Whether this many requests of this many tokens each fit into the empty store."""
         return requests <= self._max_requests and self._kv_cache.holds(requests, tokens)
 
     def admit(self, request: int) -> bool:

@@ -1,8 +1,7 @@
-"""The contract of attn: what a mechanism, a kernel, a cache and a model are, and how plugins are found. No torch.
+"""The contract of attn: the interfaces of mechanisms, kernels, caches and models, and plugin discovery, without torch.
 
-The root exports what most plugins need; the rest is in submodules named for what they hold: `masks`, `scores`,
-`modifiers`, `distributions`, `rotary`, `norms`, `kernels`, `states`, `stores`, `batch`, `models`, `plugins`, `errors`,
-`checks`.
+This package exports what most plugins need; the rest is in its submodules: `masks`, `scores`, `modifiers`,
+`distributions`, `rotary`, `norms`, `kernels`, `states`, `stores`, `batch`, `models`, `plugins`, `errors`, `checks`.
 """
 
 from attn_core.batch import Fields, LayerState, RaggedBatch

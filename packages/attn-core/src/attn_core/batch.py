@@ -1,6 +1,6 @@
-"""One engine step: tokens of many requests laid end to end, and what each request remembers.
+"""The input of one engine step: the concatenated tokens of many requests, and views of the state of each.
 
-`Tensor` is whatever tensor library the mechanism uses; the contract names shapes and imports none.
+`Tensor` is that of whichever tensor library the mechanism uses; the contract only names shapes and imports none.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ else:
     Tensor = Any
 
 Fields = Mapping[str, "Tensor"]
-"""Rows of a state by field name."""
+"""The tensors of a state by field name."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """The rows `start:stop` of a ragged batch, which belong to request number `request` of the batch."""
+    """The tokens `start:stop` of a ragged batch, which belong to request number `request` of the batch."""
 
     request: int
     start: int
@@ -32,17 +32,17 @@ class Span:
 
 @dataclass(frozen=True, eq=False)
 class RaggedBatch:
-    """Which rows belong to whom.
+    """The layout of a batch of concatenated requests of different lengths.
 
-    `lengths[r]` tokens of request r are computed now (1 while it decodes), after `contexts[r]` remembered
+    `lengths[r]` tokens of request r are computed in this step (1 while it decodes), after `contexts[r]` cached
     ones. `positions` [tokens], int64, are absolute; `request_of` [tokens] and `offset_of` [tokens] locate
-    each row in the padded form [requests, longest].
+    each token in the padded form [requests, longest].
 
-    Where tokens of a tree are computed side by side, each is a request of one token for itself, after what its
-    ancestors and the tokens before the tree remember: who computes sees nothing else of the tree (`Tree`).
-    `paths[r]` then says where the rows of its ancestors in the tree and its own lie, oldest first: places counted as
-    positions are, which for a tree are not the same. It is None for a request that is no such token, and `paths` is
-    empty where none is.
+    The tokens of a draft tree (`Tree`) are each a request of one token, whose context is the tokens before the tree and
+    its ancestors in the tree; it attends to no other token of the tree. `paths[r]` then holds the slots of its
+    ancestors in the tree and its own, oldest first. A slot is the offset of a row among the request's cached rows: it
+    equals the token's position except in a tree. `paths[r]` is None for a request that is no token of a tree, and
+    `paths` is empty where no request is.
     """
 
     lengths: tuple[int, ...]
@@ -60,7 +60,7 @@ class RaggedBatch:
         tensor: Callable[[list[int]], Tensor],
         paths: Sequence[tuple[int, ...] | None] = (),
     ) -> RaggedBatch:
-        """The batch of these lengths and contexts; `tensor` turns a list of integers into an int64 tensor."""
+        """Build the batch of these lengths and contexts; `tensor` turns a list of integers into an int64 tensor."""
         return cls(
             lengths=tuple(lengths),
             contexts=tuple(contexts),
@@ -76,22 +76,22 @@ class RaggedBatch:
         return len(self.lengths)
 
     def path(self, request: int) -> tuple[int, ...]:
-        """Where the rows of a request lie that lie elsewhere than their positions say: none but in a tree."""
+        """The slots of a request that is a token of a draft tree, see `paths`; empty for any other request."""
         return (self.paths[request] or ()) if self.paths else ()
 
     def places(self, request: int) -> Sequence[int]:
-        """Where the new rows of a request are to lie."""
+        """The slots to which the new rows of a request are written."""
         start = self.contexts[request]
         return self.path(request)[-1:] or range(start, start + self.lengths[request])
 
     def end(self, request: int) -> int:
-        """The place after the last of its rows."""
+        """The slot after the last row of a request."""
         path = self.path(request)
         return path[-1] + 1 if path else self.contexts[request] + self.lengths[request]
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request, this step's included."""
+        """Number of tokens of the longest request, this step's included."""
         return max(length + context for length, context in zip(self.lengths, self.contexts, strict=True))
 
     @property
@@ -100,27 +100,27 @@ class RaggedBatch:
         return all(length == 1 for length in self.lengths)
 
     def spans(self) -> Iterator[Span]:
-        """The rows of each request, in order."""
+        """The span of each request, in order."""
         start = 0
         for request, length in enumerate(self.lengths):
             yield Span(request, start, start + length)
             start += length
 
     def single_tokens(self) -> Iterator[tuple[Span, RaggedBatch]]:
-        """The requests that compute one token, each as a batch of its own."""
+        """The requests that compute one token: the span of each, and a batch of it alone."""
         for span in self.spans():
             if span.stop - span.start == 1:
                 row, context = slice(span.start, span.stop), (self.contexts[span.request],)
-                # Its offset is 0, and so is its number in a batch of one.
+                # In a batch of one token both its offset and its request number are 0.
                 first = self.offset_of[row]
                 yield span, RaggedBatch((1,), context, self.positions[row], first, first)
 
 
 class StaticBatch(RaggedBatch):
-    """A decode step that is recorded once and repeated, such as a CUDA graph: one token for each of its requests.
+    """The batch of a decode step that is recorded once and replayed, such as a CUDA graph: one token per request.
 
-    Its tensors stay where they are and are filled anew before each step. How much a request remembers is known on the
-    device alone, so `contexts` raises `NotGraphSafe`; no request has more than `longest` tokens.
+    Its tensors keep their addresses and are refilled before each step. The context lengths are known only on the
+    device, so reading `contexts` raises `NotGraphSafe`; no request has more than `longest` tokens.
     """
 
     _longest: int
@@ -132,20 +132,20 @@ class StaticBatch(RaggedBatch):
 
     @property
     def longest(self) -> int:
-        """Tokens that no request exceeds."""
+        """Upper bound of the tokens of any request."""
         return self._longest
 
     def __getattr__(self, name: str) -> Any:
-        """Raise `NotGraphSafe` for what the host does not know."""
+        """Raise `NotGraphSafe` for `contexts`, which are known only on the device."""
         if name == "contexts":
             raise NotGraphSafe(ASKS_THE_HOST)
         raise AttributeError(name)
 
 
 class StaticMixedBatch(RaggedBatch):
-    """A step with prompts that is recorded once and repeated: `positions` [tokens] of any requests, and of padding.
+    """The batch of a step with prompts that is recorded once and replayed: `positions` [tokens], padding included.
 
-    Which tokens are whose is known on the device alone (`StaticMixedRows`), so whatever asks for it here raises
+    Which tokens belong to which request is known only on the device (`StaticMixedRows`), so reading it here raises
     `NotGraphSafe`; no request has more than `longest` tokens.
     """
 
@@ -157,7 +157,7 @@ class StaticMixedBatch(RaggedBatch):
 
     @property
     def longest(self) -> int:
-        """Tokens that no request exceeds."""
+        """Upper bound of the tokens of any request."""
         return self._longest
 
     @property
@@ -166,7 +166,7 @@ class StaticMixedBatch(RaggedBatch):
         return False
 
     def __getattr__(self, name: str) -> Any:
-        """Raise `NotGraphSafe` for what the host does not know."""
+        """Raise `NotGraphSafe` for the fields that are known only on the device."""
         if name in {"lengths", "contexts", "request_of", "offset_of"}:
             raise NotGraphSafe(ASKS_THE_HOST if name == "contexts" else ASKS_FOR_LENGTHS)
         raise AttributeError(name)
@@ -174,12 +174,12 @@ class StaticMixedBatch(RaggedBatch):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Remembered rows of several requests, padded to the longest.
+    """Cached rows of several requests, padded to the longest.
 
-    Rows are in order of position and padding comes last. Of a state with a window, rows and padding may stand
-    anywhere, as in a ring, and rows that the window hides from every query of the step may be among them.
+    Rows are in order of position and padding comes last. For a state with a window, rows and padding may be in any
+    order, as in a ring buffer, and may include rows that the window hides from every query of the step.
 
-    `fields[name]` is [requests, longest, ...]; `positions` [requests, longest], int64, absolute;
+    `fields[name]` is [requests, longest, ...]; `positions` [requests, longest], int64, are absolute;
     `key_padding_mask` [requests, longest], bool, True where a row is real, or None if all are.
     """
 
@@ -190,15 +190,15 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class RowsInPlace:
-    """Where the rows of a `Paged` state lie, for kernels that read and write the memory of all requests themselves.
+    """The memory of a `Paged` state, for kernels that read and write the cached rows of all requests themselves.
 
     `fields[name]` is that memory, [rows, ...]. `slot_mapping` [tokens], int64, are the rows of this step's tokens,
     which the kernel writes instead of calling `append`; `kv_indices` [requests, longest], int64, are each request's
-    rows in order of position, this step's included, from position `firsts[request]` on, then any numbers.
+    rows in order of position, this step's included, from position `firsts[request]` on, followed by arbitrary numbers.
 
-    `form` is "plain" where rows lie as they were given. In "int8" a field x lies as `x.codes` [rows, ..., size] and
-    `x.scale` [rows, ...], x = scale · code; in "int4" as `x.codes`, two to a byte, the first in the lower half, and
-    `x.step` and `x.low` [rows, ..., size / 32], x = low + step · code.
+    `form` is "plain" where rows are stored as they were given. In "int8" a field x is stored as `x.codes` [rows, ...,
+    size] and `x.scale` [rows, ...], x = scale · code; in "int4" as `x.codes`, two to a byte, the first in the lower
+    half, and `x.step` and `x.low` [rows, ..., size / 32], x = low + step · code.
     """
 
     fields: Fields
@@ -210,11 +210,11 @@ class RowsInPlace:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StaticRows(RowsInPlace):
-    """Rows of a `StaticBatch`: tensors that stay where they are and are filled anew before each step.
+    """The cached rows of a `StaticBatch`: tensors that keep their addresses and are refilled before each step.
 
-    `kv_indices` [requests, blocks], int32, are numbers of blocks of `block_size` rows each, those of a request from
-    position 0 on; behind the last of its blocks, and before its window, they mean nothing. `contexts` [requests],
-    int64, are how many rows each request remembers before this step's, -1 where there is no request. `firsts` is empty.
+    `kv_indices` [requests, blocks], int32, is a block table: the blocks of `block_size` rows that store a request from
+    position 0 on; entries after its last block, and before its window, are undefined. `contexts` [requests], int64, are
+    the numbers of rows cached before this step's, -1 where there is no request. `firsts` is empty.
     """
 
     block_size: int
@@ -223,12 +223,12 @@ class StaticRows(RowsInPlace):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StaticMixedRows(RowsInPlace):
-    """Rows of a `StaticMixedBatch`: tensors that stay where they are and are filled anew before each step.
+    """The cached rows of a `StaticMixedBatch`: tensors that keep their addresses and are refilled before each step.
 
     The tokens of request r are those from `query_starts[r]` to `query_starts[r + 1]`, exclusive; `query_starts`
-    [requests + 1], int64. `contexts` [requests], int64, are how many rows each remembers before these, -1 where there
-    is no request; the last has none and the tokens that are padding. `kv_indices` [requests, blocks] and `block_size`
-    as in `StaticRows`; `firsts` is empty.
+    [requests + 1], int64. `contexts` [requests], int64, are the numbers of rows cached before these tokens, -1 where
+    there is no request; the last entry is no request and takes the padding tokens. `kv_indices` [requests, blocks] and
+    `block_size` are as in `StaticRows`; `firsts` is empty.
     """
 
     block_size: int
@@ -237,41 +237,42 @@ class StaticMixedRows(RowsInPlace):
 
 
 class PagedView(Protocol):
-    """What a layer sees of a `Paged` state in one step."""
+    """A layer's view of a `Paged` state in one step."""
 
     def append(self, fields: Fields) -> Fields:
-        """Remember this step's rows, [tokens, ...] each, in batch order; call once, before reading.
+        """Store this step's rows, [tokens, ...] each, in batch order; call once, before reading.
 
-        Returns the same rows as `rows` will show them: a cache may keep fewer bits of a number than it was given.
+        Returns the same rows as `rows` will return them: a cache may store numbers in fewer bits than it was given.
 
-        Of a state without a window `rows` may also be called before, where this step's rows depend on earlier ones:
-        then only rows at positions below the request's context mean anything, and without any there may be no fields.
+        For a state without a window, `rows` may also be called before, where this step's rows depend on earlier ones:
+        then only rows at positions below the request's context are valid, and where there are none, the fields may be
+        missing.
         """
         ...
 
     def rows(self, requests: Sequence[int]) -> Rows:
-        """All remembered rows, this step's included, of these requests of the batch."""
+        """All cached rows, this step's included, of these requests of the batch."""
         ...
 
 
 class InPlaceView(Protocol):
-    """A view of a `Paged` state whose rows can be reached in memory as well."""
+    """A view of a `Paged` state that also gives access to the cache's memory."""
 
     def in_place(self) -> RowsInPlace | None:
-        """Where the rows of all requests of the batch lie; None where they are not kept as they were given."""
+        """The stored rows of all requests of the batch; None where rows are not stored as they were given."""
         ...
 
 
 class CodedInPlaceView(Protocol):
-    """A view of a `Paged` state whose codes can be reached in memory."""
+    """A view of a `Paged` state that gives access to quantized codes in the cache's memory."""
 
     def coded_in_place(self) -> RowsInPlace | None:
-        """Where the codes of all requests of the batch lie, in a form that `RowsInPlace` names; None in another."""
+        """The stored codes of all requests of the batch; None where their form is not one of `RowsInPlace.form`."""
         ...
 
 
 class SlotView(Protocol):
-    """What a layer sees of a `Slot` state in one step."""
+    """A layer's view of a `Slot` state in one step."""
 
     def read(self) -> Fields:
         """The state of every request of the batch, [requests, ...] each; zeros at the start of a sequence."""
@@ -284,10 +285,10 @@ class SlotView(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SlotsInPlace:
-    """Where the states of a `Slot` lie, for kernels that read and replace them in the memory of all requests.
+    """The memory of a `Slot` state, for kernels that read and replace the states of all requests in place.
 
-    `fields[name]` is that memory, [slots, ...]; `slots` [requests], int64, on its device, say which one each request of
-    the batch has. They are different, but for those of padding in a `StaticBatch`, which share one that no request has.
+    `fields[name]` is that memory, [slots, ...]; `slots` [requests], int64, on its device, are the slots of the requests
+    of the batch. They are distinct, except that padding in a `StaticBatch` shares one slot that no request has.
     """
 
     fields: Fields
@@ -295,15 +296,15 @@ class SlotsInPlace:
 
 
 class InPlaceSlotView(Protocol):
-    """A view of a `Slot` state whose memory can be reached as well."""
+    """A view of a `Slot` state that also gives access to the cache's memory."""
 
     def in_place(self) -> SlotsInPlace | None:
-        """Where the states of all requests of the batch lie; None where they may not be reached so."""
+        """The stored states of all requests of the batch; None where the store gives no access to them."""
         ...
 
 
 class SourceView(Protocol):
-    """What a layer sees of a `Source` state in one step."""
+    """A layer's view of a `Source` state in one step."""
 
     def rows(self, requests: Sequence[int]) -> Rows:
         """The source rows of these requests of the batch."""
@@ -311,7 +312,7 @@ class SourceView(Protocol):
 
 
 LayerState = Mapping[str, Any]
-"""The views of one layer's states by state name; each is the view of its spec's kind."""
+"""The views of one layer's states by state name: a `PagedView`, `SlotView` or `SourceView`, as the state's spec is."""
 
 ModelState = Mapping[str, LayerState]
-"""The views of every layer by layer name."""
+"""The views of every layer's states by layer name."""

@@ -96,8 +96,8 @@ def require_flag(field: str, value: object) -> bool:
 def require_no_module(field: str, value: object) -> None:
     """Raise `InvalidValue` for data or a function that holds learned tensors, which no layer would register or save.
 
-    Looked through are closures, names that a function reads, partial and bound arguments, and what containers and
-    objects hold. A process without torch has no learned tensors.
+    Searched are closures, globals that a function reads, partial and bound arguments, and the contents of containers
+    and objects. A process without torch has no learned tensors.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -117,11 +117,11 @@ def require_no_module(field: str, value: object) -> None:
 
 
 DEPTH = 4
-"""How far `require_no_module` looks into what holds something that holds something."""
+"""How many levels deep `require_no_module` searches nested objects."""
 
 
 def _held_by(value: object) -> Iterable[object]:
-    """What a value holds, as far as it can hold learned tensors."""
+    """The objects that a value refers to, as far as they can hold learned tensors."""
     match value:
         case type() | ModuleType() | str():
             found: tuple[object, ...] = ()
@@ -144,7 +144,7 @@ def _held_by(value: object) -> Iterable[object]:
 
 
 def _bounds(ge: float | None, gt: float | None, le: float | None, lt: float | None) -> str:
-    """The bounds as words behind "a number": " from 0, below 1"."""
+    """The bounds as a text to append to "a number": " from 0, below 1"."""
     first = f" from {ge}" if ge is not None else f" above {gt}" if gt is not None else ""
     if le is not None:
         return f"{first} to {le}" if ge is not None else f"{first}{',' if first else ''} at most {le}"

@@ -1,4 +1,4 @@
-"""Which kernel or module computes a layer, as its mechanism says before any layer is built."""
+"""What computes a layer, kernels or its own module: described by its mechanism before any layer is built."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from attn_core.spec import AttentionSpec
 
 @dataclass(frozen=True, kw_only=True)
 class WholeCall:
-    """A call of a layer with whole sequences of `tokens` tokens, 0 where they are not known.
+    """A call of a layer with whole sequences of `tokens` tokens, 0 where their number is not known.
 
-    `gradients` are wanted or not; `padded` sequences have different lengths, `varlen` ones lie end to end, each with
-    several texts; `dropout` says that weights are dropped.
+    `gradients` says that gradients are needed, `padded` that sequences have different lengths, `varlen` that each row
+    holds several concatenated documents, `dropout` that attention weights are dropped.
     """
 
     dtype: str
@@ -35,9 +35,9 @@ class WholeCall:
 class Computation:
     """One part of what a layer computes between its projections.
 
-    `part` names it. `asked` is what a kernel is given as data, None where the mechanism's own module computes it. A
-    module that can do without takes a kernel only where one costs less than `below`, which is what it costs itself. Of
-    a step over rows where a cache keeps them, `rows` are the forms of rows that are met there; see `paged_problem`.
+    `part` is its name. `asked` is the spec that a kernel computes, None where the mechanism's own module computes it. A
+    module with a computation of its own uses a kernel only if that costs less than `below`, the cost of its own. For
+    a step that reads a cache in place, `rows` are the forms of cached rows that it supports; see `paged_problem`.
     """
 
     part: str = "attention"
@@ -46,11 +46,11 @@ class Computation:
     rows: tuple[str, ...] = ()
 
     def problem(self, call: WholeCall) -> Problem:
-        """The problem that kernels are asked; raises `InvalidValue` where none is."""
+        """The problem to choose a kernel for; raises `InvalidValue` where no kernel computes this part."""
         if self.asked is None:
             raise InvalidValue.of("asked", None, "a spec: the mechanism's own module computes this part")
         if isinstance(self.asked, RecurrenceSpec):
-            # No recurrence is computed in float16, whose range its memories leave.
+            # Recurrences are not computed in float16: their memories would exceed its range.
             dtype = "float32" if call.dtype == "float16" else call.dtype
             return recurrence_problem(
                 self.asked, dtype=dtype, device=call.device, gradients=call.gradients, tokens=call.tokens

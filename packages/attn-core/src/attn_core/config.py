@@ -1,4 +1,4 @@
-"""Configuration of a mechanism: the fields that every mechanism shares, and checks of the types of its options."""
+"""Configuration of a mechanism: the fields that all mechanisms share, and type checks of their own options."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from attn_core.rotary import Rotary
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismConfig:
-    """What a model tells every mechanism; a mechanism's own options are fields of a subclass.
+    """The fields that a model sets for any mechanism; a mechanism's own options are fields of a subclass.
 
     `hidden_size` is the model's; `num_kv_heads` and `head_dim` default to `num_heads` and `hidden_size / num_heads`;
-    `max_seq_len` is the longest sequence, where one is fixed; `bias` adds biases to the projections, `output_bias` says
-    it of the output projection alone, None as `bias`; a layer that
-    `shares_kv` attends to the keys and values of another layer, and neither projects nor remembers any. `layer` is its
-    place in an encoder, from 0, for what is drawn once and should differ between layers; a decoder's layers all say 0.
-    A layer that is `cross` attends to a source, such as an encoder's output, all of it at any time: then `causal` says
-    nothing.
-    `dropout` is the probability with which attention weights become zero, in training only (Srivastava et al. 2014).
-    `heads_of` says that these heads are some of a layer's that is split over ranks; `attn_core.splitting` fills it in.
+    `max_seq_len` is the longest sequence, where one is fixed. `bias` adds biases to the projections; `output_bias`
+    overrides it for the output projection, where it is not None. A layer with `shares_kv` attends to the keys and
+    values of another layer, and neither projects nor caches its own. `layer` is the layer's index in an encoder, from
+    0, for random choices that are made once and should differ between layers; it is 0 for all layers of a decoder.
+    A layer with `cross` attends to a source, such as an encoder's output, all of it at any time, so that `causal` has
+    no meaning. `dropout` is the probability with which attention weights become zero, in training only (Srivastava et
+    al. 2014). `heads_of` gives the range of these heads in a layer that is split over ranks; `attn_core.splitting`
+    sets it.
     """
 
     hidden_size: int
@@ -60,7 +60,7 @@ class MechanismConfig:
 
     @classmethod
     def of(cls, config: MechanismConfig) -> Self:
-        """The config itself if it has these options, else what the model says and the options' defaults."""
+        """The config itself if it is of this class, else its shared fields with the defaults of this class."""
         if isinstance(config, cls):
             return config
         return cls(**{field.name: getattr(config, field.name) for field in dataclasses.fields(MechanismConfig)})
@@ -72,7 +72,7 @@ class MechanismConfig:
 
     @property
     def head_layout(self) -> Heads:
-        """The heads; raises `InvalidValue` where key/value heads do not divide the query heads."""
+        """The numbers and sizes of heads; raises `InvalidValue` where key/value heads do not divide the query heads."""
         size = self.head_dim or self.hidden_size // self.num_heads
         return Heads(
             query=self.num_heads, key_value=self.num_kv_heads or self.num_heads, key_size=size, value_size=size
@@ -83,7 +83,7 @@ SHARED_FIELDS = frozenset(field.name for field in dataclasses.fields(MechanismCo
 
 
 LONGEST = 1 << 63
-"""Whole numbers that are as large do not fit into what computes with them."""
+"""The smallest number that does not fit into a signed 64-bit integer."""
 
 
 def _is_whole(value: object) -> bool:
@@ -101,11 +101,11 @@ SIMPLE: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "str": (lambda value: isinstance(value, str), "text"),
     "None": (lambda value: value is None, "none"),
 }
-"""By the word of an annotation: what is of that type, and what a user calls it."""
+"""For each type name in an annotation: a predicate for values of the type, and a description of it for users."""
 
 
 def check_option_types(config: MechanismConfig) -> None:
-    """Raise `InvalidValue` for an option of another type than its annotation says, where that is simple or a choice.
+    """Raise `InvalidValue` for an option that is not of its annotated type, if that is `SIMPLE` or a union of such.
 
     Subclasses can then compare numbers with their bounds without checking their types first.
     """
@@ -120,7 +120,7 @@ def check_option_types(config: MechanismConfig) -> None:
 
 
 def check_config_type(config: type[MechanismConfig], *, owner: str) -> None:
-    """Refuse, at class creation, a `Config` that is not a frozen, keyword-only dataclass."""
+    """Raise `TypeError`, when `owner` is created, for a `Config` that is not a frozen, keyword-only dataclass."""
     fields = dataclasses.fields(config)
     frozen = config.__dataclass_params__.frozen  # type: ignore[attr-defined]
     if not frozen or not all(field.kw_only for field in fields) or "__dataclass_fields__" not in vars(config):

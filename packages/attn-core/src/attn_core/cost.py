@@ -11,8 +11,8 @@ from attn_core.errors import InvalidValue
 class Shape:
     """The sizes of one call of `forward`: `batch` whole sequences of `query` queries over `key` keys each.
 
-    Keys are the tokens of the source where attention is cross; else they are those of the queries, so both numbers are
-    one.
+    Keys are the tokens of the source where attention is cross; else they are those of the queries, so that both numbers
+    are equal.
     """
 
     batch: int = 1
@@ -21,7 +21,7 @@ class Shape:
 
     @property
     def whole(self) -> bool:
-        """Whether layers compute whole sequences at once: they do."""
+        """Whether layers compute whole sequences at once: always."""
         return True
 
     @property
@@ -54,7 +54,7 @@ class Step:
 
     @property
     def whole(self) -> bool:
-        """Whether sequences start with several tokens, which layers of attention compute as whole ones."""
+        """Whether sequences start with several tokens, which attention layers compute like whole sequences."""
         return self.remembered == 0 and self.new > 1
 
     @property
@@ -64,7 +64,7 @@ class Step:
 
     @property
     def key(self) -> int:
-        """Tokens of each request with those that are new."""
+        """Tokens of each request, its new ones included."""
         return self.remembered + self.new
 
     @property
@@ -75,11 +75,11 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Prices of one call of one layer, forward only.
+    """The cost of one call of one layer, forward only.
 
     `flops` counts the matrix products of the plain computation, two per multiply-add, as torch's FLOP counter
-    does; `allowed_flops` counts only the query-key pairs that the mask allows, which is what a perfect kernel
-    would do. `parameters` is a number of weights. No price is negative: `InvalidValue`.
+    does; `allowed_flops` counts only the query-key pairs that the mask allows, which is what an ideal kernel
+    would compute. `parameters` is the number of weights. Raises `InvalidValue` for a negative number.
     """
 
     flops: int
@@ -92,7 +92,7 @@ class Cost:
                 raise InvalidValue.of(f"cost.{field}", getattr(self, field), "a number from 0")
 
     def __add__(self, other: Cost) -> Cost:
-        """The price of both."""
+        """The sum of both costs."""
         return Cost(
             flops=self.flops + other.flops,
             allowed_flops=self.allowed_flops + other.allowed_flops,
@@ -102,9 +102,10 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedBlockPairs:
-    """A query reads its own block of `block` keys, up to itself, and at most `top` - 1 earlier blocks.
+    """Numbers of pairs where a query reads its own block of `block` keys, up to itself, and `top` - 1 earlier blocks.
 
-    Counted are the pairs of one head, of queries that stand at the end of their keys.
+    They are pairs of one head; queries are aligned to the end of their keys. A query reads fewer earlier blocks where
+    there are fewer.
     """
 
     block: int
@@ -112,14 +113,14 @@ class SelectedBlockPairs:
     tile: int = 64
 
     def allowed(self, shape: Shape | Step) -> int:
-        """Pairs that are seen."""
+        """Query-key pairs that are allowed."""
         return shape.batch * (self._seen(shape.key) - self._seen(shape.key - shape.query))
 
     def met(self, shape: Shape | Step) -> int:
-        """Pairs that are computed: of whole sequences all of a block with all who stand in it or chose it.
+        """Query-key pairs that are computed: in whole sequences, every key of a block for every query that reads it.
 
-        Queries behind other keys meet their blocks in tiles of `tile` queries, one of which may be half empty for each
-        block. Those of whole sequences in training do, too, and are not counted.
+        Queries after cached keys are computed in tiles of `tile` queries that read the same block, one of which may be
+        partly empty for each block. Training on whole sequences uses tiles, too, which is not counted.
         """
         if shape.whole:
             whole, rest = divmod(shape.key, self.block)
@@ -134,13 +135,13 @@ class SelectedBlockPairs:
         return shape.batch * (self._earlier(shape.key, blocks) - self._earlier(shape.key - shape.query, blocks))
 
     def _seen(self, tokens: int) -> int:
-        """Pairs that the first so many tokens see."""
+        """Query-key pairs that are allowed for the first `tokens` queries."""
         whole, rest = divmod(tokens, self.block)
         own = whole * self.block * (self.block + 1) // 2 + rest * (rest + 1) // 2
         return own + self.block * self._earlier(tokens, self.top - 1)
 
     def _earlier(self, tokens: int, most: int) -> int:
-        """Blocks before their own, `most` a token, that the first so many tokens read in all."""
+        """Blocks before their own, at most `most` per token, that the first `tokens` tokens read in total."""
         whole, rest = divmod(tokens, self.block)
         growing = min(whole, most)
         before = growing * (growing - 1) // 2 + (whole - growing) * most

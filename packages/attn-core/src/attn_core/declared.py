@@ -1,4 +1,4 @@
-"""A mechanism given as an `AttentionSpec`: module, state and cost follow from the data."""
+"""Mechanisms declared by an `AttentionSpec`, from which module, state and cost are derived."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from attn_core.spec import AttentionSpec
 from attn_core.states import Field, Paged, Slot, Source, StateSpec, StateSpecs
 
 IN_PLACE = ("plain", "int8", "int4")
-"""Forms of rows that a step of a spec meets where a cache keeps them."""
+"""The forms of cached rows (`RowsInPlace.form`) that a step of a spec can read in place."""
 
 
 PINNED = "pinned"
-"""The state that keeps the tokens which a mask pins, [pinned, ...] of each field, in order of their positions."""
+"""The name of the state that holds the tokens which a mask pins, [pinned, ...] per field, in order of position."""
 
 
 def allowed_pairs(spec: AttentionSpec, shape: Shape | Step) -> int:
-    """How many pairs the mask allows, those of all heads where it differs by head.
+    """The number of query-key pairs that the mask allows, summed over the heads where it differs by head.
 
-    Queries stand at the end of their keys, those of a source at positions counted from the first.
+    Queries are aligned to the end of their keys; where they attend to a source, their positions are counted from 0.
     """
     if not spec.cross:
         return spec.mask.count(shape.query, shape.key)
@@ -42,23 +42,23 @@ def allowed_pairs(spec: AttentionSpec, shape: Shape | Step) -> int:
 
 
 class DeclaredMechanism(Mechanism):
-    """Implement `spec`; everything else is derived."""
+    """Base class of mechanisms given as data: implement `spec`, from which everything else is derived."""
 
     @property
     def drops_weights(self) -> bool:
-        """Wherever nothing but the spec is computed; to be overridden where `inner` or `build` drop them too."""
+        """True if the layer computes the spec alone; to be overridden where `inner` or `build` drop weights, too."""
         own = type(self)
         return own.build is DeclaredMechanism.build and own.inner is DeclaredMechanism.inner
 
     @property
     def splits_heads(self) -> bool:
-        """Wherever nothing but the spec is computed, for which `splits_over` decides."""
+        """True if the layer computes the spec alone; `splitting.require_split` then checks the parts of the spec."""
         own = type(self)
         return own.build is DeclaredMechanism.build and own.inner is DeclaredMechanism.inner
 
     @property
     def output_bias_apart(self) -> bool:
-        """Wherever the layer is that of the spec."""
+        """True if `build` is not overridden."""
         return type(self).build is DeclaredMechanism.build
 
     @abstractmethod
@@ -66,40 +66,40 @@ class DeclaredMechanism(Mechanism):
         """The attention as data."""
 
     def build(self, config: MechanismConfig) -> Any:
-        """The layer of the spec, from the installed package that computes specs (`attn-variants`)."""
+        """Build the layer of the spec, with the installed package that computes specs (`attn-variants`)."""
         from attn_core.plugins.catalog import installed
 
         return installed().spec_layer(self.spec(config), config, self.inner(config))
 
     def inner(self, config: MechanismConfig) -> InnerAttention | None:  # noqa: ARG002 -- most need none
-        """A fresh module that computes what the spec alone does not say; None where it says all."""
+        """Build a module for what the spec alone does not describe; None where it describes everything."""
         return None
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- see the base
-        """The attention of the spec; to be overridden where `inner` does without."""
+        """The attention of the spec; override it where `inner` does not use that."""
         return (Computation(asked=self.spec(config)),)
 
     def paged_computation(self, config: MechanismConfig) -> Computation | None:
-        """The attention of the spec, where nothing but the spec is computed."""
+        """The attention of the spec; None for cross-attention, with an inner module, and where tokens are pinned."""
         spec = self.spec(config)
         if spec.cross or self.inner(config) is not None or self.kept(config).pinned:
             return None
         return Computation(asked=spec, rows=IN_PLACE)
 
     def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:  # noqa: ARG002 -- most need none
-        """What the inner module remembers of a token besides its key and value."""
+        """The fields that the inner module caches for each token besides its key and value."""
         return {}
 
     def projected(self, config: MechanismConfig) -> Heads:
-        """The heads as they are projected and remembered, where they meet in other sizes; else those of the spec."""
+        """The heads of the projections and the cache: those of the spec, unless its attention has other sizes."""
         return self.spec(config).heads
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """Keys, as the score projects them, where it reads any, and values: of every source token where cross, else of
-        what the mask `kept`: the last tokens, and in a state of fixed size those that it pins.
+        """Keys (as the score projects them, if it reads any) and values: where cross, of every source token; else of
+        the tokens of `kept`, the last ones in a `Paged` state and pinned ones in a `Slot` state.
 
-        A layer that attends to those of another layer has no state. One that is causal and not INCREMENTAL remembers
-        its inputs, with which the whole sequence is computed again.
+        A layer that attends to keys and values of another layer has no state. A causal layer without INCREMENTAL caches
+        its inputs, to compute the whole sequence again.
         """
         if config.shares_kv:
             return {}
@@ -119,10 +119,10 @@ class DeclaredMechanism(Mechanism):
         return states
 
     def kept(self, config: MechanismConfig) -> Reach:
-        """What of a sequence is remembered: a window, and tokens that stay; all where that is no more.
+        """The tokens of a sequence that are cached: all, or a window of the last ones and the pinned ones.
 
-        A window has at least the token itself. Within a context of `max_seq_len` tokens nothing is pinned for good
-        where the whole context is as small.
+        A window has at least the token itself. All tokens are cached, and none is pinned, where `max_seq_len` is no
+        more than the window and the pinned tokens together.
         """
         found, longest = self.spec(config).mask.reach(config.max_seq_len), config.max_seq_len
         if found.window is None:
@@ -132,10 +132,10 @@ class DeclaredMechanism(Mechanism):
         return Reach() if small else found
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections of queries, keys, values and output, and the pairs of queries and keys."""
+        """The cost of the projections of queries, keys, values and output, and of the query-key pairs."""
         spec = self.spec(config)
         per_pair = spec.pair_flops()
-        # A mask that differs by head counts the pairs of all heads, each of which pays its share of `per_pair`.
+        # A mask that differs by head counts the pairs of all heads; `per_pair` is the cost of a pair in all heads.
         allowed = allowed_pairs(spec, shape) * per_pair // (spec.mask.heads or 1)
         pairs = Cost(
             flops=shape.batch * shape.query * self.met_keys(config, shape) * per_pair,
@@ -145,10 +145,10 @@ class DeclaredMechanism(Mechanism):
         return self.projection_cost(config, shape) + pairs
 
     def met_keys(self, config: MechanismConfig, shape: Shape | Step) -> int:
-        """How many keys the plain computation lets every query meet, allowed or not.
+        """The number of keys that the plain computation computes for every query, allowed by the mask or not.
 
-        The source where cross, else the new tokens and what the state keeps of those before them: in a step the places
-        of all that is pinned, taken or not.
+        The source where cross, else the new tokens and the cached ones before them: in a step also the slots of all
+        pinned tokens, filled or not.
         """
         states = self.state(dataclasses.replace(config, shares_kv=False))
         if any(isinstance(state, Source) for state in states.values()):
@@ -159,9 +159,9 @@ class DeclaredMechanism(Mechanism):
         return shape.query + (shape.remembered if reach is None else min(shape.remembered, reach)) + pinned
 
     def projection_cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """The part of the price that is paid per token, and all learned weights of the spec.
+        """The part of the cost that is per token, and all learned weights of the spec.
 
-        Keys before the queries of a self-attention are remembered, so only new tokens are projected.
+        Self-attention caches the keys before its queries, so that only new tokens are projected.
         """
         spec, heads = self.spec(config), self.projected(config)
         into = heads.query * heads.key_size

@@ -12,7 +12,7 @@ from attn_core.heads import Heads, Part
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution(Part):
-    """How scores become weights. `located` says that they depend on where the keys stand."""
+    """A function from scores to attention weights. `located` says that it depends on the positions of the keys."""
 
     equation: ClassVar[str]
     located: ClassVar[bool] = False
@@ -47,10 +47,10 @@ class SoftmaxWithSink(Distribution):
 
 @dataclass(frozen=True, kw_only=True)
 class Sigmoid(Distribution):
-    """σ(e - ln n) of every score alone, n the number of keys that the query may see (arXiv 2409.04431).
+    """σ(e - ln n) of each score by itself, n the number of keys that the query may see (arXiv 2409.04431).
 
-    The paper's n is the length of the sequence; counting what a query sees makes the same of it whether the keys
-    come at once or one by one, and of padding nothing.
+    The paper's n is the length of the sequence. Counting the keys that a query may see gives the same weights for whole
+    sequences and for decoding token by token, and ignores padding.
     """
 
     kind = "sigmoid"
@@ -97,9 +97,9 @@ class AdaptiveEntmax(Distribution):
 
 @dataclass(frozen=True, kw_only=True)
 class Hard(Distribution):
-    """One on the key of the largest score, the first of equals, zero on all others (Xu et al. 2015, arXiv 1502.03044).
+    """One for the key of the largest score, the first of equals, else zero (Xu et al. 2015, arXiv 1502.03044).
 
-    It is constant but for jumps, so its gradient with respect to the scores is zero.
+    It is piecewise constant, so that its gradient with respect to the scores is zero.
     """
 
     kind = "hard"
@@ -110,8 +110,8 @@ class Hard(Distribution):
 class LocalGaussian(Distribution):
     """Local-p (Luong et al. 2015, arXiv 1508.04025): softmax within p ± D, times exp(-(j - p)² / 2σ²), σ = D/2.
 
-    p = n σ(vᵀ tanh(W q)) is where the query looks, n the number of keys that it may see. As there, nothing is
-    normalised afterwards. `weight` [heads, key_size, key_size], `vector` [heads, key_size].
+    p = n σ(vᵀ tanh(W q)) is the predicted centre of the window, n the number of keys that the query may see. As in the
+    paper, weights are not normalised afterwards. `weight` [heads, key_size, key_size], `vector` [heads, key_size].
     """
 
     radius: int = 10
@@ -132,7 +132,7 @@ class LocalGaussian(Distribution):
 
 @dataclass(frozen=True, kw_only=True)
 class StickBreaking(Distribution):
-    """σ(e_j) Π_{k > j} (1 - σ(e_k)) over the allowed keys k that stand later (Tan et al. 2024, arXiv 2410.17980).
+    """σ(e_j) Π_{k > j} (1 - σ(e_k)) over the allowed keys k at later positions (Tan et al. 2024, arXiv 2410.17980).
 
     A stick of length one is broken at every key, the latest first; the weights sum to at most one.
     """

@@ -20,16 +20,17 @@ MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 WEYL = 0x9E3779B9, 0xBB67AE85
 ROUNDS = 10
 TOGETHER = 4
-"""Neighbouring keys that share the words of one counter."""
+"""Number of neighbouring keys that share the random words of one counter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout:
-    """Each weight becomes zero with `probability`, and the others grow so that nothing changes on average.
+    """Sets each weight to zero with `probability`, and scales the others so that expected values are unchanged.
 
-    `seed`, 64 bits, and `offset`, 32 bits, such as the number of a call, fix which (Srivastava et al. 2014). Rows of a
-    batch are counted from `first`. Raises `InvalidValue` for a probability outside [0, 1) and numbers of more bits.
-    In a graph of torch.compile, which serves many calls, `seed` is a tensor [], int64 and not negative.
+    `seed`, 64 bits, and `offset`, 32 bits, such as the number of a call, determine which weights become zero
+    (Srivastava et al. 2014). Rows of a batch are counted from `first`. Raises `InvalidValue` for a probability outside
+    [0, 1) and numbers of more bits. In a torch.compile graph, which serves many calls, `seed` is a tensor [], int64
+    and not negative.
     """
 
     probability: float
@@ -47,24 +48,24 @@ class Dropout:
 
     @property
     def threshold(self) -> int:
-        """Words below this drop a weight."""
+        """A weight is dropped if its random word is below this number."""
         return min(WORD, round(self.probability * (WORD + 1)))
 
     @property
     def signed_seed(self) -> int | Tensor:
-        """The seed as int64 holds it: a number with a sign that has its bits; a tensor as it is."""
+        """The seed as a signed 64-bit number with the same bits; a tensor is returned as it is."""
         return self.seed - (1 << 64) * (self.seed >> 63) if isinstance(self.seed, int) else self.seed
 
     @property
     def scale(self) -> float:
-        """By how much what is left grows."""
+        """The factor by which the kept weights are scaled."""
         return 1 / (1 - self.probability)
 
     def kept(self, row: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Whether weights stay, bool; of `row`, batch times heads plus head, and the numbers of queries and of keys.
+        """Which weights are kept, bool, given `row` (batch times heads plus head) and the indices of queries and keys.
 
-        These are int64 and broadcast. The word of a pair is number key % 4 of the four of Philox, whose counter is
-        key // 4, query, row and offset.
+        The arguments are int64 and broadcast. The random word of a pair is number key % 4 of the four that Philox makes
+        of the counter key // 4, query, row and offset.
         """
         word = row * 0
         for place, part in enumerate(self.words(row, query, key // TOGETHER)):
@@ -72,7 +73,7 @@ class Dropout:
         return word >= self.threshold
 
     def words(self, row: Tensor, query: Tensor, four: Tensor) -> list[Tensor]:
-        """The words, int64, of keys 4 `four` to 4 `four` + 3, each of the shape that the arguments broadcast to.
+        """The random words, int64, of keys 4 `four` to 4 `four` + 3, each of the shape that the arguments broadcast to.
 
         Neighbouring keys share a counter, so a kernel that computes them together does a quarter of the work; see
         `kept`.
@@ -92,7 +93,7 @@ def philox(counter: list[Tensor], seed: int | Tensor) -> list[Tensor]:
 
 
 def product(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """The upper and the lower 32 bits of words times a number of 32 bits, of which the highest is set."""
-    # With 2^32 less the number is negative, and 64 bits with a sign hold all products.
+    """The upper and the lower 32 bits of words times a 32-bit multiplier, of which the highest bit is set."""
+    # The multiplier minus 2^32 is negative, so that signed 64-bit numbers hold all products.
     rest = word * (multiplier - WORD - 1)
     return (rest >> 32) + word, rest & WORD

@@ -13,7 +13,7 @@ def near_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
 
 
 class AttnError(Exception):
-    """Base of every error this project raises on purpose.
+    """Base class of every error this project raises on purpose.
 
     `reason` is a stable upper-case word for programs (`google.rpc.ErrorInfo.reason` on the wire);
     `metadata` holds the facts of the message as strings.
@@ -37,7 +37,7 @@ def _rebuild(kind: type[AttnError], message: str, metadata: dict[str, str]) -> A
 
 
 class UserError(AttnError, ValueError):
-    """Something the caller gave cannot be used."""
+    """The caller gave something that cannot be used."""
 
     reason = "INVALID_ARGUMENT"
 
@@ -53,7 +53,7 @@ class InvalidValue(UserError):
         return cls(f"{field}: {given!r} is not allowed; allowed: {allowed}", field=field, given=given, allowed=allowed)
 
     def in_mechanism(self, name: str) -> InvalidValue:
-        """The error with the name of the mechanism that the field is of; itself where it says that."""
+        """The same error with the name of the mechanism that the field belongs to, if its message does not have it."""
         if f"mechanism {name!r}" in self.message:
             return self
         return InvalidValue(f"mechanism {name!r}: {self.message}", **self.metadata | {"mechanism": name})
@@ -66,7 +66,7 @@ class UnknownName(UserError):
 
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], meant: Sequence[str] = ()) -> Self:
-        """The error for a `kind` called `name`: perhaps one of `meant` was, else the nearest of the `known` names."""
+        """The error for a `kind` called `name`, which suggests `meant`, or else the nearest of the `known` names."""
         names = sorted(known)
         near = meant or near_names(name, names)
         if near:
@@ -77,7 +77,7 @@ class UnknownName(UserError):
 
 
 class AmbiguousName(UserError):
-    """Two distributions own this name; the full `distribution/name` is needed."""
+    """Several distributions own this name; the full `distribution/name` is needed."""
 
     reason = "AMBIGUOUS_NAME"
 
@@ -95,30 +95,30 @@ class Incompatible(UserError):
 
 
 class Undeclared(InvalidValue, Incompatible):
-    """A field of the config asks for what the mechanism does not declare among its capabilities."""
+    """A field of the config needs a capability that the mechanism does not declare."""
 
     reason = "UNDECLARED"
 
 
 class MechanismInvalid(UserError):
-    """A mechanism contradicts itself: what it declares is not what its layer, or its `state`, offers."""
+    """A mechanism contradicts itself: its declaration does not match its layer or its `state`."""
 
     reason = "MECHANISM_INVALID"
 
     @classmethod
     def of(cls, mechanism: str, what: str, remedy: str) -> Self:
-        """The error for the mechanism of this name: what does not fit together, and what its author can do."""
+        """The error for the mechanism of this name: what contradicts the declaration, and what its author can do."""
         return cls(f"mechanism {mechanism!r} {what}; {remedy}", mechanism=mechanism)
 
 
 class KernelRefused(Incompatible):
-    """The kernel asked for by name does not accept the problem."""
+    """The kernel that was selected by name, or every installed kernel, does not accept the problem."""
 
     reason = "KERNEL_REFUSED"
 
 
 class ContextLengthExceeded(UserError):
-    """The prompt, with the tokens asked for, does not fit into the model's context."""
+    """The prompt and the requested new tokens together do not fit into the model's context."""
 
     reason = "CONTEXT_LENGTH_EXCEEDED"
 
@@ -130,13 +130,13 @@ class ContextLengthExceeded(UserError):
 
 
 class AlreadyExists(UserError):
-    """Something else has this name already."""
+    """The name is already in use."""
 
     reason = "ALREADY_EXISTS"
 
 
 class WrongState(UserError):
-    """The thing exists, but what was asked cannot be done in its present state."""
+    """The object exists, but the operation is not possible in its present state."""
 
     reason = "WRONG_STATE"
 
@@ -148,7 +148,7 @@ class Unauthenticated(UserError):
 
 
 class PermissionDenied(UserError):
-    """The caller is known, and may not do this."""
+    """The caller is authenticated, but may not do this."""
 
     reason = "PERMISSION_DENIED"
 
@@ -171,7 +171,7 @@ class StateInvalid(UserError):
 
     @classmethod
     def of(cls, what: str, given: object, needed: object) -> Self:
-        """The error for the part `what` of the bytes, with what it is and what it must be."""
+        """The error for the part `what` of the bytes, with the value that it has and the one that it needs."""
         message = f"exported state: {what}: {given}; needed: {needed}"
         return cls(message, what=what, given=given, needed=needed)
 
@@ -183,18 +183,18 @@ class CheckpointWriteFailed(AttnError):
 
     @classmethod
     def of(cls, path: object, why: object) -> Self:
-        """The error for the checkpoint at `path`, with what the file system or the writer said."""
+        """The error for the checkpoint at `path`, with the reason that the file system or the writer gave."""
         return cls(f"{path}: not written, nothing was changed: {why}", path=path, why=why)
 
 
 class NotGraphSafe(AttnError):
-    """A decode step cannot be recorded once and repeated: it asks the host for what changes with each step."""
+    """A step cannot be recorded once and replayed (CUDA graph): the host needs values that change with each step."""
 
     reason = "NOT_GRAPH_SAFE"
 
 
 class MissingPackage(AttnError):
-    """An optional package is needed for what was asked."""
+    """The operation needs an optional package that is not installed."""
 
     reason = "MISSING_PACKAGE"
 
@@ -205,7 +205,7 @@ class MissingPackage(AttnError):
 
 
 class OutOfCapacity(AttnError):
-    """There is no room now; the same call can succeed later."""
+    """There is no free capacity now; the same call can succeed later."""
 
     reason = "OUT_OF_CAPACITY"
 
@@ -223,28 +223,28 @@ class DeadlineExceeded(AttnError):
 
 
 class InternalError(AttnError):
-    """A mistake of ours; the details are in the server's log under the request id."""
+    """A bug in attn; the details are in the server's log under the request id."""
 
     reason = "INTERNAL"
 
 
 class LayerFailed(InternalError):
-    """A layer of a model raised, gave another shape than it must, or numbers that are not finite."""
+    """A layer of a model raised an error, or returned a wrong shape or numbers that are not finite."""
 
     reason = "LAYER_FAILED"
 
     @classmethod
     def of(cls, layer: str, mechanism: str | None, what: str) -> Self:
-        """The error for the part of the model called `layer`, the mechanism it attends with, and what came of it."""
+        """The error for the part of the model called `layer`, its mechanism, if any, and what went wrong."""
         named = layer if mechanism is None else f"{layer} (mechanism {mechanism!r})"
         return cls(f"layer {named} failed: {what}", layer=layer, mechanism=mechanism or "", what=what)
 
 
 def error_of_reasons(reasons: Iterable[str], message: str, metadata: dict[str, str]) -> AttnError:
-    """The error that another process raised: of the first of these reasons that is known here, else `InternalError`."""
+    """Rebuild an error of another process: of the class of the first reason known here, else `InternalError`."""
     known: dict[str, type[AttnError]] = {}
     for kind in _below(AttnError):
-        known.setdefault(kind.reason, kind)  # that of the class above, where one has no reason of its own
+        known.setdefault(kind.reason, kind)  # a subclass without a reason of its own does not replace its base class
     found = next((known[reason] for reason in reasons if reason in known), InternalError)
     return _rebuild(found, message, metadata)
 

@@ -1,8 +1,8 @@
-"""What keeps a step from being recorded once and repeated, as a CUDA graph: every reason, said once.
+"""The reasons why a step cannot be recorded once and replayed, as a CUDA graph.
 
-A recorded step asks the device for the same work each time, over inputs that stay where they are
-(`attn_core.stores.StaticDecode`, `StaticMixed`). Whoever finds a reason raises `NotGraphSafe` with it; `attn explain`
-says it before anything runs.
+A recorded step runs the same work on the device each time, over inputs at fixed addresses
+(`attn_core.stores.StaticDecode`, `StaticMixed`). Code that finds a reason raises `NotGraphSafe` with it; `attn explain`
+reports it before anything runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ASKS_THE_HOST = "a layer asks the host how many tokens each request remembers"
 ASKS_FOR_LENGTHS = "a layer asks the host how many tokens each request computes"
 NO_BLOCKS = "the cache does not keep rows in blocks of one size"
 GATHERED = 1024
-"""Rows of a sliding window that a recorded step gathers at most, for every request however short: always as many."""
+"""The largest sliding window whose rows a recorded step gathers: always all of them, however short a request is."""
 REPLAYED = "every step computes the whole sequence again"
 
 
@@ -26,8 +26,8 @@ _static: ContextVar[bool] = ContextVar("static", default=False)
 
 @contextmanager
 def static_step() -> Iterator[None]:
-    """While a step over inputs in place is computed: its positions are below the model's context, so nothing needs to
-    wait for the device to see whether they are too far."""
+    """A context in which a step over static inputs is computed: its positions are known to be within the model's
+    context length, so that no layer needs to wait for the device to check them."""
     token = _static.set(True)
     try:
         yield
@@ -36,35 +36,35 @@ def static_step() -> Iterator[None]:
 
 
 def in_static_step() -> bool:
-    """Whether this is computed for such a step."""
+    """Whether the caller runs within `static_step`."""
     return _static.get()
 
 
 def state_reason(layer: str, states: StateSpecs) -> str | None:
-    """Why a store cannot keep the states of a layer so that steps are recorded; None where it can."""
+    """Why decode steps over these states of a layer cannot be recorded; None if they can."""
     if any(isinstance(spec, Source) for spec in states.values()):
         return f"{layer} attends to an encoder's states"
     return None
 
 
 def mixed_state_reason(layer: str, states: StateSpecs) -> str | None:
-    """Why a store cannot keep the states of a layer so that steps with prompts are recorded; None where it can."""
+    """Why steps with prompts over these states of a layer cannot be recorded; None if they can."""
     if any(isinstance(spec, Slot) for spec in states.values()):
         return f"{layer} has states of fixed size, through which each prompt is carried in its own length"
     return state_reason(layer, states)
 
 
 def gathers(rows: str) -> str:
-    """Why steps are not recorded that copy remembered rows together: how many there are is known on the device."""
+    """Why a step that gathers cached rows is not recorded: their number is known only on the device."""
     return f"{rows} are gathered before they are read"
 
 
 def always_as_many(window: int | None) -> bool:
-    """Whether a step is recorded that gathers the rows of this window, None for all: those of a narrow one, whose
-    number the host knows."""
+    """Whether a step that gathers the rows of this window (None for all rows) can be recorded: only for a narrow
+    window, of which it always gathers the same number of rows."""
     return window is not None and window <= GATHERED
 
 
 def plans_on_the_host(kernel: str) -> str:
-    """Why steps are not recorded whose kernel lays out its work anew at each of them."""
+    """Why a step is not recorded whose kernel plans its work on the host before each step."""
     return f"the kernel {kernel} plans each step on the host"

@@ -13,11 +13,11 @@ from attn_core.errors import InvalidValue
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """Query heads and the key/value heads they read.
+    """The numbers and sizes of query heads and of the key/value heads they read.
 
     `key_value == query` is multi-head attention (Vaswani et al. 2017), `key_value == 1` multi-query
     (Shazeer 2019, arXiv 1911.02150), anything between grouped-query (Ainslie et al. 2023, arXiv 2305.13245).
-    `groups[h]` names the key/value head of query head h; left out, heads share in equal consecutive groups.
+    `groups[h]` is the key/value head of query head h; by default, equal groups of consecutive heads share one.
     """
 
     query: int
@@ -37,7 +37,7 @@ class Heads:
         elif len(self.groups) != self.query or any(not 0 <= g < self.key_value for g in self.groups):
             allowed = f"{self.query} entries from 0 to {self.key_value - 1}"
             raise InvalidValue.of("heads.groups", self.groups, allowed)
-        # Now, because torch.compile cannot trace the lock with which a cached property is first computed.
+        # Computed here, because torch.compile cannot trace the lock that a cached property takes on first use.
         _ = self.per_group
 
     @cached_property
@@ -50,7 +50,7 @@ class Heads:
 
     @cached_property
     def per_group(self) -> int | None:
-        """Query heads of one key/value head where they are equal and consecutive, else None."""
+        """Query heads per key/value head where the groups are equal and consecutive, else None."""
         share, rest = divmod(self.query, self.key_value)
         regular = not rest and self.group_of == tuple(head // share for head in range(self.query))
         return share if regular else None
@@ -58,7 +58,7 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRange:
-    """Heads that are some of a larger layer's: `first`, from 0, and those after it, of `total` query heads."""
+    """Consecutive heads of a larger layer: those from `first`, counted from 0, of its `total` query heads."""
 
     first: int
     total: int
@@ -70,29 +70,29 @@ class HeadRange:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A score, a modifier, a distribution or a norm. `kind` is the word kernels accept or refuse.
+    """Base class of scores, modifiers, distributions and norms. Kernels accept or refuse a part by its `kind`.
 
-    The `*_flops` methods count matrix products of all heads, two per multiply-add.
+    The `*_flops` methods count the FLOPs of matrix products of all heads, two per multiply-add.
     """
 
     kind: ClassVar[str]
     splits_heads: ClassVar[bool] = True
-    """Whether heads are computed apart, and the place of a head says nothing but which learned weights are its own."""
+    """Whether heads are computed independently, and a head's index only selects its own learned weights."""
 
     def query_flops(self, heads: Heads) -> int:
-        """Work per query token, before any key is met."""
+        """FLOPs per query token, whatever the keys."""
         return 0
 
     def key_flops(self, heads: Heads) -> int:
-        """Work per key token, before any query is met."""
+        """FLOPs per key token, whatever the queries."""
         return 0
 
     def pair_flops(self, heads: Heads) -> int:
-        """Work per pair of a query and a key."""
+        """FLOPs per query-key pair."""
         return 0
 
     def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the learned weights by name; `AttentionInputs.parameters` holds them under the part's place."""
+        """Shapes of the learned weights by name; see `AttentionSpec.weights` for their names in kernel inputs."""
         return {}
 
     def num_parameters(self, heads: Heads) -> int:

@@ -1,9 +1,9 @@
-"""Linear layers that read the same rows, such as those of queries, keys and values, which one product may compute.
+"""Linear layers of the same input, such as the query, key and value projections, computed as one matrix product.
 
-Modules know which of their layers do, and whoever trains them knows when one product is worth it: on a GPU, say, where
-weights are cast to bfloat16 once an update and may then lie side by side. Weights stay those of the separate layers, so
-that nothing which reads, writes or updates them is told. For serving, layers are packed as one once and for all, see
-`attn_core.kernels.linear.Pack`.
+A module declares which of its layers have the same input, and the trainer decides when one product is worth it: for
+example on a GPU, where weights are cast to bfloat16 once per update and can then be concatenated. The parameters stay
+those of the separate layers, so that optimizers and checkpoints are unaffected. For serving, layers are packed into one
+permanently, see `attn_core.kernels.linear.Pack`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     Joins = Callable[[Tensor, Sequence[Any]], "list[Tensor] | None"]
-    """Makes of rows [..., inputs] and layers the outputs [..., outputs] of each, or None where each is to be called."""
+    """Maps rows [..., inputs] and layers to the output [..., outputs] of each layer, or None to call each by itself."""
 else:
     Joins = Any
 
 
 class ReadsTogether(Protocol):
-    """A module that has such layers, and gets what they make of its rows from `joint_outputs`."""
+    """A module with linear layers of the same input, which it computes by `joint_outputs`."""
 
     joins: Joins | None
-    """What computes them in one product where it can; None before somebody sets it."""
+    """Computes the layers in one product where it can; None until the trainer sets it."""
 
     def joint_layers(self) -> Sequence[nn.Linear]:
-        """The layers, in the order in which `joint_outputs` gets them; none where each is read alone."""
+        """The layers, in the order in which `joint_outputs` gets them; empty where each is computed by itself."""
 
 
 def joint_outputs(rows: Tensor, layers: Sequence[Any], joins: Joins | None) -> list[Tensor]:
-    """What each of these layers makes of rows [..., inputs]: [..., outputs], by one product where `joins` makes it."""
+    """The outputs [..., outputs] of these layers for rows [..., inputs], in one product where `joins` supports it."""
     found = None if joins is None else joins(rows, layers)
     return [layer(rows) for layer in layers] if found is None else found

@@ -1,4 +1,4 @@
-"""What attentions that compute their own way share: where rows stand, which pairs may meet, and shares of scores.
+"""Helpers for attention layers with a computation of their own: positions, allowed pairs, and softmax over them.
 
 Only methods and operators of tensors are used, so that the contract needs no tensor library.
 """
@@ -23,7 +23,7 @@ LOWEST = -3e38
 def positions(operands: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Positions of queries [batch or 1, query] and keys [batch or 1, key], int64.
 
-    Those not given are aligned to the end of the keys: query i of n over S keys stands at S - n + i.
+    Where they are not given, queries are aligned to the end of the keys: query i of n over S keys is at S - n + i.
     """
     query, key = operands.query_positions, operands.key_positions
     if query is None:
@@ -45,8 +45,8 @@ def seen_pairs(mask: Mask, query: Tensor, key: Tensor, key_padding_mask: Tensor 
     """Bool [batch or 1, heads or 1, query, key], True where the mask allows a pair and the key is real.
 
     `query` [batch or 1, query] and `key` [batch or 1, key] are positions, `key_padding_mask` [batch, key] as in
-    `AttentionInputs`. A mask that depends on the number of keys is told one more than the position of the last real
-    one.
+    `AttentionInputs`. For a mask that depends on the number of keys, that number is one more than the position of the
+    last real key.
     """
     kept = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
     query, key = query[:, None, :, None], key[:, None, None, :]
@@ -63,7 +63,7 @@ def seen_pairs(mask: Mask, query: Tensor, key: Tensor, key_padding_mask: Tensor 
 
 
 def number_of_keys(key: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """One more than the last position [..., 1] of the real keys among positions [..., key]; 0 where there is none."""
+    """One more than the last position of the real keys, [..., 1], for positions [..., key]; 0 where no key is real."""
     if key.shape[-1] == 0:
         return key.sum(-1, keepdim=True)
     ends = key + 1
@@ -72,7 +72,7 @@ def number_of_keys(key: Tensor, key_padding_mask: Tensor | None) -> Tensor:
 
 
 def of_query_heads(heads: Heads, rows: Tensor) -> Tensor:
-    """[batch, heads, ...] of rows [batch, key_value_heads, ...]: what each query head reads."""
+    """Expand rows [batch, key_value_heads, ...] to [batch, heads, ...]: the rows that each query head reads."""
     if heads.per_group == 1:
         return rows
     if heads.per_group is not None:
@@ -81,12 +81,12 @@ def of_query_heads(heads: Heads, rows: Tensor) -> Tensor:
 
 
 def wide(rows: Tensor) -> Tensor:
-    """At least float32: sums and exponentials of 16-bit numbers are taken in it."""
+    """Convert rows of 16-bit numbers to float32, in which sums and exponentials are computed."""
     return rows.float() if rows.element_size() < 4 else rows
 
 
 def shares(scores: Tensor, allowed: Tensor) -> Tensor:
-    """exp(e) / Σ of scores [..., key] over the allowed keys; where there is none, zeros and no gradient."""
-    # Exponentials of -inf are slow, and a row of nothing else would be NaN; beside any score LOWEST has no weight.
+    """Softmax of scores [..., key] over the allowed keys; zeros, without gradient, where no key is allowed."""
+    # Exponentials of -inf are slow, and a row of -inf alone would be NaN; beside any score LOWEST has no weight.
     weights: Tensor = scores.masked_fill(~allowed, LOWEST).softmax(-1)
     return weights.masked_fill(~allowed, 0.0)

@@ -1,4 +1,4 @@
-"""A mechanism: the unit that a plugin offers, by which it is listed, priced, drawn, checked, trained and served."""
+"""The `Mechanism` base class: what a plugin implements so that its attention is listed, costed, trained and served."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ else:
 
 
 class Capability(StrEnum):
-    """One ability. A law applies where its capability is declared."""
+    """An ability that a mechanism declares. The laws of `attn_testing` test each declared ability."""
 
     CAUSAL = "causal"
     """A mode: no output depends on a later input when configured causal."""
@@ -49,24 +49,24 @@ class Capability(StrEnum):
     NORMALISED = "normalised"
     """Weights are not negative and sum to one over the allowed keys."""
     PADDING = "padding"
-    """Takes a mask of padded keys."""
+    """Accepts a key padding mask."""
     ROTARY = "rotary"
-    """Takes rotary positions."""
+    """Supports rotary positions."""
     GROUPED = "grouped"
-    """Takes fewer key/value heads than query heads."""
+    """Supports fewer key/value heads than query heads."""
     BIAS = "bias"
     """Adds biases to its projections where it is configured to."""
     HEAD_DIM = "head_dim"
-    """Takes heads of another size than `hidden_size / num_heads`."""
+    """Supports a head size other than `hidden_size / num_heads`."""
     CHOOSES = "chooses"
-    """Picks among keys by comparing numbers, so that rounding may change some answers by more than its own size."""
+    """Selects keys by comparing numbers, so that a rounding error can change some outputs by more than its own size."""
     SHARES_KV = "shares_kv"
-    """Attends to keys and values that another layer made, where it is configured to."""
+    """Attends to keys and values that another layer computed, where it is configured to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """Where a mechanism comes from."""
+    """The paper that introduced a mechanism."""
 
     title: str
     authors: str
@@ -75,45 +75,45 @@ class Paper:
 
     @property
     def url(self) -> str | None:
-        """The paper's page, where it is on arXiv."""
+        """The URL of the paper on arXiv; None where it is not there."""
         return f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else None
 
 
 class AttentionLayer(Protocol):
     """What `build` returns: a `torch.nn.Module` with these methods.
 
-    It may also have `take_auxiliary_loss() -> Tensor | None`: a scalar that the last pass of training leaves, to be
-    added once to the loss.
+    It may also have `take_auxiliary_loss() -> Tensor | None`, which returns a scalar from the last training pass, to
+    be added once to the loss.
     """
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences.
+        """Compute attention over whole sequences.
 
         `query` [batch, query, width]; `source` [batch, key, width], only where the mechanism is cross;
         `key_padding_mask` [batch, key], bool, True where a key is real. Returns [batch, query, width]. Where
-        `Capability.SHARES_KV` is declared it takes `shared_kv` too, by keyword, what `project_kv` of another layer
-        gave; so does `weights`. A layer whose config says `shares_kv` needs it, and its `step` is given the states of
-        the layer whose keys and values it attends to.
+        `Capability.SHARES_KV` is declared, this method and `weights` also take the keyword `shared_kv`, the fields that
+        `project_kv` of another layer returned. A layer configured with `shares_kv` requires it, and its `step` gets
+        the states of the layer whose keys and values it attends to.
         """
         ...
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attention weights [batch, heads, query, key]; where `Capability.WEIGHTS` is declared."""
+        """Attention weights [batch, heads, query, key]. Required by `Capability.WEIGHTS`."""
         ...
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, width] of many requests; where `Capability.INCREMENTAL` is declared."""
+        """Outputs [tokens, width] for the new tokens [tokens, width] of many requests. Required by `INCREMENTAL`."""
         ...
 
     def project_kv(self, query: Tensor) -> Fields:
-        """What other layers may attend to, field [batch, key, ...], of whole sequences [batch, key, width].
+        """Fields [batch, key, ...] of whole sequences [batch, key, width] that other layers may attend to.
 
-        Where `Capability.SHARES_KV` is declared; the fields are those of the layer's only state.
+        Required by `Capability.SHARES_KV`; the fields are those of the layer's only state.
         """
         ...
 
     def encode(self, source: Tensor) -> Mapping[str, Fields]:
-        """The source states, state -> field [source, ...], of one source [source, width]; where cross."""
+        """Source states, state -> field [source, ...], of one source [source, width]. Required where cross."""
         ...
 
 
@@ -127,9 +127,9 @@ class Mechanism(ABC):
     capabilities: ClassVar[frozenset[Capability]]
     Config: ClassVar[type[MechanismConfig]] = MechanismConfig
     sequential: ClassVar[bool] = False
-    """Whether each token's computation needs the result of the one before: a loop, compiled anew for each length."""
+    """Whether each token's computation needs the previous token's result: a loop, recompiled for every length."""
     sketch: ClassVar[Mapping[str, Any]] = {}
-    """Options at which a dozen tokens show what it does, where its defaults are made for thousands."""
+    """Options for demonstrations on about a dozen tokens, where the defaults are meant for thousands of tokens."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -141,10 +141,10 @@ class Mechanism(ABC):
 
     @property
     def idea(self) -> tuple[str, ...]:
-        """What the idea is, in paragraphs of Markdown, the last of which says when to use it.
+        """An explanation of the mechanism in paragraphs of Markdown, the last of which says when to use it.
 
-        They stand under a heading `## NAME` in the Markdown file beside the module that declares the mechanism, which
-        is called as the module or, beside an `__init__.py`, mechanism.md. Empty where there is none.
+        Read from the section `## NAME` of the Markdown file beside the module that declares the mechanism. The file
+        has the name of the module or, beside an `__init__.py`, is mechanism.md. Empty where there is none.
         """
         module = sys.modules[type(self).__module__]
         path = Path(module.__file__ or "")
@@ -155,95 +155,95 @@ class Mechanism(ABC):
 
     @property
     def drops_weights(self) -> bool:
-        """Whether a layer drops attention weights in training where its config says so; whoever does not is never
-        asked to."""
+        """Whether a layer applies `config.dropout` to its attention weights in training. If not, configs with
+        dropout are refused."""
         return False
 
     @property
     def output_bias_apart(self) -> bool:
-        """Whether a layer's output projection can have a bias where the others have none, and the other way round."""
+        """Whether the bias of the output projection can be configured apart from those of the other projections."""
         return False
 
     @property
     def splits_heads(self) -> bool:
-        """Whether heads are computed apart: a layer is the sum of layers of some of its heads each, the output
-        projection, `output`, being the first place where heads meet. What depends on a head's place among all
-        reads `config.heads_of`. See `attn_core.splitting`.
+        """Whether heads are computed independently, so that a layer can be split into layers with some of its heads
+        each, whose outputs add up: heads are first combined in the output projection, `output`. Code that depends on
+        a head's index in the whole layer reads `config.heads_of`. See `attn_core.splitting`.
         """
         return False
 
     def joint_parameters(self, config: MechanismConfig) -> Mapping[str, tuple[int, ...]]:
-        """Sizes of what lies side by side along the axis of heads of a learned tensor, by its name; those of queries,
-        keys and values, say. Needed where that is more than one thing."""
+        """The sizes of the blocks concatenated along the head axis of a learned tensor, by tensor name, such as those
+        of queries, keys and values. Needed only for tensors of more than one block."""
         return {}
 
     def split_options(self, config: MechanismConfig, ranks: int) -> Mapping[str, Any]:
-        """Own options of a rank's layer that are not those of the whole; raises `InvalidValue` where ranks do not
-        divide them."""
+        """The mechanism's own options that differ between one rank's layer and the whole layer. Raises
+        `InvalidValue` where the number of ranks does not divide them."""
         return {}
 
     @abstractmethod
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `AttentionLayer` (a `torch.nn.Module`) with random weights.
+        """Build a new `AttentionLayer` (a `torch.nn.Module`) with random weights.
 
-        Whatever it is called with is checked first, see `InputCheck`; `forward` need not.
+        A hook checks the inputs before every call (see `InputCheck`), so that `forward` need not.
         """
 
     def share_weights(self, layers: Sequence[tuple[MechanismConfig, Any]]) -> None:  # noqa: B027 -- most share none
-        """Let layers of one model share the weights that they are to share; the config and module of each, in order.
+        """Tie weights between the layers of one model; `layers` has the config and the module of each, in order.
 
-        A model calls it once all its layers are built. Nothing is shared unless a mechanism says so.
+        A model calls this once, after all its layers are built. By default no weights are shared.
         """
 
     @abstractmethod
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """What one layer must remember between steps."""
+        """The states that one layer keeps between steps, by name."""
 
     @abstractmethod
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """The price of one layer for one call: `forward` over whole sequences, a `Shape`, or a `Step` of serving.
+        """The cost of one layer for one call: `forward` over whole sequences (a `Shape`), or a `Step` of serving.
 
-        Where `INCREMENTAL` is not declared only shapes are asked for: a step is priced as what replay computes, the
-        whole sequence. Raises `InvalidValue` for whole sequences of self-attention whose keys are not as many as their
-        queries, and `Incompatible` for a step of what cannot decode.
+        Implementations without `INCREMENTAL` only get a `Shape`: a step costs what replay computes, the whole
+        sequence. Raises `InvalidValue` for whole sequences of self-attention with different numbers of queries and
+        keys, and `Incompatible` for a step of a layer that cannot decode.
         """
 
     def spec(self, config: MechanismConfig) -> AttentionSpec | None:
-        """The mechanism as data, or None where it computes its own way."""
+        """The mechanism as data; None for a mechanism with a computation of its own."""
         return None
 
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
-        """The linear recurrence that a layer asks kernels to compute, or None where it asks for none."""
+        """The linear recurrence that kernels compute for a layer; None where there is none."""
         return None
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
-        """What computes whole sequences of `tokens` tokens in evaluation: kernels, or the layer's own module."""
+        """The parts of a layer in evaluation on whole sequences of `tokens` tokens, and what computes each."""
         found = self.recurrence(config)
         return (Computation() if found is None else Computation(part="recurrence", asked=found),)
 
     def paged_computation(self, config: MechanismConfig) -> Computation | None:
-        """What its step asks of kernels that meet remembered rows where a cache keeps them; None if it never does."""
+        """The attention that a step lets kernels compute over the cache in place; None if it never does."""
         return None
 
     def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
-        """What a decode step asks of kernels over states of fixed size in place; None where it asks nothing."""
+        """The decode step that kernels can compute on fixed-size states in place; None if there is no such step."""
         return None
 
     def can(self, *capabilities: Capability) -> bool:
-        """Whether all of these are declared."""
+        """Whether all of these capabilities are declared."""
         return self.capabilities.issuperset(capabilities)
 
     @property
     def only_cross(self) -> bool:
-        """Whether attention to a source is the one mode that is declared."""
+        """Whether cross-attention is the only declared mode."""
         return self.can(Capability.CROSS) and not self.capabilities & {Capability.CAUSAL, Capability.BIDIRECTIONAL}
 
 
 class ComputedMechanism(Mechanism):
     """A mechanism with its own module.
 
-    Without `Capability.INCREMENTAL` its inputs are remembered and the full sequence is run again at each
-    step (replay): slow and right.
+    Without `Capability.INCREMENTAL` its inputs are cached and the full sequence is computed again at each
+    step (replay), which is slow but correct.
     """
 
     def state(self, config: MechanismConfig) -> StateSpecs:
@@ -257,36 +257,36 @@ class ComputedMechanism(Mechanism):
 
 
 def replay_state(config: MechanismConfig) -> StateSpecs:
-    """The inputs of all tokens, "x" [hidden_size], of a layer that is run again over the whole sequence."""
+    """The state of a layer that recomputes the whole sequence at each step: all of its inputs "x" [hidden_size]."""
     return {"inputs": Paged({"x": Field((config.hidden_size,))})}
 
 
 Attend = Callable[[AttentionInputs], Tensor]
-"""The spec over given operands: outputs [batch, query, heads, value_size], or weights [batch, heads, query, key]."""
+"""Applies a spec to inputs; gives outputs [batch, query, heads, value_size], or weights [batch, heads, query, key]."""
 
 
 class InnerAttention:
-    """Base, beside `torch.nn.Module`, of the module that `DeclaredMechanism.inner` builds.
+    """Base class, beside `torch.nn.Module`, of the module that `DeclaredMechanism.inner` builds.
 
-    The layer of the spec projects rows to queries, keys and values, turns them to their positions, remembers them
-    from step to step and projects what comes out; the inner module only has a method
+    The layer of the spec projects hidden states to queries, keys and values, applies rotary positions, caches keys and
+    values between steps and applies the output projection. The inner module only needs a method
 
         forward(rows, operands, attend) -> [batch, query, ...]
 
-    `rows` [batch, query, width] are the inputs that the queries come from, `operands` what they meet, and
-    `attend(operands)` is the spec's own attention through whichever kernel fits. The last axes of the result have
-    heads x value_size elements in all.
+    `rows` [batch, query, width] are the hidden states of the queries, `operands` the projected queries, keys and
+    values, and `attend(operands)` computes the spec's attention with whichever kernel fits. The last axes of the
+    result have heads x value_size elements in all.
     """
 
     def remember(self, rows: Tensor) -> Fields:
-        """Further fields [batch, key, ...] of rows [batch, key, width], found again in `AttentionInputs.fields`.
+        """Fields [batch, key, ...] to cache for hidden states [batch, key, width] besides keys and values.
 
-        Their shapes are those of `DeclaredMechanism.further_fields`.
+        Their shapes are those of `DeclaredMechanism.further_fields`; `AttentionInputs.fields` has them later.
         """
         return {}
 
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
-        """Attention weights [batch, heads, query, key]; here `attend(operands)` gives the spec's own."""
+        """Attention weights [batch, heads, query, key]; here `attend(operands)` returns the weights of the spec."""
         raise Incompatible(f"{type(self).__name__} has no attention weights")
 
 
@@ -295,14 +295,14 @@ Build = Callable[["Mechanism", MechanismConfig], Any]
 
 @dataclass(frozen=True)
 class InputCheck:
-    """Called before the `forward` of a layer of the mechanism called `name`, with what it is given."""
+    """Forward pre-hook that checks the inputs of a layer of the mechanism called `name`."""
 
     name: str
     hidden_size: int
 
     def __call__(self, _layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Raise `InvalidValue` for rows that are not [batch, token, width] and padding that does not fit them."""
-        # Dynamo of older torch takes strict=False for True, and knows no `|` of dicts.
+        """Raise `InvalidValue` for inputs that are not [batch, token, width] and for a mask that does not fit them."""
+        # Dynamo in older versions of torch treats strict=False as True, and does not support `|` of dicts.
         taken = {**dict(zip(("query", "source")[: len(given)], given[:2], strict=True)), **named}
         query, source, key_padding_mask = (taken.get(field) for field in ("query", "source", "key_padding_mask"))
         if query is None:
@@ -317,7 +317,7 @@ class InputCheck:
             self.check_key_padding_mask(key_padding_mask, query if source is None else source)
 
     def check_rows(self, field: str, rows: Any, axes: str) -> None:
-        """Raise `InvalidValue` unless the rows are a floating-point tensor with three axes and the width."""
+        """Raise `InvalidValue` unless `rows` is a floating-point tensor of three axes, the last of `hidden_size`."""
         if not hasattr(rows, "is_floating_point") or not rows.is_floating_point():
             allowed = f"a floating-point tensor {axes} in mechanism {self.name!r}"
             raise InvalidValue.of(field, str(getattr(rows, "dtype", type(rows).__name__)), allowed)
@@ -326,7 +326,7 @@ class InputCheck:
             raise InvalidValue.of(field, tuple(rows.shape), allowed)
 
     def check_key_padding_mask(self, key_padding_mask: Any, rows: Any) -> None:
-        """Raise `InvalidValue` unless it says of every row, by a bool, whether it is real."""
+        """Raise `InvalidValue` unless the mask is a bool tensor with one entry for every row."""
         mask, given = key_padding_mask, key_padding_mask.shape
         if mask.dim() != 2 or given[0] != rows.shape[0] or given[1] != rows.shape[1]:
             allowed = f"{tuple(rows.shape[:2])}, [batch, key], in mechanism {self.name!r}"
@@ -337,7 +337,7 @@ class InputCheck:
 
 
 def checked(build: Build) -> Build:
-    """`build`, whose errors name the mechanism, and whose layers check what they are given, once."""
+    """Wrap `build`: check config and layer against the declaration, name the mechanism in errors, add `InputCheck`."""
 
     @wraps(build)
     def building(mechanism: Mechanism, config: MechanismConfig) -> Any:
@@ -362,7 +362,7 @@ Price = Callable[["Mechanism", MechanismConfig, "Shape | Step"], Cost]
 
 
 def priced(cost: Price) -> Price:
-    """`cost`, asked only for calls that a layer of the mechanism can be given."""
+    """Wrap `cost` so that it is only called for shapes and steps that a layer of the mechanism can compute."""
 
     @wraps(cost)
     def pricing(mechanism: Mechanism, config: MechanismConfig, shape: Shape | Step) -> Cost:
@@ -386,13 +386,13 @@ METHODS = {
     Capability.WEIGHTS: "weights",
     Capability.SHARES_KV: "project_kv",
 }
-"""What the layer of a mechanism that declares a capability has."""
+"""The method that a layer must have for each of these capabilities, where its mechanism declares them."""
 
 
 def require_declared(mechanism: Mechanism, config: MechanismConfig, layer: Any) -> None:
-    """Raise `MechanismInvalid` for a layer without a method that its mechanism declares, or with a step that it hides.
+    """Raise `MechanismInvalid` for a layer without a method that its mechanism declares, or with an undeclared `step`.
 
-    Without `Capability.INCREMENTAL` a model never calls a `step`: it would run the whole sequence for every token.
+    Without `Capability.INCREMENTAL` a model never calls `step`: it would recompute the whole sequence for every token.
     """
     for capability, method in METHODS.items():
         if mechanism.can(capability) and not hasattr(layer, method):
@@ -411,8 +411,8 @@ def require_declared(mechanism: Mechanism, config: MechanismConfig, layer: Any) 
 
 
 def require_replayed(mechanism: Mechanism, config: MechanismConfig) -> None:
-    """Raise `MechanismInvalid`, with names and shapes, where a causal mechanism without a step remembers other things
-    than its inputs, which a model runs again for every token.
+    """Raise `MechanismInvalid`, with names and shapes, where a causal mechanism without a step has another state than
+    its inputs, which a model needs to recompute the sequence for every token.
     """
     own = mechanism.can(Capability.CAUSAL) and not config.cross and not config.shares_kv
     if not own or mechanism.can(Capability.INCREMENTAL):
@@ -425,11 +425,11 @@ def require_replayed(mechanism: Mechanism, config: MechanismConfig) -> None:
 
 
 def require_supported(mechanism: Mechanism, config: MechanismConfig) -> None:
-    """Raise `Undeclared` for a field of the config that asks for what the mechanism does not declare.
+    """Raise `Undeclared` for a field of the config that needs a capability which the mechanism does not declare.
 
-    So refused are positions that are rotary, key/value heads that are fewer, keys and values of another layer, biases,
-    heads of a size of their own, a mode, and dropout of weights. A mechanism need not look for them itself. What is
-    cross has no rotary positions, and no other layer's keys and values, whatever the mechanism can do without a source.
+    Checked are rotary positions, fewer key/value heads, keys and values of another layer, biases, the head size, the
+    mode, and dropout of attention weights; a mechanism need not check them itself. A cross config has no rotary
+    positions and no other layer's keys and values, whatever the mechanism supports in self-attention.
     """
     if config.dropout and not mechanism.drops_weights:
         what = "computes without attention weights, or in a way of its own"
@@ -489,7 +489,7 @@ ASKING: Mapping[str, tuple[Callable[[MechanismConfig], bool], Capability, str]] 
         "hidden_size / num_heads",
     ),
 }
-"""Fields of a config: when they ask for something, for which capability, and what every mechanism allows."""
+"""By config field: whether a config uses the feature, the capability that it needs, and what is allowed without it."""
 
 LACKING = {
     Capability.ROTARY: "takes no rotary positions",

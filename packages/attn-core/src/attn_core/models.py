@@ -1,4 +1,4 @@
-"""Language models: what a family builds, and what the engine and the trainer may ask of a model."""
+"""Interfaces of language models: model families, and the methods that the engine and the trainer use."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ class LanguageModel(Protocol):
     """Longest sequence, in tokens."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]: training and scoring."""
+        """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens], for training and scoring."""
         ...
 
     def state_specs(self) -> ModelSpecs:
-        """What every layer must remember, by layer name."""
+        """The specs of the states of every layer, by layer name."""
         ...
 
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
-        """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
+        """Hidden states [tokens, width] of the new tokens [tokens] of many requests."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocabulary] of hidden rows [rows, width]."""
+        """Logits [rows, vocabulary] of hidden states [rows, width]."""
         ...
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> Mapping[int, Tensor]:
-        """Attention weights [heads, query, key] by layer of one sequence [tokens]."""
+        """Attention weights [heads, query, key] of the given layers, by layer, for one sequence [tokens]."""
         ...
 
 
 @runtime_checkable
 class NamedMechanisms(Protocol):
-    """A model that says what attends in its layers."""
+    """A model that names the mechanisms of its layers."""
 
     def layer_mechanisms(self) -> Mapping[str, str]:
         """The mechanism of each layer of `state_specs` by the layer's name."""
@@ -57,8 +57,8 @@ class NamedMechanisms(Protocol):
 class EncoderDecoderModel(LanguageModel, Protocol):
     """A language model that reads a source, such as a translation model.
 
-    The source is read once, by `encode`, when a request enters the engine; its states are read-only from then on. Token
-    ids of the source are those of `vocab_size`, too.
+    The source is encoded once, by `encode`, when a request enters the engine; its states are read-only from then on.
+    Source and target share one vocabulary of `vocab_size` token ids.
     """
 
     max_encoder_len: int
@@ -67,7 +67,7 @@ class EncoderDecoderModel(LanguageModel, Protocol):
     def forward(self, tokens: Tensor, source: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens] over sources [batch, source].
 
-        `key_padding_mask` [batch, source], bool, is True where a source token is real; padding stands at the end.
+        `key_padding_mask` [batch, source], bool, is True where a source token is real; padding comes last.
         Raises `InvalidValue` without a source.
         """
         ...
@@ -79,12 +79,13 @@ class EncoderDecoderModel(LanguageModel, Protocol):
     def attention_maps(
         self, tokens: Tensor, layers: Sequence[int], source: Tensor | None = None
     ) -> Mapping[int, Tensor]:
-        """Weights [heads, query, key] by layer of the sequence [tokens] over the source [key]."""
+        """Attention weights [heads, query, key] of the given layers, by layer, for a sequence [tokens] over a source
+        [key]."""
         ...
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back."""
+    """Converts text to token ids and back."""
 
     @property
     def vocab_size(self) -> int:
@@ -101,47 +102,48 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of token ids, without special tokens unless asked for; bytes that are no UTF-8 become U+FFFD."""
+        """Text of token ids, without special tokens if `skip_special`; invalid UTF-8 becomes U+FFFD."""
         ...
 
 
 class RequestAdapter(Protocol):
-    """An adapter of low rank that a request uses on the model; `key` tells it from all others."""
+    """A low-rank adapter (LoRA) that a request applies to the model; `key` identifies it."""
 
     key: str
 
 
 class MixesAdapters(Protocol):
-    """What lets steps of a model use adapters."""
+    """Applies adapters in the steps of a model."""
 
     mixes: bool
-    """Whether one step may have rows of several adapters, or of some and none."""
+    """Whether one step may contain rows with different adapters, and rows without one."""
 
     def stepping(self, rows: Sequence[tuple[Any, int]]) -> AbstractContextManager[None]:
-        """Within it, a step uses adapters: for each, or None, in order, how many rows are its own."""
+        """A context in which a step applies adapters: `rows` lists pairs of an adapter, or None, and its row count."""
         ...
 
 
 @runtime_checkable
 class TakesEmbeddings(Protocol):
-    """A language model whose steps take rows in the place of embeddings of some tokens, such as rows of images."""
+    """A language model whose steps can take given embeddings for some tokens, such as embeddings of images."""
 
     embedding_size: int
-    """Elements of a row."""
+    """Number of elements of an embedding."""
 
     def placing(self, places: Tensor, rows: Tensor) -> AbstractContextManager[None]:
-        """Within it, a step takes `rows` [places, embedding_size] for its tokens at `places` [places], int64."""
+        """A context in which a step uses `rows` [places, embedding_size] as the embeddings of its tokens at the indices
+        `places` [places], int64."""
         ...
 
 
 class ModelFamily(ABC):
     """A kind of model that a plugin offers by name. `config` is the family's own frozen dataclass.
 
-    Models that are saved by `attn_models.loading.save_model` have their config as `config`; its class is `Config`, and
-    its method `plain` gives the values that `configure` takes.
+    To be saved by `attn_models.loading.save_model`, a model must have its config as the attribute `config`, of the
+    class `Config`, whose method `plain` returns the values that `configure` takes.
 
-    `learns` says from what it is trained: "text", or pairs of source and target where its config has a
-    `max_encoder_len`, both by predicting the next token; "masked" text, "tags" of words, or "images".
+    `learns` is the kind of training data: "text" (or pairs of source and target, if the config has a
+    `max_encoder_len`), to predict the next token; "masked" text, "tags" of words, or "images".
     """
 
     name: ClassVar[str]
@@ -151,24 +153,24 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def configure(self, values: Mapping[str, Any]) -> Any:
-        """The family's config from plain values; raises a `UserError` that names a bad field."""
+        """Build the family's config from plain values; raises a `UserError` that names a bad field."""
 
     @abstractmethod
     def build(self, config: Any) -> Any:
-        """A fresh `torch.nn.Module` with random weights; a `LanguageModel` where it learns from text or pairs."""
+        """Build a `torch.nn.Module` with random weights; a `LanguageModel` if the family learns from text or pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The published sizes of a well-known model, for prices; `mechanism` is the attention it uses.
+    """The published sizes of a well-known model, for cost estimates; `mechanism` is the attention it uses.
 
-    `bias` says whether its projections have one. Encoders are not `causal`. A model of sequence to sequence has
-    `encoder_layers` beside its `num_layers` of the decoder, which attend to the encoder's rows in attention of their
-    own. `vocab_size` is 0 where nothing is looked up.
+    `bias` says whether its projections have biases. Encoders are not `causal`. An encoder-decoder model has
+    `encoder_layers` besides the `num_layers` of its decoder, whose layers also have cross-attention to the encoder.
+    `vocab_size` is 0 for a model without token embeddings.
 
-    With `experts` every layer has so many feed-forwards of the inner width `intermediate_size`, of which a token uses
-    `num_experts_per_tok`. `parameters` counts the weights of the whole model, `active_parameters` those that one token
-    uses where they are fewer, embeddings counted whole; None where nobody has counted them.
+    With `num_experts`, every layer has that many feed-forward networks of the inner width `intermediate_size`, of which
+    a token uses `num_experts_per_tok`. `parameters` is the number of weights of the whole model, `active_parameters`
+    that of the weights that one token uses, if fewer, counting all embeddings; None where it is not known.
     """
 
     name: str
@@ -193,41 +195,43 @@ class ModelShape:
 
 @runtime_checkable
 class GreedyHead(Protocol):
-    """A language model that finds likeliest tokens without giving logits."""
+    """A language model that finds the most likely tokens without returning logits."""
 
     def greedy_tokens(self, hidden: Tensor) -> Tensor | None:
-        """The likeliest token [rows], int64, of hidden rows [rows, width]: the first of the largest logits.
+        """The most likely token [rows], int64, of hidden states [rows, width]: the first of the largest logits.
 
-        It is -1 where the largest is infinite or any logit is NaN. None where only `logits` can tell.
+        It is -1 where the largest logit is infinite or any is NaN. None if this is not supported, so that the caller
+        must use `logits`.
         """
         ...
 
 
 @runtime_checkable
 class BatchInvariant(Protocol):
-    """A language model that can say whether a token gets the same bits alone and beside others of a step."""
+    """A language model that reports whether the result of a token is bitwise the same in steps of any batch size."""
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether it does, over caches that give rows back as they were written."""
+        """Whether it is, with a cache that returns rows as they were written."""
         ...
 
 
 @runtime_checkable
 class FindsLargest(Protocol):
-    """A packed layer that finds the largest output of each row without giving all outputs."""
+    """A packed layer that finds the largest output of each row without returning all outputs."""
 
     def largest(self, rows: Tensor) -> Tensor | None:
-        """The place of the largest output [...], int64, of rows [..., inputs], the first of equal ones.
+        """The index of the largest output [...], int64, for rows [..., inputs], the first of equal ones.
 
-        It is -1 where the largest is infinite or any output is NaN. None where only all outputs can tell.
+        It is -1 where the largest is infinite or any output is NaN. None if this is not supported, so that the caller
+        must compute all outputs.
         """
         ...
 
 
 KvSharing = str | tuple[int, ...]
-"""Which layer's keys and values each layer attends to: a name for the whole stack, or one layer number for each layer,
-its own number where it makes its own; () where every layer makes its own.
+"""Which layer's keys and values each layer attends to: a pattern for the whole stack, or for each layer the number of a
+layer, its own number if it computes its own; () if every layer computes its own.
 
 "cla:2": groups of 2 neighbours attend to the keys and values of the first (cross-layer attention, Brandon et al. 2024,
 arXiv 2405.12981). "yoco": the upper half attends to those of its first layer (decoder-decoder, Sun et al. 2024, arXiv
@@ -240,7 +244,7 @@ FORMS = "'cla:N', 'yoco', or for every layer the number of the layer whose keys 
 
 
 def checked_kv_sharing(given: object, layers: int) -> KvSharing:
-    """What was given, if it is a word or fits so many layers; raises `InvalidValue` otherwise."""
+    """The given value, if it is a known pattern or fits this number of layers; raises `InvalidValue` otherwise."""
     if isinstance(given, str) and (given == UPPER_HALF or _joined(given)):
         return given
     if isinstance(given, str) or not isinstance(given, Sequence):
@@ -260,7 +264,7 @@ def checked_kv_sharing(given: object, layers: int) -> KvSharing:
 
 
 def kv_source_layer_of(kv_sharing: KvSharing, layer: int, layers: int) -> int:
-    """The number of the layer whose keys and values `layer`, of `layers`, attends to: its own where it makes them."""
+    """The number of the layer, of `layers`, whose keys and values `layer` attends to: its own if it computes them."""
     if kv_sharing == UPPER_HALF:
         return min(layer, layers // 2)
     if isinstance(kv_sharing, str):
@@ -269,6 +273,6 @@ def kv_source_layer_of(kv_sharing: KvSharing, layer: int, layers: int) -> int:
 
 
 def _joined(words: str) -> int:
-    """N of "cla:N"; 0 where it is something else."""
+    """N of "cla:N"; 0 for any other text."""
     count = words.removeprefix(NEIGHBOURS)
     return int(count) if words.startswith(NEIGHBOURS) and count.isascii() and count.isdecimal() else 0

@@ -22,7 +22,7 @@ else:
 class Modifier(Part):
     """A change to the scores before the distribution, or to the values that are summed.
 
-    `located` says that the change depends on where queries and keys stand.
+    `located` says that the change depends on the positions of queries and keys.
     """
 
     located: ClassVar[bool] = True
@@ -30,18 +30,19 @@ class Modifier(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Alibi(Modifier):
-    """Adds -m_h |i - j|, slopes m_h = 2^(-8h/H) (Press et al. 2022, arXiv 2108.12409).
+    """Adds -m_h |i - j| with the slopes m_h = 2^(-8h/H) (Press et al. 2022, arXiv 2108.12409).
 
-    `heads_of` says which heads of a larger layer these are.
+    `heads_of` gives the range of these heads in a layer that is split over ranks.
     """
 
     heads_of: HeadRange | None = None
     kind = "alibi"
 
     def slopes(self, heads: int) -> list[float]:
-        """m_h of `heads` heads: of all, h = 1..H, or of those from `heads_of.first` on of as many as it says.
+        """The slopes m_h of `heads` heads: of h = 1..H, or of those from `heads_of.first` on among `heads_of.total`.
 
-        Where H is no power of two, those of the one below, then every other one of the next.
+        Where H is not a power of two, the slopes for the next lower power come first, then every other slope for the
+        next higher one.
         """
         if self.heads_of is not None:
             first = self.heads_of.first
@@ -67,19 +68,21 @@ class SoftCap(Modifier):
 
 @dataclass(frozen=True)
 class ScoreFunction(Modifier):
-    """A change given as a function, FlexAttention's `score_mod` without the batch, with learned `parameters`.
+    """A change of the scores given as a function: FlexAttention's `score_mod` without the batch index, with learned
+    `parameters`.
 
     `function(score, head, query, key, **parameters)` gets scores [batch, heads, query, key] and integer tensors that
-    broadcast with them (head index, absolute query and key positions), and returns the new scores; it may replace them.
+    broadcast with them (head index, absolute query and key positions), and returns the scores to use instead.
 
-    `parameters` are shapes by name, such as `{"slope": ("heads",)}`: of numbers and of the words "heads" (query heads),
-    "kv_heads" (key/value heads) and "head_dim" (size of keys). The layer creates, trains and saves a
-    `torch.nn.Parameter` of each, and hands it to the function by keyword: `slope[head]` is then the slope of each
-    score's head. `initial` says by name how they begin: a number, for all elements; or two, between which they are
-    drawn uniformly; those it does not name are drawn from N(0, 0.02²).
+    `parameters` maps names to shapes, such as `{"slope": ("heads",)}`, made of numbers and of the words "heads" (query
+    heads), "kv_heads" (key/value heads) and "head_dim" (size of keys). The layer creates, trains and saves a
+    `torch.nn.Parameter` for each, and passes it to the function by keyword: `slope[head]` is then the slope of each
+    score's head. `initial` sets initial values by name: a number for all elements, or two numbers between which they
+    are drawn uniformly; parameters that it does not name are drawn from N(0, 0.02²).
 
-    Raises `InvalidValue` for parameters that the function does not take, shapes that are none, and a function that
-    holds a `torch.nn.Module` or `torch.nn.Parameter`, which no layer would register, train or save.
+    Raises `InvalidValue` for parameters that the function does not take, invalid shapes, and a function that
+    holds a `torch.nn.Module` or `torch.nn.Parameter`, which no layer would register, train or save; `UnknownName` for
+    an initial value of no parameter.
     """
 
     function: Callable[..., Any]
@@ -106,7 +109,7 @@ class ScoreFunction(Modifier):
     def _check_arguments(self) -> None:
         try:
             signature = inspect.signature(self.function)
-        except (TypeError, ValueError):  # something of C, which does not say what it takes
+        except (TypeError, ValueError):  # a function written in C, which has no signature
             return
         try:
             signature.bind(*"shqk", **dict.fromkeys(self.parameters))
@@ -123,17 +126,17 @@ class ScoreFunction(Modifier):
 
 
 AXES: Mapping[str, str] = {"heads": "query", "kv_heads": "key_value", "head_dim": "key_size"}
-"""Words for lengths of axes of learned parameters, and the fields of `Heads` that they stand for."""
+"""Words for axis lengths of learned parameters, and the fields of `Heads` that they stand for."""
 
 
 def is_axis(axis: object) -> bool:
-    """Whether it is the length of an axis, or a word for one."""
+    """Whether this is a valid axis length, or a word of `AXES`."""
     return axis in AXES if isinstance(axis, str) else is_whole(axis) and axis > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class BiasTable(Modifier):
-    """Adds a learned number per head and bucket of distances: `table` [buckets, heads]."""
+    """Adds a learned bias per head and bucket of distances: `table` [buckets, heads]."""
 
     def rows(self) -> int:
         """Number of buckets."""
@@ -141,11 +144,11 @@ class BiasTable(Modifier):
 
     @property
     def far(self) -> int:
-        """The distance from which on, to either side, all share a bucket."""
+        """The distance from which on all distances in one direction share a bucket."""
         raise TypeError(f"{type(self).__name__} does not say how far it tells distances apart")
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """The bucket of each distance, key less query, int64; of the same shape. Only operators of tensors are used."""
+        """The bucket, int64, of each distance, key position minus query position; uses only operators of tensors."""
         raise TypeError(f"{type(self).__name__} does not say which bucket {distance} has")
 
     def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
@@ -154,9 +157,9 @@ class BiasTable(Modifier):
 
 @dataclass(frozen=True, kw_only=True)
 class T5Bias(BiasTable):
-    """Buckets of one distance each while near, growing with the logarithm up to `max_distance` (T5, arXiv 1910.10683).
+    """One bucket per near distance, then buckets of logarithmic width up to `max_distance` (T5, arXiv 1910.10683).
 
-    `bidirectional` gives half of the `buckets` to keys after the query; otherwise these share the bucket of
+    `bidirectional` gives half of the `buckets` to keys after the query; otherwise these keys share the bucket of
     distance zero.
     """
 
@@ -176,12 +179,12 @@ class T5Bias(BiasTable):
 
     @property
     def one_side(self) -> int:
-        """Buckets of one direction."""
+        """Number of buckets of one direction."""
         return self.buckets // 2 if self.bidirectional else self.buckets
 
     @property
     def one_by_one(self) -> int:
-        """Distances from 0 that have a bucket of their own."""
+        """Number of distances, counted from 0, that have a bucket of their own."""
         return self.one_side // 2
 
     def rows(self) -> int:
@@ -189,7 +192,7 @@ class T5Bias(BiasTable):
 
     @property
     def far(self) -> int:
-        # Where the last bucket begins is rounded; one further on, nothing is left to round.
+        # The start of the last bucket is subject to rounding; one position further is certainly within it.
         return self.max_distance + 1
 
     def bucket(self, distance: Tensor) -> Tensor:
@@ -205,7 +208,7 @@ class T5Bias(BiasTable):
 
 @dataclass(frozen=True, kw_only=True)
 class RelativeBias(BiasTable):
-    """One bucket per distance j - i, those beyond `clip` with that of `clip`; 2 clip + 1 in all."""
+    """One bucket per distance j - i, clipped to [-clip, clip]: 2 clip + 1 in all."""
 
     clip: int
     kind = "relative_bias"
@@ -226,7 +229,7 @@ class RelativeBias(BiasTable):
 
 @dataclass(frozen=True, kw_only=True)
 class RelativeVectors(Modifier):
-    """A learned vector per distance j - i, those beyond `clip` with that of `clip` (Shaw et al. 2018, 1803.02155).
+    """A learned vector per distance j - i, clipped to [-clip, clip] (Shaw et al. 2018, arXiv 1803.02155).
 
     `table` [heads, 2 clip + 1, size], or [1, 2 clip + 1, size] where heads `share` one.
     """
@@ -269,17 +272,17 @@ class RelativeValues(RelativeVectors):
 
 
 def check_clip(kind: str, clip: object) -> None:
-    """Raise `InvalidValue` unless distances can be clipped there."""
+    """Raise `InvalidValue` unless `clip` is a whole number from 0."""
     if not isinstance(clip, int) or clip < 0:
         raise InvalidValue.of(f"{kind}.clip", clip, "a whole number of positions from 0")
 
 
 @dataclass(frozen=True)
 class DependencyTree:
-    """A parse: `heads[i]` is the token that token i depends on, -1 for the root, of which there is one.
+    """A dependency parse: `heads[i]` is the token that token i depends on, -1 for the root, of which there is one.
 
-    Tokens behind the parse depend on the one before them each, so that without a parse, (), a sequence is a chain.
-    Raises `InvalidValue` for heads that are no tokens, for several roots, and for a cycle, whose tokens it names.
+    Each token after the parse depends on the token before it, so that without a parse, (), a sequence is a chain.
+    Raises `InvalidValue` for heads that are not tokens, for several roots, and for a cycle, whose tokens it names.
     """
 
     heads: tuple[int, ...] = ()
@@ -296,7 +299,7 @@ class DependencyTree:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Steps from each token up to the root; the root's own are 0."""
+        """The number of steps from each token up to the root; 0 for the root."""
         found: list[int] = [-1] * len(self.heads)
         for token in range(len(self.heads)):
             path = [token]
@@ -309,7 +312,7 @@ class DependencyTree:
 
     @property
     def ancestors(self) -> tuple[tuple[bool, ...], ...]:
-        """Row i, column j: whether token j is token i or one above it."""
+        """Row i, column j: whether token j is token i or one of its ancestors."""
         rows = []
         for token in range(len(self.heads)):
             row, node = [False] * len(self.heads), token
@@ -336,8 +339,8 @@ class DependencyTree:
 class DependencyKeys(RelativeKeys):
     """`RelativeKeys` over distances in a tree instead of the sequence (Wang et al. 2019, arXiv 1909.00383).
 
-    Of tokens of which one is above the other it is the depth of the query less that of the key, of any others the sum
-    of both depths, negative where the query is the later one.
+    Where one token is an ancestor of the other, the distance is the query's depth minus the key's depth; otherwise it
+    is the sum of both depths, negative where the query comes later in the sequence.
     """
 
     tree: DependencyTree

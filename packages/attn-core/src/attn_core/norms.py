@@ -1,4 +1,4 @@
-"""What is done to queries and keys before they meet, as data."""
+"""Normalisation of queries and keys before the score, as data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class QkNorm(Part):
         return {"query_gain": (heads.key_size,), "key_gain": (heads.key_size,)}
 
     def key_parameters(self, heads: Heads) -> int:
-        """Number of those weights that only keys meet."""
+        """Number of those weights that apply only to keys."""
         return heads.key_size
 
 
@@ -48,8 +48,8 @@ class QkNormAllHeads(QkNorm):
 class QkL2Norm(QkNorm):
     """g q / ‖q‖ and k / ‖k‖ in every head, for a score that is their plain product (Henry et al. 2020).
 
-    `query_gain` [1] is the paper's learned g, the same in all heads, at first log₂(length² - length), for the
-    `length` of the sequences that are trained on; `eps` is added to the square of a length.
+    `query_gain` [1] is the paper's learned g, the same in all heads, initialised to log₂(length² - length) for training
+    sequences of `length` tokens; `eps` is added to the squared norm.
     """
 
     eps: float = 1e-12

@@ -1,4 +1,4 @@
-"""Options of a mechanism: from what a user types to a checked config."""
+"""Options of a mechanism: parsing them from text, and building a checked config."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def option_fields(mechanism: Mechanism) -> dict[str, Any]:
 
 
 def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **shared: Any) -> MechanismConfig:
-    """The config of `mechanism` from what the model says and the user's options.
+    """Build the config of `mechanism` from the model's `shared` fields and the user's `options`.
 
-    Where nothing is said of `cross`, it is True for a mechanism that has no other mode, and where nothing is said of
-    `causal`, it is False for a mechanism that has no causal form, and where `cross`. Raises `UnknownName` for an
-    option that the mechanism does not have, `InvalidValue` for a bad value, and `Undeclared` for what the mechanism
-    does not declare: see `require_supported`.
+    `cross` defaults to True for a mechanism that has no other mode, else to False; `causal` defaults to True, but to
+    False for a mechanism that has no causal form and where `cross` is True. Raises `UnknownName` for an option that
+    the mechanism does not have, `InvalidValue` for a bad value, and `Undeclared` for a feature that the mechanism does
+    not declare: see `require_supported`.
     """
     given = shared | dict(options or {})
     cross = given.get("cross", mechanism.only_cross)
@@ -50,9 +50,9 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
 
 
 def parse_options(pairs: Iterable[str] | None, given_by: str = "--option") -> dict[str, Any]:
-    """Options from NAME=VALUE pairs as people type them; a value is JSON where it can be, else text.
+    """Parse options given as NAME=VALUE pairs; a value that is not valid JSON is text.
 
-    Raises `InvalidValue`, about `given_by`, for a pair without a name or an equals sign.
+    Raises `InvalidValue`, with `given_by` as the field, for a pair without a name or an equals sign.
     """
     options: dict[str, Any] = {}
     for pair in pairs or ():
@@ -67,7 +67,7 @@ def parse_options(pairs: Iterable[str] | None, given_by: str = "--option") -> di
 
 
 def _direction(mechanism: Mechanism, causal: Any, *, cross: bool) -> bool:
-    """What `causal` is where nothing, or this, was said."""
+    """`causal`, or its default where it is None; raises `InvalidValue` if it is no bool, or True where `cross`."""
     able = mechanism.can(Capability.CAUSAL)
     if causal is not None and not isinstance(causal, bool):
         raise InvalidValue.of("causal", causal, "True or False").in_mechanism(mechanism.name)
@@ -80,7 +80,7 @@ def _direction(mechanism: Mechanism, causal: Any, *, cross: bool) -> bool:
 
 
 def _whole(value: Any) -> Any:
-    """Whole floats as ints, in lists too: protobuf's Struct has only floats."""
+    """Convert whole floats to ints, in lists too: protobuf's Struct has only floats."""
     if isinstance(value, list):
         return [_whole(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

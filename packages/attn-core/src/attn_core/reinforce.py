@@ -1,4 +1,4 @@
-"""REINFORCE: what layers that sample keys keep of their samples, the loss that trains them, and its baseline.
+"""REINFORCE for layers that sample keys: records of their samples, the loss that trains them, and its baseline.
 
 Xu et al. 2015 (arXiv 1502.03044), section 4.1; Williams 1992.
 """
@@ -27,7 +27,7 @@ class SampledKeys:
 
 
 class SamplesKeys:
-    """Base, beside `torch.nn.Module`, of modules that sample keys in training.
+    """Base class, beside `torch.nn.Module`, of modules that sample keys in training.
 
     `samples` are those of the last training pass: None before the first one and after a pass that sampled nothing.
     """
@@ -36,7 +36,7 @@ class SamplesKeys:
     recorded: list[SampledKeys] | None = None
 
     def keep(self, samples: SampledKeys | None) -> None:
-        """Called once in every training pass, by the module itself."""
+        """Record the samples of a training pass; the module itself calls this once in every pass."""
         self.samples = samples
         if samples is not None and self.recorded is not None:
             self.recorded.append(samples)
@@ -49,7 +49,7 @@ def samples_keys(model: nn.Module) -> bool:
 
 @contextmanager
 def recorded_samples(model: nn.Module) -> Iterator[list[SampledKeys]]:
-    """The samples of all layers of the model, in every call made inside, in a list that fills up."""
+    """A context that collects the samples of all layers of the model, from every call inside it, in a list."""
     found: list[SampledKeys] = []
     layers = [module for module in model.modules() if isinstance(module, SamplesKeys)]
     for layer in layers:
@@ -94,7 +94,7 @@ class MovingBaseline:
         self.value = initial
 
     def update(self, reward: Tensor) -> float:
-        """Average these rewards in; returns the baseline before them."""
+        """Include these rewards in the average; returns the baseline from before."""
         mean = float(reward.detach().mean())
         before = mean if self.value is None else self.value
         self.value = self.decay * before + (1 - self.decay) * mean

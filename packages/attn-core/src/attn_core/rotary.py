@@ -1,4 +1,4 @@
-"""Rotary positions and their scaling to longer sequences, as data; fixed sinusoidal positions."""
+"""Rotary positions and their scaling to longer sequences, as data, and fixed sinusoidal positions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryScaling(ABC):
-    """A rule for the angles."""
+    """A rule that changes the rotary frequencies for longer sequences."""
 
     kind: ClassVar[str]
 
@@ -29,7 +29,7 @@ class RotaryScaling(ABC):
 
     @property
     def attention_factor(self) -> float:
-        """What turned queries and keys are multiplied by; scores by its square."""
+        """The factor by which rotated queries and keys are multiplied, and so scores by its square."""
         return 1.0
 
 
@@ -51,8 +51,8 @@ class LinearScaling(RotaryScaling):
 class DynamicNtk(RotaryScaling):
     """The base grows with the length, so that high frequencies stay (bloc97 2023; arXiv 2309.00071, section 3.2).
 
-    `original_max_position_embeddings` is the longest sequence of the training, `length` the longest that is to be met;
-    up to `original_max_position_embeddings` nothing changes.
+    `original_max_position_embeddings` is the longest sequence in training, `length` the longest one in use; up to
+    `original_max_position_embeddings` nothing changes.
     """
 
     factor: float
@@ -76,10 +76,10 @@ class DynamicNtk(RotaryScaling):
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling(RotaryScaling):
-    """Long waves are divided by `factor`, short ones kept, those between blended (Llama 3.1, arXiv 2407.21783).
+    """Frequencies of long waves are divided by `factor`, those of short waves kept, those between interpolated.
 
-    Long are waves above `original_max_position_embeddings` / `low`, short those below
-    `original_max_position_embeddings` / `high`.
+    Waves are long above `original_max_position_embeddings` / `low` and short below
+    `original_max_position_embeddings` / `high` positions (Llama 3.1, arXiv 2407.21783).
     """
 
     factor: float
@@ -105,11 +105,11 @@ class Llama3Scaling(RotaryScaling):
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope(RotaryScaling):
-    """Every pair is divided by a factor of its own, found by search (LongRoPE, Ding et al. 2024, arXiv 2402.13753).
+    """The frequency of each pair is divided by its own factor, found by search (Ding et al. 2024, arXiv 2402.13753).
 
-    `long` factors are used where the longest sequence to be met, `length`, exceeds the
-    `original_max_position_embeddings` of the training, else `short` ones; one factor per pair. `attention` replaces √(1
-    + ln(length / context) / ln(context)).
+    LongRoPE. The `long` factors, one per pair, are used where the longest sequence in use, `length`, exceeds the
+    longest in training, `original_max_position_embeddings`, else the `short` ones. `attention` replaces the factor
+    √(1 + ln(length / context) / ln(context)), where context is `original_max_position_embeddings`.
     """
 
     short: tuple[float, ...]
@@ -151,30 +151,30 @@ class LongRope(RotaryScaling):
 
 
 def unscaled(base: float, rotated: int) -> list[float]:
-    """base^(-2p/d) of each pair p of d = `rotated` elements."""
+    """The frequency base^(-2p/d) of each pair p of d = `rotated` elements."""
     return [base ** (-2 * pair / rotated) for pair in range(rotated // 2)]
 
 
 def check_factor(kind: str, factor: object) -> None:
-    """Raise `InvalidValue` unless positions can be stretched by this."""
+    """Raise `InvalidValue` unless `factor` is a finite number from 1."""
     if not isinstance(factor, (int, float)) or not 1 <= factor < math.inf:
         raise InvalidValue.of(f"{kind}.factor", factor, "a number from 1")
 
 
 def check_context(kind: str, context: object, field: str = "original_max_position_embeddings") -> None:
-    """Raise `InvalidValue` unless this is a number of tokens."""
+    """Raise `InvalidValue` unless `context` is a whole number of tokens from 2."""
     if not isinstance(context, int) or context < 2:
         raise InvalidValue.of(f"{kind}.{field}", context, "a whole number of tokens from 2")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Yarn(RotaryScaling):
-    """Pairs that turn more than `fast` times in the training's `original_max_position_embeddings` are kept, those that
-    turn less than `slow` times divided by `factor`, those between blended by their place (Peng et al. 2023, arXiv
-    2309.00071).
+    """Frequencies of pairs that turn more than `fast` times in the training's `original_max_position_embeddings` are
+    kept, those that turn less than `slow` times divided by `factor`, and those between interpolated by their index
+    (Peng et al. 2023, arXiv 2309.00071).
 
-    `attention` replaces the paper's factor 0.1 ln(factor) + 1 on queries and keys alike. `whole_pairs` rounds the ends
-    of the blend outwards to whole pairs, as the paper's code does.
+    `attention` replaces the paper's factor 0.1 ln(factor) + 1 on queries and keys alike. `whole_pairs` rounds the range
+    of interpolated pairs outwards to whole pairs, as the paper's code does.
     """
 
     factor: float
@@ -206,12 +206,12 @@ class Yarn(RotaryScaling):
         return 0.1 * math.log(self.factor) + 1 if self.attention is None else self.attention
 
     def blended(self, base: float, rotated: int) -> tuple[float, float]:
-        """The first and the last pair of the blend; fractions where `whole_pairs` is off."""
+        """The first and the last pair that are interpolated; fractions where `whole_pairs` is off."""
         low, high = (self._pair_turning(times, base, rotated) for times in (self.fast, self.slow))
         if self.whole_pairs:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, rotated - 1)
-        # Equal ends would divide by zero; this far apart is as good as a step.
+        # Equal ends would divide by zero; at this distance the blend is in effect a step.
         return low, high if high > low else low + 0.001
 
     def _pair_turning(self, times: float, base: float, rotated: int) -> float:
@@ -239,7 +239,7 @@ class Rotary:
 
     @property
     def attention_factor(self) -> float:
-        """What turned queries and keys are multiplied by."""
+        """The factor by which rotated queries and keys are multiplied."""
         return 1.0 if self.scaling is None else self.scaling.attention_factor
 
 
@@ -250,7 +250,7 @@ WHOLE = ("original_max_position_embeddings", "length")
 
 
 def rotary_scaling(words: object) -> RotaryScaling:
-    """The scaling of {"kind": "linear", "factor": 4} and the like; fields as of the class of that kind.
+    """Build a scaling from a mapping such as {"kind": "linear", "factor": 4}; the fields are those of the kind's class.
 
     Raises `UnknownName` for a kind or field that does not exist, `InvalidValue` for one that is missing or bad.
     """
@@ -271,7 +271,7 @@ def rotary_scaling(words: object) -> RotaryScaling:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """Whole floats as ints where tokens are counted: protobuf's Struct has only floats. Lists as tuples."""
+    """Convert whole floats to ints in fields of tokens (protobuf's Struct has only floats), and lists to tuples."""
     if name in WHOLE and isinstance(value, float) and value.is_integer():
         return int(value)
     return tuple(value) if isinstance(value, list) else value
@@ -281,11 +281,11 @@ BASE = 10000.0
 
 
 def sinusoidal(positions: Tensor, width: int) -> Tensor:
-    """PE(p, 2i) = sin(p / 10000^(2i/width)), PE(p, 2i+1) = cos of the same: float64 [..., width] of integers [...].
+    """PE(p, 2i) = sin(p / 10000^(2i/width)), PE(p, 2i+1) = cos of the same: float64 [..., width] for integers [...].
 
-    Of an odd width the last element is a sine without its cosine. Angles are taken in float64, so that far positions
-    stay right (Vaswani et al. 2017, section 3.5). Only methods of tensors are used. The result is on the device of
-    `positions`, but on the CPU for MPS, which has no float64.
+    For an odd width the last element is a sine without its cosine (Vaswani et al. 2017, section 3.5). Angles are
+    computed in float64, so that far positions are accurate. Only methods of tensors are used. The result is on the
+    device of `positions`, or on the CPU for MPS, which has no float64.
     """
     places = (positions.cpu() if positions.device.type == "mps" else positions).double()[..., None]
     angles = places * places.new_tensor([BASE ** (-2 * pair / width) for pair in range((width + 1) // 2)])

@@ -1,4 +1,4 @@
-"""Scoring functions e = f(q, k), as data; kernels supply their learned parameters."""
+"""Scoring functions e = f(q, k), as data; kernels get their learned parameters in `AttentionInputs.parameters`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from attn_core.heads import Heads, Part
 
 @dataclass(frozen=True, kw_only=True)
 class Score(Part):
-    """A scoring function. Where it never `reads_keys`, a layer projects and remembers none.
+    """A scoring function. If it does not read keys (`reads_keys`), a layer neither projects nor caches keys.
 
-    Where it `projects_keys`, keys pass its weight `key_weight` before they meet any query. A layer does so once a token
-    and remembers what comes out, `key_shape` of each token; `AttentionInputs.key` is that where the parameters hold no
-    `score.key_weight`, and the keys themselves where they do.
+    With `projects_keys`, keys are multiplied by the score's weight `key_weight`, independently of the query. A layer
+    does so once per token and caches the result, of shape `key_shape`; `AttentionInputs.key` holds these projected keys
+    if its parameters have no `score.key_weight`, and the plain keys if they do.
     """
 
     equation: ClassVar[str]
@@ -24,7 +24,7 @@ class Score(Part):
     projects_keys: ClassVar[bool] = False
 
     def key_shape(self, heads: Heads) -> tuple[int, int]:
-        """Heads and elements of what is remembered of one token's key."""
+        """The shape (heads, elements) of what is cached of one token's key."""
         return heads.key_value, heads.key_size
 
     def pair_flops(self, heads: Heads) -> int:
@@ -161,9 +161,9 @@ class Concat(Score):
 
 @dataclass(frozen=True, kw_only=True)
 class Location(Score):
-    """e_j = (W q)_j, whatever stands at key j (Luong et al. 2015, arXiv 1508.04025, location-based).
+    """e_j = (W q)_j, independent of the content of key j (Luong et al. 2015, arXiv 1508.04025, location-based).
 
-    `longest` is the most keys there can be; a key at a position from `longest` on is refused where it is met.
+    `longest` is the largest number of keys; computing a key at a position from `longest` on raises an error.
     `weight` is [heads, longest, key_size].
     """
 

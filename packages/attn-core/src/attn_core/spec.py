@@ -1,4 +1,4 @@
-"""The softmax family as data: e = f(q, K), α = g(e), c = Σ α v."""
+"""Attention of the softmax family as data: e = f(q, K), α = g(e), c = Σ α v."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from attn_core.scores import ScaledDot, Score
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
-    """One attention of the family: score, modifiers, mask, distribution and heads.
+    """An attention function: its score, modifiers, mask, distribution and heads.
 
-    `norm` and `rotary` change queries and keys before they meet, in this order. `cross` says that keys and values come
-    from a source, not from the sequence of the queries; queries then stand at positions counted from 0.
+    `norm` and `rotary` are applied to queries and keys before the score, in this order. `cross` says that keys and
+    values come from a source, not from the sequence of the queries; query positions are then counted from 0.
     """
 
     heads: Heads
@@ -50,13 +50,13 @@ class AttentionSpec:
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """What a kernel computes, by place: `score`, `modifiers.KIND`, `distribution`."""
+        """The parts that a kernel computes, by name: `score`, `modifiers.KIND`, `distribution`."""
         modifiers = {f"modifiers.{modifier.kind}": modifier for modifier in self.modifiers}
         return {"score": self.score, **modifiers, "distribution": self.distribution}
 
     @property
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of a kernel's learned weights as `AttentionInputs.parameters` names them, such as
+        """Shapes of the learned weights of all parts, by their names in `AttentionInputs.parameters`, such as
         `distribution.logit`.
         """
         return {
@@ -67,24 +67,24 @@ class AttentionSpec:
 
     @property
     def located(self) -> bool:
-        """Whether it matters where queries and keys stand."""
+        """Whether the result depends on the positions of queries and keys."""
         parts = self.mask.kind != "full" or self.score.kind == "location" or self.distribution.located
         return parts or any(modifier.located for modifier in self.modifiers)
 
     def query_flops(self) -> int:
-        """Matrix products per query token in all heads, before any key is met; two per multiply-add."""
+        """FLOPs of matrix products per query token in all heads, whatever the keys; two per multiply-add."""
         return sum(part.query_flops(self.heads) for part in self.parts.values())
 
     def key_flops(self) -> int:
-        """Matrix products per key token in all heads, before any query is met."""
+        """FLOPs of matrix products per key token in all heads, whatever the queries."""
         return sum(part.key_flops(self.heads) for part in self.parts.values())
 
     def pair_flops(self) -> int:
-        """Matrix products per pair of a query and a key in all heads, with the sum over the values."""
+        """FLOPs of matrix products per query-key pair in all heads, including the weighted sum of the values."""
         values = 2 * self.heads.query * self.heads.value_size
         return values + sum(part.pair_flops(self.heads) for part in self.parts.values())
 
     def parameters(self) -> int:
-        """Number of learned weights, without those of projections."""
+        """Number of learned weights, excluding the projections."""
         own = sum(part.num_parameters(self.heads) for part in self.parts.values())
         return own + (self.norm.num_parameters(self.heads) if self.norm else 0)

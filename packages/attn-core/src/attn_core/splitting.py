@@ -1,8 +1,8 @@
-"""How the heads of a layer are split over ranks: the config and the learned tensors of each rank's layer.
+"""Tensor parallelism: how the heads of a layer are split over ranks, with the config and tensors of each rank's layer.
 
-A layer whose heads do not meet before its output projection is the sum of layers of some of its heads each. Matrices
-into heads are split by their outputs (column-wise, in Megatron's words: Shoeybi et al. 2019, arXiv 1909.08053), the
-output projection by its inputs (row-wise), and the outputs of all ranks are added up.
+A layer that does not combine heads before its output projection is the sum of layers with some of its heads each.
+Input projections are split by their outputs (column-parallel, in Megatron's words: Shoeybi et al. 2019, arXiv
+1909.08053), the output projection by its inputs (row-parallel), and the outputs of all ranks are added up.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ else:
     Tensor = Any
 
 OUTPUT_BIAS = "output.bias"
-"""The learned tensor that is added once to the sum of all ranks: the first rank has it, the others have zeros."""
+"""The bias that is added once to the sum over all ranks: the first rank has it, the others have zeros."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One of `size` ranks that split a layer, counted from 0."""
+    """One of the `size` ranks that a layer is split over; `index` is counted from 0."""
 
     index: int
     size: int
@@ -41,11 +41,12 @@ class Rank:
 
 @dataclass(frozen=True)
 class ParameterSplit:
-    """Which elements of a learned tensor a rank has.
+    """How a learned tensor is split over ranks.
 
-    `axis` None: all of them, the same on every rank, whose gradients are to be added up over the ranks; `once`: all on
-    the first rank, and zeros on the others. Else the axis is made of `blocks`, pairs of a size in the whole layer and
-    one in a rank's: equal where every rank has the block, else cut into as many equal parts as there are ranks.
+    With `axis` None, every rank has the whole tensor, and its gradients are to be added up over the ranks; with `once`,
+    the first rank has it and the others have zeros. Else `axis` consists of `blocks`, pairs of a block's size in the
+    whole layer and in a rank's: if they are equal, every rank has the block, else it is cut into equal parts, one per
+    rank.
     """
 
     axis: int | None = None
@@ -54,11 +55,11 @@ class ParameterSplit:
 
     @property
     def shared(self) -> bool:
-        """Whether every rank has some of the elements that others have too."""
+        """Whether every rank has elements that the other ranks have, too."""
         return not self.once and (self.axis is None or any(whole == part for whole, part in self.blocks))
 
     def indices(self, rank: Rank) -> list[int]:
-        """The places along the axis that a rank has, in its order; of a tensor that is split."""
+        """The indices along `axis` that a rank has, in its order; only for a tensor that is split."""
         found: list[int] = []
         start = 0
         for whole, part in self.blocks:
@@ -68,7 +69,7 @@ class ParameterSplit:
         return found
 
     def of(self, tensor: Tensor, rank: Rank) -> Tensor:
-        """The elements of a rank, of the whole tensor; a new tensor."""
+        """The elements that a rank has of the whole `tensor`, as a new tensor."""
         if self.once:
             return tensor.clone() if rank.index == 0 else tensor.new_zeros(tensor.shape)
         if self.axis is None:
@@ -76,7 +77,7 @@ class ParameterSplit:
         return tensor[(slice(None),) * self.axis + (self.indices(rank),)]
 
     def whole(self, parts: Sequence[Tensor]) -> Tensor:
-        """The whole tensor, of the parts of all ranks in order; what several have is taken from the last of them."""
+        """Join the parts of all ranks, in order; blocks that every rank has are taken from the last rank."""
         if self.axis is None:
             return parts[0]
         size = sum(whole for whole, _ in self.blocks)
@@ -89,8 +90,8 @@ class ParameterSplit:
 
 
 def require_split(mechanism: Mechanism, config: MechanismConfig, ranks: int) -> None:
-    """Raise `Incompatible`, with the mechanism's name, where its heads cannot be split, and `InvalidValue` where the
-    number of ranks does not fit them.
+    """Raise `Incompatible`, with the mechanism's name, if its heads cannot be split over ranks, and `InvalidValue` if
+    the number of ranks does not divide them.
     """
     spec = mechanism.spec(config)
     why = None
@@ -115,22 +116,22 @@ def require_split(mechanism: Mechanism, config: MechanismConfig, ranks: int) -> 
 
 
 def _told_heads(mechanism: Mechanism, spec: AttentionSpec) -> str:
-    """The places of parts that look at the numbers of heads, unless the mechanism itself says that it splits."""
+    """The names of the spec's parts that depend on head indices; none if the mechanism itself sets `splits_heads`."""
     if getattr(type(mechanism), "splits_heads", None) is True:
         return ""
     return " and ".join(place for place, part in spec.parts.items() if not part.splits_heads)
 
 
 def kv_heads(mechanism: Mechanism, config: MechanismConfig) -> int:
-    """The key/value heads of a layer."""
+    """The number of key/value heads of a layer."""
     spec = mechanism.spec(config)
     return config.head_layout.key_value if spec is None else spec.heads.key_value
 
 
 def rank_config(mechanism: Mechanism, config: MechanismConfig, rank: Rank) -> MechanismConfig:
-    """The config of the layer of a rank, whose output is one of the terms of the whole layer's.
+    """The config of a rank's layer, whose output is one term of the sum that is the whole layer's output.
 
-    Raises as `require_split`.
+    Raises the errors of `require_split`.
     """
     if rank.size == 1:
         return config
@@ -155,9 +156,9 @@ Shapes = Mapping[str, Sequence[int]]
 def parameter_splits(
     mechanism: Mechanism, config: MechanismConfig, whole: Shapes, part: Shapes, ranks: int
 ) -> dict[str, ParameterSplit]:
-    """How each tensor of a layer is split, by name: `whole` are the shapes of the layer, `part` those of a rank's.
+    """How each tensor of a layer is split, by name, given the shapes in the `whole` layer and in a rank's, `part`.
 
-    An axis that is shorter in a rank's layer is split. Raises `MechanismInvalid` where a tensor cannot be split so.
+    An axis that is shorter in a rank's layer is split. Raises `MechanismInvalid` for a tensor that cannot be split so.
     """
     first = rank_config(mechanism, config, Rank(0, ranks))
     joint, mine = mechanism.joint_parameters(config), mechanism.joint_parameters(first)
@@ -186,10 +187,10 @@ def _unsplit(mechanism: Mechanism, what: str) -> MechanismInvalid:
 
 
 def rank_layer(layer: Any, rank: Rank) -> tuple[Any, dict[str, ParameterSplit]]:
-    """The layer of a rank, with its elements of the learned tensors and buffers of the whole `layer`, and how each of
-    these is split, by name.
+    """Build the layer of a rank, with its elements of the learned tensors and buffers of the whole `layer`; returns it
+    and how each tensor is split, by name.
 
-    `layer` is what a mechanism built. Raises as `rank_config` and `parameter_splits`.
+    `layer` was built by its mechanism. Raises the errors of `rank_config` and `parameter_splits`.
     """
     mechanism, config = layer.mechanism, layer.mechanism_config
     part = mechanism.build(rank_config(mechanism, config, rank))

@@ -1,7 +1,7 @@
-"""What is wrong with the states that a step was given: found after it failed, so that other steps pay nothing.
+"""Clear errors for a model step that was given the wrong states, diagnosed after a failure at no cost to other steps.
 
-A store is made from the `state_specs` of a model. One that was made by hand, or for another model, gives other names,
-fields or shapes; the error that follows deep in a layer, such as `KeyError: 'inputs'`, does not say so.
+A store is made from the `state_specs` of a model. One that was made by hand, or for another model, has other names,
+fields or shapes; the error that follows deep in a layer, such as `KeyError: 'inputs'`, does not show that.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ ModelStep = Callable[[Any, Tensor, RaggedBatch, ModelState], Tensor]
 
 
 def described(specs: StateSpecs) -> str:
-    """The states of a layer by kind, name and shape of a row, such as "Paged 'kv' (key [2, 4], value [2, 4])"."""
+    """A text that lists a layer's states by kind, name and row shapes: "Paged 'kv' (key [2, 4], value [2, 4])"."""
     return ", ".join(f"{type(spec).__name__} {name!r} ({_rows(_shapes(spec))})" for name, spec in specs.items()) or (
         "nothing"
     )
 
 
 def names_wrong_states(step: ModelStep) -> ModelStep:
-    """The `step` of a model, whose failures over states that are not the model's say which these are."""
+    """Wrap the `step` of a model so that it raises `WrongState`, with names and shapes, if it fails on wrong states."""
 
     @wraps(step)
     def stepping(model: Any, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
@@ -46,7 +46,7 @@ def names_wrong_states(step: ModelStep) -> ModelStep:
 
 
 def require_states(specs: Mapping[str, StateSpecs], given: ModelState, error: Exception) -> None:
-    """Raise `WrongState`, from what a step raised, where it was given other states than these, by layer name."""
+    """Raise `WrongState`, caused by the `error` of a step, where it was given other states than `specs` by layer."""
     for layer, needed in specs.items():
         fault = _fault(needed, given.get(layer, {}))
         if fault is not None:
@@ -55,7 +55,7 @@ def require_states(specs: Mapping[str, StateSpecs], given: ModelState, error: Ex
 
 
 def _fault(needed: StateSpecs, given: Mapping[str, Any]) -> str | None:
-    """What of the views of a layer is not as its states say; None where nothing is seen to be wrong."""
+    """How the views of a layer differ from the specs of its states; None where no difference is found."""
     for name, spec in needed.items():
         if name not in given:
             return f"state {name!r} is missing, given: {', '.join(map(repr, given)) or 'no state'}"
@@ -66,7 +66,7 @@ def _fault(needed: StateSpecs, given: Mapping[str, Any]) -> str | None:
 
 
 def _given_shapes(view: Any) -> dict[str, tuple[int, ...]] | None:
-    """The shape of a row of each field that a view shows; None where it shows none now."""
+    """The row shape of each field of a view; None where the view has no readable rows now."""
     try:
         if hasattr(view, "read"):
             return {name: tuple(field.shape[1:]) for name, field in view.read().items()}

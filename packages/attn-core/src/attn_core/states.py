@@ -1,4 +1,4 @@
-"""The state of a request between steps. The engine owns the memory; a mechanism declares what it needs."""
+"""Specifications of the state of a request between steps: a mechanism declares them, the engine owns the memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def element_bytes(name: str) -> int:
 
 @dataclass(frozen=True)
 class Field:
-    """One named row of state: its shape, and its element type where it must differ from the model's."""
+    """A named tensor of a state: the shape of a row, and its element type where it must differ from the model's."""
 
     shape: tuple[int, ...]
     dtype: str | None = None
@@ -48,13 +48,13 @@ class StateSpec:
         return sum(field.bytes(dtype) for field in self.fields.values())
 
     def bytes(self, tokens: int, source: int, dtype: str) -> int:
-        """Bytes that a request of `tokens` remembered tokens over `source` source tokens weighs."""
+        """Bytes of the state for a request of `tokens` cached tokens and `source` source tokens."""
         raise TypeError(f"{type(self).__name__} is not one of the three kinds of state: Paged, Slot, Source")
 
 
 @dataclass(frozen=True)
 class Paged(StateSpec):
-    """A row per token of the sequence, such as keys and values; with a `window`, only the last that many rows."""
+    """One row per token of the sequence, such as keys and values; with a `window`, only the last `window` rows."""
 
     window: int | None = None
 
@@ -66,7 +66,7 @@ class Paged(StateSpec):
 
 @dataclass(frozen=True)
 class Slot(StateSpec):
-    """Fixed rows per sequence, zero at its start, such as the sums of linear attention."""
+    """A state of fixed size per sequence, zero at its start, such as the sums of linear attention."""
 
     def bytes(self, tokens: int, source: int, dtype: str) -> int:
         """Bytes of one row, however long the sequence."""
@@ -75,15 +75,15 @@ class Slot(StateSpec):
 
 @dataclass(frozen=True)
 class Source(StateSpec):
-    """A row per token of the source, written once by `encode` and then only read.
+    """One row per token of the source, written once by `encode` and then only read.
 
-    With `rows`, that many instead, however long the source, such as the one vector of an encoder without attention.
+    With `rows`, that many rows instead, however long the source is, such as one vector for the whole source.
     """
 
     rows: int | None = None
 
     def count(self, source: int) -> int:
-        """Rows of a source of `source` tokens."""
+        """Number of rows for a source of `source` tokens."""
         return source if self.rows is None else self.rows
 
     def bytes(self, tokens: int, source: int, dtype: str) -> int:
@@ -96,5 +96,5 @@ StateSpecs = Mapping[str, StateSpec]
 
 
 def state_bytes(specs: StateSpecs, *, tokens: int, source: int = 0, dtype: str) -> int:
-    """Bytes one request weighs in all `specs` of a layer."""
+    """Bytes of one request in all states `specs` of a layer."""
     return sum(spec.bytes(tokens, source, dtype) for spec in specs.values())

@@ -1,4 +1,4 @@
-"""Memory for states, owned by the engine: the contract a cache keeps."""
+"""State stores: the contract between the engine, which owns the memory of states, and a cache."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ else:
     Tensor = Any
 
 ModelSpecs = Mapping[str, StateSpecs]
-"""The states of every layer by layer name."""
+"""The state specs of every layer by layer name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSize:
-    """How much a store holds: `tokens` of all requests together, at most `requests` at a time."""
+    """The capacity of a store: `tokens` tokens of all requests together, of at most `requests` requests at a time."""
 
     tokens: int
     requests: int
@@ -37,7 +37,7 @@ class StoreSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What is taken of a store."""
+    """How much of a store's capacity is used."""
 
     tokens: int
     tokens_total: int
@@ -46,144 +46,146 @@ class Usage:
 
 
 class StateStore(Protocol):
-    """All states of all running requests. Requests are named by any integer the engine likes."""
+    """The states of all running requests. The engine names each request by an integer of its choice."""
 
     def fits(self, tokens: int) -> bool:
-        """Whether one request of this many tokens could be held by an otherwise empty store."""
+        """Whether one request of this many tokens fits into an otherwise empty store."""
         ...
 
     def admit(self, request: int) -> bool:
-        """Open an empty request; False, changing nothing, if there is no place."""
+        """Add an empty request; False, changing nothing, if there is no room."""
         ...
 
     def reserve(self, request: int, tokens: int) -> bool:
-        """Make room for positions up to `tokens`, exclusive; False, changing nothing, if there is none."""
+        """Reserve room for positions up to `tokens`, exclusive; False, changing nothing, if there is none."""
         ...
 
     def write_source(self, request: int, source: Mapping[str, Mapping[str, Fields]]) -> None:
-        """Fill the source states, layer -> state -> field [source, ...], once after `admit`."""
+        """Write the source states, layer -> state -> field [source, ...], once after `admit`."""
         ...
 
     def release(self, request: int) -> None:
-        """Free everything the request holds."""
+        """Remove the request and free everything it holds."""
         ...
 
     def order(self, requests: Sequence[int]) -> list[int]:
-        """The same requests in the order in which a batch of them is cheapest to read."""
+        """Sort requests into the order in which a batch of them is cheapest to read."""
         ...
 
     def view(self, batch: RaggedBatch, requests: Sequence[int]) -> ModelState:
-        """The views of one step; `requests[r]` is the name of request r of the batch."""
+        """The views of all states for one step; `requests[r]` is the name of request r of the batch."""
         ...
 
     def live_bytes(self, request: int, tokens: int) -> int:
-        """Bytes of the tensors that a request of `tokens` tokens has in the store, without slack."""
+        """Bytes of the tensors of a request of `tokens` tokens in the store, without unused capacity."""
         ...
 
     def usage(self) -> Usage:
-        """What is taken now."""
+        """The capacity in use now."""
         ...
 
 
 @runtime_checkable
 class PrefixStore(Protocol):
-    """A store in which requests that begin alike need compute what they share only once.
+    """A store with prefix caching: a prefix that several requests share is computed only once.
 
-    What is shared are blocks of whole tokens; a `scope` is any text, and nothing is shared between two scopes.
+    Whole blocks of tokens are shared; a `scope` is any text, and nothing is shared between two scopes.
     """
 
     def adopt(self, request: int, tokens: Sequence[int], scope: str) -> int:
-        """Give a request, just admitted, the remembered states of the longest beginning of `tokens`; its length."""
+        """Give a newly admitted request the states of the longest cached prefix of `tokens`; returns its length."""
         ...
 
     def remember(self, request: int, tokens: Sequence[int], computed: int, scope: str) -> None:
-        """Remember the states of the request's whole blocks, now that those of its first `computed` tokens exist.
+        """Cache the states of the request's whole blocks, of which the first `computed` tokens are computed.
 
-        `tokens` may be more than those and the same list at every call: of a request only what is new is read.
+        `tokens` may be longer than that and the same list at every call: only the new part of it is read.
         """
         ...
 
     def chunk(self, computed: int, length: int, prompt: int) -> int:
-        """How many of the next `length` tokens to compute at once, for states that exist only where a step ends.
+        """How many of the next `length` tokens to compute in one step, for states that only exist at the end of a step.
 
-        `prompt` is the length of a beginning that is to be remembered, 0 where nothing is.
+        `prompt` is the length of a prefix that is to be cached, 0 where none is.
         """
         ...
 
 
 @runtime_checkable
 class BranchingStore(Protocol):
-    """A store in which a request can be continued in several ways, and be taken back."""
+    """A store whose requests can be forked and rewound, such as for beam search and speculative decoding."""
 
     def holds(self, requests: int, tokens: int) -> bool:
-        """Whether so many requests of this many tokens each could be held together by an otherwise empty store."""
+        """Whether this many requests of this many tokens each fit together into an otherwise empty store."""
         ...
 
     def fork(self, request: int, copy: int, tokens: int) -> bool:
-        """Open `copy` with the states of `request`, computed up to `tokens`; False, changing nothing, without room.
+        """Add `copy` with the states of `request`, computed up to `tokens`; False, changing nothing, without room.
 
-        Either may go on alone afterwards: what both hold is written by neither.
+        Both requests are independent afterwards: neither writes to memory that they share.
         """
         ...
 
     def mark(self, request: int, tokens: int) -> None:
-        """Note that the request, computed up to `tokens`, may come back to here or later; replaces its last mark."""
+        """Allow `rewind` to `tokens`, up to which the request is computed, or to later ones; replaces the last mark."""
         ...
 
     def rewind(self, request: int, tokens: int) -> int:
-        """Forget what was computed from position `tokens` on, which is no earlier than the last mark.
+        """Drop what was computed from position `tokens` on, which is no earlier than the last mark.
 
-        How many tokens are left: `tokens`, or those at the mark where a state exists only where a step ended.
+        Returns how many tokens are left: `tokens`, or those at the mark for states that only exist at the end of a
+        step.
         """
         ...
 
 
 @runtime_checkable
 class TreeStore(Protocol):
-    """A store that can hold the tokens of a tree behind what a request remembers (`RaggedBatch.paths`).
+    """A store that can hold the tokens of a draft tree after the context of a request (`RaggedBatch.paths`).
 
     `view` then takes the request's name for each of the tree's tokens; room for all of them must be reserved.
     """
 
     def tree_unsupported_reason(self) -> str | None:
-        """Why it cannot, for people: what is remembered exists once a request, say; None if it can."""
+        """Why this store cannot hold draft trees, as text for users; None if it can."""
         ...
 
     def accept_path(self, request: int, tokens: int, slots: Sequence[int]) -> None:
         """Keep the rows at these slots, an ascending path of a draft tree, as those after the first `tokens` tokens.
 
-        The rest of the tree is dropped. Raises `WrongState` where `tree_unsupported_reason` says why.
+        The rest of the tree is dropped. Raises `WrongState` where `tree_unsupported_reason` gives a reason.
         """
         ...
 
 
 @runtime_checkable
 class PortableStore(Protocol):
-    """A store whose requests can leave it as bytes and go on in another store of the same states and element type."""
+    """A store that exports requests as bytes, to continue in another store of the same states and element type."""
 
     def export(self, request: int, tokens: int) -> bytes:
-        """All that the token after the first `tokens`, which are what is computed, reads of the request.
+        """Export all states that the token after the first `tokens` reads; `tokens` are those that are computed.
 
-        A safetensors file: of a window its last `window - 1` rows, else every row. The same bytes from every kind of
-        store that keeps rows as they are. Which model wrote them is not in them, beyond the shape of its states.
-        Raises `WrongState` for tokens that are not computed, `Incompatible` from a store that cannot.
+        A safetensors file: for a window its last `window - 1` rows, else every row. Every kind of store that keeps rows
+        unchanged gives the same bytes. They do not identify the model, except by the shapes of its states.
+        Raises `WrongState` for tokens that are not computed, `Incompatible` from a store that cannot export.
         """
         ...
 
     def restore(self, request: int, exported: bytes) -> int:
-        """Admit `request` with the states that were exported; how many tokens of it are computed.
+        """Admit `request` with exported states; returns how many of its tokens are computed.
 
         Changes nothing when it raises: `StateInvalid` for bytes that are damaged or of other states, `Incompatible`
-        for more tokens than the store ever holds, `OutOfCapacity` without room now, `AlreadyExists` for a name in use.
+        for more tokens than the store can ever hold, `OutOfCapacity` without room now, `AlreadyExists` for a name in
+        use.
         """
         ...
 
 
 class StaticDecode(Protocol):
-    """The inputs of decode steps in memory that stays where it is, for steps that are recorded once and repeated.
+    """The inputs of decode steps in memory of fixed addresses, for steps that are recorded once and replayed.
 
-    A step has `requests` requests, of which the last may be padding: they compute something that nobody reads, and
-    write where nobody reads.
+    A step has `requests` requests, of which the last may be padding: their outputs are ignored, and they write to
+    memory that is never read.
     """
 
     def load(
@@ -194,43 +196,43 @@ class StaticDecode(Protocol):
         requests: int,
         last: Tensor | None = None,
     ) -> None:
-        """Fill the inputs of the next step with one copy to the device: the requests of these names, each with the
-        token at a position that is the first not computed, and padding up to `requests`.
+        """Fill the inputs of the next step with one copy to the device: the requests of these names, each with one
+        token at its first position that is not computed, and padding up to `requests`.
 
-        With `last` [rows], int64, on the device, `tokens` are rows of it: the tokens of a step that may still run. The
-        first token stands for one that is negative there.
+        With `last` [rows], int64, on the device, `tokens` are indices into it: it holds the tokens of a step that may
+        still run. Token id 0 replaces a negative token there.
 
         Raises `WrongState` where a position is not reserved.
         """
         ...
 
     def tokens(self, requests: int) -> Tensor:
-        """The tokens [requests], int64."""
+        """The tokens of a step [requests], int64."""
         ...
 
     def batch(self, requests: int) -> StaticBatch:
-        """A batch over these inputs; a new one at every call, as what layers keep by batch holds for one run."""
+        """A batch over these inputs; new at every call, because what layers cache for a batch is valid for one run."""
         ...
 
     def view(self, requests: int) -> ModelState:
-        """The views of a step; `rows` of a `Paged` one raises `NotGraphSafe`, `in_place` gives `StaticRows`."""
+        """The views of a step; of a `PagedView`, `rows` raises `NotGraphSafe` and `in_place` returns `StaticRows`."""
         ...
 
 
 @runtime_checkable
 class StaticStore(Protocol):
-    """A store whose decode steps can be recorded once and repeated."""
+    """A store whose decode steps can be recorded once and replayed."""
 
     def static_decode(self, requests: int, longest: int) -> StaticDecode:
-        """The inputs of steps of at most `requests` requests, of at most `longest` tokens each.
+        """Allocate the inputs of steps of at most `requests` requests, of at most `longest` tokens each.
 
-        Raises `NotGraphSafe` where a state of the store, or its way of keeping it, does not allow that.
+        Raises `NotGraphSafe` where a state, or the way in which the store keeps it, does not allow that.
         """
         ...
 
 
 class StaticMixed(Protocol):
-    """The inputs of steps with prompts in memory that stays where it is, for steps that are recorded once and repeated.
+    """The inputs of steps with prompts in memory of fixed addresses, for steps that are recorded once and replayed.
 
     A step has `size` tokens, of which the last may be padding, as in `StaticDecode`.
     """
@@ -238,35 +240,35 @@ class StaticMixed(Protocol):
     def load(
         self, tokens: Sequence[int], contexts: Sequence[int], lengths: Sequence[int], names: Sequence[int], size: int
     ) -> None:
-        """Fill the inputs of the next step with one copy to the device: the requests of these names, each with so many
-        tokens after those it remembers, end to end in `tokens`, and padding up to `size`.
+        """Fill the inputs of the next step with one copy to the device: `lengths[r]` tokens of the request called
+        `names[r]`, after `contexts[r]` cached ones, concatenated in `tokens`, and padding up to `size`.
 
         Raises `WrongState` where a position is not reserved.
         """
         ...
 
     def tokens(self, size: int) -> Tensor:
-        """The tokens [size], int64."""
+        """The tokens of a step [size], int64."""
         ...
 
     def batch(self, size: int) -> StaticMixedBatch:
-        """A batch over these inputs; a new one at every call, as what layers keep by batch holds for one run."""
+        """A batch over these inputs; new at every call, because what layers cache for a batch is valid for one run."""
         ...
 
     def view(self, size: int) -> ModelState:
-        """The views of a step; `rows` of a `Paged` one raises `NotGraphSafe`, `in_place` gives `StaticMixedRows`."""
+        """The views of a step; of a `PagedView`, `rows` raises `NotGraphSafe`, `in_place` returns `StaticMixedRows`."""
         ...
 
 
 @runtime_checkable
 class StaticMixedStore(Protocol):
-    """A store whose steps with prompts can be recorded once and repeated."""
+    """A store whose steps with prompts can be recorded once and replayed."""
 
     def static_mixed(self, tokens: int, requests: int, longest: int) -> StaticMixed:
-        """The inputs of steps of at most `tokens` tokens of at most `requests` requests, which have at most `longest`
-        tokens each.
+        """Allocate the inputs of steps of at most `tokens` tokens of at most `requests` requests, which have at most
+        `longest` tokens each.
 
-        Raises `NotGraphSafe` where a state of the store, or its way of keeping it, does not allow that.
+        Raises `NotGraphSafe` where a state, or the way in which the store keeps it, does not allow that.
         """
         ...
 
@@ -274,9 +276,9 @@ class StaticMixedStore(Protocol):
 class CacheFamily(ABC):
     """A kind of store that a plugin offers by name.
 
-    `loss` is the largest error of a number that is read back, as a share of the largest magnitude that was written to
+    `loss` is the largest error of a number that is read back, relative to the largest magnitude that was written to
     its field; 0 where rows are read as they were written. `portable` says whether each of its stores is a
-    `PortableStore`, so that a request can go on in a store of another process.
+    `PortableStore`, so that a request can continue in a store of another process.
     """
 
     name: ClassVar[str]
@@ -286,16 +288,16 @@ class CacheFamily(ABC):
 
     @abstractmethod
     def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
-        """An empty store for a model with these states."""
+        """Create an empty store for a model with these states."""
 
     def bytes(self, specs: ModelSpecs, *, tokens: int, source: int = 0, dtype: str) -> int:
-        """Bytes that one request of `tokens` tokens over `source` source tokens weighs in a store of this kind."""
+        """Bytes of one request of `tokens` tokens and `source` source tokens in a store of this kind."""
         return sum(state_bytes(states, tokens=tokens, source=source, dtype=dtype) for states in specs.values())
 
     def room(self, specs: ModelSpecs, size: StoreSize) -> int:
-        """Bytes that a store of this size takes when it is full, without sources; each window has `size.tokens`.
+        """Bytes of a full store of this size, without source states; states of each window have `size.tokens` rows.
 
-        States of fixed size have a place more than there are requests, for the padding of static steps.
+        States of fixed size have one slot more than there are requests, for the padding of static steps.
         """
         states = [spec for layer in specs.values() for spec in layer.values()]
         rows = sum(spec.row_bytes(size.dtype) for spec in states if isinstance(spec, Paged))

@@ -1,7 +1,8 @@
 """Admission control: which requests may wait, and which cannot be completed before their deadline.
 
-Work that nobody waits for any more costs those who still wait. A request is refused where the tokens that go before it,
-at the measured pace of the engine, leave it no time; under overload the engine then computes only what arrives in time.
+Computing a request whose deadline has passed delays the requests that can still meet theirs. A request is therefore
+refused if, at the measured speed of the engine, the tokens to be computed before it leave it too little time; under
+overload the engine then computes only requests that can be completed in time.
 """
 
 from __future__ import annotations
@@ -18,25 +19,26 @@ from attn_schema import EngineConfig
 from attn_engine.request import Request
 
 DECAY = 0.95
-"""Weight of a step in the measured pace, for each later step."""
+"""The factor by which the weight of a measured step decays with each later step."""
 MIN_STEPS = 5
-"""Steps measured before a request is refused for its deadline."""
+"""The number of steps that are measured before any request is refused because of its deadline."""
 OUTLIER = 4.0
-"""A step counts as at most so many times as long as was expected."""
+"""A measured step counts as at most this many times its expected duration."""
 MIN_RETRY_SECONDS = 0.05
 LEAST_PLANNED, MOST_PLANNED = 0.3, 0.9
-"""The share of its time that a request which must wait may be planned to take: what is late is worth nothing, and the
-way to and from the engine takes time that no step shows."""
+"""The smallest and largest planned share: the fraction of the time until its deadline within which a request that must
+wait is planned to complete. The rest is a margin, also for transport to and from the engine, which no step measures."""
 MISSED, MET = 0.95, 0.002
-"""What a missed deadline multiplies that share with, and what one that was met adds: about 4 % are missed then."""
+"""The factor that a missed deadline applies to the planned share, and the amount that a met deadline adds to it. In
+equilibrium about 4 % of the deadlines are missed."""
 MOST_MET = 256
-"""Requests that ended in time, of which it may still become known that the caller was gone."""
+"""The number of requests completed in time that are kept, in case the caller turns out to have cancelled them."""
 NEARLY = 0.25
-"""A caller who leaves with at most this share of the time left has given up waiting; others had other reasons."""
+"""A cancellation with at most this fraction of the time left counts as a missed deadline; an earlier one does not."""
 
 
 class StepCost:
-    """Seconds of a step as `fixed + per_token * tokens`: least squares over the steps measured, recent ones first."""
+    """The seconds of a step as `fixed + per_token * tokens`: a least-squares fit in which recent steps weigh more."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -44,9 +46,9 @@ class StepCost:
         self._line = (0.0, 0.0)
 
     def measured(self, tokens: int, seconds: float) -> None:
-        """Note a step that computed so many tokens."""
+        """Record the duration in seconds of a step that computed `tokens` tokens."""
         if self.steps >= MIN_STEPS:
-            # The machine may have done something else meanwhile; what stays slow is believed step by step.
+            # One slow step may be an outlier (the machine was busy); a lasting slowdown is learned over several steps.
             seconds = min(seconds, OUTLIER * self.seconds(tokens)) or seconds
         self.steps += 1
         new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
@@ -54,21 +56,21 @@ class StepCost:
         count, total, time, squares, products = self._sums
         spread = count * squares - total * total
         slope = (count * products - total * time) / spread if spread > 1e-9 * count * squares else 0.0
-        # A step never costs less for its first token than nothing, nor less with more tokens.
+        # Neither the fixed cost nor the cost per token may be negative.
         slope = min(max(slope, 0.0), time / total if total else 0.0)
         self._line = (time - slope * total) / count, slope
 
     def seconds(self, tokens: float, steps: float = 1.0) -> float:
-        """Seconds of `steps` steps that compute `tokens` tokens together."""
+        """The expected seconds of `steps` steps that compute `tokens` tokens in all."""
         fixed, per_token = self._line
         return fixed * steps + per_token * tokens
 
 
 @dataclass(eq=False)
 class _Entry:
-    """A request that was admitted: tokens of its prompt and of its completions that are still to be computed.
+    """An admitted request: `prompt` and `new` are the prompt and completion tokens that are still to be computed.
 
-    `due` is when it is planned to end, somewhat before its deadline.
+    `asked` is the initial value of `new`. `due` is the time by which it is planned to end, at or before its deadline.
     """
 
     tenant: str
@@ -85,14 +87,14 @@ class _Entry:
 
 @dataclass
 class _Work:
-    """Tokens and sequences that go before a request."""
+    """The tokens and sequences that are computed before a request."""
 
     prompt: float = 0.0
     new: float = 0.0
     sequences: float = 0.0
 
     def add(self, entries: Iterable[_Entry], share: float = 1.0) -> None:
-        """Add these requests, or this share of them."""
+        """Add the work of these requests, multiplied by `share`."""
         for entry in entries:
             self.prompt += share * entry.prompt
             self.new += share * entry.new
@@ -100,9 +102,9 @@ class _Work:
 
 
 class AdmissionControl:
-    """Requests that wait and run, and the pace at which they are computed. Thread-safe.
+    """Tracks waiting and running requests and the measured speed of the engine. Thread-safe.
 
-    Of the tokens that a request may generate, those are expected that recent requests used of theirs.
+    A request is expected to generate the same fraction of its maximum number of tokens as recent requests did.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -117,15 +119,15 @@ class AdmissionControl:
         self._met: dict[str, bool] = {}
         self.cost = StepCost()
         self.refused = 0
-        """Requests refused for their deadline."""
+        """The number of requests that were refused because of their deadline."""
 
     def admit(self, request: Request, max_new_tokens: int, now: float) -> None:
-        """Let a request wait; `now` is a time of the clock of its deadline, in seconds.
+        """Add a request to those that wait; `now`, in seconds, is on the clock of the deadlines.
 
-        Raises `AlreadyExists` for an id in use, and `OutOfCapacity` where as many wait as may, or where the deadline
-        cannot be met; `retry_seconds` says when it could.
+        Raises `AlreadyExists` for an id in use, and `OutOfCapacity` if the queue is full or the deadline cannot be met;
+        its `retry_seconds` says after how long it could be met.
         """
-        # What has begun elsewhere is not refused halfway.
+        # A resumed request, which another engine has begun, is not refused halfway.
         resumed = request.resume is not None
         deadline = math.inf if request.deadline is None or resumed else request.deadline
         beams = getattr(request.params, "num_beams", 1)
@@ -147,14 +149,15 @@ class AdmissionControl:
             self._waiting[request.tenant] += 1
 
     def left(self, request_id: str, generated: int | None = None, now: float | None = None) -> None:
-        """Forget a request that has ended: with `generated` tokens, if by itself; `now`, if it was late or cancelled.
+        """Remove a request that has ended.
 
-        What is missed although it was planned to be met tells that less can be planned.
+        `generated` is the number of its completion tokens if it completed, else None; `now` is the current time. A
+        request that was admitted but misses its deadline lowers the planned share.
         """
         with self._lock:
             entry = self._entries.pop(request_id, None)
             if entry is None:
-                # Cancelled after its end: the caller was gone before the last tokens had come to it.
+                # Cancelled after its end: the caller left before the last tokens were delivered.
                 if now is not None and self._met.pop(request_id, False):
                     self._miss()
                 return
@@ -173,7 +176,7 @@ class AdmissionControl:
                 self._miss()
 
     def computed(self, tokens: Mapping[str, tuple[int, int]], seconds: float) -> None:
-        """Note a step: the tokens of prompts and completions that it computed, by request, and how long it took."""
+        """Record a step: its (prompt, completion) tokens by request id, and its duration in seconds."""
         with self._lock:
             for request_id, (prompt, new) in tokens.items():
                 entry = self._entries.get(request_id)
@@ -181,13 +184,13 @@ class AdmissionControl:
                     if not entry.running:
                         self._waited(entry.tenant)
                     entry.running = True
-                    # What the prefix cache held is not computed.
+                    # Once it decodes, no prompt is left: tokens that were not computed came from the prefix cache.
                     entry.prompt = 0 if new else max(entry.prompt - prompt, 0)
                     entry.new = max(entry.new - new, 0)
             self.cost.measured(sum(map(sum, tokens.values())), seconds)
 
     def hopeless(self, request_ids: Iterable[str], now: float) -> dict[str, OutOfCapacity]:
-        """Of requests that have computed nothing, those that would end too late even if they began now, with why."""
+        """The errors of those of the requests that have not started and would be late even if they started now."""
         found = {}
         with self._lock:
             if self.cost.steps < MIN_STEPS:
@@ -212,7 +215,7 @@ class AdmissionControl:
             del self._waiting[tenant]
 
     def _require_room(self, tenant: str) -> None:
-        """A full queue refuses the tenants that fill it; only twice as long a queue refuses all."""
+        """Raise `OutOfCapacity` if the queue is full and the tenant fills its equal share, or at twice the limit."""
         total = self._waiting.total()
         if total < self._limit:
             return
@@ -221,8 +224,8 @@ class AdmissionControl:
             raise OutOfCapacity(f"{total} requests are waiting already", waiting=total)
 
     def _lateness(self, entry: _Entry, now: float) -> float:
-        """By how many seconds a request that comes now would miss its deadline; 0 if it would not."""
-        # An idle engine takes what comes, or one slow step would be believed for ever.
+        """The seconds by which a request that arrives now would miss its deadline; 0 if it would not."""
+        # An idle engine accepts any request; otherwise one slow step could make it refuse all requests for ever.
         if math.isinf(entry.deadline) or now >= entry.deadline or self.cost.steps < MIN_STEPS or not self._entries:
             return 0.0
         work = self._before(entry)
@@ -235,15 +238,17 @@ class AdmissionControl:
         return max(0.0, now + wait + self._own_seconds(entry, work.sequences) - entry.due)
 
     def _own_seconds(self, entry: _Entry, others: float) -> float:
-        """Seconds of its own steps, beside so many other sequences."""
+        """The seconds of the request's own steps, in batches with `others` other sequences."""
         together = min(others + entry.sequences, self._max_sequences)
         steps = self._used * entry.new / entry.sequences
         prefill = max(math.ceil(entry.prompt / self._max_batched), 1)
         return self.cost.seconds(entry.prompt, prefill) + self.cost.seconds(steps * together, steps)
 
     def _before(self, entry: _Entry) -> _Work:
-        """What goes before a request: all that runs, what waits of its tenant and is due earlier, and of what waits of
-        other tenants at most what their weights let pass meanwhile.
+        """The work that is computed before a request.
+
+        This is all that runs, all that waits at a higher priority, the waiting requests of the same tenant with an
+        earlier deadline, and of other tenants as much as fair queueing by their weights schedules in the meantime.
         """
         running, mine, others = [], [], []
         for other in self._entries.values():

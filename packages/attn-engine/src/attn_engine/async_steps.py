@@ -1,13 +1,13 @@
-"""Decode steps that are launched before the tokens of the step before them are known, so that the device does not wait
-while the host does what follows a step: texts, stop strings, outputs, and the plan of the next step.
+"""Asynchronous scheduling, as in vLLM: a decode step is launched before the tokens of the previous step are known.
 
-The tokens of a step stay on the device, where the next step takes its own from them; the host gets a copy and looks at
-it while the next step runs. A sequence that ends with a token is in the next step already: what that gives for it is
-dropped. vLLM calls this asynchronous scheduling. What penalties look at stays on the device, too, and gets the newest
-token there. Where the most likely tokens that are ranked do not suffice for `top_p`, which is seen when they are read,
-the step that runs meanwhile has a sequence in it with no token: what that gives for it is dropped, and it is computed
-again. Steps whose choice needs the newest tokens on the host - grammars, drafts, beams - wait for the step before them,
-as do those in which a prompt is computed.
+The device then does not idle while the host detokenizes, checks stop strings, returns outputs and schedules.
+
+The sampled tokens of a step stay on the device, where the next step reads them as its input; the host processes a copy
+while the next step runs. A sequence that ends with a sampled token is already part of the next step, whose result for
+it is dropped. The token counts that penalties need are also kept, and updated, on the device. If the ranked candidates
+do not suffice for `top_p`, which is only known once they are read, the running step holds that sequence without a valid
+token: its result is dropped, and the position is computed again. Steps that need the newest tokens on the host
+(grammars, drafts, beams) and steps that compute a prompt wait for the previous step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class CopyBack:
-    """Tensors [n] of a device on their way to the host, behind which the device goes on; as `fetched` gives them."""
+    """A non-blocking copy of device tensors [n] to the host; `read` returns their values in the format of `fetched`."""
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         self._lengths = [len(part) for part in parts]
@@ -48,7 +48,7 @@ class CopyBack:
             self._done.record(torch.cuda.current_stream(numbers.device))
 
     def read(self) -> list[list[Any]]:
-        """The numbers of each, once they are here."""
+        """The values of each tensor; waits until the copy is complete."""
         if self._done is not None:
             self._done.synchronize()
         return apart(self._here.tolist(), self._lengths)
@@ -56,9 +56,9 @@ class CopyBack:
 
 @dataclass(frozen=True, eq=False)
 class StepInFlight:
-    """A decode step that was launched: what was drawn for each of the sequences, on the device and on its way.
+    """A launched decode step: the tokens sampled for its sequences, on the device (`drawn`) and being copied (`copy`).
 
-    `void` are the numbers of sequences that are in it with a wrong token.
+    `void` holds the numbers of the sequences whose input token in this step was wrong.
     """
 
     sequences: list[sequences.Sequence]
@@ -68,14 +68,15 @@ class StepInFlight:
 
     @property
     def chunks(self) -> list[ScheduledChunk]:
-        """What it computes."""
+        """The chunks that the step computes: one token of each sequence."""
         return [ScheduledChunk(sequence, 1) for sequence in self.sequences]
 
 
 class AsyncSteps:
-    """Launches decode steps ahead of the host; at most one runs while another is launched.
+    """Launches decode steps ahead of the host; at most one step runs while another is launched.
 
-    While a step of a sequence runs, the token that was computed counts as `computed`, and nothing is `pending`.
+    While a step of a sequence runs, its input token already counts as `computed`, and the sequence has no `pending`
+    tokens.
     """
 
     def __init__(
@@ -90,11 +91,11 @@ class AsyncSteps:
         self._rewinds = isinstance(runner.store, BranchingStore)
         self._next: StepInFlight | None = None
         self.launched_ahead = 0
-        """Steps that were launched while the one before them ran."""
+        """The number of steps that were launched while the previous step ran."""
 
     @property
     def reason(self) -> str | None:
-        """Why no step is launched ahead, for people; None if some are."""
+        """A readable reason why steps cannot be launched ahead; None if they can."""
         runner = self._runner
         if runner.graphs is None:
             return "decode steps are not repeated as CUDA graphs"
@@ -103,13 +104,13 @@ class AsyncSteps:
         return "the model has states that cannot be computed twice" if self._fixed else None
 
     def take(self) -> StepInFlight | None:
-        """The step that runs, if it still matters to anybody."""
+        """Return and clear the step that was launched ahead; None if there is none, or all its sequences have ended."""
         flying, self._next = self._next, None
         matters = flying is not None and any(map(self._scheduler.holds, flying.sequences))
         return flying if matters else None
 
     def launch(self, chunks: Sequence[ScheduledChunk]) -> StepInFlight | None:
-        """Launch a step as it was scheduled; None where the host must wait for it, for which nothing has changed."""
+        """Launch a scheduled step; None, changing nothing, if it must be computed synchronously."""
         if self.reason is not None or not chunks:
             return None
         if not all(chunk.length == 1 and not chunk.draft.tokens and self._suits(chunk.sequence) for chunk in chunks):
@@ -117,18 +118,18 @@ class AsyncSteps:
         return self._launched([chunk.sequence for chunk in chunks], None)
 
     def launch_after(self, flying: StepInFlight) -> None:
-        """Launch the step after one that runs, if all that is in the batch goes on in it."""
+        """Launch the step after a running one, if every running sequence is part of that one and suits it."""
         rows = _rows_of(flying)
         if any(number not in rows for number in self._scheduler.running):
             return
-        # Whose last token is being chosen is in no further step.
+        # A sequence whose last token is being sampled takes part in no further step.
         going = [one for one in self._scheduler.running.values() if len(one.tokens) + 1 < one.max_len]
         if all(self._suits(one) for one in going) and going and self._scheduler.continue_ahead(going):
             self._next = self._launched(going, flying)
             self.launched_ahead += self._next is not None
 
     def finish(self, flying: StepInFlight) -> list[SequenceOutput]:
-        """Wait for the tokens of a step; the outputs of its sequences, but for those that have ended meanwhile."""
+        """Wait for the tokens of a step, and return the outputs of those of its sequences that have not ended since."""
         found = []
         choices = flying.drawn.choices(flying.copy.read())
         for place, (sequence, choice) in enumerate(zip(flying.sequences, choices, strict=True)):
@@ -143,8 +144,7 @@ class AsyncSteps:
         return found
 
     def _suits(self, sequence: sequences.Sequence) -> bool:
-        """Whether the next token of a sequence in decode can be chosen where the one before is known to the device
-        alone."""
+        """Whether the next token of a sequence can be sampled while its previous token is known only to the device."""
         request = sequence.request
         if sequence.scoring is not None or request.prefill_only or request.adapter is not None:
             return False
@@ -154,7 +154,7 @@ class AsyncSteps:
         return plain and ready and not self._isolator.isolates(sequence) and not self._scheduler.drafts(sequence)
 
     def _launched(self, going: Sequence[sequences.Sequence], after: StepInFlight | None) -> StepInFlight | None:
-        """Launch a step of these sequences; None where that fails, and it is to be computed anew."""
+        """Launch a step of these sequences; None if that fails, in which case the caller must compute it."""
         by_number = {sequence.number: sequence for sequence in going}
         ordered = [by_number[number] for number in self._runner.store.order(list(by_number))]
         try:
@@ -187,8 +187,11 @@ class AsyncSteps:
         after: Sequence[int | None],
         last: Tensor | None,
     ) -> Drawn:
-        """The next token of each sequence, on the device; `last` [tokens] are the newest ones, where the host does not
-        know them, of which each has that of number `after`."""
+        """Sample the next token of each sequence, on the device.
+
+        `last` [tokens] are the tokens of the previous step where the host does not know them yet; `after` gives the
+        index in `last` of each sequence's newest token.
+        """
         rows = range(len(ordered))
         if not any(sequence.needs_logits for sequence in ordered):
             found = self._runner.greedy_tokens(hidden, rows)
@@ -200,5 +203,5 @@ class AsyncSteps:
 
 
 def _rows_of(flying: StepInFlight) -> dict[int, int]:
-    """The rows of sequences that are in a step with the token they have, by number."""
+    """The row in a step of each sequence that is not void, by sequence number."""
     return {one.number: row for row, one in enumerate(flying.sequences) if one.number not in flying.void}

@@ -1,8 +1,8 @@
-"""Chooses the next tokens of a whole batch on the device that has its logits: one copy there and one back.
+"""Samples the next tokens of a whole batch on the device that holds its logits, with one copy to it and one back.
 
-The same rules as `attn_engine.sampler`, which takes one row after the other on a CPU; a row's choice depends on that
-row alone here too. Where filters need tokens ranked, the most likely ones are looked at first; a row for which these do
-not suffice is done again over the whole vocabulary, for which the host waits once more.
+The rules are those of `attn_engine.sampler`, which processes one row after the other on a CPU; here, too, the choice
+for a row depends on that row alone. Where filters need ranked tokens, only the most likely ones are ranked first; a row
+for which these do not suffice is sampled again over the whole vocabulary, for which the host waits once more.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from attn_engine.host_numbers import HostNumbers, fetched
 from attn_engine.sampler import MIN_TEMPERATURE, Choice, likeliest, uniform
 
 CANDIDATES = 1024
-"""Most likely tokens that are ranked first."""
+"""The number of most likely tokens that are ranked first."""
 UNKNOWN = -2
-"""Stands for a row that needs more candidates."""
+"""The token value that marks a row which needs more candidates."""
 
 
 class Numbers(NamedTuple):
-    """The parameters of rows, [rows] float64 each: the inverse temperature, and those of `SamplingParams`; `points` are
-    the random numbers."""
+    """The sampling parameters of rows, [rows] float64 each: `inverse` is 1 / temperature, `points` are uniform random
+    numbers in [0, 1), and the others are fields of `SamplingParams`."""
 
     inverse: Tensor
     top_k: Tensor
@@ -39,16 +39,16 @@ class Numbers(NamedTuple):
 
 
 Kind = Callable[[Tensor, Numbers, int], Tensor]
-"""Chooses tokens [rows] of scores [rows, vocab_size] among so many candidates."""
+"""Chooses tokens [rows] for scores [rows, vocab_size] among the given number of candidates."""
 
 
 @dataclass(eq=False)
 class Drawn:
-    """What was chosen for rows, on the device: `parts` [n] each, of which the first are tokens [rows], int64, and the
-    others log probabilities of the rows that `asked` for so many.
+    """The tokens chosen for a batch of rows, on the device, with the requested log probabilities.
 
-    `logits`, `scores` and `rows` are kept where any of these may be `short`: what these are, for which the candidates
-    did not suffice, is known once the parts were read.
+    `parts` are tensors [n]: first the tokens [rows], int64, then log probabilities (see `_log_probabilities`) of the
+    rows in `asked`, which maps a row to its number of top log probabilities. `logits`, `scores` and `rows` are kept if
+    the candidates may not suffice for some rows; which rows these are (`short`) is known once `parts` have been read.
     """
 
     parts: list[Tensor]
@@ -60,12 +60,15 @@ class Drawn:
 
     @property
     def tokens(self) -> Tensor:
-        """Tokens [rows]; negative where there is none, or only more candidates would tell."""
+        """The tokens [rows]; -1 where the scores are not finite, `UNKNOWN` where more candidates are needed."""
         return self.parts[0]
 
     def choices(self, read: Sequence[list[Any]]) -> list[Choice]:
-        """What is chosen for each row, token -1 where its scores are not finite, of the parts as the host has `read`
-        them; for rows that are `short` it waits once more."""
+        """The choice for each row, from the values of `parts` that the host has `read`.
+
+        The token is -1 where the scores of a row are not finite. Rows that are `short` are sampled again, for which the
+        host waits once more.
+        """
         tokens, *found = read
         self.short = [place for place, token in enumerate(tokens) if token == UNKNOWN]
         again = self._again() if self.short else []
@@ -76,7 +79,7 @@ class Drawn:
         return _choices(tokens, self.asked, found)
 
     def _again(self) -> list[tuple[int, float]]:
-        """The tokens of rows that are short, and their log probabilities, over the whole vocabulary."""
+        """Sample the rows that are short over the whole vocabulary; returns their tokens and log probabilities."""
         scores, logits = cast("Tensor", self.scores), cast("Tensor", self.logits)
         numbers = HostNumbers()
         numbers.add("rows", self.short)
@@ -91,9 +94,9 @@ class Drawn:
 def choose_together(
     logits: Tensor, rows: Sequence[BatchRow], beside: Tensor | None = None
 ) -> tuple[list[Choice], list[int]]:
-    """What is chosen for each row of logits [rows, vocab_size]; token -1 where its scores are not finite.
+    """The choice for each row of logits [rows, vocab_size]; the token is -1 where the scores are not finite.
 
-    `beside` are integers of the device [n], which are fetched by the same copy and returned too.
+    `beside` are other integers [n] on the device, which are fetched by the same copy and returned too.
     """
     drawn = draw(logits, rows)
     read = fetched(drawn.parts if beside is None else [*drawn.parts, beside])
@@ -102,7 +105,7 @@ def choose_together(
 
 
 def draw(logits: Tensor, rows: Sequence[BatchRow], last: Tensor | None = None) -> Drawn:
-    """What is chosen for each row of logits [rows, vocab_size], for which the host does not wait; `last` as in
+    """Choose a token for each row of logits [rows, vocab_size] without waiting for the device; `last` as in
     `process_together`."""
     logits = logits.detach()
     numbers, drawn = HostNumbers(), not all(row.greedy for row in rows)
@@ -123,12 +126,13 @@ def draw(logits: Tensor, rows: Sequence[BatchRow], last: Tensor | None = None) -
 
 
 def may_fall_short(params: SamplingParams) -> bool:
-    """Whether the most likely tokens may not suffice, so that the host must look and ask again."""
+    """Whether the `CANDIDATES` most likely tokens may not suffice, so that a row may have to be sampled again."""
     return kind_of(params) is ranked and not 0 < params.top_k <= CANDIDATES
 
 
 def _chosen(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor]) -> Tensor:
-    """Tokens [rows] of scores [rows, vocab_size]; `UNKNOWN` where more candidates are needed."""
+    """The tokens [rows] chosen for scores [rows, vocab_size]; -1 where these are not finite, `UNKNOWN` where more
+    candidates are needed."""
     highest, chosen = scores.max(-1)
     for kind in _kinds(rows):
         at = sent[kind.__name__]
@@ -141,8 +145,8 @@ def _chosen(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor]
 
 
 def _log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> list[Tensor]:
-    """For logits [rows, vocab_size] the log probabilities of tokens [rows], then those of the `count` most likely
-    [rows * count], and their ids."""
+    """The log probabilities of tokens [rows] given logits [rows, vocab_size], then those of the `count` most likely
+    tokens [rows * count], and their ids [rows * count]."""
     scores = logits.float().log_softmax(-1)
     own = scores.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
     values, ids = scores.topk(min(count, scores.shape[-1]), dim=-1)
@@ -150,7 +154,7 @@ def _log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> list[Tenso
 
 
 def _choices(tokens: Sequence[float], asked: Mapping[int, int], found: Sequence[Sequence[float]]) -> list[Choice]:
-    """The tokens, with the log probabilities of the rows that ask for so many."""
+    """The choice for each row, with log probabilities for the rows in `asked`, which says how many of each."""
     choices: list[Choice] = [(int(token), None, ()) for token in tokens]
     if asked:
         own, values, ids = found
@@ -164,7 +168,7 @@ def _choices(tokens: Sequence[float], asked: Mapping[int, int], found: Sequence[
 
 
 def kind_of(params: SamplingParams) -> Kind:
-    """The function that chooses with these parameters."""
+    """The function that chooses tokens under these parameters."""
     if params.temperature == 0:
         return greedy
     if params.typical_p < 1:
@@ -173,7 +177,7 @@ def kind_of(params: SamplingParams) -> Kind:
 
 
 def _kinds(rows: Sequence[BatchRow]) -> dict[Kind, list[int]]:
-    """The rows of each kind, but for those that take the most likely token."""
+    """The rows of each kind, except those that take the most likely token."""
     found: dict[Kind, list[int]] = {}
     for place, row in enumerate(rows):
         found.setdefault(kind_of(row.params), []).append(place)
@@ -182,7 +186,7 @@ def _kinds(rows: Sequence[BatchRow]) -> dict[Kind, list[int]]:
 
 
 def _note(numbers: HostNumbers, rows: Sequence[BatchRow], vocab_size: int) -> None:
-    """Add what `process_together` and `_chosen` need of the host."""
+    """Add the numbers that `process_together` and `_chosen` need from the host."""
     note_changes(numbers, rows, vocab_size)
     for kind, places in _kinds(rows).items():
         numbers.add(kind.__name__, places)
@@ -190,7 +194,7 @@ def _note(numbers: HostNumbers, rows: Sequence[BatchRow], vocab_size: int) -> No
 
 
 def _lines(rows: Sequence[BatchRow]) -> list[tuple[float, ...]]:
-    """The parameters of rows, a line each of `Numbers`."""
+    """The parameters of the rows, one tuple for each field of `Numbers`."""
     lines = [
         (
             1 / max(row.params.temperature, MIN_TEMPERATURE),
@@ -212,7 +216,7 @@ def greedy(scores: Tensor, numbers: Numbers, candidates: int) -> Tensor:
 
 
 def weighted(scores: Tensor, numbers: Numbers, candidates: int) -> Tensor:
-    """Tokens [rows] at the points of the cumulative distributions of scores [rows, vocab_size]."""
+    """Sample tokens [rows] from scores [rows, vocab_size]: inverse transform sampling at `points`, with min_p."""
     del candidates
     weights = weights_of(scores, scores.amax(-1, keepdim=True), numbers)
     weights = weights.masked_fill(weights < numbers.min_p[:, None], 0)
@@ -220,7 +224,7 @@ def weighted(scores: Tensor, numbers: Numbers, candidates: int) -> Tensor:
 
 
 def ranked(scores: Tensor, numbers: Numbers, candidates: int) -> Tensor:
-    """As `weighted`, of the tokens that the filters keep; `UNKNOWN` where some of these are no candidates."""
+    """Like `weighted`, among the tokens that all filters keep; `UNKNOWN` where some of these are not candidates."""
     everything = weights_of(scores, scores.amax(-1, keepdim=True), numbers).sum(-1)
     best, ids = most_likely(scores, candidates)
     best = best.double()
@@ -241,18 +245,18 @@ def ranked(scores: Tensor, numbers: Numbers, candidates: int) -> Tensor:
 
 
 def typical(scores: Tensor, numbers: Numbers, candidates: int) -> Tensor:
-    """As `ranked`, with typical_p, for which any token may count."""
+    """Like `ranked`, over the whole vocabulary, as typical_p may keep any token."""
     del candidates
     return ranked(scores, numbers, scores.shape[-1])
 
 
 def weights_of(scores: Tensor, highest: Tensor, numbers: Numbers) -> Tensor:
-    """exp((score - highest) / temperature) of scores [rows, tokens]."""
+    """The weights exp((score - highest) / temperature) of scores [rows, tokens]."""
     return ((scores - highest) * numbers.inverse[:, None].to(scores.dtype)).exp()
 
 
 def most_likely(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest scores of each row with their tokens, largest first; of equal ones, the first token first."""
+    """The `count` largest scores of each row and their token ids, largest first; equal scores in order of token id."""
     if count >= scores.shape[-1]:
         return scores.sort(dim=-1, descending=True, stable=True)
     best, ids = scores.topk(count, -1, sorted=False)
@@ -262,7 +266,7 @@ def most_likely(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def keep_typical(weights: Tensor, numbers: Numbers) -> Tensor:
-    """Weights with those that typical_p drops set to 0; equally likely tokens are kept or dropped together."""
+    """Set the weights that typical_p drops to 0; equally likely tokens are kept or dropped together."""
     if weights.shape[-1] == 0:
         return weights
     probabilities = weights / weights.sum(-1, keepdim=True)
@@ -277,11 +281,11 @@ def keep_typical(weights: Tensor, numbers: Numbers) -> Tensor:
 
 
 def pick(weights: Tensor, numbers: Numbers) -> Tensor:
-    """The first index [rows] whose cumulative weight exceeds the row's point of all; weights [rows, tokens]."""
+    """The first index [rows] at which the cumulative sum of weights [rows, tokens] exceeds point * total."""
     sums = weights.cumsum(-1, dtype=torch.float64)
     target = numbers.points[:, None] * sums[:, -1:]
     place = torch.searchsorted(sums, target, right=True)[:, 0]
-    # Rounding can put the target at the very end, behind the last that has weight.
+    # Rounding can put the target at the very end, after the last token with a positive weight.
     among = torch.arange(weights.shape[1], device=weights.device)
     last = torch.where(weights > 0, among, 0).amax(-1)
     return torch.minimum(place, last)

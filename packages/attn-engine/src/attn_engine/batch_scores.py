@@ -1,7 +1,7 @@
-"""Penalties, biases and constraints of a whole batch, on the device that has its logits.
+"""Penalties, biases and constraints of a whole batch, on the device that holds its logits.
 
-The same rules as `attn_engine.sampler.process_logits`, which takes one row. What the device must be told is added to
-the numbers of the step; what it keeps from step to step are the tokens that penalties look at.
+The rules are those of `attn_engine.sampler.process_logits`, which processes one row. New tokens and parameters are
+added to the `HostNumbers` of the step; the token tallies that penalties need stay on the device between steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attn_engine.host_numbers import HostNumbers
 
 @dataclass(eq=False)
 class TokenTally:
-    """What a device keeps of the tokens of a sequence: `kept` [vocab_size], of those before number `noted`."""
+    """A per-token statistic of a sequence on the device: `kept` [vocab_size] covers its first `noted` tokens."""
 
     noted: int = 0
     kept: Tensor | None = None
@@ -31,10 +31,10 @@ class TokenTally:
 class BatchRow:
     """One row to choose a token for: its parameters, seed and position, and the known tokens of its sequence.
 
-    `greedy` says that the most likely token is taken, whatever came before. Where penalties need them, `seen` keeps
-    which tokens have occurred, bool, and `counts` how often each was generated, float32. Tokens that are `suppressed`
-    may not come, nor those that are 0 in `grammar` [vocab_size], uint8. Where the token before the position is known to
-    the device alone, it is number `after` of those that the step before has chosen.
+    With `greedy` the most likely token is taken, whatever came before. Where penalties need them, `seen` tallies
+    which tokens have occurred, bool, and `counts` how often each was generated, float32. `suppressed` tokens, and those
+    that are 0 in `grammar` [vocab_size], uint8, cannot be chosen. If the previous token is known only to the device,
+    `after` is its index among the tokens that the previous step has chosen.
     """
 
     params: SamplingParams
@@ -50,7 +50,7 @@ class BatchRow:
 
 
 def note_changes(numbers: HostNumbers, rows: Sequence[BatchRow], vocab_size: int) -> None:
-    """Add what `process_together` needs of the host."""
+    """Add the numbers that `process_together` needs from the host."""
     seen = {place: row.seen for place, row in enumerate(rows) if row.seen is not None}
     if seen:
         numbers.add("seen.rows", list(seen))
@@ -79,7 +79,7 @@ def note_changes(numbers: HostNumbers, rows: Sequence[BatchRow], vocab_size: int
 
 
 def _fresh(rows: Sequence[BatchRow], tallies: Mapping[int, TokenTally], vocab_size: int) -> list[int]:
-    """Where the tokens that are not in the tallies yet lie in these, laid end to end."""
+    """The flat indices, into tallies [tallies, vocab_size], of the tokens that these do not contain yet."""
     return [
         number * vocab_size + token
         for number, (place, tally) in enumerate(tallies.items())
@@ -88,8 +88,8 @@ def _fresh(rows: Sequence[BatchRow], tallies: Mapping[int, TokenTally], vocab_si
 
 
 def _note_after(numbers: HostNumbers, name: str, rows: Sequence[BatchRow], vocab_size: int) -> None:
-    """Add where tallies of rows begin, laid end to end, to which a token is added that the device alone knows, and its
-    number."""
+    """For rows whose newest token is known only to the device, add the flat offset of their tally and the index of that
+    token (`BatchRow.after`)."""
     awaited = {number: row.after for number, row in enumerate(rows) if row.after is not None}
     if awaited:
         numbers.add(f"{name}.begins", [number * vocab_size for number in awaited])
@@ -101,8 +101,8 @@ def process_together(
 ) -> Tensor:
     """Logits [rows, vocab_size], float32, after penalties, logit_bias and constraints, in this order.
 
-    `sent` is what `note_changes` added; `last` [tokens], int64, are those that the step before has chosen, where rows
-    are `after` some of them. The tallies of the rows know all their tokens afterwards.
+    `sent` holds what `note_changes` added; `last` [tokens], int64, are the tokens that the previous step has chosen,
+    for rows with `after`. Updates the tallies of the rows to include all their tokens.
     """
     scores = logits.detach().float()
     if "seen.rows" in sent:
@@ -124,17 +124,17 @@ def process_together(
 
 
 def _places(sent: Mapping[str, Tensor], name: str, last: Tensor | None) -> Tensor:
-    """Where the tokens that tallies do not know yet lie in these, laid end to end."""
+    """Like `_fresh`, on the device, with the tokens that only the device knows."""
     fresh = sent[f"{name}.fresh"]
     if last is None or f"{name}.after" not in sent:
         return fresh
-    # A row without a token ends, whatever its tally says.
+    # A row without a token (-1) ends, so its tally does not matter.
     awaited = last.index_select(0, sent[f"{name}.after"]).clamp(min=0)
     return torch.cat([fresh, sent[f"{name}.begins"] + awaited])
 
 
 def _known(rows: Sequence[BatchRow]) -> list[int]:
-    """How many tokens of rows are in their tallies after a step."""
+    """The number of tokens of each row that its tally covers after this step."""
     return [len(row.tokens) + (row.after is not None) for row in rows]
 
 
@@ -161,7 +161,7 @@ def _counted(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor
 
 
 def _stacked(tallies: Sequence[TokenTally], nothing: Tensor) -> Tensor:
-    """What is kept of each [tallies, vocab_size]; `nothing` for those that are new."""
+    """The tallies, stacked [tallies, vocab_size]; `nothing` stands for a new one."""
     return torch.stack([nothing if tally.kept is None else tally.kept for tally in tallies])
 
 
@@ -171,7 +171,7 @@ def _keep(tallies: Sequence[TokenTally], known: Tensor, lengths: Sequence[int]) 
 
 
 def _part(scores: Tensor, at: Tensor) -> Tensor:
-    """These rows, which rise."""
+    """The rows at the ascending indices `at`."""
     return scores if len(at) == len(scores) else scores[at]
 
 

@@ -1,4 +1,4 @@
-"""Beam search: the search over log probabilities, and the sequences that hold the KV cache of its beams.
+"""Beam search: the search over log probabilities, and the sequences that hold the KV caches of its beams.
 
 Graves 2012, "Sequence Transduction with Recurrent Neural Networks", arXiv 1211.3711, section 2.5; the length penalty is
 that of Wu et al. 2016, arXiv 1609.08144, section 7, with the plain length in place of (5 + length) / 6.
@@ -20,22 +20,25 @@ from attn_engine.sequence import Sequence
 
 @dataclass(frozen=True)
 class BeamHypothesis:
-    """New tokens and their score: the sum of log probabilities, once finished divided by the length penalty."""
+    """The new tokens of a beam and their score: the sum of their log probabilities.
+
+    The score of a finished hypothesis is divided by length ** length_penalty.
+    """
 
     tokens: tuple[Token, ...]
     score: float
 
 
 Candidate = tuple[float, int, int]
-"""Score, beam and token of a continuation."""
+"""The score, beam and token id of a continuation."""
 MakeToken = Callable[[int, int], Token]
-"""The token, with its log probabilities, that continues a beam."""
+"""Maps a beam and a token id to the token with its log probabilities."""
 EndsBeam = Callable[[int, int], bool]
-"""Whether a token, though no end-of-sequence token, ends a beam."""
+"""Maps a beam and a token id that is no end-of-sequence token to whether the token ends the beam."""
 
 
 class BeamHypotheses:
-    """Running beams, and the best finished hypotheses, best first. `end_ids` are the end-of-sequence tokens."""
+    """The running beams and the best finished hypotheses, best first. `end_ids` are the end-of-sequence tokens."""
 
     def __init__(self, params: SamplingParams, max_new_tokens: int, end_ids: Collection[int]) -> None:
         self._num_beams = params.num_beams
@@ -51,7 +54,7 @@ class BeamHypotheses:
     def step(self, scores: Tensor, make_token: MakeToken, ends_beam: EndsBeam | None = None) -> list[tuple[int, int]]:
         """Continue by one token, given log probabilities [beams, vocab_size] of the running beams.
 
-        Returns the beams that go on, best first: the index that each had, and its new token.
+        Returns (index of the parent beam, new token) for each beam that continues, best first.
         """
         length = len(self._running[0].tokens) + 1
         found, ending = self._ranked(scores, length, ends_beam)
@@ -61,7 +64,7 @@ class BeamHypotheses:
             BeamHypothesis((*self._running[beam].tokens, make_token(beam, token)), score)
             for score, beam, token in chosen
         ]
-        # Only what is among the best of all may finish; the others are there to keep the search going.
+        # Only continuations among the best `num_beams` may finish; the others keep `num_beams` beams running.
         last = [item for item, ends in zip(found[:width], ending[:width], strict=True) if ends]
         divisor = float(length**self._length_penalty)
         self._finish(
@@ -81,7 +84,7 @@ class BeamHypotheses:
         return len(self.finished) == self._num_beams
 
     def _ranked(self, scores: Tensor, length: int, ends_beam: EndsBeam | None) -> tuple[list[Candidate], list[bool]]:
-        """The best continuations until `num_beams` go on, and which of them end."""
+        """The best continuations, until `num_beams` of them continue, and whether each one ends its beam."""
         width, at_limit = self._num_beams, length >= self._max_new_tokens
         found: list[Candidate] = []
         ending: list[bool] = []
@@ -99,7 +102,7 @@ class BeamHypotheses:
         before = torch.tensor([h.score for h in self._running], dtype=torch.float64, device=scores.device)
         sums = (scores.double() + before[:, None]).flatten()
         vocab_size = scores.shape[-1]
-        # Mostly so many are enough, whatever ends; the whole vocabulary is sorted only if they are not.
+        # This many usually suffice, whichever of them end; the whole vocabulary is sorted only if they do not.
         values, places = sums.topk(min(len(sums), max(2, 1 + len(self._end_ids)) * self._num_beams))
         given = set()
         for value, at in zip(values.tolist(), places.tolist(), strict=True):
@@ -131,19 +134,19 @@ class BeamHypotheses:
 
 
 class ForksStates(Protocol):
-    """Where the KV cache of sequences is."""
+    """The holder of the sequences' KV caches, which can free and fork them; implemented by `Scheduler`."""
 
     def remove(self, sequence: Sequence) -> None:
         """Free the KV cache of a sequence."""
         ...
 
     def branch(self, parent: Sequence, copy: Sequence) -> None:
-        """Fork the KV cache of a sequence for another that has none."""
+        """Fork the KV cache of `parent` for `copy`, which has none."""
         ...
 
 
 class BeamSearch:
-    """One beam search. The sequences of `running` hold one beam each, and are scheduled together."""
+    """One beam search. Each sequence in `running` holds one beam; they are scheduled together."""
 
     def __init__(self, params: SamplingParams, sequences: list[Sequence], end_ids: Collection[int]) -> None:
         self.leader, *self._spare = sequences
@@ -158,23 +161,23 @@ class BeamSearch:
 
     @property
     def ready(self) -> bool:
-        """Whether the next logits of all beams are computed."""
+        """Whether the next logits of all beams have been computed."""
         return all(sequence.logits is not None for sequence in self.running)
 
     @property
     def sequences(self) -> list[Sequence]:
-        """All sequences of the search, those that hold no beam now included."""
+        """All sequences of the search, including those that hold no beam at present."""
         return [*self.running, *self._spare]
 
     def advance(self, forks: ForksStates) -> list[BeamHypothesis] | None:
-        """Continue by one token; the best hypotheses once the search has ended.
+        """Continue by one token; returns the best hypotheses once the search has ended, else None.
 
         Raises `FloatingPointError` if the model's logits are not finite, `UserError` if structured output cannot be
         matched any further.
         """
         rows = [sequence.logits for sequence in self.running if sequence.logits is not None]
         logits = torch.stack(rows).float()
-        # One check for all: each one waits for the device.
+        # One check for all rows, as every check waits for the device.
         if not bool(logits.amax(-1).isfinite().all()):
             raise FloatingPointError
         scores = torch.stack([self._scores(s, row) for s, row in zip(self.running, logits, strict=True)])
@@ -192,7 +195,7 @@ class BeamSearch:
         return None
 
     def is_finite(self, sequence: Sequence) -> bool:
-        """Whether the next logits of a beam are computed and finite."""
+        """Whether the next logits of a beam have been computed and are finite."""
         return sequence.logits is not None and bool(sequence.logits.amax().isfinite())
 
     def _scores(self, sequence: Sequence, logits: Tensor) -> Tensor:
@@ -215,7 +218,7 @@ class BeamSearch:
         return sequence.token(token, own, top)
 
     def _regroup(self, chosen: list[tuple[int, int]], forks: ForksStates) -> None:
-        """Give each beam that goes on a sequence: its parent's, or a copy of it."""
+        """Assign a sequence to each beam that continues: the sequence of its parent, or a fork of it."""
         parents = list(self.running)
         going_on = {beam for beam, _ in chosen}
         for beam, sequence in enumerate(parents):

@@ -1,4 +1,4 @@
-"""An engine from a model and its config, with a cache as large as its memory allows."""
+"""Builds an engine from a model and a config, with a KV cache as large as the configured memory allows."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def build_engine(
     draft_model: LanguageModel | None = None,
     ranks: Leader | None = None,
 ) -> Engine:
-    """An engine with a new cache of the installed family `config.kv_cache`.
+    """Build an engine with a new KV cache of the installed family `config.kv_cache`.
 
     The cache holds `kv_cache_tokens` tokens of all sequences together; if not given, as many as fit in
     `config.kv_cache_memory_bytes`, by default `KV_CACHE_BYTES`, but no more than `max_num_seqs` sequences of the
-    model's context. A `draft_model`, a smaller decoder of the same vocabulary, gets a cache of its own of at most the
-    same memory. With `ranks`, `model` is the first rank's part of a model, whose other ranks get caches of as many
-    tokens; the draft model is whole. Element type and device of the caches are those of the models' parameters; sizes
-    of a step that are not given are those that suit the device. Raises `UnknownName` for the cache, `InvalidValue` if
-    the memory does not hold one token of each sequence.
+    model's context length. A `draft_model`, a smaller decoder of the same vocabulary, gets a cache of its own of at
+    most the same memory. With `ranks`, `model` is the first rank's part of a model, whose other ranks get caches for
+    the same number of tokens; the draft model is not split. The dtype and device of a cache are those of its model's
+    parameters; step sizes that the config leaves out are the defaults for the device. Raises `UnknownName` for an
+    unknown cache family, and `InvalidValue` if the memory does not hold one token of each sequence.
     """
     config = config.with_defaults(next(model.parameters()).device.type)  # type: ignore[attr-defined]
     store = _store(model, config, kv_cache_tokens, ranks)
@@ -45,7 +45,11 @@ def build_engine(
 
 
 def _prompt_lookup(model: LanguageModel, config: EngineConfig, ranks: Leader | None) -> PromptLookupProposer:
-    """Draft tokens that nobody asked for, where they cannot change a bit of what is computed, and pay."""
+    """The proposer of draft tokens by prompt lookup.
+
+    It is adaptive, and then also drafts for requests that set no number of draft tokens, if the config sets none either
+    and drafts cannot change a bit of the results: for batch-invariant models on one rank with a lossless cache.
+    """
     exact = installed().caches.get(config.kv_cache).loss == 0
     unasked = config.num_speculative_tokens is None and ranks is None and exact
     if unasked and isinstance(model, BatchInvariant) and model.batch_invariant:
@@ -54,15 +58,15 @@ def _prompt_lookup(model: LanguageModel, config: EngineConfig, ranks: Leader | N
 
 
 def kv_cache_size(model: LanguageModel, family: CacheFamily, config: EngineConfig) -> StoreSize:
-    """The largest cache within `config.kv_cache_memory_bytes`, or `KV_CACHE_BYTES`, by the family's own formula, but
-    no larger than `max_num_seqs` sequences of the model's context need.
+    """The largest cache within `config.kv_cache_memory_bytes`, or `KV_CACHE_BYTES`, by the family's own formula, but no
+    larger than `max_num_seqs` sequences of the model's context length need.
 
-    Raises `InvalidValue` if the memory does not hold one token of one sequence.
+    Raises `InvalidValue` if the memory does not hold a single token.
     """
     count, allowed = config.batch_sizes[0], config.kv_cache_memory_bytes or KV_CACHE_BYTES
     dtype, device = _dtype_and_device(model)
     specs = model.state_specs()
-    # Every request may come with the longest encoder input.
+    # Every request may have an encoder input of the maximum length.
     longest = getattr(model, "max_encoder_len", 0)
     empty, full = (family.bytes(specs, tokens=0, source=source, dtype=dtype) for source in (0, longest))
 

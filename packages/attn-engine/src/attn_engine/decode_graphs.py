@@ -1,5 +1,5 @@
-"""Decode steps that are recorded as CUDA graphs: every sequence computes one token, over inputs that stay where they
-are (`attn_core.stores.StaticDecode`)."""
+"""Decode steps that are captured as CUDA graphs: every sequence computes one token, and the inputs stay at fixed
+addresses (`attn_core.stores.StaticDecode`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from attn_engine.scheduler import ScheduledChunk
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-"""Numbers of requests for which steps are recorded; above these, every multiple of `FARTHER`."""
+"""The numbers of requests for which steps are recorded; beyond the last one, in increments of `FARTHER`."""
 FARTHER = 32
 
 
@@ -36,10 +36,9 @@ class DecodeGraphs(RecordedSteps):
         self._inputs: StaticDecode | None = None
 
     def run(self, chunks: Sequence[ScheduledChunk]) -> Tensor | None:
-        """Hidden states [sequences, hidden_size] of a decode step, valid until the next; None where it is no decode
-        step, or cannot be recorded.
+        """Hidden states [sequences, hidden_size] of a decode step, valid until the next step.
 
-        Raises what a step raises that was recorded before.
+        None if it is not a decode step, or cannot be recorded. Raises whatever replaying a recorded step raises.
         """
         if any(chunk.length != 1 or chunk.draft.tokens for chunk in chunks):
             return None
@@ -47,7 +46,7 @@ class DecodeGraphs(RecordedSteps):
         return self._repeat(sequences, [sequence.tokens[sequence.computed] for sequence in sequences])
 
     def run_after(self, sequences: Sequence[sequences.Sequence], rows: Sequence[int], last: Tensor) -> Tensor | None:
-        """As `run`, of a step whose tokens only the device knows: these rows of `last` [tokens], int64."""
+        """Like `run`, for a step whose input tokens are known only to the device: `rows` of `last` [tokens], int64."""
         return self._repeat(sequences, rows, last)
 
     def _repeat(
@@ -79,6 +78,6 @@ class DecodeGraphs(RecordedSteps):
 
 
 def sizes_to(most: int) -> tuple[int, ...]:
-    """Numbers of requests for which steps are recorded where there are at most so many."""
+    """The numbers of requests, up to `most`, for which steps are recorded."""
     known = [*SIZES, *range(SIZES[-1] + FARTHER, most + FARTHER, FARTHER)]
     return (*(size for size in known if size < most), most)

@@ -1,4 +1,4 @@
-"""Incremental detokenization: the text of a growing completion, and its stop strings."""
+"""Incremental detokenization of a growing completion, and detection of its stop strings."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from attn_core.models import Tokenizer
 
 REPLACEMENT = "\ufffd"
 PREFIX_TOKENS = 4
-"""Tokens decoded before the new ones: some tokenizers drop a leading space otherwise."""
+"""The number of earlier tokens that are decoded with the new ones: otherwise some tokenizers drop a leading space."""
 MAX_WINDOW = 16
-"""Tokens decoded together before the oldest are dropped from the window."""
+"""The number of tokens decoded together before the oldest are dropped from the window."""
 MAX_INCOMPLETE_BYTES = 3
-"""Bytes of an incomplete UTF-8 character, each decoded as U+FFFD."""
+"""The maximum number of bytes of an incomplete UTF-8 character, each decoded as U+FFFD."""
 CACHED_TOKENS = 65536
 
 TokenText = Callable[[int], str]
-"""The text of a token decoded by itself."""
+"""Maps a token id to the text of that token decoded by itself."""
 
 
 def token_text(tokenizer: Tokenizer | None) -> TokenText:
-    """The text of single tokens, special tokens included, cached; empty without a tokenizer."""
+    """A cached function that decodes single tokens, special tokens included; it returns "" without a tokenizer."""
     if tokenizer is None:
         return lambda _: ""
     return lru_cache(CACHED_TOKENS)(lambda token: tokenizer.decode([token], skip_special=False))
 
 
 class Detokenizer:
-    """Decodes tokens as they come into pieces of text that no later token can change."""
+    """Decodes tokens one at a time into pieces of text that no later token can change."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -36,7 +36,7 @@ class Detokenizer:
         self._returned = len(_complete_part(self._decode()))
 
     def push(self, token: int) -> str:
-        """The text that is final with this token; empty while a character is incomplete."""
+        """The text that becomes final with this token; empty while a character is incomplete."""
         before = len(self._ids)
         self._ids.append(token)
         whole = self._decode()
@@ -56,7 +56,7 @@ class Detokenizer:
         return copy
 
     def finish(self) -> str:
-        """The text held back; an incomplete character becomes U+FFFD."""
+        """The rest of the text, at the end of the completion; an incomplete character becomes U+FFFD."""
         whole = self._decode()
         piece = whole[self._returned :]
         self._returned = len(whole)
@@ -77,7 +77,7 @@ def _complete_part(text: str) -> str:
 
 
 class StopStrings:
-    """Finds stop strings in a text that comes in pieces; holds back what may be the beginning of one."""
+    """Finds stop strings in text that arrives in pieces; holds back text that may be the beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -86,7 +86,7 @@ class StopStrings:
         """The stop string that ended the text, once it has appeared."""
 
     def push(self, piece: str) -> str:
-        """The text that may be returned now; nothing after a stop string has been found."""
+        """The text that may be returned now; empty once a stop string has been found."""
         if self.found is not None:
             return ""
         if not self._stops:
@@ -108,12 +108,12 @@ class StopStrings:
         return copy
 
     def finish(self) -> str:
-        """The text held back, at the end of the completion."""
+        """The text that was held back, at the end of the completion."""
         held, self._held = self._held, ""
         return held
 
     def _longest_prefix(self, text: str) -> int:
-        """Characters at the end of the text that are the longest beginning of a stop string."""
+        """The number of characters at the end of the text that could begin a stop string; the longest match."""
         longest = 0
         for stop in self._stops:
             for length in range(min(len(stop) - 1, len(text)), longest, -1):

@@ -1,9 +1,9 @@
-"""A small model that drafts for a large one.
+"""Speculative decoding with a small model that proposes draft tokens for a large one.
 
 Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", arXiv 2211.17192. They accept a
-sampled token with the ratio of two probabilities; here both models sample with the same random number of the position,
-and a draft token is accepted if both sample the same. The text is then that without drafts, so a seed gives the same
-text however many tokens there was room to draft.
+sampled token with the ratio of two probabilities; here both models sample with the same random number at each position,
+and a draft token is accepted if both sample the same token. The text is then the same as without drafts, so a seed
+gives the same text however many tokens there was room to draft.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ log = logging.getLogger(__name__)
 
 
 class DraftModel:
-    """A decoder with a store of its own; implements `Proposer`.
+    """A draft model: a decoder with a KV cache of its own. Implements `Proposer`.
 
-    A sequence that finds no room in that store, or is longer than the draft model's context, gets no draft. At most
-    `max_num_batched_tokens` prompt tokens are computed in a step. A draft model that raises is not used again.
+    A sequence for which that cache has no room, or which is longer than the draft model's context length, gets no
+    draft. At most `max_num_batched_tokens` prompt tokens are computed in a step. A draft model that raises is not used
+    again.
     """
 
     default_tokens: ClassVar[int] = DRAFT_MODEL_TOKENS
@@ -50,9 +51,9 @@ class DraftModel:
         self._max_seq_len = model.max_seq_len
         self._max_batched = max_num_batched_tokens
         self._mirrors: dict[int, sequences.Sequence] = {}
-        """The sequences as they stand in the draft model's store, by number."""
+        """Copies of the sequences in the state of the draft model's store, by sequence number."""
         self._verified: dict[int, int] = {}
-        """How many tokens of each were computed from tokens of the sequence itself, not from drafts."""
+        """For each mirror, the number of computed tokens that are the sequence's own, not drafts."""
         self._failed = False
 
     def require_vocab_size(self, tokens: int) -> None:
@@ -64,7 +65,8 @@ class DraftModel:
     def propose(self, requests: Sequence[DraftRequest], max_tokens: int) -> list[TokenTree]:
         """See `Proposer.propose`.
 
-        One chain is followed; with a `tree_width` above 1 the most likely other tokens stand beside each token of it.
+        Each draft is one chain; with a `tree_width` above 1 the next most likely tokens are added as siblings of each
+        token of the chain.
         """
         builders: dict[int, TokenTreeBuilder] = {}
         try:
@@ -102,9 +104,9 @@ class DraftModel:
             likely = self._compute([ScheduledChunk(mirror, 1) for mirror in going_on])
 
     def _follow(self, sequence: sequences.Sequence, length: int) -> bool:
-        """Bring the mirror of a sequence to its tokens, as far as they were computed; False without room.
+        """Update the mirror of a sequence to its present tokens, rolling back rejected drafts; False without room.
 
-        States of fixed size are rolled back to the mark, so a few tokens after it are recomputed.
+        States of fixed size are rolled back to the last mark, so a few tokens after it are recomputed.
         """
         number = sequence.number
         mirror = self._mirrors.get(number)
@@ -130,7 +132,7 @@ class DraftModel:
         return False
 
     def _compute_missing(self, mirrors: Sequence[sequences.Sequence]) -> list[tuple[sequences.Sequence, list[int]]]:
-        """Compute missing tokens; the next tokens of mirrors that are complete then."""
+        """Compute pending tokens of the mirrors; returns those that are now complete, with their next tokens."""
         chunks: list[ScheduledChunk] = []
         left = self._max_batched
         for mirror in sorted(mirrors, key=lambda mirror: mirror.pending):
@@ -146,7 +148,10 @@ class DraftModel:
         return found
 
     def _compute(self, chunks: Sequence[ScheduledChunk]) -> list[tuple[sequences.Sequence, list[int]]]:
-        """The token that follows each complete sequence, -1 if there is none, and the most likely others."""
+        """Compute the chunks; returns, for each mirror that is then complete, its next token and the most likely ones.
+
+        The next token is -1 if there is none.
+        """
         if not chunks:
             return []
         ordered, hidden = self._runner.run(chunks)
@@ -159,7 +164,7 @@ class DraftModel:
             chunk.sequence.computed += chunk.length
         if not mirrors:
             return []
-        # Penalties and structured output are left to the verification.
+        # Penalties and structured output are only applied in the verification.
         sampling = [SamplingRow(mirror.params, mirror.seed, len(mirror.tokens)) for mirror in mirrors]
         logits = self._runner.logits(hidden, rows)
         others = logits.topk(min(MAX_SPECULATIVE_TREE_WIDTH, self._vocab_size)).indices.tolist()
@@ -181,7 +186,7 @@ class DraftChain:
     end: int = -1
 
     def extend(self, tokens: Sequence[int]) -> bool:
-        """Extend by the first of these tokens, unless it is -1, with others beside it; whether more is wanted."""
+        """Extend by the first of these tokens, unless it is -1, with others as siblings; whether to continue."""
         node = self.builder.add(self.end, tokens[0]) if tokens[0] >= 0 else None
         if node is None:
             return False

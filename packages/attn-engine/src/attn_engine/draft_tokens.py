@@ -1,4 +1,4 @@
-"""Draft tokens of speculative decoding: a tree of candidates, and finding them in the text itself (prompt lookup).
+"""Draft tokens of speculative decoding: trees of candidates, and prompt lookup, which finds them in the text itself.
 
 Saxena 2023, "Prompt Lookup Decoding". A draft is a distribution of one token in the sense of Leviathan et al. 2023,
 "Fast Inference from Transformers via Speculative Decoding", arXiv 2211.17192.
@@ -14,22 +14,22 @@ from functools import cached_property
 from attn_core.masks import Tree
 
 MAX_NGRAM = 3
-"""Longest n-gram that is looked up; longer matches are preferred."""
+"""The length of the longest n-gram that is looked up; longer matches are preferred."""
 POSITIONS_PER_NGRAM = 8
-"""Latest positions looked at for each n-gram."""
+"""The number of most recent occurrences that are considered for each n-gram."""
 TOKEN = array("I").itemsize
-"""Bytes of a token id where texts are searched."""
+"""The bytes of a token id in the searched text."""
 FIRST_DRAFT, LONGEST_DRAFT = 2, 8
-"""Draft tokens of a sequence whose drafts nobody knows yet, and of one whose drafts are accepted again and again."""
+"""The draft length of a sequence without a history of drafts, and the limit for one whose drafts are all accepted."""
 LONGEST_PAUSE = 64
-"""Tokens for which a sequence whose drafts are rejected again and again gets none."""
+"""The maximum number of tokens for which a sequence whose drafts are rejected gets no drafts."""
 
 
 @dataclass(frozen=True)
 class TokenTree:
-    """Draft tokens; `parents` gives the index of the token before each, smaller than its own, or -1 for the root.
+    """A tree of draft tokens; `parents` holds the index of each token's parent, which precedes it, or -1 for the root.
 
-    The root is the last token of the sequence that is known.
+    The root is the last known token of the sequence and is not part of `tokens`.
     """
 
     tokens: tuple[int, ...] = ()
@@ -37,7 +37,7 @@ class TokenTree:
 
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> TokenTree:
-        """Each token after the one before."""
+        """A tree without branches: each token follows the previous one."""
         return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
 
     def __len__(self) -> int:
@@ -45,19 +45,19 @@ class TokenTree:
 
     @cached_property
     def is_tree(self) -> bool:
-        """Whether it is more than a chain."""
+        """Whether it has branches, and is not merely a chain."""
         return self.parents != tuple(range(-1, len(self.tokens) - 1))
 
     def path(self, node: int) -> list[int]:
-        """The ancestors of a node, oldest first, and itself."""
+        """The path from the root to a node: its ancestors, oldest first, and the node itself."""
         return self._mask.path(node)[::-1]
 
     def child(self, node: int, token: int) -> int | None:
-        """The node of this token after `node`."""
+        """The child of `node` with this token; None if there is none."""
         return self._children.get((node, token))
 
     def first(self, count: int) -> TokenTree:
-        """The tree of its first tokens."""
+        """The tree of its first `count` tokens."""
         return TokenTree(self.tokens[:count], self.parents[:count]) if count < len(self) else self
 
     @cached_property
@@ -66,7 +66,7 @@ class TokenTree:
 
     @cached_property
     def _children(self) -> dict[tuple[int, int], int]:
-        # Of two equal children the first, which was the more likely.
+        # Of two equal children the first is kept, as it was the more likely one.
         pairs = list(zip(self.parents, self.tokens, strict=True))
         return {pair: node for node, pair in reversed(list(enumerate(pairs)))}
 
@@ -85,11 +85,11 @@ class TokenTreeBuilder:
 
     @property
     def room(self) -> int:
-        """Tokens that may still be added."""
+        """The number of tokens that may still be added."""
         return self._max_tokens - len(self._tokens)
 
     def add(self, parent: int, token: int) -> int | None:
-        """Add a token after a node, -1 for the root; returns its node, new or not, or None without room."""
+        """Add a token after a node (-1 for the root); returns its node, new or existing, or None without room."""
         known = self._children.get((parent, token))
         if known is not None:
             return known
@@ -101,7 +101,7 @@ class TokenTreeBuilder:
         return node
 
     def add_chain(self, tokens: Sequence[int]) -> bool:
-        """Add tokens one after the other from the root; whether any of them was new."""
+        """Add a chain of tokens from the root; returns whether any of them was new."""
         before, node = len(self._tokens), -1
         for token in tokens:
             found = self.add(node, token)
@@ -117,19 +117,20 @@ class TokenTreeBuilder:
 
 
 class PromptLookup:
-    """Drafts what followed the last tokens of a growing sequence where they occurred before.
+    """Drafts the tokens that followed earlier occurrences of the last tokens of a growing sequence.
 
-    The text is searched as bytes, the latest first: 8000 tokens take some ten microseconds and nothing but their ids is
-    kept.
+    The token ids are searched as bytes, most recent occurrence first: 8000 tokens take some ten microseconds, and
+    nothing but the ids is stored.
     """
 
     def __init__(self) -> None:
         self._text = bytearray()
 
     def draft(self, tokens: Sequence[int], max_tokens: int, tree_width: int = 1, shortest: int = 1) -> TokenTree:
-        """At most `tree_width` continuations of `max_tokens` tokens behind n-grams of at least `shortest` tokens.
+        """At most `tree_width` continuations of up to `max_tokens` tokens, found after n-grams of at least `shortest`
+        tokens.
 
-        `tokens` only grows between calls. Continuations with a common prefix share its nodes.
+        `tokens` may only grow between calls. Continuations with a common prefix share its nodes.
         """
         self._text += array("I", tokens[len(self._text) // TOKEN :]).tobytes()
         found, continuations = TokenTreeBuilder(max_tokens * tree_width), 0
@@ -141,7 +142,7 @@ class PromptLookup:
         return found.tree
 
     def _ends(self, length: int) -> Iterator[int]:
-        """Where the last `length` tokens ended before, the latest first."""
+        """The end positions of earlier occurrences of the last `length` tokens, most recent first."""
         last = bytes(self._text[-length * TOKEN :])
         stop = len(self._text) - TOKEN  # the last n-gram would only find itself
         for _ in range(POSITIONS_PER_NGRAM):
@@ -155,8 +156,10 @@ class PromptLookup:
 
 
 class DraftLength:
-    """How many draft tokens a sequence gets next: twice as many after a draft that was accepted whole, and none for a
-    while after one of which less than half was, twice as long after each.
+    """Adapts the draft length of a sequence to how many of its draft tokens are accepted.
+
+    The length doubles after a draft that was accepted completely. After one of which less than half was accepted, the
+    sequence gets no drafts for a number of tokens, which doubles with each consecutive failure.
     """
 
     def __init__(self) -> None:
@@ -167,7 +170,7 @@ class DraftLength:
         self._resume = 0
 
     def next(self, tokens: int, accepted: int) -> int:
-        """Draft tokens for a sequence of so many tokens, of whose drafts so many have been accepted in all."""
+        """The length of the next draft for a sequence of `tokens` tokens, which has `accepted` draft tokens so far."""
         if self._drafted:
             right = accepted - self._accepted
             if 2 * right < self._drafted:
@@ -183,5 +186,5 @@ class DraftLength:
         return self._length if tokens >= self._resume else 0
 
     def proposed(self, count: int) -> None:
-        """Note how many were proposed."""
+        """Record the number of draft tokens that were proposed."""
         self._drafted = count

@@ -1,4 +1,4 @@
-"""The engine: continuous batching, in which requests join and leave a running batch between any two steps."""
+"""The inference engine: continuous batching, in which requests join and leave the batch between any two steps."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ from attn_engine.structured_output import GrammarCompiler
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 60.0
-"""Within a tenant the request with the earliest deadline goes first; none is passed by others for longer than this."""
+"""Within a tenant the request with the earliest deadline is scheduled first. In this order no deadline counts as later
+than this long after the arrival of its request, so that no request starves."""
 
 
 class Engine:
     """Runs the requests of one model. Not thread-safe: one thread submits, cancels and steps (see `EngineLoop`).
 
-    `store` was made for `model.state_specs()`. Without a `tokenizer` outputs have no text, stop strings are refused and
-    no token ends a completion. `clock` gives the time that deadlines are compared with, in seconds. A `draft_model` of
-    the same vocabulary proposes draft tokens in place of `prompt_lookup`. Fields of the `config` that say how to load
-    the model and how large the cache is do not matter here; see `build_engine`.
+    `store` must have been created for `model.state_specs()`. Without a `tokenizer` outputs have no text, stop strings
+    are refused and no token ends a completion. `clock` returns the time, in seconds, that deadlines are compared with.
+    A `draft_model` of the same vocabulary proposes draft tokens in place of `prompt_lookup`. Fields of the `config`
+    that concern loading the model and the size of the cache are ignored here; see `build_engine`.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Engine:
 
     @property
     def note(self) -> str:
-        """What of the config cannot be done, for people; empty otherwise."""
+        """A readable list of the config's features that are not available, with reasons; empty if all are."""
         chains = self.tree_unsupported_reason if self.config.speculative_tree_width > 1 else None
         said = [f"draft tokens form chains, not trees: {chains}"] if chains else []
         said += [kind.note for kind in self._runner.recorded if kind.note is not None]
@@ -120,12 +121,12 @@ class Engine:
 
     @property
     def eager_reason(self) -> str | None:
-        """Why decode steps are computed operation by operation, for people; None if they are repeated as graphs."""
+        """A readable reason why decode steps run eagerly; None if they are replayed as CUDA graphs."""
         return self._eager_reason(self._runner.graphs)
 
     @property
     def mixed_eager_reason(self) -> str | None:
-        """The same of steps with prompts, as far as they have no more tokens than `max_cudagraph_capture_size`."""
+        """Like `eager_reason`, for steps with prompts of at most `max_cudagraph_capture_size` tokens."""
         return self._eager_reason(self._runner.mixed_graphs)
 
     def _eager_reason(self, recorded: RecordedSteps | None) -> str | None:
@@ -136,17 +137,17 @@ class Engine:
         return f"there are no graphs on {self._runner.device.type}"
 
     def use_adapters(self, adapters: MixesAdapters) -> None:
-        """Compute requests that have an adapter with it, from the next step on."""
+        """Set the object that applies adapters, for requests that have one, from the next step on."""
         self._runner.adapters = adapters
 
     def warm_up(self) -> None:
-        """Record steps of all sizes, where they can be: seconds that no request waits then."""
+        """Record steps of all sizes, if they can be, so that no request has to wait for that, which takes seconds."""
         with torch.inference_mode():
             for recorded in self._runner.recorded:
                 recorded.record_all()
 
     def check(self, request: Request) -> None:
-        """Raise the `UserError` that `submit` would raise for a request that can never run. Thread-safe."""
+        """Raise the `UserError` that `submit` raises for a request that can never run. Thread-safe."""
         self._limits.check(request)
         if request.prefill_only or request.state is not None:
             require_portable(self._store)
@@ -172,10 +173,10 @@ class Engine:
             raise InvalidValue.of("num_beams", given, "what the KV cache can hold together")
 
     def admit(self, request: Request) -> None:
-        """Let a request wait for `begin`. Thread-safe.
+        """Admit a request, which then waits for `begin`. Thread-safe.
 
         Raises `InvalidValue` or `ContextLengthExceeded` for a request that can never run, `AlreadyExists` for an id in
-        use, `OutOfCapacity` if `max_queued_requests` wait or the deadline cannot be met.
+        use, `OutOfCapacity` if `max_queued_requests` are waiting or the deadline cannot be met.
         """
         self.check(request)
         self.admission.admit(request, self._limits.max_new_tokens(request), self._clock())
@@ -194,16 +195,16 @@ class Engine:
     def begin(self, request: Request) -> str:
         """Queue a request that was admitted; returns its id.
 
-        Raises `InvalidValue` for one that is resumed behind tokens that it cannot have generated.
+        Raises `InvalidValue` for a resumed request whose received tokens cannot have been generated for it.
         """
-        # The bytes of a state are kept no longer than until it is restored.
+        # The bytes of a state are kept only until it is restored.
         state, request = request.state, request.without_state()
         members = [self._sequence(request, index) for index in request.open_indices]
         beams = self._beam_search(request)
         if beams is not None:
             leaders = [beams.leader]
         elif request.resume is not None:
-            leaders = members  # they have different tokens by now
+            leaders = members  # their tokens already differ
             for member in members:
                 self._go_on(member)
         else:
@@ -217,7 +218,7 @@ class Engine:
         return request.id
 
     def cancel(self, request_id: str) -> bool:
-        """End a request and free all that it holds; the next step returns its last output. False for an unknown id."""
+        """End a request and free its resources; the next step returns its last output. False for an unknown id."""
         if request_id not in self._groups:
             self.admission.left(request_id, now=self._clock())
             return False
@@ -236,7 +237,7 @@ class Engine:
         return outputs
 
     def stats(self) -> EngineStats:
-        """How busy the engine is, and what it has done."""
+        """The current load of the engine, and its counters."""
         scheduler, usage = self._scheduler, self._store.usage()
         return EngineStats(
             running=len(scheduler.running),
@@ -255,11 +256,11 @@ class Engine:
         )
 
     def drain(self) -> None:
-        """Refuse new requests from now on; those accepted are completed as `step` is called."""
+        """Refuse new requests from now on; accepted ones are still completed by calls of `step`."""
         self._draining = True
 
     def fail_all(self, error: Exception) -> None:
-        """End every request with this error and free everything, if no request can be named as its cause."""
+        """End every request with this error and free everything; for errors that no single request has caused."""
         for request_id in list(self._groups):
             self._end(request_id, error)
 
@@ -287,7 +288,7 @@ class Engine:
         return sequence
 
     def _go_on(self, sequence: Sequence) -> None:
-        """Continue behind what of the completion, or of the scores, has been received."""
+        """Let a resumed sequence continue after the tokens, or the scores, that have been received."""
         received = sequence.request.received(sequence.index)
         if sequence.scoring is not None:
             sequence.scores_returned = len(received)
@@ -301,8 +302,10 @@ class Engine:
         return BeamSearch(params, [self._sequence(request, 0) for _ in range(params.num_beams)], self._end_ids)
 
     def _finished(self) -> list[ScheduledChunk]:
-        """Finish a step, which may have been launched while the one before it ran, and launch the next where that can
-        be; its chunks."""
+        """Complete one step, launched ahead or scheduled now, and launch the next one ahead if possible.
+
+        Returns the chunks of the completed step.
+        """
         flying = self._async.take() if self._async else None
         if flying is None:
             chunks = self._encoded(self._scheduler.schedule())
@@ -318,7 +321,10 @@ class Engine:
         return flying.chunks
 
     def _encoded(self, chunks: list[ScheduledChunk]) -> list[ScheduledChunk]:
-        """Run the encoder for admitted sequences; one whose encoder input fails ends alone."""
+        """Run the encoder for admitted sequences; a request whose encoder input fails ends alone.
+
+        Returns the chunks of the other sequences.
+        """
         if not self._runner.has_encoder:
             return chunks
         ready = []
@@ -338,7 +344,7 @@ class Engine:
     def _compute(self, chunks: list[ScheduledChunk]) -> None:
         computed, failed = self._isolator.run(chunks)
         for step in computed:
-            # Another sequence of its request may have failed in between, and it with that.
+            # Skip sequences that have ended in between because another sequence of their request failed.
             if all(self._scheduler.holds(chunk.sequence) for chunk in step.chunks):
                 self._process(step.chunks, step.hidden)
         for found in failed:
@@ -361,7 +367,7 @@ class Engine:
         self._remember_verified(drafted)
 
     def _take(self, outputs: list[SequenceOutput]) -> None:
-        """Return the outputs of a step, and end what has ended with it."""
+        """Emit the outputs of a step, and end the requests that failed in it."""
         for output in outputs:
             sequence = output.sequence
             if sequence.id not in self._groups:
@@ -378,7 +384,7 @@ class Engine:
                 self._emit(output)
 
     def _chosen(self, ordered: list[ScheduledChunk], hidden: Tensor) -> list[SequenceOutput]:
-        """The outputs of a step; where memory is too small for its logits, all its requests end and others go on."""
+        """The outputs of a step; if its logits do not fit into memory, all of its requests end with an error."""
         try:
             scheduler = self._scheduler
             return process_step(self._runner, ordered, hidden, self._end_ids, scheduler.fork, scheduler.offload.export)
@@ -402,7 +408,7 @@ class Engine:
                 self._scheduler.prefixes.remember(sequence, sequence.computed)
 
     def _advance_beams(self, request_id: str, members: list[Sequence], beams: BeamSearch) -> None:
-        """Take a beam search one token further; return its completions when it ends."""
+        """Advance a beam search by one token; emit its completions when it has ended."""
         try:
             found = beams.advance(self._scheduler)
         except UserError as error:
@@ -427,7 +433,7 @@ class Engine:
             self._emit(beam_output(member, hypothesis, self._end_ids))
 
     def _inexact(self, request: Request) -> str | None:
-        """Why a resumed request may differ from one that never broke; None where it does not."""
+        """A warning that, and why, a resumed request may differ from an uninterrupted one; None if it does not."""
         known = (part.computed_on for part in (request.resume, request.state) if part is not None)
         before = next((text for text in known if text and text != self._runner.numerics), None)
         if before is None:
@@ -435,7 +441,7 @@ class Engine:
         return f"the completion began on {before} and ended on {self._runner.numerics}, which round numbers differently"
 
     def _end(self, request_id: str, error: Exception) -> None:
-        """End all that is left of a request."""
+        """End all unfinished completions of a request with an error."""
         for sequence in list(self._groups[request_id].members):
             self._emit(SequenceOutput(sequence, (), sequence.remaining_text(), error=error))
 
@@ -472,7 +478,7 @@ class Engine:
 
 
 def _tokens_of(chunks: list[ScheduledChunk]) -> dict[str, tuple[int, int]]:
-    """Tokens of prompts and of completions that a step has computed, by request."""
+    """The numbers of prompt tokens and completion tokens that a step has computed, by request id."""
     found: dict[str, tuple[int, int]] = {}
     for chunk in chunks:
         sequence = chunk.sequence

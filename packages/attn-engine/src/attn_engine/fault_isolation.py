@@ -1,8 +1,8 @@
-"""Steps that fail: the request at fault is found, and ends alone.
+"""Isolation of failing steps: the request at fault is found, and only that one ends.
 
-When a step of several requests raises, their KV cache is rolled back and each is computed alone, so that the others go
-on as if nothing had happened; a step for which memory is too small is one that raises. When logits are not finite, the
-layer at fault is found by recomputing the sequence.
+When a step of several requests raises, their KV cache is rolled back and each is computed alone, so that the others
+continue unaffected; running out of memory is handled in the same way. When logits are not finite, the layer at fault is
+found by recomputing the sequence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class ComputedChunks:
-    """Chunks that were computed together, in batch order, and their hidden states [tokens, hidden_size]."""
+    """Chunks computed in one batch, in batch order, and their hidden states [tokens, hidden_size]."""
 
     chunks: list[ScheduledChunk]
     hidden: Tensor
@@ -35,14 +35,14 @@ class ComputedChunks:
 
 @dataclass(frozen=True)
 class FailedSequence:
-    """A sequence that cannot be computed, and why."""
+    """A sequence that cannot be computed, and the error."""
 
     sequence: sequences.Sequence
     error: Exception
 
 
 class FaultIsolator:
-    """Computes steps. A sequence of a step that failed is computed alone until it is past the failed position."""
+    """Computes steps. Each sequence of a step that failed is computed alone until it is past the failed position."""
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler) -> None:
         self._runner = runner
@@ -50,7 +50,10 @@ class FaultIsolator:
         self._alone_until: dict[int, int] = {}
 
     def run(self, chunks: Sequence[ScheduledChunk]) -> tuple[list[ComputedChunks], list[FailedSequence]]:
-        """Compute the chunks, together as far as no step with them failed; and the sequences at fault."""
+        """Compute the chunks, in one batch except for sequences of a failed step.
+
+        Returns the computed chunks, by batch, and the sequences that failed.
+        """
         together = [chunk for chunk in chunks if chunk.sequence.number not in self._alone_until]
         alone = [chunk for chunk in chunks if chunk.sequence.number in self._alone_until]
         computed: list[ComputedChunks] = []
@@ -71,13 +74,13 @@ class FaultIsolator:
             release_memory(self._runner.device)
         failed: list[FailedSequence] = []
         for chunk in alone:
-            # A sequence that was sent back to waiting with others is computed again later.
+            # A sequence that was sent back to waiting, with those co-scheduled, is recomputed later.
             if self._scheduler.holds(chunk.sequence):
                 self._run_alone(chunk, computed, failed)
         return computed, failed
 
     def isolates(self, sequence: sequences.Sequence) -> bool:
-        """Whether a sequence is computed alone."""
+        """Whether a sequence is currently computed alone."""
         return sequence.number in self._alone_until
 
     def forget(self, sequence: sequences.Sequence) -> None:
@@ -102,11 +105,11 @@ class FaultIsolator:
         if is_out_of_memory(error):
             return out_of_memory(error, self._runner.device, f"a step of {chunk.rows} tokens of one request")
         if isinstance(error, Unavailable):
-            return error  # the engine has lost a part of itself, which is no fault of a request
+            return error  # a part of the engine, such as another rank, is gone: not the fault of a request
         return tracer.blame(error) or InternalError(f"a step failed: {type(error).__name__}")
 
     def _rolled_back(self, chunks: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
-        """Those of the chunks that can be computed at once, as their KV cache could be rolled back."""
+        """Roll back the KV caches of a failed batch; returns the chunks that can be computed again immediately."""
         store = self._runner.store
         ready: list[ScheduledChunk] = []
         for chunk in chunks:
@@ -127,8 +130,8 @@ class FaultIsolator:
 
 
 class FaultDiagnosis:
-    """Recomputes sequences that are about to fail from their beginning: the fault may be older than the step in which
-    it showed."""
+    """Finds the layer at fault by recomputing a sequence from its beginning, as the fault may be older than the step in
+    which it showed."""
 
     def __init__(self, runner: ModelRunner, prefixes: PrefixCaching, max_num_batched_tokens: int) -> None:
         self._runner = runner
@@ -136,9 +139,9 @@ class FaultDiagnosis:
         self._max_batched = max_num_batched_tokens
 
     def layer_at_fault(self, sequence: sequences.Sequence) -> LayerFailed | None:
-        """The first layer whose numbers are not finite; None if there is none, or no room to recompute.
+        """The first layer whose values are not finite; None if there is none, or no room to recompute.
 
-        The sequence must be in the store; its KV cache is lost.
+        The sequence must be in the store; its KV cache is discarded.
         """
         store, number = self._runner.store, sequence.number
         store.release(number)

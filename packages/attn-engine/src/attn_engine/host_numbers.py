@@ -1,4 +1,4 @@
-"""Numbers of the host that a step needs on its device: collected, then sent by one copy that nobody waits for."""
+"""Transfers the numbers that a step needs from the host to its device, collected into one non-blocking copy."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 WORD = 8
-"""Bytes at a multiple of which every part begins."""
+"""The alignment of every part in the buffer, in bytes."""
 
 
 class HostNumbers:
-    """Parts by name, which `send` lays end to end.
+    """Named arrays, which `send` concatenates into one buffer.
 
-    A GPU reads them from pinned memory: a copy of other memory, or one at a time, would make the host wait for all that
-    the device was asked before.
+    For a GPU the buffer is in pinned memory: a copy from pageable memory would block the host until the device has done
+    all work queued before it.
     """
 
     def __init__(self) -> None:
         self._parts: dict[str, NDArray[Any]] = {}
 
     def add(self, name: str, numbers: ArrayLike, dtype: type[np.generic] = np.int64) -> None:
-        """Add numbers of any shape; there may be none."""
+        """Add an array of any shape, which may be empty."""
         self._parts[name] = np.asarray(numbers, dtype=dtype)
 
     def send(self, device: torch.device) -> dict[str, Tensor]:
-        """All that was added, on the device, in its shapes and types; nothing is copied where there is nothing."""
+        """Copy all arrays to the device; returns them by name, with their shapes and dtypes."""
         words = {name: -(-part.nbytes // WORD) for name, part in self._parts.items()}
         here = torch.empty(sum(words.values()), dtype=torch.int64, pin_memory=device.type == "cuda")
         written = here.numpy()
@@ -49,7 +49,7 @@ class HostNumbers:
 
 
 def on_device(values: Sequence[int], device: torch.device) -> Tensor:
-    """Integers [values], int64, on a device, which the host does not wait for."""
+    """Copy integers to a device as int64 [values], without blocking the host."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=torch.int64, device=device)
     numbers = HostNumbers()
@@ -58,12 +58,12 @@ def on_device(values: Sequence[int], device: torch.device) -> Tensor:
 
 
 def fetched(parts: Sequence[Tensor]) -> list[list[Any]]:
-    """The numbers of tensors [n] of one device, by one copy back; of different types they come as float64."""
+    """The values of tensors [n] of one device, by one blocking copy to the host; as float64 if their dtypes differ."""
     return apart(joined(parts).tolist(), [len(part) for part in parts])
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors [n] of one device end to end, as float64 where their types differ."""
+    """Concatenate tensors [n] of one device, as float64 if their dtypes differ."""
     if len(parts) == 1:
         return parts[0]
     alike = len({part.dtype for part in parts}) == 1
@@ -71,6 +71,6 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def apart(numbers: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
-    """Parts of these lengths of numbers that lie end to end."""
+    """Split concatenated numbers into parts of these lengths."""
     ends = list(accumulate(lengths, initial=0))
     return [list(numbers[start:end]) for start, end in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""KV cache that is reused instead of recomputed: common prefixes, and preempted sequences offloaded to memory."""
+"""Reuse of KV cache instead of recomputation: shared prefixes, and preempted sequences that are offloaded to memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class PrefixCaching:
-    """Reuses the KV cache of common prefixes, if the store is a `PrefixStore`; does nothing otherwise.
+    """Reuses the KV cache of common prefixes if the store is a `PrefixStore`; does nothing otherwise.
 
     A sequence without a `scope` shares nothing.
     """
@@ -24,17 +24,17 @@ class PrefixCaching:
         self._store = store if isinstance(store, PrefixStore) else None
 
     def adopt(self, sequence: Sequence) -> None:
-        """Skip the cached prefix of a sequence that was just admitted; its last token is always computed."""
+        """Reuse the cached prefix of a sequence that was just admitted; its last token is always computed."""
         if self._store is not None and sequence.scope is not None:
             sequence.computed = self._store.adopt(sequence.number, sequence.tokens[:-1], sequence.scope)
 
     def remember(self, sequence: Sequence, computed: int) -> None:
-        """Let others reuse the first `computed` tokens."""
+        """Make the KV cache of the first `computed` tokens available to other sequences of the same scope."""
         if self._store is not None and sequence.scope is not None:
             self._store.remember(sequence.number, sequence.tokens, computed, sequence.scope)
 
     def chunk(self, sequence: Sequence, length: int) -> int:
-        """How many of the next `length` tokens to compute in one step, so that blocks can be shared."""
+        """The number of the next `length` tokens to compute in one step, so that blocks can be shared."""
         if self._store is None:
             return length
         shared = 0 if sequence.scope is None else len(sequence.tokens)
@@ -43,7 +43,7 @@ class PrefixCaching:
 
 @dataclass(frozen=True)
 class OffloadedSequence:
-    """The exported KV cache of these tokens; `imported` where another engine computed it."""
+    """The exported KV cache of `tokens`; `imported` is the state that it is from, if another engine computed it."""
 
     tokens: tuple[int, ...]
     exported: bytes
@@ -51,11 +51,11 @@ class OffloadedSequence:
 
 
 class KVOffload:
-    """Holds the KV cache of preempted sequences in at most `max_bytes` bytes; what does not fit is recomputed.
+    """Holds the KV cache of preempted sequences in at most `max_bytes` bytes; sequences that do not fit are recomputed.
 
-    Whole sequences are swapped, as in Kwon et al. 2023 (arXiv 2309.06180, section 4.5). Stores that cannot export
-    recompute. What another engine computed of a prompt is held here too, whatever its size, until its sequence is
-    admitted.
+    Whole sequences are swapped, as in Kwon et al. 2023 (arXiv 2309.06180, section 4.5). Sequences of stores that cannot
+    export are recomputed. Prompt states that another engine computed are held here too, whatever their size, until
+    their sequence is admitted.
     """
 
     def __init__(self, store: StateStore, max_bytes: int) -> None:
@@ -68,16 +68,16 @@ class KVOffload:
 
     @property
     def bytes(self) -> int:
-        """Bytes held now."""
+        """The number of bytes held now."""
         return sum(len(offloaded.exported) for offloaded in self._offloaded.values())
 
     def save(self, sequence: Sequence) -> None:
-        """Hold the KV cache of a sequence that is about to be preempted, if it is complete and fits."""
+        """Hold the KV cache of a sequence that is about to be preempted, if it fits and suffices to resume."""
         if self._exporter is None or not self._max_bytes or not _can_resume(sequence):
             return
         try:
             exported = self._exporter.export(sequence.number, sequence.computed)
-        except Incompatible:  # A store whose rows have no common layout: its sequences are recomputed.
+        except Incompatible:  # The store's rows have no portable layout: its sequences are recomputed.
             return
         self.drop(sequence)
         if self.bytes + len(exported) <= self._max_bytes:
@@ -85,7 +85,10 @@ class KVOffload:
             self._offloaded[sequence.number] = offloaded
 
     def export(self, sequence: Sequence, computed_on: str) -> PromptState:
-        """The state of a sequence of which all tokens are computed. Raises what `PortableStore.export` raises."""
+        """Export the state of a sequence whose tokens are all computed.
+
+        Raises `Incompatible` for a store that is not portable, and what `PortableStore.export` raises.
+        """
         return PromptState(
             exported=require_portable(self._store).export(sequence.number, sequence.computed),
             tokens=sequence.computed,
@@ -95,7 +98,7 @@ class KVOffload:
         )
 
     def hold(self, sequence: Sequence, state: PromptState) -> None:
-        """Hold a state that another engine computed, until the sequence is admitted; not one of other tokens."""
+        """Hold a state that another engine computed until the sequence is admitted; ignore it if its tokens differ."""
         if sequence.request.state_digest(state.tokens) != state.digest or not 0 < state.tokens < len(sequence.tokens):
             log.warning("request %s: the state that was given is of other tokens; they are computed", sequence.id)
             return
@@ -103,11 +106,11 @@ class KVOffload:
         self._offloaded[sequence.number] = offloaded
 
     def drop(self, sequence: Sequence) -> None:
-        """Hold nothing of the sequence any more."""
+        """Discard the KV cache held for the sequence, if any."""
         self._offloaded.pop(sequence.number, None)
 
     def holds(self, sequence: Sequence) -> bool:
-        """Whether the KV cache of the sequence is held; that of other tokens than it has now is dropped."""
+        """Whether the KV cache of the sequence is held; drops it if the sequence has other tokens by now."""
         offloaded = self._offloaded.get(sequence.number)
         if offloaded is None:
             return False
@@ -117,11 +120,11 @@ class KVOffload:
         return True
 
     def reload(self, sequence: Sequence, room: int) -> None:
-        """Put the held KV cache of a sequence, just admitted with room for that many tokens, back into the store."""
+        """Restore the held KV cache of a sequence that was just admitted with room for `room` tokens to the store."""
         if self._exporter is None or not self.holds(sequence):
             return
         offloaded = self._offloaded.pop(sequence.number)
-        # What is reserved again is no more than what is released here, so all calls find room.
+        # No more is reserved again than is released here, so these calls always find room.
         self._store.release(sequence.number)
         try:
             sequence.computed = self._exporter.restore(sequence.number, offloaded.exported)
@@ -142,7 +145,9 @@ class KVOffload:
 
 
 def _can_resume(sequence: Sequence) -> bool:
-    """Whether the next step needs only the KV cache: scoring needs every token computed, and a beam with nothing left
-    to compute has logits that are in no cache."""
+    """Whether a sequence can resume from its KV cache alone.
+
+    Scoring needs every token to be computed, and the logits of a beam without pending tokens are not cached.
+    """
     written = sequence.encoder_written or sequence.request.encoder_input is None
     return written and sequence.scoring is None and sequence.computed > 0 and sequence.pending > 0

@@ -1,4 +1,4 @@
-"""A thread that steps an engine while there is work and delivers its outputs."""
+"""A thread that steps an engine while it has work, and delivers its outputs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Listen = Callable[[Sequence[RequestOutput]], None]
 class EngineLoop:
     """Runs an engine on a thread of its own. All methods may be called from any thread and do not wait for a step.
 
-    Submissions and cancellations take effect before the next step. `listen` gets all outputs, step by step; a request
-    may have a `deliver` of its own too. As a context manager it stops at the end.
+    Submissions and cancellations take effect before the next step. `listen` is called with all outputs of each step; a
+    request may also have a `deliver` callback of its own. As a context manager it calls `stop` on exit.
     """
 
     def __init__(self, engine: Engine, listen: Listen | None = None) -> None:
@@ -63,7 +63,7 @@ class EngineLoop:
             self._changed.notify_all()
 
     def call(self, function: Callable[[Engine], None]) -> Future[None]:
-        """Call a function with the engine before the next step, on the loop's thread; the future has what it raises."""
+        """Call a function with the engine on the loop's thread, before the next step; the future gets its exception."""
         done: Future[None] = Future()
 
         def run() -> None:
@@ -82,22 +82,22 @@ class EngineLoop:
         return done
 
     def stream(self, request: Request) -> Iterator[RequestOutput]:
-        """Submit, and yield the outputs of the request as they come; leaving the iteration early cancels it."""
+        """Submit a request and yield its outputs as they arrive; leaving the iteration early cancels the request."""
         outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
         self.submit(request, outputs.put)
         return self._stream(request.id, outputs)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     def stats(self) -> EngineStats:
-        """How busy the engine was after the last step."""
+        """The engine's stats after the last step."""
         return self._stats
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Refuse new requests and wait, at most `timeout` seconds, until all have ended; whether they have."""
+        """Refuse new requests and wait, at most `timeout` seconds, until all have ended; returns whether they have."""
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             self._closed = True
@@ -109,7 +109,7 @@ class EngineLoop:
         return True
 
     def stop(self) -> None:
-        """Cancel what is still running, deliver its last outputs and end the thread."""
+        """Cancel all requests, deliver their last outputs and end the thread."""
         with self._changed:
             self._closed = self._stopping = True
             self._changed.notify_all()
@@ -140,7 +140,7 @@ class EngineLoop:
             self._abandon()
 
     def _await_work(self) -> bool:
-        """Wait for calls or work, make the calls; False when the loop is to end."""
+        """Wait until there are calls or work, and execute the calls; False when the loop is to end."""
         with self._changed:
             while not (self._calls or self._stopping or not self._engine.idle):
                 self._changed.wait()
@@ -165,7 +165,7 @@ class EngineLoop:
         try:
             return self._engine.step()
         except Exception as error:
-            # The request at fault is unknown, and the KV cache of the step may be half written.
+            # The request at fault is unknown, and the KV cache may be partially written.
             log.exception("a step failed; all running requests end")
             self._engine.fail_all(InternalError(f"a step failed: {type(error).__name__}"))
             return self._engine.step()

@@ -1,5 +1,7 @@
-"""Steps with prompts that are recorded as CUDA graphs: chunks of any lengths, beside single tokens or alone, over
-inputs that stay where they are (`attn_core.stores.StaticMixed`)."""
+"""Steps with prompts that are captured as CUDA graphs: prompt chunks of any length, with or without decode tokens.
+
+The inputs stay at fixed addresses (`attn_core.stores.StaticMixed`).
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ if TYPE_CHECKING:
     from attn_engine.scheduler import ScheduledChunk
 
 LEAST = 16
-"""Tokens of the smallest step that is recorded, and the smallest difference of two."""
+"""The number of tokens of the smallest recorded step, and the smallest difference between two sizes."""
 
 
 class MixedLimits(NamedTuple):
-    """At most so many tokens of a step that is recorded, of at most so many requests."""
+    """The maximum numbers of tokens and of requests of a recorded step."""
 
     tokens: int
     requests: int
@@ -42,10 +44,9 @@ class MixedGraphs(RecordedSteps):
         self._inputs: StaticMixed | None = None
 
     def run(self, chunks: Sequence[ScheduledChunk]) -> Tensor | None:
-        """Hidden states [tokens, hidden_size] of a step, valid until the next; None where it cannot be recorded, or has
-        more tokens than any that is.
+        """Hidden states [tokens, hidden_size] of a step, valid until the next step.
 
-        Raises what a step raises that was recorded before.
+        None if the step cannot be recorded or exceeds the limits. Raises whatever replaying a recorded step raises.
         """
         count = sum(chunk.rows for chunk in chunks)
         if len(chunks) > self._limits.requests or any(chunk.draft.is_tree for chunk in chunks):
@@ -81,8 +82,8 @@ class MixedGraphs(RecordedSteps):
 
 
 def token_sizes_to(most: int) -> tuple[int, ...]:
-    """Numbers of tokens for which steps are recorded where there are at most so many: each is at most a quarter larger
-    than the one before, or `LEAST` tokens."""
+    """The numbers of tokens, up to `most`, for which steps are recorded: each is at most a quarter, or `LEAST` tokens,
+    larger than the one before."""
     found, size = list[int](), LEAST
     while size < most:
         found.append(size)

@@ -1,4 +1,4 @@
-"""Runs the model over the scheduled chunks of a step, and computes the logits that are needed of it."""
+"""Runs the model over the scheduled chunks of a step, and computes the logits that are needed from it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from attn_engine.tensor_parallel import LeadingStore
 
 
 class BatchEntry(NamedTuple):
-    """One entry of a ragged batch: whose KV cache it reads, its tokens, and the tokens before them.
+    """One entry of a ragged batch: the number of the sequence whose KV cache it reads, and how many tokens it has.
 
-    `path` are the cache positions of the ancestors of a token in a draft tree, and its own.
+    `context` is the number of tokens before them; `path` holds the cache positions of the ancestors of a token in a
+    draft tree, and its own.
     """
 
     number: int
@@ -38,10 +39,10 @@ class BatchEntry(NamedTuple):
 
 
 class ModelRunner:
-    """Runs the model over ragged batches against the store; decode steps by `graphs` and steps with prompts by
-    `mixed_graphs`, where these are given and can.
+    """Runs the model over ragged batches against the store.
 
-    `numerics` says in words what decides how numbers are rounded: device, types, libraries and, in `options`, the rest.
+    Decode steps use `graphs` and steps with prompts `mixed_graphs`, where these exist and support the step. `numerics`
+    describes in words what determines rounding: the device, dtype, torch version and the given `options`.
     """
 
     def __init__(self, model: LanguageModel, store: StateStore, options: str = "") -> None:
@@ -50,14 +51,14 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         self.mixed_graphs: MixedGraphs | None = None
         self.adapters: MixesAdapters | None = None
-        """What lets steps use the adapters of requests; requests without it have none."""
+        """Applies the adapters of requests in a step; if None, no request may have an adapter."""
         self._embedded = model if isinstance(model, TakesEmbeddings) else None
         self._ranks = store.ranks if isinstance(store, LeadingStore) else None
         parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
         self._greedy_head = model if isinstance(model, GreedyHead) else None
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.sampling = sampling_kernel(model.vocab_size, self.device.type)
-        """What chooses tokens, where it is more than the definition in `attn_engine.sampler`."""
+        """The kernel that samples tokens; None for the reference implementation in `attn_engine.sampler`."""
         dtype = "" if parameter is None else f" {parameter.dtype}".replace("torch.", "")
         self.numerics = f"{_chip(self.device)}{dtype}, {options}, torch {torch.__version__}"
         states = [spec for specs in model.state_specs().values() for spec in specs.values()]
@@ -65,7 +66,7 @@ class ModelRunner:
         self.max_encoder_len = cast("EncoderDecoderModel", model).max_encoder_len if self.has_encoder else None
 
     def record_steps(self, config: EngineConfig) -> None:
-        """Record steps of the config's sizes once and repeat them from now on, where the device has graphs."""
+        """From now on record steps of the config's sizes as graphs and replay them, if the device supports graphs."""
         recorder = recorder_for(self.device)
         if recorder is not None:
             sequences, tokens = config.batch_sizes
@@ -75,7 +76,7 @@ class ModelRunner:
 
     @property
     def recorded(self) -> list[RecordedSteps]:
-        """The kinds of steps that are recorded, the one with larger steps first, whose memory serves the other too."""
+        """The kinds of recorded steps; the one with the larger steps comes first, as the other reuses its memory."""
         return [kind for kind in (self.mixed_graphs, self.graphs) if kind is not None]
 
     def encode(self, number: int, encoder_input: Sequence[int] | Tensor | None) -> None:
@@ -93,7 +94,7 @@ class ModelRunner:
     ) -> tuple[list[ScheduledChunk], Tensor]:
         """Compute the chunks; returns them in batch order, and their hidden states [tokens, hidden_size].
 
-        Raises whatever the model raises, and `InternalError` if it returns fewer or more rows.
+        Raises whatever the model raises, and `InternalError` if it returns the wrong number of hidden states.
         """
         if self.adapters is not None and not self.adapters.mixes:
             adapters = list(dict.fromkeys(chunk.sequence.request.adapter for chunk in chunks))
@@ -106,7 +107,7 @@ class ModelRunner:
         return [chunk for ordered, _ in parts for chunk in ordered], torch.cat([hidden for _, hidden in parts])
 
     def _run(self, chunks: Sequence[ScheduledChunk], tracer: NanTracer | None) -> tuple[list[ScheduledChunk], Tensor]:
-        """Compute chunks of which the model takes all in one step."""
+        """Compute chunks that the model can process in one step."""
         by_number = {chunk.sequence.number: chunk for chunk in chunks}
         numbers = self.store.order(list(by_number))
         ordered = [by_number[number] for number in numbers]
@@ -133,14 +134,17 @@ class ModelRunner:
         return ordered, hidden
 
     def _repeated(self, ordered: Sequence[ScheduledChunk]) -> Tensor | None:
-        """The hidden states of a step that was recorded; None where it is of no kind that is."""
+        """The hidden states of a step by replaying a recorded one; None if it cannot be recorded."""
         found = None if self.graphs is None else self.graphs.run(ordered)
         if found is None and self.mixed_graphs is not None:
             found = self.mixed_graphs.run(ordered)
         return found
 
     def _placed(self, model: TakesEmbeddings, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None] | None:
-        """What lets a step take rows in the place of embeddings of its tokens; None where no prompt has any there."""
+        """A context within which the step uses the given embeddings of prompts in place of those of their tokens.
+
+        None if the chunks contain none of these positions.
+        """
         places, rows, offset = list[int](), list[Tensor](), 0
         for chunk in ordered:
             given = chunk.sequence.request.prompt_embeddings
@@ -159,22 +163,22 @@ class ModelRunner:
         return self.adapters.stepping([(chunk.sequence.request.adapter, chunk.rows) for chunk in ordered])
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
-        """Logits [rows, vocab_size] of these rows of hidden [tokens, hidden_size]."""
+        """Logits [rows, vocab_size] at the given rows of the hidden states [tokens, hidden_size]."""
         return self.model.logits(self._rows(hidden, rows))
 
     def greedy_tokens(self, hidden: Tensor, rows: Sequence[int]) -> Tensor | None:
-        """The most likely token after each of these rows of hidden [tokens, hidden_size], -1 if there is none.
+        """The most likely tokens at the given rows of the hidden states [tokens, hidden_size]; -1 where there is none.
 
-        None if the model can tell only by its logits.
+        None if the model cannot find them without computing its logits.
         """
         return None if self._greedy_head is None else self._greedy_head.greedy_tokens(self._rows(hidden, rows))
 
     def _rows(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
-        # An equal number is not enough: completions of one prompt share its last row.
+        # Comparing lengths is not enough: the completions of one prompt share its last row.
         return hidden if list(rows) == list(range(len(hidden))) else hidden[self._tensor(list(rows))]
 
     def _batch(self, chunks: Sequence[ScheduledChunk]) -> tuple[RaggedBatch, list[int]]:
-        """The batch, and whose KV cache each entry reads: every token of a draft tree is an entry of its own."""
+        """The batch and the sequence number of each entry; every token of a draft tree is an entry of its own."""
         if not any(chunk.draft.is_tree for chunk in chunks):
             lengths, contexts = [chunk.rows for chunk in chunks], [chunk.start for chunk in chunks]
             return RaggedBatch.of(lengths, contexts, self._tensor), [chunk.sequence.number for chunk in chunks]
@@ -197,38 +201,39 @@ class ModelRunner:
 
 
 class LazyLogits:
-    """What comes after rows of hidden [tokens, hidden_size], given with the sequences they end; `ends` are indexed.
+    """The logits, or most likely tokens, at `ends`: sequences with the row of their last token in the hidden states.
 
-    Greedy sequences get no logits if the model can find the most likely token without them.
+    `hidden` is [tokens, hidden_size]; places index `ends`. Greedy sequences get no logits if the model can find the
+    most likely token without them.
     """
 
     def __init__(self, runner: ModelRunner, hidden: Tensor, ends: Sequence[tuple[sequences.Sequence, int]]) -> None:
         self.sampling = runner.sampling
         greedy = [place for place, (sequence, _) in enumerate(ends) if not sequence.needs_logits]
         self.unread = runner.greedy_tokens(hidden, [ends[place][1] for place in greedy]) if greedy else None
-        """The most likely tokens of ends without logits, until `read` has them."""
+        """The most likely tokens at ends without logits, on the device, until `read` is called."""
         self._greedy = greedy if self.unread is not None else []
         self.tokens: dict[int, int] = {}
-        """Those that were read, -1 where there is none."""
+        """The tokens that have been read, by place; -1 where there is none."""
         without = set(self._greedy)
         with_logits = [place for place in range(len(ends)) if place not in without]
         self.logit_rows = {place: row for row, place in enumerate(with_logits)}
-        """Ends with logits, and their rows among these."""
+        """Maps the places with logits to their rows in the logits."""
         rows = [ends[place][1] for place in with_logits]
         self._logits = runner.logits(hidden, rows) if rows else None
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Note what `unread` is, once the host has it."""
+        """Store the values of `unread` that the host has fetched."""
         self.tokens, self.unread = dict(zip(self._greedy, tokens, strict=True)), None
 
     def logits(self, places: Sequence[int]) -> Tensor:
-        """Logits [places, vocab_size] of ends that have them, at least one."""
+        """Logits [places, vocab_size] at ends that have logits; at least one place."""
         rows, known = [self.logit_rows[place] for place in places], cast("Tensor", self._logits)
         return known if rows == list(range(len(known))) else known[on_device(rows, known.device)]
 
 
 def _chip(device: torch.device) -> str:
-    """The chip behind a device, in words: processors of other instruction sets add up in another order."""
+    """The name of the chip of a device; for a CPU its instruction set, which determines the order of summation."""
     if device.type == "cpu":
         return f"cpu {torch.backends.cpu.get_cpu_capability()}"
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,9 +1,9 @@
-"""Prompts that one engine computes and another one completes: disaggregated prefill.
+"""Disaggregated prefill: prompts that one engine computes and another one completes.
 
-A long prompt keeps everybody else in its batch waiting for their next token. Where some engines compute prompts and
-others decode, the state of a request (keys and values in any layout, latents, sums of fixed size) leaves the first
-engine after all tokens of the prompt but the last, and the second one goes on as if it had computed them (Zhong et al.
-2024, "DistServe", arXiv 2401.09670; Patel et al. 2024, "Splitwise", arXiv 2311.18677).
+A long prompt delays the next token of every other request in its batch. If some engines compute prompts and others
+decode, the state of a request (keys and values in any layout, latents, sums of fixed size) is exported from the first
+engine after all tokens of the prompt but the last, and the second engine continues as if it had computed them (Zhong et
+al. 2024, "DistServe", arXiv 2401.09670; Patel et al. 2024, "Splitwise", arXiv 2311.18677).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ DIGEST_BYTES = 32
 class PromptState:
     """The state of a request after its first `tokens` tokens, for another engine of the same model and cache.
 
-    `exported` is what `PortableStore.export` wrote, and `digest` says of which tokens (`prompt_digest`): the state
-    itself does not tell. `cached_tokens` of them were found in the prefix cache of the engine that computed them, on
+    `exported` is what `PortableStore.export` wrote, which does not identify the tokens; `digest` does
+    (`prompt_digest`). `cached_tokens` of them were found in the prefix cache of the engine that computed the state, on
     the chip and with the weights and cache that `computed_on` names.
     """
 
@@ -40,8 +40,7 @@ class PromptState:
 
 
 def prompt_digest(tokens: Iterable[int], beside: str) -> bytes:
-    """Equal where a model computes the same state: for the same tokens, and the same `beside` them
-    (`Request.beside_tokens`)."""
+    """A digest of the tokens and of the other inputs, `beside` (`Request.beside_tokens`), that determine a state."""
     found = blake2b(digest_size=DIGEST_BYTES)
     for part in (array("q", tokens).tobytes(), beside.encode()):
         found.update(len(part).to_bytes(8, "little"))
@@ -50,7 +49,7 @@ def prompt_digest(tokens: Iterable[int], beside: str) -> bytes:
 
 
 def require_portable(store: StateStore) -> PortableStore:
-    """The store, if requests can leave it and come into it as bytes; raises `Incompatible`."""
+    """Return the store as a `PortableStore`; raises `Incompatible` if it cannot export and restore requests."""
     if not isinstance(store, PortableStore):
         raise Incompatible(
             f"the engine's cache ({type(store).__name__}) cannot export or restore the state of a prompt"

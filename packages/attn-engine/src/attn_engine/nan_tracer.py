@@ -1,7 +1,7 @@
-"""Finds the layer in which a computation failed or gave numbers that are not finite.
+"""Finds the layer in which a computation failed or produced values that are not finite.
 
-It works for any module: the states a model touches say which layer runs, and hooks on its modules see the first numbers
-that are not finite.
+It works for any module: the states that a model accesses show which layer is running, and hooks on its modules detect
+the first values that are not finite.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ NOT_FINITE = "it gives numbers that are not finite"
 
 
 class NanTracer:
-    """Context manager that observes the modules of a model, in the thread that entered it.
+    """Context manager that observes the modules of a model, in the thread that created it.
 
-    States do not offer their rows in place, so that kernels which write several layers at once are not used.
+    Observed states do not offer in-place access to their rows, so that no kernel writes several layers at once.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -38,7 +38,7 @@ class NanTracer:
         self._before: str | None = None
         self._clean = False
         self.failure: LayerFailed | None = None
-        """The first layer that gave numbers that are not finite."""
+        """The error that names the first layer with values that are not finite; None if there is none."""
 
     def __enter__(self) -> NanTracer:
         for name, module in self._module.named_modules():
@@ -52,16 +52,16 @@ class NanTracer:
         self._hooks.clear()
 
     def observed(self, state: ModelState) -> ModelState:
-        """The state, with views that note which layer asks for them."""
+        """The state, with views that record which layer accesses them."""
         return _ObservedMapping({layer: self._of_layer(layer, views) for layer, views in state.items()}, self._ask)
 
     def blame(self, error: Exception) -> LayerFailed | None:
-        """An error that names the layer in which `error` was raised; None before the first layer."""
+        """An error that names the layer in which `error` was raised; None if it was raised before the first layer."""
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return self._failed(self._inside[-1] if self._inside else None, self._asked, what)
 
     def check_output(self, hidden: Tensor) -> None:
-        """Note numbers in the last hidden states that are not finite, if no module has given any."""
+        """Record a failure if the last hidden states are not finite and no module has been found at fault."""
         if self.failure is None and not _finite(hidden):
             self.failure = self._failed(None, self._touched, NOT_FINITE)
 
@@ -76,9 +76,9 @@ class NanTracer:
         self._asked = layer
 
     def _touch(self, layer: str) -> None:
-        # A layer whose state was only looked up may not have begun: its input can still come from the one before.
+        # A layer whose state was only looked up may not have begun: its input can still come from the previous layer.
         if layer != self._touched:
-            # What it writes first comes from the layer before, unless a module has given finite numbers since.
+            # Its first writes stem from the previous layer, unless a module has returned finite values since.
             self._before = layer if self._clean or self._touched is None else self._touched
             self._clean = False
         self._asked = self._touched = layer
@@ -116,7 +116,7 @@ class NanTracer:
 
 
 class _ObservedMapping(Mapping[str, Any]):
-    """A mapping that reports the keys it is asked for."""
+    """A mapping that reports the keys that are looked up."""
 
     def __init__(self, found: Mapping[str, Any], report: Callable[[str], None]) -> None:
         self._found = found
@@ -135,25 +135,25 @@ class _ObservedMapping(Mapping[str, Any]):
 
 
 class _ObservedView:
-    """A view that reports what is written, and does not offer its rows in place."""
+    """A view that reports what is written to it, and offers no in-place access to its rows."""
 
     def __init__(self, view: Any, report: Callable[[Fields], None]) -> None:
         self._view = view
         self._report = report
 
     def append(self, fields: Fields) -> Fields:
-        """Append rows of tokens."""
+        """Report the new rows of tokens and append them; returns what the view returns."""
         self._report(fields)
         rows: Fields = self._view.append(fields)
         return rows
 
     def write(self, fields: Fields) -> None:
-        """Replace states of fixed size."""
+        """Report the new states of fixed size and write them."""
         self._report(fields)
         self._view.write(fields)
 
     def in_place(self) -> None:
-        """None: a kernel that writes several layers at once would hide which of them failed."""
+        """Return None, as a kernel that writes several layers at once would hide which of them failed."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)

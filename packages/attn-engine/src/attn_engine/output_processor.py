@@ -1,4 +1,4 @@
-"""Turns the hidden states of a step into outputs: new tokens or log probabilities, text, and why a sequence ends."""
+"""Turns the hidden states of a step into outputs: new tokens or log probabilities, text, and finish reasons."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from attn_engine.speculative import Verification, roll_back, verify
 from attn_engine.structured_output import UNSPELLABLE
 
 SCORED_ROWS = 256
-"""Tokens of a scored prompt whose logits are computed together."""
+"""The number of tokens of a scored prompt whose logits are computed at once."""
 
 Fork = Callable[[sequences.Sequence], list[sequences.Sequence]]
-"""Lets the followers of a sequence go on from its KV cache; returns them."""
+"""Forks the KV cache of a sequence for its followers; returns those that got one."""
 Export = Callable[[sequences.Sequence, str], PromptState]
-"""The state of a sequence, computed on what the text names; raises where it cannot leave."""
+"""Exports the state of a sequence; the text is its `computed_on`. Raises if the state cannot be exported."""
 
 
 def process_step(
@@ -39,10 +39,10 @@ def process_step(
     fork: Fork,
     export: Export,
 ) -> list[SequenceOutput]:
-    """Note the chunks as computed, choose a token for each sequence that is complete, and score those that ask.
+    """Mark the chunks as computed, choose a token for each complete sequence, and score prompts of scoring requests.
 
-    `hidden` [tokens, hidden_size] are the rows of the chunks, in their order. The sequences that `fork` returns for a
-    complete sequence go on from the same row. Of those that only compute a prompt the state is exported.
+    `hidden` [tokens, hidden_size] are the hidden states of the chunks, in their order. The sequences that `fork`
+    returns for a complete sequence continue from the same row. For `prefill_only` requests the state is exported.
     """
     found: list[SequenceOutput] = []
     ends: list[tuple[sequences.Sequence, int]] = []
@@ -74,7 +74,7 @@ def process_step(
 
 
 def beam_output(sequence: sequences.Sequence, hypothesis: BeamHypothesis, end_ids: Collection[int]) -> SequenceOutput:
-    """A finished hypothesis of a beam search as the output of the completion `sequence`."""
+    """Convert a finished hypothesis of a beam search to the output of the completion `sequence`."""
     texts = []
     last = len(hypothesis.tokens) - 1
     ends = not sequence.params.ignore_eos and hypothesis.tokens[last].id in end_ids
@@ -95,7 +95,7 @@ def beam_output(sequence: sequences.Sequence, hypothesis: BeamHypothesis, end_id
 
 
 def _exported(sequence: sequences.Sequence, export: Export, computed_on: str) -> SequenceOutput:
-    """The only output of a sequence whose prompt alone was asked for."""
+    """The only output of a `prefill_only` sequence: its exported state, or an error."""
     try:
         state = export(sequence, computed_on)
     except AttnError as error:
@@ -110,7 +110,10 @@ def _verify_drafts(
     hidden: Tensor,
     end_ids: Collection[int],
 ) -> list[SequenceOutput]:
-    """The outputs with those of accepted draft tokens; chunks come with the row of `hidden` of their first one."""
+    """Extend the outputs `found` by those after accepted draft tokens.
+
+    Each chunk comes with the row of its first draft token in `hidden` [tokens, hidden_size].
+    """
     drafts: list[Verification] = []
     ends: list[tuple[sequences.Sequence, int]] = []
     for chunk, start in chunks:
@@ -129,7 +132,7 @@ def _verify_drafts(
 def _generate(
     growing: Sequence[tuple[sequences.Sequence, int]], lazy: LazyLogits, end_ids: Collection[int]
 ) -> list[SequenceOutput]:
-    """The next token of each sequence, which is given with its place among the ends of `lazy`."""
+    """Choose the next token of each sequence, which is given with its place among the ends of `lazy`."""
     rest = [(sequence, place) for sequence, place in growing if place in lazy.logit_rows]
     found: dict[int, Choice] = {}
     if rest:
@@ -144,7 +147,10 @@ def _generate(
 def _choose(
     growing: Sequence[sequences.Sequence], lazy: LazyLogits, places: Sequence[int], end_ids: Collection[int]
 ) -> list[Choice]:
-    """Choices at ends with logits; on a GPU tokens of the others come along, as the host waits for every copy back."""
+    """The choices at ends with logits.
+
+    On a GPU the same copy also fetches the tokens of ends without logits, as the host waits for every copy.
+    """
     logits = lazy.logits(places)
     if logits.device.type == "cuda":
         asked = [sequence.batch_row(logits.shape[-1], end_ids) for sequence in growing]
@@ -162,7 +168,7 @@ def chosen_tokens(
     end_ids: Collection[int],
     kernel: SamplingKernel | None,
 ) -> list[int]:
-    """The next token of each sequence for logits [sequences, vocab_size] on the CPU, -1 where these are not finite."""
+    """The next token of each sequence from logits [sequences, vocab_size] on the CPU; -1 where these are not finite."""
     if all(sequence.greedy for sequence in growing):
         return greedy_tokens(logits)
     rows = [_sampling_row(sequence, logits, end_ids) for sequence in growing]
@@ -195,11 +201,11 @@ def _with_logprobs(
 
 
 def extended(sequence: sequences.Sequence, choice: Choice, end_ids: Collection[int]) -> SequenceOutput:
-    """Append the token; decide whether the sequence ends."""
+    """Append the chosen token to a sequence, and decide whether the sequence ends."""
     id, logprob, top = choice  # noqa: A001
     ended = id in end_ids and not sequence.params.ignore_eos
     matcher = sequence.matcher
-    # Where nothing spells the grammar any further, all that it allows is the end, before it is matched.
+    # If no token can continue the grammar, it allows only the end of sequence, although it is not matched yet.
     if matcher is not None and (matcher.allows_nothing if id < 0 else ended and not matcher.may_end):
         error = UserError(f"structured_output: {UNSPELLABLE}", field="structured_output")
         return SequenceOutput(sequence, (), sequence.remaining_text(), error=error)
@@ -228,13 +234,13 @@ def extended(sequence: sequences.Sequence, choice: Choice, end_ids: Collection[i
 
 
 def _score(runner: ModelRunner, chunk: ScheduledChunk, hidden: Tensor) -> SequenceOutput:
-    """Log probabilities of the tokens that follow those of the chunk; the first token of all has none."""
+    """The log probabilities of the tokens that follow those of the chunk; the very first token has none."""
     sequence, start = chunk.sequence, chunk.sequence.computed
     following = sequence.tokens[start + 1 : start + chunk.length + 1]
     count = sequence.scoring.top_logprobs if sequence.scoring else 0
     found: list[Token] = [sequence.token(sequence.tokens[0])] if start == 0 else []
     if following:
-        # In parts: the logits of a whole prompt can be larger than all that the model computes of it.
+        # In parts, as the logits of a whole prompt can take more memory than all other activations.
         for begin in range(0, len(following), SCORED_ROWS):
             part = following[begin : begin + SCORED_ROWS]
             logits = runner.logits(hidden, range(begin, begin + len(part)))
@@ -242,7 +248,7 @@ def _score(runner: ModelRunner, chunk: ScheduledChunk, hidden: Tensor) -> Sequen
                 return SequenceOutput(sequence, (), error=NoTokenError(NOT_FINITE))
             for token, (own, top) in zip(part, log_probabilities(logits, part, count, runner.sampling), strict=True):
                 found.append(sequence.token(token, own, top))
-    # After a preemption the beginning is computed again; what was returned is not returned twice.
+    # After a preemption the prompt is recomputed from its beginning; scores are not returned twice.
     first = start + len(following) + 1 - len(found)
     fresh = found[max(0, sequence.scores_returned - first) :]
     sequence.scores_returned += len(fresh)

@@ -1,7 +1,7 @@
-"""Steps that are recorded once for a size and repeated from then on, as CUDA graphs.
+"""Steps that are recorded once for each size and replayed from then on, as CUDA graphs.
 
-A step asks the device for the same work each time, if its inputs stay where they are. It is recorded for a few sizes;
-a step is padded up to the next of these. What cannot be recorded is computed operation by operation, as any other step;
+A step launches the same work on the device each time if its inputs stay at fixed addresses. Steps are recorded for a
+few sizes, and a step is padded to the next of these. Steps that cannot be recorded run eagerly, operation by operation;
 `reason` says why.
 """
 
@@ -21,21 +21,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 log = logging.getLogger(__name__)
 
 Repeat = Callable[[], Tensor]
-"""Computes a step again over the inputs in place; its result lies where the last one did."""
+"""Computes a step again over its fixed inputs; the result is written to the same memory as the last one."""
 
 
 WAITING = frozenset(
     {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "_unique2", "bincount", "equal"}
 )
-"""Operations for the result of which the host waits."""
+"""Operations that make the host wait for their result."""
 
 
 class NothingOfTheHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises `NotGraphSafe` for operations of this thread that wait for the device or bring it something: a recording
-    in which these occur fails, and leaves the memory of the device in disorder."""
+    """Raises `NotGraphSafe` for operations of this thread that wait for the device or copy between it and the host.
+
+    A graph capture in which these occur fails, and leaves the allocator of the device in an invalid state.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute, unless it is such an operation."""
+        """Run the operation, unless it is one that must not be captured."""
         name, given = func.overloadpacket.__name__, kwargs or {}
         masks = name in {"index", "index_put_", "index_put"} and any(
             index is not None and index.dtype == torch.bool for index in args[1]
@@ -51,15 +53,15 @@ class NothingOfTheHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Recorder(Protocol):
-    """Records what a step asks of the device."""
+    """Records the work that a step launches on the device."""
 
     def record(self, compute: Repeat) -> Repeat:
-        """What repeats `compute`, which has not been called yet; raises what it raises."""
+        """Return a function that repeats `compute`, which has not been called yet; raises what `compute` raises."""
         ...
 
 
 class CudaRecorder:
-    """Records steps as CUDA graphs, which share one pool of memory: only one of them runs at a time."""
+    """Records steps as CUDA graphs that share one memory pool, as only one of them runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -67,7 +69,7 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, compute: Repeat) -> Repeat:
-        """See `Recorder.record`; computes the step twice before, so that kernels are compiled and libraries ready."""
+        """See `Recorder.record`; first runs the step twice, so that kernels are compiled and libraries initialized."""
         here = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -76,7 +78,7 @@ class CudaRecorder:
                 compute()
         here.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile, to load a model say.
+        # Other threads may use the device during the capture, for example to load a model.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = compute()
 
@@ -88,7 +90,7 @@ class CudaRecorder:
 
 
 class Rerun:
-    """Computes each step anew, over inputs in place: for devices without graphs."""
+    """Computes each step eagerly over its fixed inputs, for devices without graphs."""
 
     def record(self, compute: Repeat) -> Repeat:
         """See `Recorder.record`."""
@@ -99,17 +101,17 @@ class Rerun:
 
 
 def recorder_for(device: torch.device) -> Recorder | None:
-    """What records steps on a device; None where operations are computed one by one anyway."""
+    """The recorder of steps for a device; None if the device does not support CUDA graphs."""
     return CudaRecorder(device) if device.type == "cuda" and torch.version.hip is None else None
 
 
 class RecordedSteps(ABC):
-    """Steps of one kind, recorded by size: the smallest that holds a step is repeated, with padding."""
+    """Steps of one kind, recorded by size: a step is padded to the smallest size that holds it, which is replayed."""
 
     kinds: ClassVar[str]
-    """What these steps are called, for people."""
+    """The name of this kind of steps in messages."""
     counted: ClassVar[str]
-    """Of what a size is a number."""
+    """The unit of a size in messages, such as tokens or requests."""
 
     def __init__(self, recorder: Recorder, sizes: Sequence[int]) -> None:
         self._recorder = recorder
@@ -118,43 +120,43 @@ class RecordedSteps(ABC):
         self.reason: str | None = None
         """Why steps are not recorded; None as long as they can be."""
         self.replayed = 0
-        """Steps that were computed so."""
+        """The number of steps that were replayed."""
 
     @property
     def note(self) -> str | None:
-        """What is said of steps that are not recorded; None as long as they are."""
+        """A message that, and why, steps are not recorded; None as long as they are."""
         said = f"{self.kinds} run operation by operation, without graphs"
         return None if self.reason is None else f"{said}: {self.reason}"
 
     @abstractmethod
     def load_padding(self, size: int) -> None:
-        """Fill the inputs of a step of this size with padding alone; raises `NotGraphSafe` where there can be none."""
+        """Fill the inputs of a step of this size with padding only; raises `NotGraphSafe` if it cannot be recorded."""
 
     @abstractmethod
     def compute(self, size: int) -> Tensor:
-        """Hidden states of a step of this size over the inputs in place."""
+        """Hidden states [size, hidden_size] of a step of this size over its fixed inputs."""
 
     def record_all(self) -> None:
-        """Record steps of all sizes now, so that none waits for that later; the largest first, as all share its
+        """Record steps of all sizes now, so that no request waits for it later; the largest first, as all share its
         memory."""
         for size in reversed(self._sizes):
             if self.reason is not None or (size not in self._steps and not self._record(size)):
                 return
 
     def ready(self, count: int) -> int | None:
-        """The size whose step holds so many, recorded; None where it cannot be."""
+        """The smallest size that holds `count` tokens or requests, recorded if it was not yet; None if it cannot be."""
         if self.reason is not None or not self._sizes or not 0 < count <= self._sizes[-1]:
             return None
         size = self._sizes[bisect_left(self._sizes, count)]
         return size if size in self._steps or self._record(size) else None
 
     def repeat(self, size: int, count: int) -> Tensor:
-        """Hidden states [count, hidden_size] of the step whose inputs were loaded, valid until the next."""
+        """Replay the step whose inputs were loaded; its hidden states [count, hidden_size] are valid until the next."""
         self.replayed += 1
         return self._steps[size]()[:count]
 
     def _record(self, size: int) -> bool:
-        """Record steps of a size with one of padding alone; whether that was possible."""
+        """Record the step of a size, over inputs of padding only; returns whether that was possible."""
         try:
             self.load_padding(size)
             self._steps[size] = self._recorder.record(lambda: self.compute(size))

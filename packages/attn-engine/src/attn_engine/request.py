@@ -1,4 +1,4 @@
-"""Requests to the engine, what it returns for them, and what a model can accept."""
+"""Requests to the engine, their outputs, and the limits of a model that requests are checked against."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ GREEDY = SamplingParams()
 
 @dataclass(frozen=True)
 class PromptEmbeddings:
-    """What stands for some tokens of a prompt in the place of their embeddings, such as rows of images.
+    """Embeddings that replace those of some tokens of a prompt, such as image embeddings.
 
-    `rows` [places, hidden_size], floating point, are for the tokens at `places`, which rise. Prompts of equal tokens
-    and `key` have equal rows.
+    `rows` [places, hidden_size], floating point, are for the tokens at the ascending `places`. Prompts with equal
+    tokens and an equal `key` have equal rows.
     """
 
     places: tuple[int, ...]
@@ -33,7 +33,7 @@ class PromptEmbeddings:
     key: str
 
     def within(self, start: int, length: int) -> tuple[int, int]:
-        """The first and the last, exclusive, of the places among the tokens from `start` on."""
+        """The slice (start, exclusive end) of `places` within the `length` tokens from `start` on."""
         return bisect_left(self.places, start), bisect_left(self.places, start + length)
 
 
@@ -41,22 +41,22 @@ class PromptEmbeddings:
 class Request:
     """A prompt to complete (`params` are `SamplingParams`) or to score (`params` are `ScoringParams`).
 
-    `token_ids` is the prompt; `encoder_token_ids` what the encoder of an encoder-decoder model reads, or
-    `encoder_features` [frames, size], floating point, where it hears audio; `prompt_embeddings` what a model that sees
-    images takes in the place of some tokens. `deadline` is a time of `time.monotonic()`, in seconds. Requests are
+    `token_ids` is the prompt; `encoder_token_ids` is the input of the encoder of an encoder-decoder model, or
+    `encoder_features` [frames, size], floating point, if it takes audio; `prompt_embeddings` replaces the embeddings of
+    some tokens, for a model that takes images. `deadline` is a time of `time.monotonic()`, in seconds. Requests are
     scheduled by `priority`, highest first, then by `tenant` (fair queueing, see `EngineConfig.tenant_weights`), then by
-    deadline and arrival. The KV cache of equal prefixes is shared between requests of one `scope`, such as a tenant's,
-    and one `adapter`, with which the model computes; None shares nothing.
+    deadline and arrival. `adapter` is applied by the model. The KV cache of equal prefixes is shared between requests
+    of the same `scope`, such as a tenant's, and the same adapter; a `scope` of None shares nothing.
 
-    Of `suppress_tokens` none is generated, of `begin_suppress_tokens` none comes first.
+    `suppress_tokens` are never generated, and `begin_suppress_tokens` not as the first token.
 
-    `resume` is what of the outputs has been received already, where another engine began the request: the outputs that
-    are missing are returned, the same as if nothing had happened. A prompt to score has one, of the tokens whose log
-    probabilities are known.
+    `resume` is the part of the outputs that has already been received, from another engine that began the request: only
+    the missing outputs are returned, and they are the same as without the interruption. For a prompt to score it has
+    one completion, of the tokens whose log probabilities are known.
 
     With `prefill_only` nothing is generated: the only output has the state after all of `token_ids`. `state` is such a
     state, which another engine computed for `prefill()` of this request: its tokens are not computed again, unless it
-    is of other tokens or of another model.
+    belongs to other tokens or to another model.
     """
 
     id: str
@@ -83,24 +83,25 @@ class Request:
 
     @property
     def encoder_input(self) -> tuple[int, ...] | Tensor | None:
-        """What the encoder reads: features, or tokens; None for a model without one."""
+        """The input of the encoder: features or tokens; None for a model without an encoder."""
         return self.encoder_token_ids if self.encoder_features is None else self.encoder_features
 
     @property
     def n(self) -> int:
-        """Number of completions; 1 for scoring."""
+        """The number of completions; 1 for scoring."""
         return self.params.n if isinstance(self.params, SamplingParams) else 1
 
     @property
     def known_tokens(self) -> tuple[int, ...]:
-        """The tokens that all its completions begin with: the prompt, and what one completion alone has received."""
+        """The tokens that all unfinished completions begin with: the prompt and, if only one completion is unfinished,
+        the tokens received of it."""
         left = self.open_indices
         return self.token_ids + self.received(left[0]) if len(left) == 1 else self.token_ids
 
     def prefill(self) -> Request:
-        """The request for the `state` of this one: all tokens that are known, but the last, whose logits are needed.
+        """The request that computes the `state` of this one: all known tokens but the last, whose logits are needed.
 
-        Raises `InvalidValue` where there is nothing to compute before, or all logits are needed.
+        Raises `InvalidValue` for scoring, which needs the logits of every token, and for fewer than two known tokens.
         """
         if isinstance(self.params, ScoringParams):
             raise InvalidValue.of("params", "scoring", "sampling: of a prompt that is scored every token is needed")
@@ -109,39 +110,39 @@ class Request:
         return replace(self, token_ids=self.known_tokens[:-1], params=GREEDY, resume=None, prefill_only=True)
 
     def without_state(self) -> Request:
-        """The same, without the bytes of its `state`."""
+        """The same request, without the bytes of its `state`."""
         return self if self.state is None else replace(self, state=self.state.without_bytes())
 
     @property
     def beside_tokens(self) -> str:
-        """What its KV cache depends on beside its tokens: encoder tokens, the adapter, and images."""
+        """A key for everything besides its tokens that its KV cache depends on: encoder tokens, adapter and images."""
         adapter = self.adapter.key if self.adapter is not None else ""
         seen = self.prompt_embeddings.key if self.prompt_embeddings is not None else ""
         return f"{self.encoder_token_ids}\0{adapter}\0{seen}"
 
     def state_digest(self, tokens: int) -> bytes:
-        """What `PromptState.digest` is of the first `tokens` tokens of this request."""
+        """The `PromptState.digest` of the first `tokens` tokens of this request."""
         return prompt_digest(self.known_tokens[:tokens], self.beside_tokens)
 
     def received(self, index: int) -> tuple[int, ...]:
-        """The tokens of completion number `index` that have been received already."""
+        """The tokens of the completion `index` that have already been received."""
         partials = self.resume.received if self.resume else ()
         return next((partial.token_ids for partial in partials if partial.index == index), ())
 
     @property
     def open_indices(self) -> list[int]:
-        """The numbers of the completions that have not been received to their end."""
+        """The indices of the completions that have not been received to their end."""
         partials = self.resume.received if self.resume else ()
         finished = {partial.index for partial in partials if partial.finished}
         return [index for index in range(self.n) if index not in finished]
 
 
 class RequestOutput(NamedTuple):
-    """What a request has produced in one step.
+    """The output of a request in one step.
 
-    The deltas of one `delta.index` belong to one completion: their texts joined are its text. A completion ends with a
-    `finish_reason` or an `error`; scoring ends with `FinishReason.LENGTH`. Log probabilities are those of the model's
-    distribution before any sampling option. `state` is that of a request with `prefill_only`.
+    The deltas with the same `delta.index` belong to one completion, whose text is the concatenation of theirs. A
+    completion ends with a `finish_reason` or an `error`; scoring ends with `FinishReason.LENGTH`. Log probabilities are
+    those of the model's distribution before any sampling option. `state` is the result of a `prefill_only` request.
     """
 
     request_id: str
@@ -162,9 +163,12 @@ class RequestOutput(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLimits:
-    """What a request must fit, in tokens; `max_encoder_len` is None for a model without an encoder. `encoder_features`
-    is the shape of what a model reads that hears audio, None for one that reads tokens; `embedding_size` the elements
-    of a row that may stand for a token, None for a model that takes none."""
+    """The limits of a model that requests are checked against, in tokens.
+
+    `max_encoder_len` is None for a model without an encoder. `encoder_features` is the shape of the audio features that
+    an encoder takes, None if it takes tokens; `embedding_size` is the size of an element of `prompt_embeddings`, None
+    for a model that takes none.
+    """
 
     vocab_size: int
     max_seq_len: int
@@ -173,7 +177,7 @@ class ModelLimits:
     embedding_size: int | None = None
 
     def max_new_tokens(self, request: Request) -> int:
-        """The most tokens to generate for a request; 0 for scoring and where only the prompt is computed."""
+        """The maximum number of tokens to generate for a request; 0 for scoring and `prefill_only`."""
         if isinstance(request.params, ScoringParams) or request.prefill_only:
             return 0
         if request.params.max_new_tokens is not None:
@@ -182,7 +186,7 @@ class ModelLimits:
 
     def check(self, request: Request) -> None:
         """Raise `InvalidValue` naming the field, or `ContextLengthExceeded`, for a request that does not fit."""
-        if len(request.token_ids) > self.max_seq_len:  # before each of a million ids is looked at
+        if len(request.token_ids) > self.max_seq_len:  # checked first, as checking a million ids takes long
             raise ContextLengthExceeded.of(len(request.token_ids), self.max_new_tokens(request), self.max_seq_len)
         self._check_ids("token_ids", request.token_ids)
         if isinstance(request.params, SamplingParams):

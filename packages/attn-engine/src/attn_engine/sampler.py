@@ -1,11 +1,11 @@
 """Chooses the next token of every sequence of a batch from its logits.
 
-Penalties, biases and constraints change the logits of a row; temperature, top_k, top_p, min_p and typical_p make a
-distribution of it; a random number that depends on seed and position alone samples from it, so batching and preemption
-change no token. Rows are taken one by one: a row stays in the processor's cache from its maximum to its sums.
+Penalties, biases and constraints change the logits of a row; temperature, top_k, top_p, min_p and typical_p turn them
+into a distribution; a random number that depends only on seed and position samples from it, so batching and preemption
+change no token. Rows are processed one by one, so that a row stays in the CPU cache from its maximum to its sums.
 
-Weights are whole numbers, of which every sum is exact (`attn_core.kernels.sampling`), so that a kernel, where one is
-given, chooses the same tokens.
+Weights are integers, whose sums are all exact (`attn_core.kernels.sampling`), so that a kernel, where one is given,
+chooses the same tokens.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from torch import Tensor
 
 Floats = NDArray[Any]
 Choice = tuple[int, float | None, Sequence[tuple[int, float]]]
-"""A token, -1 if there is none; its log probability and the most likely (id, logprob), if asked for."""
+"""A token id (-1 if there is none), its log probability, and the most likely (id, logprob) pairs, if requested."""
 BLOCK = 256
-"""Logits reduced at once when a maximum or a sum is looked for."""
+"""The number of logits that are reduced together to find a maximum or a sum."""
 CANDIDATES = (256, 4096)
-"""Most likely tokens looked at first where a filter needs them ranked; all are sorted only if these do not suffice."""
+"""The numbers of most likely tokens that are ranked first; all tokens are ranked only if these do not suffice."""
 MIN_TEMPERATURE = 1e-30
-"""Below it all probability is on the most likely tokens; its inverse is still a float32."""
+"""Below this temperature all probability is on the most likely tokens; its inverse still fits a float32."""
 WEIGHT_BITS = 32
 ONE_WEIGHT = 2.0**WEIGHT_BITS
-"""What the most likely token weighs."""
+"""The weight of the most likely token."""
 LEAST_EXPONENT = np.float32(-30)
-"""e to it is no weight any more."""
+"""Exponents are clamped to this value, at which the weight rounds to 0."""
 LOG2_E, LN2_UPPER, LN2_LOWER = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
 EXPONENTIAL = np.array(
     [1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1],
@@ -49,8 +49,8 @@ EXPONENTIAL = np.array(
 class SamplingRow:
     """One row to choose a token for: its parameters, seed and the position of the new token.
 
-    Where the parameters need them, all [vocab_size]: `seen`, bool, tokens that have occurred; `counts`, float32, how
-    often each was generated; `allowed`, bool, tokens that may come next.
+    Given where the parameters need them, all [vocab_size]: `seen`, bool, which tokens have occurred; `counts`, float32,
+    how often each was generated; `allowed`, bool, which tokens may come next.
     """
 
     params: SamplingParams
@@ -62,14 +62,14 @@ class SamplingRow:
 
     @property
     def unchanged(self) -> bool:
-        """Whether `process_logits` changes nothing."""
+        """Whether `process_logits` leaves the logits unchanged."""
         return self.seen is self.counts is self.allowed is None and not self.params.logit_bias
 
 
 def choose_tokens(logits: Tensor, rows: Sequence[SamplingRow], kernel: SamplingKernel | None = None) -> list[int]:
-    """Token ids, one a row of logits [rows, vocab_size]; -1 where the logits of a row are not finite.
+    """Choose a token id for each row of logits [rows, vocab_size]; -1 where the logits of a row are not finite.
 
-    The choice of a row depends on that row alone. A `kernel` chooses all that it can: not with typical_p.
+    The choice for a row depends on that row alone. A `kernel` is used for all rows without typical_p.
     """
     logits = logits.detach()
     by_kernel = [] if kernel is None else [place for place, row in enumerate(rows) if row.params.typical_p == 1]
@@ -111,19 +111,19 @@ def _choose(logits: Tensor, row: SamplingRow) -> int:
 
 
 def greedy_tokens(logits: Tensor) -> list[int]:
-    """The most likely token of each row of logits [rows, vocab_size]; the first of equal ones, -1 if not finite."""
+    """The most likely token of each row of logits [rows, vocab_size]: the first of equal ones, -1 if not finite."""
     found: list[int] = likeliest(logits).tolist()
     return found
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """As `greedy_tokens`, on the device of the logits [rows], int64.
+    """Like `greedy_tokens`, as a tensor [rows], int64, on the device of the logits.
 
-    The maximum of each block, then the position in the best block: on a CPU, torch finds a maximum ten times faster
-    than its position, and with all threads.
+    Takes the maximum of each block, then the position in the best block: on a CPU, torch's max is ten times faster than
+    its argmax, and uses all threads.
     """
     missing = -logits.shape[-1] % BLOCK
-    # Padding copies all logits, even with nothing.
+    # Pad only if necessary: even empty padding copies all logits.
     padded = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits.contiguous()
     blocks = padded.view(len(logits), -1, BLOCK)
     best = blocks.amax(-1).argmax(-1)
@@ -134,7 +134,7 @@ def likeliest(logits: Tensor) -> Tensor:
 def log_probabilities(
     logits: Tensor, tokens: Sequence[int], top_logprobs: int, kernel: SamplingKernel | None = None
 ) -> list[LogProbability]:
-    """The log probability of a token, and the most likely (id, logprob), for each row of logits [rows, vocab_size]."""
+    """For each row of logits [rows, vocab_size] the log probability of its token, and the most likely (id, logprob)."""
     if kernel is not None:
         return kernel.log_probabilities(logits.detach(), tokens, top_logprobs)
     scores = logits.float().log_softmax(-1)
@@ -171,7 +171,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def argmax(scores: Floats) -> int:
-    """The first of the largest of scores [vocab_size]; -1 if it is not finite."""
+    """The index of the largest of scores [vocab_size], the first of equal ones; -1 if it is not finite."""
     place = int(scores.argmax())
     return place if np.isfinite(scores[place]) else -1
 
@@ -179,7 +179,7 @@ def argmax(scores: Floats) -> int:
 def sample_token(scores: Floats, params: SamplingParams, point: float) -> int:
     """The token at `point`, in [0, 1), of the cumulative distribution of logits [vocab_size], float32.
 
-    -1 if the logits are not finite.
+    Returns -1 if the logits are not finite.
     """
     highest = scores.max()
     if not np.isfinite(highest):
@@ -192,7 +192,8 @@ def sample_token(scores: Floats, params: SamplingParams, point: float) -> int:
 
 
 def _sample_ranked(scores: Floats, params: SamplingParams, point: float) -> int:
-    """As `sample_token`, among the most likely tokens that include all that the filters keep."""
+    """Like `sample_token`, with filters that need ranked tokens: ranks enough of the most likely tokens to include all
+    that the filters keep."""
     total = None if params.top_k else _sum(_weights(scores, scores.max(), params.temperature))
     ids, weights = np.arange(0), np.empty(0)
     for count in (*CANDIDATES, len(scores)):
@@ -207,8 +208,8 @@ def _sample_ranked(scores: Floats, params: SamplingParams, point: float) -> int:
 
 
 def _weights(scores: Floats, highest: Any, temperature: float) -> Floats:
-    """round(2^32 · e^((score - highest) / temperature)), float32, which a kernel computes bit for bit."""
-    # Subtracting the highest first keeps tiny temperatures from overflowing; what is far below it becomes 0.
+    """The weights round(2^32 · e^((score - highest) / temperature)), float32; kernels compute them bit for bit."""
+    # Subtracting the highest score first prevents overflow at tiny temperatures; scores far below it get weight 0.
     with np.errstate(over="ignore"):
         x = (scores - highest) * np.float32(_inverse(temperature))
     np.maximum(x, LEAST_EXPONENT, out=x)
@@ -222,7 +223,7 @@ def _weights(scores: Floats, highest: Any, temperature: float) -> Floats:
     found *= x * x
     x += np.float32(1)
     found += x
-    # The bits of a float32 that is a power of two: its exponent and nothing else.
+    # The bits of a float32 that is a power of two are its biased exponent alone.
     bits = power.astype(np.int32)
     bits += 127 + WEIGHT_BITS
     bits <<= 23
@@ -235,17 +236,17 @@ def _inverse(temperature: float) -> float:
 
 
 def _least(params: SamplingParams) -> Any:
-    """The least weight that min_p keeps."""
+    """The smallest weight that min_p keeps."""
     return np.float32(params.min_p * ONE_WEIGHT)
 
 
 def _sum(weights: Floats) -> float:
-    """Exact, as no sum of whole weights is rounded in float64."""
+    """The exact sum of integer weights, which float64 does not round."""
     return float(weights.sum(dtype=np.float64))
 
 
 def _most_likely(scores: Floats, count: int) -> NDArray[np.int64]:
-    """Indices of the `count` largest scores, and of those equal to the least of them; largest first, stable."""
+    """The indices of the `count` largest scores and of ties with the smallest of them; largest first, stable."""
     ids = np.arange(len(scores))
     if count < len(scores):
         least = np.partition(scores, len(scores) - count)[len(scores) - count]
@@ -254,7 +255,10 @@ def _most_likely(scores: Floats, count: int) -> NDArray[np.int64]:
 
 
 def _filter(weights: Floats, total: float | None, params: SamplingParams) -> Floats:
-    """Weights, largest first, with those dropped by top_k, top_p and min_p set to 0; `total` is their sum over all."""
+    """Set the weights, sorted in descending order, that top_k, top_p and min_p drop to 0.
+
+    `total` is the sum of the weights over the whole vocabulary, None with top_k.
+    """
     if params.top_k:
         weights[params.top_k :] = 0
     # Probabilities for top_p are those after top_k; without it, those over the whole vocabulary.
@@ -269,7 +273,7 @@ def _filter(weights: Floats, total: float | None, params: SamplingParams) -> Flo
 
 
 def _filter_typical(weights: Floats, mass: float) -> Floats:
-    """Weights with those that typical_p drops set to 0; equally likely tokens are kept or dropped together."""
+    """Set the weights that typical_p drops to 0; equally likely tokens are kept or dropped together."""
     if mass == 1:
         return weights
     probabilities = weights / _sum(weights)
@@ -283,13 +287,13 @@ def _filter_typical(weights: Floats, mass: float) -> Floats:
 
 
 def _pick(weights: Floats, point: float) -> int:
-    """The first index whose cumulative probability exceeds the point."""
+    """The first index at which the cumulative probability exceeds the point."""
     sums = weights.cumsum(dtype=np.float64)
     return _first_beyond(weights, sums, point * sums[-1])
 
 
 def _pick_in_blocks(weights: Floats, point: float) -> int:
-    """As `_pick`, of many float32: their block is found first."""
+    """Like `_pick`, for many float32 weights: the block is found first, then the index within it."""
     blocks = np.add.reduceat(weights, _starts(len(weights)), dtype=np.float64)
     sums = blocks.cumsum()
     target = point * sums[-1]
@@ -301,7 +305,7 @@ def _pick_in_blocks(weights: Floats, point: float) -> int:
 
 def _first_beyond(weights: Floats, sums: Floats, target: float) -> int:
     place = int(np.searchsorted(sums, target, side="right"))
-    # Rounding can put the target at the very end, behind the last that has weight.
+    # Rounding can put the target at the very end, after the last positive weight.
     return place if place < len(sums) else int(np.flatnonzero(weights)[-1])
 
 

@@ -1,4 +1,4 @@
-"""The scheduler: which sequences compute how many tokens in the next step.
+"""The scheduler: decides which sequences compute how many tokens in the next step.
 
 Tenants of equal priority are served by virtual token counters (Sheng et al. 2024, "Fairness in Serving Large Language
 Models", arXiv 2401.00588).
@@ -25,13 +25,15 @@ from attn_engine.speculative import DraftRequest, Proposer
 _rank = attrgetter("rank")
 Sequences: TypeAlias = Collection[Sequence]
 _Place: TypeAlias = tuple[int, float, int, int, Sequence]
-"""Priority, deadline, order and number of a sequence that waits, and the sequence; numbers are never equal."""
+"""(negative priority, due, order, number, sequence) of a waiting sequence; numbers are unique, so sequences are never
+compared."""
 
 
 class VirtualTokenCounter:
-    """Tokens that each tenant was served, divided by its weight; 1 for tenants not named.
+    """The number of tokens served to each tenant, divided by its weight, which is 1 for tenants not in `weights`.
 
-    A tenant that comes back from idleness starts with the counter of the least served tenant, so that nobody saves up.
+    A tenant that was idle restarts with at least the counter of the least served active tenant, so that no tenant
+    accumulates credit while idle.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -39,18 +41,18 @@ class VirtualTokenCounter:
         self._served: dict[str, float] = {}
 
     def update_active(self, active: Iterable[str]) -> None:
-        """Note which tenants have work now. Counters of idle tenants are kept while others are behind them."""
+        """Update which tenants have work. An idle tenant's counter is kept while it exceeds that of an active one."""
         now = set(active)
         least = min((self._served[tenant] for tenant in now if tenant in self._served), default=0.0)
         kept = {tenant: served for tenant, served in self._served.items() if tenant in now or served > least}
         self._served = kept | {tenant: max(kept.get(tenant, least), least) for tenant in now}
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Count tokens of a tenant."""
+        """Add tokens to the counter of a tenant."""
         self._served[tenant] = self._served.get(tenant, 0.0) + tokens / self._weights.get(tenant, 1.0)
 
     def served(self, tenant: str) -> float:
-        """The counter of a tenant; only differences mean anything."""
+        """The counter of a tenant; only differences between counters are meaningful."""
         return self._served.get(tenant, 0.0)
 
 
@@ -61,31 +63,31 @@ class ScheduledChunk(NamedTuple):
     length: int
     draft: TokenTree = NO_DRAFT
     accepted_before: int = 0
-    """Draft tokens of the sequence accepted before this step."""
+    """The number of draft tokens of the sequence that were accepted before this step."""
 
     @property
     def start(self) -> int:
-        """Position of its first token, as long as it is not computed."""
+        """The position of its first token, as long as the chunk is not marked as computed."""
         return self.sequence.computed
 
     @property
     def rows(self) -> int:
-        """Tokens to compute, draft tokens included."""
+        """The number of tokens to compute, including draft tokens."""
         return self.length + len(self.draft.tokens)
 
     @property
     def completes(self) -> bool:
-        """Whether nothing is left to compute afterwards, so that a token can be chosen."""
+        """Whether the chunk computes all pending tokens, so that the next token can be chosen."""
         return self.length == self.sequence.pending
 
 
 class Scheduler:
-    """Waiting and running sequences, and the store that holds the KV cache of those that run.
+    """Waiting and running sequences, and the store that holds the KV cache of the running ones.
 
-    Sequences in decode come first, one token each; the rest of `max_num_batched_tokens` goes to prompts, in chunks.
-    When memory runs out, the least urgent running sequence is preempted: it waits to be recomputed, or reloaded if it
-    was offloaded. The most urgent can always go on, as it was checked to fit alone, so two sequences cannot block each
-    other.
+    Decoding sequences are scheduled first, one token each; the rest of `max_num_batched_tokens` is given to prompts, in
+    chunks. When memory runs out, the least urgent running sequence is preempted: it waits to be recomputed, or reloaded
+    if it was offloaded. The most urgent sequence can always continue, as it was checked to fit alone, so sequences
+    cannot deadlock.
     """
 
     def __init__(self, store: StateStore, config: EngineConfig, proposer: Proposer) -> None:
@@ -109,7 +111,7 @@ class Scheduler:
         self.waiting[sequence.number] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence, waiting or running, and free all that it holds."""
+        """Remove a sequence, waiting or running, and free its resources."""
         self.offload.drop(sequence)
         self._proposer.forget(sequence)
         if sequence.number in self.running:
@@ -117,11 +119,11 @@ class Scheduler:
             self._store.release(sequence.number)
         else:
             self.waiting.pop(sequence.number, None)
-        # It names the sequence itself: whatever its request holds would live until garbage is collected.
+        # Break the reference cycle: the list contains the sequence itself, which would keep its request alive.
         sequence.co_scheduled = []
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
-        """Fork the KV cache for the followers of a sequence; returns them. Those without room compute the prompt."""
+        """Fork the KV cache for the followers of a sequence; returns those forked. The others compute the prompt."""
         forked = []
         for follower in sequence.followers:
             if self._branches and self._branches.fork(sequence.number, follower.number, sequence.computed):
@@ -136,7 +138,7 @@ class Scheduler:
         return forked
 
     def branch(self, parent: Sequence, copy: Sequence) -> None:
-        """Fork the KV cache of a beam, preempting less urgent sequences; else the copy waits with the other beams."""
+        """Fork the KV cache of a beam, preempting less urgent sequences; without room the copy waits with all beams."""
         while parent.number in self.running:
             if self._branches and self._branches.fork(parent.number, copy.number, parent.computed):
                 copy.took_states_of(parent)
@@ -147,7 +149,7 @@ class Scheduler:
         self.add(copy)
 
     def drop_states(self, sequence: Sequence) -> None:
-        """Let a sequence, with those scheduled with it, wait to be recomputed."""
+        """Send a sequence, and those co-scheduled with it, back to waiting, to be recomputed."""
         for member in sequence.co_scheduled:
             self.offload.drop(member)
         self._back_to_waiting(sequence)
@@ -157,7 +159,7 @@ class Scheduler:
         return sequence.number in self.running
 
     def schedule(self) -> list[ScheduledChunk]:
-        """The chunks of the next step; reserves their room, preempts and admits. What is left goes to draft tokens."""
+        """The chunks of the next step: reserves their room, preempts and admits; the rest is used for draft tokens."""
         chunks = self._schedule()
         left = self._max_batched - sum(chunk.length for chunk in chunks)
         if left > 0 and self._branches is not None:
@@ -173,12 +175,14 @@ class Scheduler:
         return chunks
 
     def drafts(self, sequence: Sequence) -> bool:
-        """Whether a sequence may get draft tokens."""
+        """Whether a sequence may be given draft tokens."""
         return self._branches is not None and sequence.wanted_draft_tokens(self._num_speculative_tokens) > 0
 
     def continue_ahead(self, sequences: Sequences) -> bool:
-        """Reserve room for one token more of each of these, which all run and have none pending; False where somebody
-        would have to be preempted for it, or may be admitted instead."""
+        """Reserve room for one more token of each of these running sequences, which have none pending.
+
+        False if that would need a preemption, or if a waiting sequence could be admitted.
+        """
         if self.waiting and len(self.running) < self._max_num_seqs:
             return False
         if not all(self._store.reserve(one.number, one.computed + 1) for one in sequences):
@@ -187,7 +191,7 @@ class Scheduler:
         return True
 
     def _charge(self, sequences: Sequences) -> None:
-        """Count a token of each for its tenant."""
+        """Charge one token of each sequence to its tenant."""
         for tenant, tokens in Counter(sequence.request.tenant for sequence in sequences).items():
             self.fairness.charge(tenant, tokens)
 
@@ -196,7 +200,7 @@ class Scheduler:
         return self.prefixes.chunk(sequence, 1 + count) - 1 if count > 0 else 0
 
     def _with_draft(self, chunk: ScheduledChunk, draft: TokenTree, store: BranchingStore) -> ScheduledChunk:
-        """The chunk with its draft tokens, if there is room for them without preemption."""
+        """The chunk with these draft tokens, if there is room for them without preemption; else without them."""
         sequence = chunk.sequence
         if not draft or not self._store.reserve(sequence.number, sequence.computed + 1 + len(draft)):
             return chunk
@@ -211,7 +215,7 @@ class Scheduler:
         left = self._max_batched - len(chunks)
         chunks += self._continue([s for s in running if s.pending > 1], left)
         left = self._max_batched - sum(chunk.length for chunk in chunks)
-        # A sequence preempted in this step would only be admitted to be preempted again in the next.
+        # After a preemption nothing is admitted: it would only be preempted again in the next step.
         if self.preemptions == preemptions:
             chunks += self._admit(left)
             return chunks
@@ -231,7 +235,7 @@ class Scheduler:
         return chunks
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Reserve, preempting less urgent sequences; False if the sequence itself was preempted."""
+        """Reserve room for `tokens` tokens, preempting less urgent sequences; False if it was preempted itself."""
         while not self._store.reserve(sequence.number, tokens):
             self._preempt(max(self.running.values(), key=_rank))
             if sequence.number not in self.running:
@@ -250,7 +254,7 @@ class Scheduler:
                 self._store.release(sequence.number)
                 self._proposer.forget(sequence)
                 sequence.lost_states()
-                sequence.due = -inf  # what was computed of it is lost if others pass it now
+                sequence.due = -inf  # first of its tenant, as it has already used computation
                 self.add(sequence)
         self.preemptions += 1
 
@@ -277,9 +281,9 @@ class Scheduler:
         return chunks
 
     def _queues(self) -> dict[str, list[_Place]]:
-        """What waits of each tenant, as heaps: by priority, then by deadline, then by age.
+        """The waiting sequences of each tenant as heaps, ordered by priority, then by deadline, then by age.
 
-        Thousands may wait where few are admitted: each is looked at once a step, however many are admitted.
+        Thousands may wait while few are admitted: each is visited once per step, however many are admitted.
         """
         queues: dict[str, list[_Place]] = {}
         for sequence in self.waiting.values():
@@ -292,9 +296,9 @@ class Scheduler:
         return queues
 
     def _next(self, queues: dict[str, list[_Place]]) -> Sequence | None:
-        """The sequence to admit next, of the tenant that was served least among those of the highest priority.
+        """The sequence to admit next: of the least served tenant among those with a sequence of the highest priority.
 
-        Preemption goes by age alone, or two tenants would preempt each other.
+        Preemption, in contrast, is not by tenant but by priority and age, or two tenants would preempt each other.
         """
         for tenant, queue in list(queues.items()):
             while queue and queue[0][3] not in self.waiting:  # admitted with others of its request
@@ -310,7 +314,7 @@ class Scheduler:
         return heapq.heappop(queues[first])[4]
 
     def _enter(self, group: list[Sequence]) -> bool:
-        """Admit all of them to the store, or none."""
+        """Admit either all sequences of the group to the store, or none."""
         for place, sequence in enumerate(group):
             if self._enter_one(sequence):
                 continue
@@ -333,5 +337,6 @@ class Scheduler:
 
 
 def _room(sequence: Sequence) -> int:
-    """All known tokens and one more, so that it is not preempted before it has generated one."""
+    """The tokens to reserve at admission: all known ones and, for generation, one more, so that the sequence is not
+    preempted before it has generated a token."""
     return len(sequence.tokens) + (sequence.scoring is None and not sequence.request.prefill_only)

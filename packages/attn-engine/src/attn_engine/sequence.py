@@ -1,4 +1,4 @@
-"""A sequence: one completion of a request on its way through the engine, or the prompt that is scored."""
+"""A sequence: the state of one completion of a request in the engine, or of a prompt that is scored."""
 
 from __future__ import annotations
 
@@ -25,72 +25,73 @@ NOT_FINITE = "the model's logits are not finite numbers"
 
 
 class NoTokenError(InternalError):
-    """No token can be chosen, as the model's logits are no distribution."""
+    """No token can be chosen, as the model's logits are not finite."""
 
     reason = "NO_TOKEN"
 
 
 @dataclass(eq=False)
 class Sequence:
-    """`tokens` are the prompt and what was generated; the KV cache holds the first `computed` of them."""
+    """One completion: `tokens` are the prompt and the generated tokens, of which the KV cache holds the first
+    `computed`."""
 
     request: Request
     number: int
-    """Its name in the KV cache, and order of arrival."""
+    """Its name in the KV cache store, and its order of arrival."""
     max_new_tokens: int = 0
     detokenizer: Detokenizer | None = None
     token_text: TokenText = lambda _: ""
     index: int = 0
-    """Number of the completion."""
+    """The index of the completion in its request."""
     rank: tuple[int, int, int] = field(init=False)
-    """Sorts the most urgent first: highest priority, then oldest."""
+    """Sort key, most urgent first: highest priority, then oldest."""
     due: float = 0.0
-    """When it is to be completed at the latest, on the engine's clock in seconds; orders those of one tenant."""
+    """The time by which it is to be completed, on the engine's clock in seconds; orders the sequences of one tenant."""
     co_scheduled: list[Sequence] = field(init=False)
-    """Sequences that are in the KV cache together or not at all, such as the beams of a search."""
+    """The sequences, including itself, that must be in the KV cache together, such as the beams of a search."""
     logits: Tensor | None = None
-    """Logits of the next token [vocab_size], while it waits for the other beams."""
+    """The logits of the next token [vocab_size], while this beam waits for the others."""
     followers: list[Sequence] = field(default_factory=list)
-    """Other completions, which wait until the prompt they share is computed."""
+    """Other completions of the request, which wait until the shared prompt is computed."""
     tokens: list[int] = field(init=False)
     scoring: ScoringParams | None = field(init=False)
     id: str = field(init=False)
-    """The request's."""
+    """The id of the request."""
     params: SamplingParams = field(init=False)
-    """Not set for scoring."""
+    """The sampling parameters of the request; not set for scoring."""
     greedy: bool = field(init=False)
-    """Whether the most likely token is taken without looking at earlier tokens."""
+    """Whether the most likely token is always taken, independently of earlier tokens."""
     needs_logits: bool = field(init=False)
-    """Whether more than the most likely token is asked for."""
+    """Whether more than the most likely token is needed from each step."""
     penalizes_counts: bool = field(init=False)
-    """Whether it matters how often a token was generated."""
+    """Whether a frequency or presence penalty is set."""
     max_len: int = field(init=False)
-    """Maximum number of tokens, prompt included."""
+    """The maximum number of tokens, prompt included."""
     num_speculative_tokens: int | None = field(init=False)
-    """None leaves it to the engine."""
+    """The number of draft tokens that the request sets; None for the engine's default."""
     computed: int = 0
     cached_tokens: int = 0
-    """Tokens whose KV cache was reused instead of computed."""
+    """The number of tokens whose KV cache was reused instead of computed."""
     arrival: float = field(default_factory=time.monotonic)
-    """When it was submitted, on the clock of `time.monotonic()`, in seconds."""
+    """The time of submission, on the clock of `time.monotonic()`, in seconds."""
     queue_time: float | None = None
-    """Seconds from arrival until it was first scheduled."""
+    """The seconds from arrival until it was first scheduled."""
     encoder_written: bool = False
     """Whether the encoder's states are in the KV cache."""
     accepted: int = 0
-    """Draft tokens that were accepted."""
+    """The number of draft tokens that were accepted."""
     lookup: PromptLookup = field(default_factory=PromptLookup)
     draft_length: DraftLength = field(default_factory=DraftLength)
     score: float | None = None
-    """Given by beam search."""
+    """The score of the hypothesis; only set by beam search."""
     scores_returned: int = 0
-    """Tokens whose log probabilities have been returned, for scoring."""
+    """For scoring, the number of tokens whose log probabilities have been returned."""
     seed: int = field(init=False)
     stops: StopStrings = field(init=False)
     scope: str | None = field(init=False)
-    """Whose prefixes it shares: the request's scope, its encoder input and its adapter; None shares nothing.
+    """The key within which prefixes are shared: the request's scope, encoder tokens, adapter and images.
 
-    Scoring shares nothing, as every token must be computed.
+    None shares nothing, as for scoring, in which every token must be computed.
     """
     matcher: GrammarMatcher | None = None
     _seen: Tensor | None = None
@@ -116,40 +117,43 @@ class Sequence:
             self.penalizes_counts = params.frequency_penalty != 0 or params.presence_penalty != 0
             self.num_speculative_tokens = params.num_speculative_tokens if params.num_beams == 1 else 0
         self.seed = random.getrandbits(64) if seed is None else (seed + self.index) % SEED_LIMIT
-        heard = self.request.encoder_features is not None  # nobody asks whether two audios are equal
+        heard = self.request.encoder_features is not None  # audio inputs are not compared, so they share nothing
         shares = self.request.scope is not None and self.scoring is None and not heard
         self.scope = f"{self.request.scope}\0{self.request.beside_tokens}" if shares else None
         self.stops = StopStrings(stop)
 
     def rank_with(self, other: Sequence) -> None:
-        """Take the age of another sequence."""
+        """Take the age of another sequence for the order of urgency."""
         self.rank = (-self.request.priority, other.number, self.number)
 
     @property
     def pending(self) -> int:
-        """Tokens still to compute; 1 in decode."""
+        """The number of tokens that are still to be computed; 1 in decode."""
         return len(self.tokens) - self.computed
 
     @property
     def generated(self) -> int:
-        """Tokens generated so far."""
+        """The number of tokens generated so far."""
         return len(self.tokens) - len(self.request.token_ids)
 
     def wanted_draft_tokens(self, default: int) -> int:
-        """Draft tokens that its request asks for; the engine's `default` where it says nothing."""
+        """The number of draft tokens that its request sets, or the engine's `default`."""
         return default if self.num_speculative_tokens is None else self.num_speculative_tokens
 
     def max_draft_tokens(self, default: int) -> int:
-        """Draft tokens that may be verified in a decode step; none beyond the last token that may be generated."""
+        """The number of draft tokens that may be verified in the next step; 0 outside decode.
+
+        Draft tokens never extend beyond the last token that may be generated.
+        """
         wanted = self.wanted_draft_tokens(default)
         if not wanted or not self.generated or self.pending != 1:
             return 0
         return min(wanted, self.max_len - len(self.tokens) - 1)
 
     def go_on_after(self, received: Collection[int], end_ids: Collection[int]) -> None:
-        """Continue behind tokens that another engine generated, with the text, stop strings and grammar as they were.
+        """Continue after tokens that another engine generated, restoring the state of text, stop strings and grammar.
 
-        Raises `InvalidValue` if the completion has ended with them, or structured output does not allow them.
+        Raises `InvalidValue` if the completion ends within these tokens, or structured output does not allow them.
         """
         for place, token in enumerate(received):
             field = f"resume[{self.index}].token_ids[{place}]"
@@ -165,18 +169,18 @@ class Sequence:
                 raise InvalidValue.of(field, token, "none that ends the completion, unless it is marked as finished")
 
     def token(self, id: int, logprob: float | None = None, top: Collection[tuple[int, float]] = ()) -> Token:  # noqa: A002
-        """A token with its text; `top` are the most likely (id, logprob) at its position."""
+        """The `Token` with its text; `top` are the most likely (id, logprob) at its position."""
         if not top:
             return Token(id=id, text=self.token_text(id), logprob=logprob)
         others = tuple(TopLogprob(id=i, text=self.token_text(i), logprob=value) for i, value in top)
         return Token(id=id, text=self.token_text(id), logprob=logprob, top_logprobs=others)
 
     def text_of(self, token: int) -> str:
-        """The text that is final with this token."""
+        """Process the next token; returns the text that becomes final with it."""
         return self.stops.push(self.detokenizer.push(token)) if self.detokenizer else ""
 
     def remaining_text(self) -> str:
-        """The text that was held back, at the end."""
+        """The text that was held back, at the end of the completion."""
         if self.detokenizer is None or self.stops.found is not None:
             return ""
         return self.stops.push(self.detokenizer.finish()) + self.stops.finish()
@@ -215,7 +219,7 @@ class Sequence:
         return allowed
 
     def suppressed(self, end_ids: Collection[int], ahead: int = 0) -> Collection[int]:
-        """Tokens that may not come next, or so many tokens `ahead`, whatever a grammar says."""
+        """The tokens that may not come next, or `ahead` tokens later, apart from structured output."""
         suppressed, generated = set(self.request.suppress_tokens), self.generated + ahead
         if not generated:
             suppressed |= self.request.begin_suppress_tokens
@@ -224,8 +228,10 @@ class Sequence:
         return suppressed
 
     def batch_row(self, vocab_size: int, end_ids: Collection[int], *, after: int | None = None) -> BatchRow:
-        """How its next token is chosen together with those of others, on a GPU; the token before it may be number
-        `after` of those that the step before has chosen, and not known yet."""
+        """The row from which `batch_sampler` chooses its next token on a GPU.
+
+        With `after`, its previous token is only known to the device: it is at this index of the previous step's tokens.
+        """
         ahead = int(after is not None)
         position = len(self.tokens) + ahead
         if self.greedy:
@@ -246,24 +252,24 @@ class Sequence:
         )
 
     def take_back(self) -> None:
-        """Note that its last token was computed after another one than it turned out to have."""
+        """Undo the computation of its last token, whose input token was wrong."""
         self.computed -= 1
         self._tallies = None
 
     def took_states_of(self, other: Sequence) -> None:
-        """Note that its KV cache was forked from that of another sequence of the same tokens."""
+        """Update its state after its KV cache was forked from that of another sequence with the same tokens."""
         self.computed = other.computed
         self.encoder_written = other.encoder_written
 
     def lost_states(self) -> None:
-        """Note that its KV cache is gone and will be recomputed."""
+        """Update its state after its KV cache was freed, so that its tokens are recomputed."""
         self.computed = 0
         self.encoder_written = False
         self.logits = None
-        self._tallies = None  # of a batch's memory, which one that waits would keep
+        self._tallies = None  # they are views of a batch's memory, which a waiting sequence would keep alive
 
     def become(self, other: Sequence) -> None:
-        """Take the tokens of another sequence; none of them is computed."""
+        """Copy the tokens and text state of another sequence; none of the tokens counts as computed."""
         self.lost_states()
         self.tokens = list(other.tokens)
         self.detokenizer = other.detokenizer and other.detokenizer.copy()
@@ -272,7 +278,7 @@ class Sequence:
         self._seen = self._counts = None
 
     def would_end(self, token: int) -> bool:
-        """Whether a token ends the text, by a stop string or as the grammar allows nothing more.
+        """Whether a token ends the text by a stop string, or because the grammar is complete.
 
         Raises `UserError` if structured output cannot be matched any further.
         """
@@ -288,7 +294,7 @@ class Sequence:
         return matcher.complete
 
     def append_beam_token(self, token: int) -> None:
-        """Append a token of a beam, whose text is returned at the end of the search."""
+        """Append a token to a beam, whose text is only returned at the end of the search."""
         self.tokens.append(token)
         self.logits = None
         if self.params.stop:
@@ -298,7 +304,7 @@ class Sequence:
 
 
 class SequenceOutput(NamedTuple):
-    """What a step brings to a sequence; `finish_reason` or `error` ends it."""
+    """The output of a step for one sequence; a `finish_reason` or an `error` ends it."""
 
     sequence: Sequence
     tokens: tuple[Token, ...]
@@ -313,6 +319,6 @@ class SequenceOutput(NamedTuple):
         return self.finish_reason is not None or self.error is not None
 
     def then(self, later: SequenceOutput) -> SequenceOutput:
-        """Both outputs, one after the other."""
+        """Concatenate this output and a later one of the same sequence."""
         tokens, text = self.tokens + later.tokens, self.text + later.text
         return SequenceOutput(self.sequence, tokens, text, later.finish_reason, later.error)

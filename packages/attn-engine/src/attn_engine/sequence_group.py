@@ -1,4 +1,4 @@
-"""The completions of one request, together."""
+"""The group of all completions of one request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attn_engine.sequence import Sequence
 class SequenceGroup:
     """The completions of one request that have not ended, and the usage of those that have.
 
-    With `beams`, the members only stand for the completions that the search will find.
+    With `beams`, the members are placeholders for the completions that the search will find.
     """
 
     def __init__(self, members: list[Sequence], beams: BeamSearch | None = None) -> None:
@@ -25,16 +25,16 @@ class SequenceGroup:
         left = set(request.open_indices)
         self.completion_tokens = sum(len(request.received(index)) for index in range(request.n) if index not in left)
         self.begun = False
-        """Whether anything of it has been returned."""
+        """Whether any output of it has been returned."""
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens of the request, once all its completions have ended."""
+        """The usage of the request once all its completions have ended; None before."""
         if self.members:
             return None
         return Usage(
             prompt_tokens=self._prompt_tokens,
-            # A sequence that was preempted may have found its own tokens again; no more than the prompt counts.
+            # A preempted sequence may have found its own generated tokens in the cache: count at most the prompt.
             cached_tokens=min(self._cached_tokens, self._prompt_tokens),
             completion_tokens=self.completion_tokens,
             queue_time=self._queue_time,
@@ -42,11 +42,11 @@ class SequenceGroup:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """All sequences that may hold KV cache."""
+        """All sequences of the request that may hold KV cache."""
         return self.beams.sequences if self.beams else self.members
 
     def remove(self, sequence: Sequence) -> None:
-        """Note that a completion has ended; the first tells what the prompt found cached."""
+        """Remove a completion that has ended; the usage takes cached tokens and queue time from the one of index 0."""
         self.members.remove(sequence)
         self.completion_tokens += sequence.generated
         if sequence.index == 0:

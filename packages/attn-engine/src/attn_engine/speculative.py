@@ -1,8 +1,8 @@
-"""Speculative decoding: who proposes draft tokens, and the verification of them.
+"""Speculative decoding: proposers of draft tokens, and the verification of drafts.
 
-Every position gets the token that would have been chosen without a draft: the most likely, or that of the position's
-own random number. A draft token equal to it is accepted, and the next position is known to follow the right tokens; the
-KV cache behind the first that differs is rolled back. So drafts change nothing but the number of steps.
+Every position gets the token that would have been chosen without a draft: the most likely one, or the one sampled with
+the random number of that position. A draft token equal to it is accepted, and the result for the next position is then
+valid; the KV cache from the first differing draft token on is rolled back. Drafts change only the number of steps.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from attn_engine.draft_tokens import LONGEST_DRAFT, MAX_NGRAM, NO_DRAFT, TokenTr
 from attn_engine.sequence import SequenceOutput
 
 MOST_TOGETHER = 8
-"""Sequences of a step up to which they get drafts that they did not ask for."""
+"""The maximum number of sequences in a step in which requests that set no number of draft tokens get drafts."""
 
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """Asks for draft tokens of a sequence in decode: at most `max_tokens`, with `tree_width` candidates for each."""
+    """A request for a draft of a decoding sequence: at most `max_tokens` tokens with `tree_width` candidates each."""
 
     sequence: sequences.Sequence
     max_tokens: int
@@ -32,22 +32,22 @@ class DraftRequest:
 
 
 class Proposer(Protocol):
-    """Proposes draft tokens. What it proposes changes the number of steps and nothing else."""
+    """Proposes draft tokens. The proposals change the number of steps and nothing else."""
 
     default_tokens: ClassVar[int]
-    """The most that a sequence gets in a step where neither its request nor the engine says."""
+    """The maximum number of draft tokens of a sequence in a step if neither its request nor the engine sets one."""
 
     def propose(self, requests: Sequence[DraftRequest], max_tokens: int) -> list[TokenTree]:
-        """Draft tokens for each sequence, perhaps none; at most `max_tokens` in all."""
+        """A draft for each sequence, which may be empty; at most `max_tokens` draft tokens in all."""
         ...
 
     def forget(self, sequence: sequences.Sequence) -> None:
-        """Free what is held for a sequence that ended or was preempted."""
+        """Free what the proposer holds for a sequence that has ended or was preempted."""
         ...
 
 
 class PromptLookupProposer:
-    """Proposes what followed the last tokens where they occurred before in the sequence (prompt lookup)."""
+    """Prompt lookup: proposes the tokens that followed earlier occurrences of the last tokens in the sequence."""
 
     default_tokens: ClassVar[int] = 0
 
@@ -63,16 +63,16 @@ class PromptLookupProposer:
         return drafts
 
     def forget(self, sequence: sequences.Sequence) -> None:
-        """Nothing is held outside the sequence."""
+        """Do nothing, as all state is held in the sequence."""
 
 
 class AdaptivePromptLookup(PromptLookupProposer):
-    """Prompt lookup for requests that did not ask for it: behind whole n-grams alone, as long as it is worth its rows.
+    """Prompt lookup also for requests that do not set a number of draft tokens, as long as it pays.
 
-    A step of few rows reads all weights whatever its number of rows, so that a draft costs less than the steps that it
-    may save; in larger steps it does not. Each sequence has its own `DraftLength`. A request that says how many
-    draft tokens it wants gets what prompt lookup finds for it; nobody else gets any while `model` is not batch
-    invariant, or beside requests with adapters.
+    In small steps reading the weights dominates, so a draft costs less than the steps that it may save; in larger steps
+    it does not. Drafts for these requests follow only n-grams of `MAX_NGRAM` tokens, and each sequence has its own
+    `DraftLength`. Requests that set a number of draft tokens get plain prompt lookup; the others get no drafts while
+    `model` is not batch invariant, or in steps with requests that have adapters.
     """
 
     default_tokens: ClassVar[int] = LONGEST_DRAFT
@@ -85,7 +85,7 @@ class AdaptivePromptLookup(PromptLookupProposer):
         chosen = [one for one in requests if one.sequence.num_speculative_tokens is not None]
         drafts = dict(zip((id(one) for one in chosen), super().propose(chosen, max_tokens), strict=True))
         left = max_tokens - sum(map(len, drafts.values()))
-        # Steps with adapters compute blocks part by part.
+        # Steps with adapters do not use fused blocks, so their results are not batch invariant.
         adapted = any(one.sequence.request.adapter is not None for one in requests)
         adapts = len(requests) <= MOST_TOGETHER and self._model.batch_invariant and not adapted
         found = []
@@ -113,7 +113,7 @@ ChooseNext = Callable[[Sequence[tuple[sequences.Sequence, int]]], list[SequenceO
 
 @dataclass
 class Verification:
-    """The draft of a sequence; `rows` are those after each draft token, `accepted` the nodes accepted so far."""
+    """The draft of a sequence: `rows` are the logit rows after each draft token, `accepted` the nodes accepted yet."""
 
     sequence: sequences.Sequence
     draft: TokenTree
@@ -121,7 +121,7 @@ class Verification:
     accepted: list[int] = field(default_factory=list)
 
     def accept(self, output: SequenceOutput) -> bool:
-        """Whether the last token of the output was drafted; its node is accepted then."""
+        """Accept the draft node of the output's last token; False if it was not drafted, or the sequence has ended."""
         if output.ended:
             return False
         node = self.draft.child(self.accepted[-1] if self.accepted else -1, output.tokens[-1].id)
@@ -133,7 +133,7 @@ class Verification:
 
 
 def verify(first: Sequence[SequenceOutput], drafts: Sequence[Verification], choose: ChooseNext) -> list[SequenceOutput]:
-    """`first` are the outputs before the drafts; returns them with the outputs after each accepted draft token."""
+    """Verify the drafts: extend the outputs `first`, before the drafts, by those after each accepted draft token."""
     found = {output.sequence.number: output for output in first}
     going_on = list(drafts)
     while going_on := [one for one in going_on if one.accept(found[one.sequence.number])]:
@@ -144,7 +144,7 @@ def verify(first: Sequence[SequenceOutput], drafts: Sequence[Verification], choo
 
 
 def roll_back(verified: Verification, store: BranchingStore) -> None:
-    """Keep the KV cache of the accepted tokens of a sequence that goes on, and roll back the rest."""
+    """Keep the KV cache of the accepted tokens of a sequence that continues, and roll back the rest of the draft."""
     sequence, known = verified.sequence, verified.sequence.computed
     accepted_len = len(sequence.tokens) - 1
     if verified.draft.is_tree:

@@ -1,4 +1,4 @@
-"""Structured output: which tokens a JSON schema, regular expression or grammar allows next, by llguidance."""
+"""Structured output: computes with llguidance which tokens a JSON schema, regular expression or grammar allows next."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 CACHED_GRAMMARS = 256
-"""Compiled grammars kept for later requests."""
+"""The number of compiled grammars that are cached for later requests."""
 UNSPELLABLE = "the vocabulary has no token with which the completion could go on"
 
 
 @runtime_checkable
 class ByteTokenizer(Protocol):
-    """A tokenizer that knows the bytes of each token."""
+    """A tokenizer that gives the bytes of each token."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of the token."""
@@ -29,7 +29,7 @@ class ByteTokenizer(Protocol):
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Special tokens, which are not text."""
+        """The ids of special tokens, which are not text."""
         ...
 
 
@@ -44,7 +44,7 @@ class GrammarCompiler:
     def check(self, wanted: StructuredOutput) -> None:
         """Raises `InvalidValue` for a grammar that cannot be compiled or followed, `MissingPackage` without llguidance.
 
-        May take seconds, in which other threads run; `matcher` then takes none.
+        May take seconds, during which other threads can run; `matcher` is fast afterwards.
         """
         self._compile(wanted)
 
@@ -54,9 +54,9 @@ class GrammarCompiler:
         return GrammarMatcher(compiled.deep_copy(), self._tokenizer.vocab_size if self._tokenizer else 0, first)
 
     def _compile_uncached(self, wanted: StructuredOutput) -> tuple[Any, bytes]:
-        """A matcher at the start of the grammar, and which tokens may come first.
+        """A matcher at the start of the grammar, and the bias bytes of the tokens that may come first.
 
-        Of a large grammar those take long to find: they are found here once, and not where other requests wait.
+        These take long to compute for a large grammar, so they are computed here once, where no other request waits.
         """
         from llguidance import LLMatcher
 
@@ -75,7 +75,7 @@ class GrammarCompiler:
         first = bytes(matcher.compute_logit_bias())
         token = next((place for place, bias in enumerate(first) if bias), None)
         if token is not None:
-            # Some limits of llguidance are only noticed at the first token.
+            # llguidance reports some limits only at the first token.
             beginning = matcher.deep_copy()
             beginning.consume_token(token)
             if beginning.is_error():
@@ -95,9 +95,9 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    """Follows one completion through its grammar, of tokens of a vocabulary of this size.
+    """Matches one completion, token by token, against its grammar.
 
-    `biases` says which tokens may come next, one byte each; None if that is not known yet.
+    `biases` has one byte per token, 0 for tokens that may not come next; None if it has not been computed yet.
     """
 
     def __init__(self, matcher: Any, vocab_size: int, biases: bytes | None = None) -> None:
@@ -112,12 +112,12 @@ class GrammarMatcher:
 
     @property
     def allows_nothing(self) -> bool:
-        """Whether no token of the vocabulary may come next, nor may the completion end."""
+        """Whether no token of the vocabulary may come next, not even the end of sequence."""
         return not any(self._allowed()[: self._vocab_size])
 
     @property
     def may_end(self) -> bool:
-        """Whether what was accepted matches the whole grammar."""
+        """Whether the accepted tokens match the whole grammar, so that the completion may end."""
         return bool(self._matcher.is_accepting())
 
     @property
@@ -126,12 +126,12 @@ class GrammarMatcher:
         return _one_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def accept(self, token: int) -> None:
-        """Advance by the token that was chosen."""
+        """Advance the matcher by the chosen token."""
         self._biases = None
         self._matcher.consume_token(token)
 
     def accept_checked(self, token: int) -> None:
-        """As `accept`; raises `UserError` if matching has to stop."""
+        """Like `accept`; raises `UserError` if matching has to stop."""
         self.accept(token)
         if self.error:
             raise UserError(f"structured_output: matching had to stop: {self.error}")
@@ -141,11 +141,11 @@ class GrammarMatcher:
         return GrammarMatcher(self._matcher.deep_copy(), self._vocab_size, self._biases)
 
     def allowed(self, vocab_size: int, device: torch.device) -> Tensor:
-        """Which tokens may come next [vocab_size], bool; an end-of-sequence token where the completion may end."""
+        """Which tokens may come next [vocab_size], bool, with an end-of-sequence token if the completion may end."""
         return torch.from_numpy(self.allowed_bytes(vocab_size)).to(device) != 0
 
     def allowed_bytes(self, vocab_size: int) -> NDArray[np.uint8]:
-        """As `allowed`, on the host [vocab_size], uint8: 0 for tokens that may not come."""
+        """Like `allowed`, as an array [vocab_size], uint8, on the host: 0 for tokens that may not come next."""
         allowed = np.zeros(vocab_size, dtype=np.uint8)
         biases = np.frombuffer(self._allowed(), dtype=np.uint8)[:vocab_size]
         allowed[: len(biases)] = biases
@@ -158,7 +158,7 @@ class GrammarMatcher:
 
 
 class _Vocabulary:
-    """A tokenizer in the form that llguidance reads; without an end-of-sequence token it gets one more token."""
+    """A tokenizer in the form that llguidance takes; one without an end-of-sequence token gets an additional one."""
 
     def __init__(self, tokenizer: Any) -> None:
         end_ids = sorted(tokenizer.end_ids)
@@ -183,5 +183,5 @@ def _compile_error(wanted: StructuredOutput, cause: object) -> InvalidValue:
 
 def _one_line(cause: object) -> str:
     said = " ".join(str(cause).split())
-    # Text that must follow is tokenised at once, and the tokenizer could not.
+    # llguidance panics if the tokenizer cannot encode the text that the grammar forces next.
     return UNSPELLABLE if said.startswith("panic:") else said[:300]

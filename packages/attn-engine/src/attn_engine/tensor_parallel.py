@@ -1,9 +1,10 @@
-"""One engine over several processes, the ranks, each of which has some heads of the model (arXiv 1909.08053).
+"""Tensor parallelism: one engine over several processes (ranks), each with some heads of the model (arXiv 1909.08053).
 
-The engine runs on the first rank alone: it schedules, chooses tokens and answers. Before each step it sends the others
-what it asked of its store since the last one, and the tokens of the step. They ask the same of stores of their own,
-which hold the states of their own heads, and run the same step of the model, whose layers are summed over the ranks.
-Nothing else decides what a rank does, so that cancellations and deadlines, which come when they come, cannot part them.
+The engine runs only on the first rank, which schedules, chooses tokens and returns outputs. Before each step it sends
+the others the calls that it made on its store since the last step, and the tokens of the step. They repeat the calls on
+their own stores, which hold the states of their own heads, and run the same step of the model, whose layers are summed
+over the ranks. Nothing else determines what a rank does, so cancellations and deadlines, whose timing varies, cannot
+make the ranks diverge.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ LOST = "a process with other heads of the model has ended"
 
 
 class Leader:
-    """What the first rank tells the others.
+    """The first rank's side: sends store calls and steps to the other ranks.
 
-    `send` hands a message to all of them, in order. `lost` is called once, with the error, when they can no longer
-    follow: a step that failed here leaves them in the middle of a sum.
+    `send` delivers a message to all of them, in order. `lost` is called once, with the error, when they can no longer
+    follow: a step that failed on this rank leaves them in the middle of a collective sum.
     """
 
     def __init__(self, send: Callable[[bytes], None], lost: Callable[[Exception], None]) -> None:
@@ -40,7 +41,7 @@ class Leader:
         self.ended: Exception | None = None
 
     def open_store(self, family: CacheFamily, size: StoreSize, store: StateStore) -> LeadingStore:
-        """A store of this rank, as one that the other ranks have too; `size` is that of each.
+        """Wrap a store of this rank, and let every other rank open one of the same family and `size`.
 
         Raises `Incompatible` for a family whose stores cannot fork a request or hold a draft tree.
         """
@@ -52,13 +53,15 @@ class Leader:
         return kind(store, self)
 
     def note(self, *entry: Any) -> None:
-        """Send this with the next step: a method of the store, its arguments and its result."""
+        """Queue an entry to be sent with the next step: a method of the store, its arguments and its result."""
         self._entries.append(list(entry))
 
     @contextmanager
     def step(self, tokens: Sequence[int]) -> Iterator[None]:
-        """Within it this rank computes a step of these tokens, and the others do; raises `Unavailable` where they
-        have ended."""
+        """Context manager in which this rank computes a step of these tokens while the others do the same.
+
+        Raises `Unavailable` if the other ranks have ended.
+        """
         if self.ended is not None:
             raise Unavailable(LOST) from self.ended
         self.note("step", list(tokens))
@@ -70,14 +73,14 @@ class Leader:
             raise
 
     def stop(self) -> None:
-        """Let the others end."""
+        """Tell the other ranks to stop."""
         if self.ended is None:
             self.ended = Unavailable("the engine was stopped")
             self.note("stop")
             self._flush()
 
     def end(self, error: Exception) -> None:
-        """Note that the others can no longer follow."""
+        """Record that the other ranks can no longer follow, and call `lost`."""
         if self.ended is None:
             self.ended = error
             self._lost(error)
@@ -88,9 +91,9 @@ class Leader:
 
 
 class LeadingStore:
-    """A store whose changes are told to the other ranks. Implements `StateStore`, `BranchingStore` and `TreeStore`.
+    """A store whose changes are sent to the other ranks. Implements `StateStore`, `BranchingStore` and `TreeStore`.
 
-    It exports nothing, as it holds the states of some heads alone.
+    It is not portable, as it holds the states of only some heads.
     """
 
     def __init__(self, store: Any, ranks: Leader) -> None:
@@ -114,7 +117,7 @@ class LeadingStore:
         return bool(self._told("reserve", request, tokens))
 
     def write_source(self, request: int, source: object) -> None:
-        """Raises `Incompatible`: models with an encoder are not split."""
+        """Raise `Incompatible`, as models with an encoder cannot be split."""
         del source
         raise Incompatible("a model with an encoder cannot be split over ranks", request=request)
 
@@ -134,7 +137,7 @@ class LeadingStore:
         return views
 
     def live_bytes(self, request: int, tokens: int) -> int:
-        """See `StateStore.live_bytes`; of this rank's heads."""
+        """See `StateStore.live_bytes`; counts only this rank's heads."""
         return int(self._store.live_bytes(request, tokens))
 
     def usage(self) -> Usage:
@@ -170,7 +173,7 @@ class LeadingStore:
 
 
 class LeadingPrefixStore(LeadingStore):
-    """A `LeadingStore` that is a `PrefixStore` too."""
+    """A `LeadingStore` that is also a `PrefixStore`."""
 
     def __init__(self, store: Any, ranks: Leader) -> None:
         super().__init__(store, ranks)
@@ -186,7 +189,7 @@ class LeadingPrefixStore(LeadingStore):
         return int(self._told("adopt", request, list(tokens), scope))
 
     def remember(self, request: int, tokens: Sequence[int], computed: int, scope: str) -> None:
-        """See `PrefixStore.remember`. Of a request's tokens, those that the other ranks know are not sent again."""
+        """See `PrefixStore.remember`; tokens of a request that the other ranks already have are not sent again."""
         self._store.remember(request, tokens, computed, scope)
         known, told = list(tokens[:computed]), self._remembered.get(request, [])
         same = len(told) if known[: len(told)] == told else 0
@@ -199,7 +202,7 @@ class LeadingPrefixStore(LeadingStore):
 
 
 class Follower:
-    """A rank that does what the first one tells it, with its heads of the model and a store of its own."""
+    """A rank that executes the messages of the first one, with its heads of the model and a store of its own."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -210,7 +213,7 @@ class Follower:
         self._remembered: dict[int, list[int]] = {}
 
     def follow(self, message: bytes) -> None:
-        """Do what a message of `Leader` says. Raises `InternalError` where the store answers otherwise than there."""
+        """Execute a message of `Leader`; raises `InternalError` if the store returns another result than there."""
         with torch.inference_mode():
             for method, *arguments in json.loads(message):
                 self._do(method, arguments)

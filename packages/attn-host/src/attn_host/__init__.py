@@ -1,4 +1,4 @@
-"""A loaded model with its engine or encoder, behind calls in the nouns of attn-schema; no network."""
+"""Hosts a loaded model with its engine or encoder in process, with an API in the types of attn-schema; no network."""
 
 from attn_host.host import Deliver, EmbedTask, ModelHost, TextTask
 from attn_host.loading import find_folder

@@ -17,9 +17,9 @@ from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME
 
 
 class LoadedAdapters:
-    """At most `max_loras` adapters on a loaded model, whose engine runs in `loop`. May be used from any thread.
+    """At most `max_loras` adapters on a loaded model, whose engine runs in `loop`. Thread-safe.
 
-    The model is left as it is until the first adapter is loaded.
+    The model is not modified until the first adapter is loaded.
     """
 
     def __init__(self, loaded: LoadedModel, loop: EngineLoop, max_loras: int) -> None:
@@ -31,7 +31,7 @@ class LoadedAdapters:
         self._lock = threading.Lock()
 
     def find(self, name: str) -> LoraAdapter | None:
-        """The adapter of this name; None for no name. Raises `UnknownName` with near names."""
+        """The adapter of this name; None for an empty name. Raises `UnknownName`, which suggests similar names."""
         if not name:
             return None
         found = self._adapters.get(name)
@@ -40,16 +40,16 @@ class LoadedAdapters:
         return found
 
     def load(self, name: str, folder: Path) -> None:
-        """Read an adapter; returns when requests can use it. The same one twice is one, as several gateways may ask.
+        """Load an adapter from a folder; returns when requests can use it.
 
-        Raises `AlreadyExists` for the name of another adapter, `OutOfCapacity` where `max_loras` are loaded,
-        `Incompatible` for an adapter of another base or a model that is no decoder, `CheckpointInvalid` for a folder
-        that is not sound.
+        Loading the same adapter again under its name does nothing, as several gateways may load it. Raises
+        `AlreadyExists` for the name of another adapter, `OutOfCapacity` if `max_loras` are loaded, `Incompatible` for
+        an adapter of another base model or a model that is not a decoder, `CheckpointInvalid` for an invalid folder.
         """
         if self._loaded.max_encoder_len is not None:
             raise Incompatible(f"adapter {name!r}: only decoders take adapters", adapter=name)
         with self._lock:
-            # A name that is loaded anew must not find what other weights of the name computed, here or in a replica.
+            # The key has a digest, so that KV cache computed with other weights of the same name is not reused.
             key = f"{name}:{_digest_of(folder)}"
             if name in self._adapters:
                 if self._adapters[name].key == key:
@@ -64,13 +64,13 @@ class LoadedAdapters:
             self._adapters[name] = adapter
 
     def unload(self, name: str) -> None:
-        """Forget an adapter; requests that use it go on with it."""
+        """Remove an adapter; running requests continue to use it."""
         with self._lock:
             self._adapters.pop(name, None)
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
-        """Within it, in this thread, whole sequences are computed with an adapter, if one is named."""
+        """Context manager in which forward passes over whole sequences in this thread use the named adapter, if any."""
         adapter = self.find(name)
         if adapter is None or self._adapted is None:
             yield
@@ -84,7 +84,7 @@ class LoadedAdapters:
 
 
 def _digest_of(folder: Path) -> str:
-    """Equal for equal adapters, in every process; a file that is missing is named by those who read it."""
+    """A digest of an adapter's files, equal in every process. Missing files are left to the reader to report."""
     found = blake2b(digest_size=16)
     for path in (folder / ADAPTER_CONFIG_NAME, folder / ADAPTER_NAME):
         if path.is_file():

@@ -15,14 +15,15 @@ from attn_host.gradients import Gradients, input_gradients
 from attn_host.tokenization import PromptTokenizer
 
 MAX_TOKENS = 1024
-"""Tokens of a prompt for attention maps, whose size grows with the square."""
+"""The maximum number of prompt tokens for attention maps, whose size is quadratic in it."""
 
 
 def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: PromptTokenizer) -> list[AttentionMap]:
-    """The float32 weights of the layers and heads asked for; cross-attention of an encoder-decoder model.
+    """The float32 attention weights of the requested layers and heads; cross-attention for an encoder-decoder model.
 
-    Raises `InvalidValue` for a token, layer or head that does not exist, too long a prompt, or an encoder prompt that
-    is missing or too much; `Incompatible` for a mechanism without weights.
+    Raises `InvalidValue` for a token, layer or head that does not exist, a prompt of more than `MAX_TOKENS` tokens, or
+    an encoder prompt that is missing or not allowed; `ContextLengthExceeded` for a prompt longer than the model's
+    context; `Incompatible` for a mechanism without weights.
     """
     ids, encoder_ids = tokenizer.ids(request.prompt), tokenizer.encoder_ids(request.prompt)
     mechanisms, count = loaded.mechanisms, getattr(loaded.config, "num_heads", 0)
@@ -48,7 +49,7 @@ def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: 
             heads=tuple(heads),
             attention_weights=Tensor(shape=tuple(weights.shape), data=weights.numpy().tobytes()),
             query_tokens=queries,
-            # The token that ends an image has no weight.
+            # There may be fewer keys than tokens: the token that ends an image has no weight.
             key_tokens=keys[: weights.shape[-1]],
             **(_told(gradients, tokenizer) if layer == layers[0] else {}),
         )
@@ -65,7 +66,7 @@ def _told(gradients: Gradients, tokenizer: PromptTokenizer) -> dict[str, Any]:
 def _weights(
     loaded: LoadedModel, ids: Sequence[int], encoder_ids: Sequence[int] | None, layers: list[int], heads: list[int]
 ) -> dict[int, torch.Tensor]:
-    """Weights [heads, query, key] by layer, on the CPU; raises `OutOfCapacity` where memory is too small for them."""
+    """Attention weights [heads, query, key] by layer, on the CPU; raises `OutOfCapacity` if memory is too small."""
     encoder_inputs = _encoder_inputs(loaded, encoder_ids)
 
     def computed() -> dict[int, torch.Tensor]:

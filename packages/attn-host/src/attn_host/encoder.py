@@ -1,4 +1,4 @@
-"""The host of an encoder, which embeds texts a batch at a time."""
+"""The host of an encoder model, which embeds texts batch by batch."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ GONE = "the model is being unloaded"
 
 
 class EncoderHost(ModelHost):
-    """Loads the encoder in `folder`; calls take turns, batch by batch.
+    """Loads the encoder in `folder`; concurrent calls are interleaved, one batch of each at a time.
 
-    An encoder has no KV cache, so options of that change nothing. Raises `InvalidValue` for a draft model, and what
-    loading raises.
+    An encoder has no KV cache, so options of the KV cache have no effect. Raises `InvalidValue` for a draft model, and
+    what loading raises.
     """
 
     REFUSAL = "the model is an encoder: it embeds texts and does nothing else"
@@ -52,7 +52,7 @@ class EncoderHost(ModelHost):
 
     @property
     def info(self) -> ModelInfo:
-        """What the model is."""
+        """A description of the model."""
         model = self._encoder.model
         config, parameter = model.config, next(model.parameters())
         return ModelInfo(
@@ -69,9 +69,10 @@ class EncoderHost(ModelHost):
         )
 
     def embed(self, task: EmbedTask) -> Future[Embeddings]:
-        """A vector of length 1 for each text, in a future that may be cancelled; raises `Unavailable` after `stop`.
+        """Compute a unit vector for each text, in a future that may be cancelled; raises `Unavailable` after `stop`.
 
-        The future raises `InvalidValue` for a text that does not fit, `DeadlineExceeded` at the first batch after it.
+        The future raises `InvalidValue` for a text that is too long, and `DeadlineExceeded` before the first batch
+        after the deadline.
         """
         call = Embedding(self._encoder, task)
         with self._idle:
@@ -87,13 +88,13 @@ class EncoderHost(ModelHost):
         return self._tokenizer.tokenize(prompt)
 
     def cancel(self, task_id: str) -> None:
-        """Stop embedding; the batch that is being computed is its last."""
+        """Cancel a call, after the batch that is being computed."""
         call = self._calls.get(task_id)
         if call is not None:
             call.answer.cancel()
 
     def stats(self) -> EngineStats:
-        """How busy the encoder is; it has no KV cache."""
+        """The current load of the encoder; it has no KV cache."""
         calls = len(self._calls)
         running = min(calls, 1)
         return with_process(EngineStats(running=running, waiting=calls - running, computed_tokens=self._computed))
@@ -109,7 +110,7 @@ class EncoderHost(ModelHost):
             call.fail(Unavailable(GONE))
 
     def _queue(self, call: Embedding) -> None:
-        """Compute a batch of it after one of every other call."""
+        """Queue the next batch of a call, after one batch of every other call."""
         try:
             self._worker.submit(self._turn, call)
         except RuntimeError:  # the thread has ended
@@ -127,9 +128,9 @@ class EncoderHost(ModelHost):
 
 
 class Embedding:
-    """One call. `answer` may be cancelled by any thread at any time; `step` is for one thread.
+    """One call of `embed`. `answer` may be cancelled by any thread at any time; `step` is called by one thread only.
 
-    A call that has ended holds neither texts nor vectors, whoever still holds the call.
+    A call that has ended releases its texts and vectors, even while the call itself is still referenced.
     """
 
     def __init__(self, encoder: SentenceEncoder, task: EmbedTask) -> None:
@@ -139,7 +140,7 @@ class Embedding:
         self.answer.add_done_callback(self._free)
 
     def step(self) -> int:
-        """Compute a batch, or the answer after the last; returns how many tokens were computed."""
+        """Compute the next batch, or set the answer after the last one; returns the number of computed tokens."""
         work = self._work
         if work is None:
             return 0
@@ -156,7 +157,7 @@ class Embedding:
         return 0
 
     def fail(self, error: Exception) -> None:
-        """End it, unless it has ended."""
+        """End the call with an error, unless it has already ended."""
         with contextlib.suppress(InvalidStateError):
             self.answer.set_exception(error)
 
@@ -174,7 +175,7 @@ class Embedding:
 
 
 class Work:
-    """Texts of which some have their vectors."""
+    """The texts of a call and the vectors that have been computed so far."""
 
     def __init__(self, encoder: SentenceEncoder, texts: Sequence[str]) -> None:
         self.device: torch.device = encoder.device
@@ -185,7 +186,7 @@ class Work:
         self._vectors = torch.empty(0)
 
     def step(self) -> int | None:
-        """Compute a batch; how many tokens it had, None where all were computed."""
+        """Compute the next batch; returns its number of tokens, or None if all texts have been computed."""
         if self._batches is None:
             self._ids = self._encoder.read(self._texts)
             self._vectors = torch.empty(len(self._ids), self._encoder.size)
@@ -198,6 +199,6 @@ class Work:
         return sum(len(self._ids[place]) for place in places)
 
     def answer(self) -> Embeddings:
-        """All vectors."""
+        """The vectors of all texts [texts, size], float32, and the usage."""
         tensor = Tensor(shape=tuple(self._vectors.shape), data=self._vectors.numpy().astype("<f4").tobytes())
         return Embeddings(embeddings=tensor, usage=Usage(prompt_tokens=sum(map(len, self._ids))))

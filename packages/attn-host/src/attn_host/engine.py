@@ -1,4 +1,4 @@
-"""The host of a model that generates: a decoder or an encoder-decoder model, with its engine."""
+"""The host of a generative model, a decoder or an encoder-decoder model, with its engine."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from attn_host.ranks import RankGroup, load_part, rank_threads, require_tensor_p
 from attn_host.tokenization import PromptTokenizer
 
 OpenRanks = Callable[[Path, EngineConfig], RankGroup]
-"""Starts the other ranks of a model."""
+"""Starts the other ranks of a model that is split by tensor parallelism."""
 
 
 class EngineHost(ModelHost):
-    """Loads the model in `folder` and runs it on a thread.
+    """Loads the model in `folder` and runs its engine on a thread.
 
-    With `tensor_parallel_size` N this process has its first part, and `open_ranks` starts those with the others: as
-    processes of this machine, if it is not given.
+    With a `tensor_parallel_size` above 1 this process is the first rank, and `open_ranks` starts the others; by default
+    they are processes on this machine.
     """
 
     REFUSAL = "the model is no encoder and cannot embed texts; load one that is, such as minilm"
@@ -41,7 +41,7 @@ class EngineHost(ModelHost):
         self._ranks: RankGroup | None = None
         if config.tensor_parallel_size > 1:
             require_tensor_parallel(folder, config)
-            config = config.replace(enforce_eager=True)  # a graph of one rank knows nothing of the others
+            config = config.replace(enforce_eager=True)  # replayed steps would not be sent to the other ranks
             self._ranks = (open_ranks or local_ranks)(folder, config)
         try:
             self._open(folder, config, deliver)
@@ -79,7 +79,7 @@ class EngineHost(ModelHost):
 
     @property
     def info(self) -> ModelInfo:
-        """What the model is."""
+        """A description of the model."""
         model, mechanisms = self._loaded.model, self._loaded.mechanisms
         parameter = next(model.parameters())
         return ModelInfo(
@@ -98,11 +98,11 @@ class EngineHost(ModelHost):
         )
 
     def submit(self, task: TextTask, state: PromptState | None = None) -> None:
-        """Start before the next engine step; outputs are delivered. Raises the `UserError` that refuses it."""
+        """Start a task before the next engine step; its outputs are delivered. Raises a `UserError` if refused."""
         self._loop.submit(self._request(task, state))
 
     def prefill(self, task: TextTask) -> None:
-        """As `submit`, but only compute the prompt: the only output has its state."""
+        """Like `submit`, but only compute the prompt: the only output has its state."""
         self._loop.submit(self._request(task).prefill())
 
     def _request(self, task: TextTask, state: PromptState | None = None) -> Request:
@@ -122,12 +122,12 @@ class EngineHost(ModelHost):
         )
 
     def load_adapter(self, name: str, folder: Path) -> None:
-        """Let tasks use an adapter from now on; raises the `UserError` that refuses it."""
+        """Load an adapter from a folder, for tasks to use from now on; raises a `UserError` if it is refused."""
         self._require_whole(f"adapter {name!r}")
         self._adapters.load(name, folder)
 
     def unload_adapter(self, name: str) -> None:
-        """Let no further tasks use an adapter; those that run go on."""
+        """Remove an adapter: no further task can use it; running ones continue."""
         self._adapters.unload(name)
 
     def cancel(self, task_id: str) -> None:
@@ -139,18 +139,18 @@ class EngineHost(ModelHost):
         return self._tokenizer.tokenize(prompt)
 
     def attention_maps(self, request: AttentionMapsRequest, adapter: str = "") -> list[AttentionMap]:
-        """The attention weights of a prompt, one map a layer, with an adapter if one is named."""
+        """The attention weights of a prompt, one map per layer, with the adapter if one is named."""
         self._require_whole("attention maps")
         with self._adapters.using(adapter):
             return compute_maps(self._loaded, request, self._tokenizer)
 
     @property
     def alive(self) -> bool:
-        """Whether the engine's thread runs, and all ranks do."""
+        """Whether the engine's thread and all ranks are running."""
         return self._loop.alive and (self._ranks is None or self._ranks.alive)
 
     def stats(self) -> EngineStats:
-        """How busy the engine is."""
+        """The current load of the engine, and its counters."""
         return with_process(self._loop.stats())
 
     def stop(self, timeout: float) -> None:

@@ -1,7 +1,7 @@
-"""How much the next token depends on each token of a prompt, by gradients that need no backward pass.
+"""How much the next token depends on each token of a prompt: gradient times input, without a backward pass.
 
-Packed weights have no backward kernels. The gradient of f by an embedding x_i, times x_i, is the derivative of f along
-x_i, and a central difference along x_i gives it with forward passes alone.
+Packed weights have no backward kernels. The gradient of f with respect to an embedding x_i, times x_i, is the
+derivative of f along x_i, and a central difference along x_i approximates it with forward passes only.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from attn_models.loading import LoadedModel
 from torch import Tensor
 
 STEP = 0.005
-"""By which share an embedding is made longer and shorter; the error of a central difference falls with its square."""
+"""The relative step by which an embedding is scaled up and down; the error of the difference is quadratic in it."""
 MAX_TOKENS = 64
-"""Tokens of a prompt up to which gradients are computed: each takes two passes over all of them."""
+"""The maximum length of a prompt whose gradients are computed: each token takes two passes over the whole prompt."""
 ROWS = 16
-"""Sequences in one forward pass."""
+"""The number of sequences in one forward pass."""
 TOLERANCE = 0.05
-"""How far the shares together may be from the derivative along all embeddings at once, as a share of their sizes."""
+"""How far the sum of the derivatives along single embeddings may be from the derivative along all embeddings at once,
+relative to the sum of their magnitudes."""
 
 
 class Gradients(NamedTuple):
-    """The gradient times the embedding of each token, in nats, for the next token `target`; or why there are none."""
+    """Gradient times input of each token, in nats, for the next token `target`; or in `note` why there are none."""
 
     shares: tuple[float, ...] = ()
     target: int | None = None
@@ -34,7 +35,7 @@ class Gradients(NamedTuple):
 
 
 def input_gradients(loaded: LoadedModel, ids: Sequence[int]) -> Gradients:
-    """Gradient times input of each token, of the log probability of the most likely next token."""
+    """Gradient times input of each prompt token, for the log probability of the most likely next token."""
     embedding = getattr(loaded.model, "embedding", None)
     if loaded.max_encoder_len is not None or not isinstance(embedding, torch.nn.Module):
         return Gradients(note="only decoders have gradients by the prompt's tokens here")
@@ -47,7 +48,7 @@ def input_gradients(loaded: LoadedModel, ids: Sequence[int]) -> Gradients:
         target = int(plain.argmax())
         found = _differences(loaded.model, embedding, tokens, rows)[:, target] / (2 * STEP)
     shares, together = found[:-1], found[-1]
-    flat = bool((shares == 0).all())  # a function in steps has no slope, though every token may matter
+    flat = bool((shares == 0).all())  # a quantized, piecewise constant function has zero slope, but tokens may matter
     if (
         flat
         or not torch.isfinite(found).all()
@@ -59,7 +60,10 @@ def input_gradients(loaded: LoadedModel, ids: Sequence[int]) -> Gradients:
 
 
 def _differences(model: Any, embedding: torch.nn.Module, tokens: Tensor, rows: Tensor) -> Tensor:
-    """f(x (1 + step)) - f(x (1 - step)) [tokens + 1, vocabulary]: of each token alone, then of all at once."""
+    """f(x (1 + step)) - f(x (1 - step)) [tokens + 1, vocabulary]: for each token alone, then for all at once.
+
+    `rows` are the embeddings [tokens, width].
+    """
     count = len(tokens)
     chosen = torch.cat([torch.eye(count), torch.ones(1, count)]).to(rows)[..., None]
     differences = []
@@ -72,7 +76,8 @@ def _differences(model: Any, embedding: torch.nn.Module, tokens: Tensor, rows: T
 
 
 def _log_probabilities(model: Any, embedding: torch.nn.Module, tokens: Tensor, rows: Tensor) -> Tensor:
-    """Log probabilities [sequences, vocabulary] of the next token, in float64, where embeddings are `rows`."""
+    """Log probabilities [sequences, vocabulary] of the next token, in float64, for the embeddings `rows`
+    [sequences, tokens, width]."""
     with _embedded(embedding, rows):
         logits = model(tokens[None].expand(len(rows), -1))
     return torch.log_softmax(logits[:, -1].double(), -1)
@@ -80,7 +85,7 @@ def _log_probabilities(model: Any, embedding: torch.nn.Module, tokens: Tensor, r
 
 @contextmanager
 def _embedded(embedding: torch.nn.Module, rows: Tensor) -> Iterator[None]:
-    """Let the embedding answer this thread with these rows [sequences, tokens, width]; other threads get their own."""
+    """Let the embedding module return these rows [sequences, tokens, width] in this thread; others are unaffected."""
     mine = get_ident()
     handle = embedding.register_forward_hook(lambda _module, _args, out: rows if get_ident() == mine else out)
     try:

@@ -1,4 +1,4 @@
-"""What every host answers, and what it is asked."""
+"""The common interface of all hosts, and the tasks that they take."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Deliver = Callable[[Sequence[RequestOutput]], None]
 
 
 def new_id() -> str:
-    """An id for a task."""
+    """A new, unique id for a task."""
     return uuid.uuid4().hex
 
 
@@ -39,8 +39,8 @@ class TextTask:
     """A prompt to complete (`params` are `SamplingParams`) or to score (`params` are `ScoringParams`).
 
     `timeout` is the time left until the caller's deadline, in seconds. Requests of one `tenant` share a prefix cache
-    and a weight in fair queueing. `adapter` names one that is loaded on the model; without it the model alone
-    computes. `resume` is what of the outputs has been received already, from another host.
+    and a weight in fair queueing. `adapter` is the name of a loaded adapter; the base model is used if it is empty.
+    `resume` is the part of the outputs that has already been received from another host.
     """
 
     prompt: Prompt
@@ -62,7 +62,7 @@ class EmbedTask:
 
 
 class ModelHost:
-    """A loaded model. Calls that its kind of model cannot answer raise `Incompatible`.
+    """Base class of hosts of a loaded model. Calls that its kind of model does not support raise `Incompatible`.
 
     All methods may be called from any thread.
     """
@@ -71,26 +71,27 @@ class ModelHost:
 
     @property
     def info(self) -> ModelInfo:
-        """What the model is."""
+        """A description of the model."""
         raise NotImplementedError
 
     def submit(self, task: TextTask, state: PromptState | None = None) -> None:
-        """Start before the next engine step; outputs are delivered. Raises the `UserError` that refuses it.
+        """Start a task before the next engine step; its outputs are delivered. Raises a `UserError` if it is refused.
 
-        With a `state` of its prompt, which another host of the same model computed, only the last token is computed.
+        With a `state` of its prompt, which another host of the same model has computed, only the last prompt token is
+        computed.
         """
         raise Incompatible(self.REFUSAL, request=task.id, state=state is not None)
 
     def prefill(self, task: TextTask) -> None:
-        """As `submit`, but only compute the prompt: the only output has its state, for `submit` of another host."""
+        """Like `submit`, but only compute the prompt: the only output has its state, for `submit` of another host."""
         raise Incompatible(self.REFUSAL, request=task.id)
 
     def cancel(self, task_id: str) -> None:
-        """Stop a task before the next engine step or batch; an unknown one is left alone."""
+        """Stop a task before the next engine step or batch; unknown ids are ignored."""
         raise NotImplementedError
 
     def embed(self, task: EmbedTask) -> Future[Embeddings]:
-        """A vector of length 1 for each text, in a future that may be cancelled."""
+        """Compute a unit vector for each text, in a future that may be cancelled."""
         raise Incompatible(self.REFUSAL, texts=len(task.texts))
 
     def tokenize(self, prompt: Prompt) -> Tokenization:
@@ -98,25 +99,25 @@ class ModelHost:
         raise NotImplementedError
 
     def load_adapter(self, name: str, folder: Path) -> None:
-        """Let tasks use the adapter in a folder by this name from now on; raises the `UserError` that refuses it."""
+        """Load the adapter in a folder, for tasks to use by this name; raises a `UserError` if it is refused."""
         raise Incompatible(f"adapter {name!r}: only decoders take adapters", adapter=name, folder=folder)
 
     def unload_adapter(self, name: str) -> None:
-        """Let no further tasks use an adapter; those that run go on. An unknown one is left alone."""
+        """Remove an adapter: no further task can use it; running ones continue. Unknown names are ignored."""
         del name
 
     def attention_maps(self, request: AttentionMapsRequest, adapter: str = "") -> list[AttentionMap]:
-        """The attention weights of a prompt, one map a layer, with an adapter if one is named."""
+        """The attention weights of a prompt, one map per layer, with the adapter if one is named."""
         del adapter
         raise Incompatible(self.REFUSAL, layers=request.layers)
 
     @property
     def alive(self) -> bool:
-        """Whether it can still answer."""
+        """Whether the host can still process tasks."""
         return True
 
     def stats(self) -> EngineStats:
-        """How busy the model is."""
+        """The current load of the model, and its counters."""
         raise NotImplementedError
 
     def stop(self, timeout: float) -> None:
@@ -125,7 +126,7 @@ class ModelHost:
 
 
 def with_process(stats: EngineStats) -> EngineStats:
-    """The statistics with the memory and the processor time of this process."""
+    """The stats with the resident memory and the CPU time of this process filled in."""
     process = psutil.Process()
     with process.oneshot():
         times, memory = process.cpu_times(), process.memory_info().rss

@@ -1,4 +1,4 @@
-"""What a model that sees images makes of those of a request, before its engine gets it."""
+"""Computes the embeddings of a request's images for a vision-language model, before its engine gets the request."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from attn_models.vision_language.prompts import ImagePrompt, ImagePrompts
 from torch import Tensor
 
 TILES_AT_ONCE = 4
-"""Tiles that the tower computes together."""
+"""The number of image tiles that the vision tower processes in one batch."""
 MAX_BYTES = 2**30
-"""Memory for the rows of images of all requests that wait or run."""
+"""The memory limit, in bytes, for the image embeddings of all waiting and running requests."""
 
 
 class ImageRows:
-    """Computes rows of images for one model, and bounds the memory that those of all requests take."""
+    """Computes image embeddings for one model, and bounds the memory that those of all requests take."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         if loaded.tokenizer is None:
@@ -34,13 +34,13 @@ class ImageRows:
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> ImageRows | None:
-        """Those of a model; None for one that sees no images."""
+        """The `ImageRows` of a model; None for a model that takes no images."""
         return cls(loaded) if isinstance(loaded.config, VisionDecoderConfig) else None
 
     def embeddings(self, prompt: ImagePrompt) -> PromptEmbeddings | None:
-        """What stands for the image tokens of a prompt; None without images.
+        """The embeddings of the image tokens of a prompt; None without images.
 
-        Raises `OutOfCapacity` where the rows of other requests take all the memory that there is for them.
+        Raises `OutOfCapacity` if the image embeddings of other requests take at least `MAX_BYTES` bytes.
         """
         if prompt.pixels is None:
             return None

@@ -1,4 +1,4 @@
-"""What a host needs of a model folder: where it is, how its weights are stored, its kernels and its draft model."""
+"""Helpers of hosts for loading: finding the model folder, its quantization, choosing kernels, and the draft model."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from attn_schema import EngineConfig
 from attn_schema.home import model_folder_name, model_names, models_folder
 
 CONFIGS = ("config.json", ADAPTER_CONFIG_NAME)
-"""What a folder of a model, or of an adapter, has."""
+"""The files of which a folder of a model, or of an adapter, has one."""
 
 
 def find_folder(source: str, home: Path, hidden: Collection[str] = ()) -> Path:
-    """The folder of a model, or of an adapter, for an absolute path or a name under the home's models; of a GGUF file,
-    the folder that is kept of it below the home.
+    """The folder of a model or an adapter, given an absolute path or a name under the home's models.
 
-    Names in `hidden` are as if not there.
+    For the path of a GGUF file it is the folder into which it is converted below the home. Names in `hidden` are
+    treated as unknown.
 
-    Raises `UnknownName` with near names, `CheckpointInvalid` for a path that is no model folder, and for a file what
-    `folder_of_gguf` raises.
+    Raises `UnknownName`, which suggests similar names, `CheckpointInvalid` for a path that is not a model folder, and
+    for a file what `folder_of_gguf` raises.
     """
     given = path_of(source)
     if given.is_absolute():
         if os.path.isfile(given):  # noqa: PTH113
             return folder_of_gguf(given, home)
-        # Unlike `Path.is_file`, this raises nothing for paths that are too long or closed to us.
+        # Unlike `Path.is_file`, this does not raise for paths that are too long or not permitted.
         if not any(os.path.isfile(given / name) for name in CONFIGS):  # noqa: PTH113
             raise CheckpointInvalid.of(given, "is not a model folder: it has no config.json")
         return given
@@ -44,7 +44,7 @@ def find_folder(source: str, home: Path, hidden: Collection[str] = ()) -> Path:
 
 
 def path_of(source: str) -> Path:
-    """The path that a source would be, with a home folder for `~`; as it is where nobody has that home."""
+    """The source as a path with `~` expanded; unexpanded if there is no such home folder."""
     try:
         return Path(source).expanduser()
     except RuntimeError:
@@ -52,15 +52,16 @@ def path_of(source: str) -> Path:
 
 
 def quantization_of(model: Any) -> str:
-    """How the weights of a model's linear layers are stored; "none" if they are as loaded."""
+    """The quantization of the weights of a model's linear layers; "none" if they are stored as loaded."""
     return getattr(model, "quantization", None) or "none"
 
 
 def use_kernel(model: Any, name: str | None) -> None:
-    """Compute all attention with the kernel called `name`; None lets dispatch choose.
+    """Compute all attention with the kernel called `name`; None lets the dispatcher choose.
 
-    Runs one token, after an encoder input of maximum length if the model reads one, so that a kernel that refuses
-    raises `KernelRefused` here and not in the first request, and a device that lacks an operation `Incompatible`.
+    Then runs the model over one token, with an encoder input of maximum length if it takes one, so that errors are
+    raised here and not in the first request: `KernelRefused` by a kernel that does not support the model, and
+    `Incompatible` for a device that lacks an operation.
     """
     if name is not None:
         choosers = [getattr(module, "use_kernel", None) for module in model.modules()]
@@ -70,16 +71,16 @@ def use_kernel(model: Any, name: str | None) -> None:
         for choose in chosen:
             choose(name)
         if hasattr(model, "take_apart"):
-            model.take_apart()  # a kernel of whole blocks has an attention of its own
+            model.take_apart()  # fused kernels of whole blocks would bypass the chosen attention kernel
     device = next(model.parameters()).device
-    # Of maximum length: images are no other number of tokens.
+    # Of maximum length, as encoders of images take exactly that many tokens.
     longest = getattr(model, "max_encoder_len", None)
     try:
         with torch.inference_mode():
             one = torch.zeros(1, 1, dtype=torch.int64, device=device)
             model(one) if longest is None else model(one, one.expand(1, longest))
     except (NotImplementedError, TypeError) as error:
-        # Of numbers in float64, MPS says that with a TypeError.
+        # MPS raises a TypeError for float64, which it does not support.
         if isinstance(error, TypeError) and "MPS" not in str(error):
             raise
         said = " ".join(str(error).split())[:200]
@@ -88,7 +89,7 @@ def use_kernel(model: Any, name: str | None) -> None:
 
 
 def load_draft_model(served: LoadedModel, config: EngineConfig) -> LanguageModel | None:
-    """The draft model of the config; raises `Incompatible` for a model of another vocabulary."""
+    """Load the draft model of the config, if it has one; raises `Incompatible` for a model of another vocabulary."""
     if config.draft_model is None:
         return None
     return load_draft(Path(config.draft_model), served, config.dtype, config.quantization)

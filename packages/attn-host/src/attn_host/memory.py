@@ -1,4 +1,4 @@
-"""How much of a GPU's memory the KV cache of a model gets: what its weights and a step leave of the share asked for."""
+"""Computes how much GPU memory the KV cache gets: what weights and a step leave of `gpu_memory_utilization`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LESS = "a narrower --dtype, a smaller model, or fewer --max-num-batched-tokens l
 
 
 def with_kv_cache_memory(config: EngineConfig, model: Any, device: torch.device, *, drafts: bool) -> EngineConfig:
-    """The config with the sizes of a step that suit `device`, and on a GPU with the memory of the KV cache.
+    """The config with the default step sizes for `device` filled in and, on a GPU, `kv_cache_memory_bytes`.
 
-    If `kv_cache_memory_bytes` is not given, it is what `gpu_memory_utilization` leaves after all that is taken of the
-    memory now, the weights of `model` among it, and after what a step of `max_num_batched_tokens` tokens takes, beside
-    what graphs take of steps with prompts; a step is computed to know. Where there is a draft model (`drafts`) it is
-    half of that, as its cache may take as much.
+    If `kv_cache_memory_bytes` is not given, it is `gpu_memory_utilization` of the total memory, less all memory that is
+    in use now (including the weights of `model`), less the memory of a step of `max_num_batched_tokens` tokens, which
+    is run to measure it, and less that of the CUDA graphs of steps with prompts. With a draft model (`drafts`) it is
+    half of that, as the draft model's cache may take as much.
 
-    Raises `OutOfCapacity` where nothing is left, or what is given is not free, with the numbers.
+    Raises `OutOfCapacity`, with the numbers, if nothing is left, or if the given memory is not free.
     """
     config, caches = config.with_defaults(device.type), 2 if drafts else 1
     memory = device_memory(device)
@@ -50,8 +50,8 @@ def with_kv_cache_memory(config: EngineConfig, model: Any, device: torch.device,
 
 
 def recorded_share(model: Any, config: EngineConfig) -> float:
-    """How much of a step of `max_num_batched_tokens` tokens the largest with prompts that is recorded is: graphs keep
-    its memory. 0 where the model's states keep such steps from being recorded."""
+    """The size of the largest recorded step with prompts, whose memory CUDA graphs keep, as a fraction of a step of
+    `max_num_batched_tokens` tokens; 0 if such steps are not recorded, for example because of the model's states."""
     states = model.state_specs().items()
     if config.enforce_eager or any(mixed_state_reason(layer, specs) for layer, specs in states):
         return 0.0
@@ -59,7 +59,7 @@ def recorded_share(model: Any, config: EngineConfig) -> float:
 
 
 def explain_too_small(error: InvalidValue, config: EngineConfig, device: torch.device) -> OutOfCapacity | InvalidValue:
-    """The error of a cache that is too small for its model, in the words of the option that decided on its size."""
+    """Reword the error of a cache that is too small for its model in terms of the option that determined its size."""
     if error.metadata.get("field") != "kv_cache_memory_bytes" or device.type == "cpu":
         return error
     return OutOfCapacity(
@@ -70,9 +70,9 @@ def explain_too_small(error: InvalidValue, config: EngineConfig, device: torch.d
 
 
 def step_bytes(model: Any, config: EngineConfig, device: torch.device) -> int:
-    """Bytes beyond the weights that computing `max_num_batched_tokens` tokens of a model takes at its peak.
+    """The peak memory in bytes, beyond the weights, of a step of `max_num_batched_tokens` tokens of a model.
 
-    0 on devices that do not count, which are those without CUDA. Raises `OutOfCapacity` where they are not free.
+    0 on devices other than CUDA, which have no such statistics. Raises `OutOfCapacity` if the step does not fit.
     """
     if device.type != "cuda":
         return 0
@@ -92,7 +92,7 @@ def step_bytes(model: Any, config: EngineConfig, device: torch.device) -> int:
 
 @torch.inference_mode()
 def _compute(model: Any, tokens: int, sequences: int, device: torch.device) -> None:
-    """Compute this many tokens, and logits of one for each sequence where the model can be asked for so few."""
+    """Run the model over this many tokens, with logits of one token per sequence if the model allows so few."""
     length = min(tokens, model.max_seq_len)
     rows = max(1, tokens // length)
     given = torch.zeros(rows, length, dtype=torch.int64, device=device)

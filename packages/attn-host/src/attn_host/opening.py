@@ -1,4 +1,4 @@
-"""The host that fits a model folder."""
+"""Opens the kind of host that fits a model folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attn_host.ranks import require_tensor_parallel
 def open_host(folder: Path, config: EngineConfig, deliver: Deliver, open_ranks: OpenRanks | None = None) -> ModelHost:
     """Load the model in `folder`, or in a GGUF file: an encoder, or a model that generates; raises what loading raises.
 
-    `open_ranks` as of `EngineHost`.
+    `open_ranks` is as in `EngineHost`.
     """
     folder = folder_at(folder)
     if is_encoder(folder):

@@ -1,7 +1,7 @@
-"""What must be done with a request before an engine sees it, in threads of its own.
+"""Prepares requests on separate threads before an engine gets them.
 
-Tokenising megabytes, compiling a schema and rendering a chat template can take seconds. Here they keep nobody waiting
-but requests of their own kind, and there is a bound on how many bytes may wait.
+Tokenising megabytes, compiling a schema and rendering a chat template can take seconds. Here they delay only requests
+of the same kind, and the number of bytes that may wait is bounded.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from attn_schema import Prompt, SamplingParams
 from attn_host.host import ModelHost, TextTask
 
 LARGE_BYTES = 32 * 1024
-"""Prompts and grammars of more bytes wait for each other, one at a time."""
+"""Requests of more bytes of prompts and grammars are prepared one at a time."""
 GRAMMAR_COST = 32
-"""Compiling a byte of a grammar takes about as long as tokenising so many."""
+"""The number of bytes whose tokenization takes about as long as compiling one byte of a grammar."""
 MAX_WAITING_BYTES = 64 * 2**20
 MAX_WAITING = 4096
-"""What may wait to be prepared for one model; more is refused."""
+"""The maximum bytes and number of requests that may wait to be prepared for one model; more are refused."""
 LANES = {"text": 2, "chat": 2, "large": 1, "images": 1}
-"""Threads by what they prepare. A template that loops is ended after a second: it has threads of its own."""
+"""The number of threads for each kind of request. Chats have their own, as a template that loops runs for a second
+until it is stopped."""
 
 
 class Preparation:
@@ -41,10 +42,10 @@ class Preparation:
         self._count = 0
 
     def submit(self, host: ModelHost, task: TextTask, start: Callable[[TextTask], None] | None = None) -> Future[None]:
-        """Prepare a task and hand it to the engine by `start`, `host.submit` if not given; the future raises what
-        refuses it.
+        """Prepare a task and submit it to the engine by `start`, by default `host.submit`; the future gets its error.
 
-        Time that it waits counts against its deadline, and a task that was cancelled meanwhile is not begun.
+        Waiting time counts against the deadline. A task that is cancelled while it waits is not started, and one that
+        is cancelled while it starts is cancelled in the host.
         """
         began = time.monotonic()
 
@@ -71,7 +72,7 @@ class Preparation:
         host.cancel(task_id)
 
     def tokenize(self, host: ModelHost, prompt: Prompt) -> Future[Any]:
-        """The tokens of a prompt."""
+        """Tokenize a prompt, in a future."""
         return self._run(size_of(prompt), prompt, partial(host.tokenize, prompt))
 
     def _run(self, size: int, prompt: Prompt, work: Callable[[], Any], name: str | None = None) -> Future[Any]:
@@ -101,7 +102,7 @@ class Preparation:
 
 
 def size_of(prompt: Prompt, params: object = None) -> int:
-    """How much there is to prepare, in bytes of text."""
+    """The amount of work to prepare a request, as an equivalent number of bytes of text."""
     size = len(prompt.text or "") + 4 * len(prompt.token_ids or ())
     size += sum(len(message.content) + sum(map(len, message.images)) for message in prompt.chat or ())
     if prompt.encoder_prompt is not None:

@@ -1,4 +1,4 @@
-"""The other ranks of a model as processes of this machine; `main` is one of them."""
+"""Runs the other ranks of a model as processes on this machine; `main` is the entry point of such a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class RankProcesses:
-    """Implements `RankLauncher`. A process whose parent is gone ends by itself, as its connection does."""
+    """Starts ranks as local processes. Implements `RankLauncher`.
+
+    A process ends by itself when its parent has ended, as its connection to the parent is closed.
+    """
 
     ip = "127.0.0.1"
 
@@ -31,7 +34,7 @@ class RankProcesses:
         """See `RankLauncher.start`."""
         for task in tasks:
             command = [sys.executable, "-c", "from attn_host.rank_processes import main; main()"]
-            # A group of its own: what a terminal tells this process to end is for this process to pass on.
+            # In a session of its own: signals from the terminal reach only this process, which then stops the ranks.
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
             )
@@ -42,7 +45,7 @@ class RankProcesses:
                     process.stdin.close()
 
     def pids(self) -> list[int]:
-        """The processes, for those who watch them."""
+        """The process ids, for monitoring."""
         return [process.pid for process in self._processes.values()]
 
     def ended(self) -> str | None:
@@ -65,7 +68,7 @@ class RankProcesses:
 
 
 def local_ranks(folder: Path, config: EngineConfig) -> RankGroup:
-    """The other ranks as processes of this machine, each on the GPU of its number where there are GPUs."""
+    """The other ranks as processes on this machine, each on the GPU with the rank's index if there are GPUs."""
 
     def lost(error: Exception) -> None:
         log.error("%s", error)
@@ -74,7 +77,7 @@ def local_ranks(folder: Path, config: EngineConfig) -> RankGroup:
 
 
 def main() -> None:
-    """Be the rank whose task stands on the standard input."""
+    """Run the rank whose `RankTask` is read as JSON from the standard input."""
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=RankTask)
     if resolve_device(task.config.device).type == "cuda":
         task = msgspec.structs.replace(task, config=task.config.replace(device=f"cuda:{task.index}"))

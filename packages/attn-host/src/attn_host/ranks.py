@@ -1,8 +1,8 @@
-"""The ranks of a model that is split over several processes: how they meet, what each does, and how they end together.
+"""The ranks of a model that is split over several processes: their rendezvous, their work and their shutdown.
 
 The first rank is the process of the `EngineHost`. It listens at an address; the others are started by a
-`RankLauncher`, load their part of the model and follow what the engine tells them (`attn_engine.tensor_parallel`). When
-one ends, none can go on.
+`RankLauncher`, load their part of the model and follow the messages of the engine (`attn_engine.tensor_parallel`). When
+one rank ends, the model cannot be used any more.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ from attn_host.loading import use_kernel
 from attn_host.memory import with_kv_cache_memory
 
 START_SECONDS = 600.0
-"""How long the ranks may take to load their parts, and to add up what each has of a step."""
+"""The timeout in seconds for loading the parts, and for the collective operations of a step."""
 WATCH_SECONDS = 0.25
-"""How often it is looked whether a rank has ended; within a step, its sums tell at once."""
+"""The interval in seconds at which ended ranks are detected; within a step, failing collectives show them at once."""
 STOP_SECONDS = 10.0
-"""How long a rank may take to end when it is asked to."""
+"""The seconds that a rank may take to end after it was told to stop."""
 EXACT = ("auto", "none")
-"""Ways to keep weights in which the parts of a matrix, added up, are the whole: steps of int8, int4 and fp8 are not."""
+"""Quantizations in which the parts of a split matrix add up to the whole; those of int8, int4 and fp8 do not, as their
+scales differ."""
 FOREVER = timedelta(days=365)
 LOOPBACK = "127."
 Store = dist.TCPStore  # type: ignore[attr-defined]  # torch's stubs leave it out
-"""What the first rank listens with: it holds messages and lets the processes of a group find each other."""
+"""The key-value store that the first rank serves, for its messages and for the rendezvous of the process group."""
 
 
 class RankTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank of a model is to do: load its part of the model in `folder`, and follow the one at `address`."""
+    """The task of one rank: load part `index` of the model in `folder`, and follow the first rank at `address`."""
 
     folder: str
     config: EngineConfig
@@ -58,7 +59,7 @@ class RankTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Messages:
-    """Messages of the first rank to all others, in order, by the store that it listens with."""
+    """Broadcasts messages from the first rank to all others, in order, through its store."""
 
     def __init__(self, store: Any, name: str = "message") -> None:
         self._store = store
@@ -66,14 +67,17 @@ class Messages:
         self._count = 0
 
     def send(self, message: bytes) -> None:
-        """To be called where all others have read the last one, as those have that added up its step."""
+        """Send a message, and delete the previous one.
+
+        All other ranks must have read the previous message; they have if they took part in the sums of its step.
+        """
         self._store.set(f"{self._name}/{self._count}", message)
         if self._count:
             self._store.delete_key(f"{self._name}/{self._count - 1}")
         self._count += 1
 
     def receive(self) -> bytes:
-        """The next one, whenever it comes; raises where the first rank has ended."""
+        """Wait for the next message, without a time limit; raises if the first rank has ended."""
         self._store.set_timeout(FOREVER)
         message: bytes = self._store.get(f"{self._name}/{self._count}")
         self._count += 1
@@ -81,33 +85,33 @@ class Messages:
 
 
 class RankLauncher(Protocol):
-    """What starts the other ranks, as processes that end with this one."""
+    """Starts the other ranks, as processes that end with this one."""
 
     ip: str
     """The address of this machine at which the other ranks reach it."""
 
     def start(self, tasks: Sequence[RankTask]) -> None:
-        """Start a process for each; it runs `run_rank`."""
+        """Start a process for each task, which calls `run_rank`."""
         ...
 
     def ended(self) -> str | None:
-        """How one of them has ended; None while all run."""
+        """A description of how one of the processes has ended; None while all are running."""
         ...
 
     def stop(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for them to end, then kill what is left."""
+        """Wait up to `timeout` seconds for the processes to end, then kill those that are left."""
         ...
 
 
 def rank_threads(config: EngineConfig) -> int:
-    """Threads for tensor operations of each rank: those of the config, or its share of the cores."""
+    """The number of threads for tensor operations of each rank: that of the config, or its share of the cores."""
     return config.num_threads or min(torch.get_num_threads(), rank_cores(config.tensor_parallel_size))
 
 
 def require_tensor_parallel(folder: Path, config: EngineConfig) -> None:
-    """Raise unless the model in a folder can be split over `config.tensor_parallel_size` ranks, and be run so.
+    """Raise unless the model in a folder can be split over, and run on, `config.tensor_parallel_size` ranks.
 
-    Weights are not read. `Incompatible` names what cannot be split, `InvalidValue` the field that does not fit.
+    Weights are not read. `Incompatible` names what cannot be split, `InvalidValue` the field that does not allow it.
     """
     ranks = config.tensor_parallel_size
     if ranks == 1:
@@ -129,7 +133,7 @@ def require_tensor_parallel(folder: Path, config: EngineConfig) -> None:
 
 
 def load_part(folder: Path, config: EngineConfig, index: int) -> LoadedModel:
-    """The part of a rank of the model in a folder; a model of one rank is whole."""
+    """Load the part of the model in a folder that belongs to rank `index`; the whole model if there is one rank."""
     rank = Rank(index, config.tensor_parallel_size)
 
     def split(model: Any) -> None:
@@ -145,7 +149,7 @@ def load_part(folder: Path, config: EngineConfig, index: int) -> LoadedModel:
 
 
 class RankGroup:
-    """The other ranks, as the first one sees them. `lost` is called once, with the error, when one of them ends."""
+    """The first rank's handle on the other ranks. `lost` is called once, with the error, when one of them ends."""
 
     def __init__(
         self, folder: Path, config: EngineConfig, launcher: RankLauncher, lost: Callable[[Exception], None]
@@ -167,7 +171,7 @@ class RankGroup:
         launcher.start([RankTask(folder=str(folder), config=config, index=index, address=address) for index in others])
 
     def meet(self, device: torch.device) -> None:
-        """Wait until all have loaded their parts, and join them; raises `Unavailable` where one cannot."""
+        """Wait until all ranks have loaded their parts and join their process group; `Unavailable` if one fails."""
         until = time.monotonic() + START_SECONDS
         for index in range(1, self._size):
             while not self._store.check([_ready(index)]):
@@ -183,7 +187,7 @@ class RankGroup:
 
     @property
     def alive(self) -> bool:
-        """Whether all ranks run."""
+        """Whether all ranks are running."""
         return self.leader.ended is None
 
     def stop(self) -> None:
@@ -206,7 +210,7 @@ class RankGroup:
 
 
 def run_rank(task: RankTask) -> None:
-    """Be a rank: load a part of the model and follow the first rank until it stops. Raises what ends it otherwise."""
+    """Run a rank: load its part of the model and follow the first rank until that stops. Raises what fails before."""
     host, _, port = task.address.rpartition(":")
     store = Store(host, int(port), is_master=False, timeout=timedelta(seconds=START_SECONDS))
     config, rank = task.config, Rank(task.index, task.config.tensor_parallel_size)
@@ -230,7 +234,7 @@ def run_rank(task: RankTask) -> None:
 
 
 def listen(ip: str) -> tuple[Any, str]:
-    """A store of messages at a free port of the interface `ip` alone, and its address."""
+    """Serve a store at a free port of the address `ip` only; returns the store and its "ip:port" address."""
     with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
         probe.bind((ip, 0))
         probe.listen()
@@ -247,7 +251,7 @@ def listen(ip: str) -> tuple[Any, str]:
 
 
 def join(store: Any, rank: Rank, device: torch.device) -> None:
-    """Make all ranks the default group of this process."""
+    """Initialize the default process group with all ranks: NCCL for CUDA devices, else Gloo."""
     if store.host.startswith(LOOPBACK):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Prompts of any form to token ids, and the text of single tokens."""
+"""Converts prompts of any form to token ids, and single tokens to text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ CACHED_TOKENS = 65536
 class PromptTokenizer:
     """Tokenizes prompts for one model.
 
-    `encoder` says whether the model reads an encoder prompt; `images` writes the conversations of one that sees images.
+    `encoder` says whether the model takes an encoder prompt; `images` encodes the conversations of a model that takes
+    images.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, encoder: bool = True, images: ImagePrompts | None = None) -> None:
@@ -32,15 +33,15 @@ class PromptTokenizer:
         return self._tokenizer.settings.chat_template is not None
 
     def ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """The token ids of a prompt; with an encoder prompt, those the decoder starts with.
+        """The token ids of a prompt; with an encoder prompt, those that the decoder starts with.
 
         Raises `InvalidValue` for an empty prompt, for an encoder prompt if the model has no encoder, and for images if
-        it sees none.
+        it takes none.
         """
         return self.with_images(prompt).token_ids
 
     def with_images(self, prompt: Prompt) -> ImagePrompt:
-        """The token ids of a prompt and what is seen in its images; raises as `ids` does."""
+        """The token ids of a prompt with the pixels of its images; raises as `ids` does."""
         if self._images is not None and prompt.chat:
             return self._images.encode(self._messages(prompt), [message.images for message in prompt.chat])
         for place, message in enumerate(prompt.chat or ()):
@@ -98,7 +99,7 @@ class PromptTokenizer:
         return self._tokenizer.render_chat(shown, images=True)
 
     def _unknown(self, text: str | None, ids: Sequence[int]) -> tuple[str, ...]:
-        """The pieces of a text, whose token ids are known, that the vocabulary cannot spell; looked up if there are."""
+        """The pieces of a text that the vocabulary cannot spell; only looked up if its `ids` have the unknown token."""
         return self._tokenizer.unknown(text) if text and self._tokenizer.unk_id in ids else ()
 
     def text(self, token: int) -> str:

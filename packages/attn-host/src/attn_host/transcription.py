@@ -1,4 +1,4 @@
-"""Text from audio with a Whisper, through an engine."""
+"""Transcription of audio with a Whisper model, through an engine."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("penalty_alpha", "dola_layers", "watermarking_config", "prompt_lookup_num_tokens"), (None,)),
     **dict.fromkeys(("no_speech_threshold", "logprob_threshold", "compression_ratio_threshold"), (None,)),
 }
-"""Keys of generation_config.json that would change which tokens are written, and the values with which they do not."""
+"""Unsupported keys of generation_config.json that could change the generated tokens, and the values that disable them.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperPrompt:
-    """What generation_config.json says of how a text begins, ends, and which tokens are in it.
+    """The parts of a generation_config.json that determine the decoder prompt, the length and the allowed tokens.
 
-    A text begins with `start`, a language of `languages`, a task of `tasks`, and the token that asks for no timestamps.
-    Where neither is asked for, `language` and `task` are those of the folder, or `forced` are their tokens, None for a
-    language that is to be guessed. Tokens of `suppressed` are never written, those of `suppressed_first` not at the
-    beginning. At most `max_new_tokens` are written, or so many that those of the beginning and `max_length` are not
-    exceeded; None leaves it to the longest text of the model.
+    The decoder prompt is `start`, a language token of `languages`, a task token of `tasks`, and `no_timestamps`. If the
+    caller gives neither language nor task, `language` and `task` are the folder's defaults, or `forced` are their
+    tokens, with None for a language that is to be detected. Tokens in `suppressed` are never generated, those in
+    `suppressed_first` not at the beginning. The length is limited by `max_new_tokens`, or by `max_length`, which
+    includes the decoder prompt; if both are None, by the model's context length.
     """
 
     start: int
@@ -66,10 +67,10 @@ class WhisperPrompt:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], config: Mapping[str, Any]) -> WhisperPrompt:
-        """Of a generation_config.json, and the config.json beside it, whose `forced_decoder_ids` count where the former
+        """Read a generation_config.json and the config.json beside it, whose `forced_decoder_ids` are used if the first
         has none.
 
-        Raises `InvalidValue` naming the key that does not say how a text begins, or asks for what is not computed.
+        Raises `InvalidValue` naming a key that is missing, invalid or asks for an unsupported feature.
         """
         require_allowed(values, OFF)
         start = _token(values, "decoder_start_token_id")
@@ -92,8 +93,8 @@ class WhisperPrompt:
         )
 
     def tokens(self, language: str | None, task: str | None, guess: Callable[[], str]) -> tuple[int, ...]:
-        """The tokens that a text in this language begins with, as transformers' `generate` chooses them; `guess` is
-        asked for a language that nothing says.
+        """The decoder prompt for a language and a task, as transformers' `generate` chooses it; `guess` detects the
+        language if neither the caller nor the folder sets it.
 
         Raises `InvalidValue` for a language or task that the model does not know.
         """
@@ -122,8 +123,10 @@ class WhisperPrompt:
             raise InvalidValue.of("language", language, ", ".join(languages))
 
     def room(self, begin: int, longest: int) -> int:
-        """The most tokens of a text behind `begin` tokens, in a model of `longest`; raises `InvalidValue` where the
-        folder asks for more than the model has."""
+        """The maximum number of tokens after a decoder prompt of `begin` tokens, for a context length of `longest`.
+
+        Raises `InvalidValue` if the folder's `max_new_tokens` exceeds the context length.
+        """
         if self.max_new_tokens is not None:
             if begin + self.max_new_tokens > longest:
                 raise InvalidValue.of("max_new_tokens", self.max_new_tokens, f"at most {longest - begin}")
@@ -134,7 +137,7 @@ class WhisperPrompt:
 
 
 def _code(spelled: str) -> str:
-    """The code of a language that is spelled as a token."""
+    """The language code in a language token: "en" for "<|en|>"."""
     return spelled.removeprefix("<|").removesuffix("|>")
 
 
@@ -164,7 +167,7 @@ def _by_name(values: Mapping[str, Any], key: str) -> dict[str, int]:
 
 
 def _forced(given: Any) -> tuple[int | None, ...]:
-    """The tokens of pairs [place, token] from place 1 on; none of a list that begins at another place."""
+    """The tokens of [place, token] pairs with consecutive places from 1 on; empty if the first place is not 1."""
     pairs = given or []
     known = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
     if not known or not all(token is None or _is_token(token) for _, token in pairs):
@@ -177,11 +180,11 @@ def _forced(given: Any) -> tuple[int | None, ...]:
 
 
 class Transcriber:
-    """Loads the Whisper in `folder`. An audio is heard in stretches as long as the model hears at once, each for
-    itself.
+    """Transcribes audio with the Whisper model in `folder`.
 
-    Raises `Incompatible` for another model, `CheckpointInvalid` for a generation_config.json that asks for what is not
-    computed, and what loading raises.
+    Audio is split into segments of the maximum length that the model takes, which are transcribed independently. Raises
+    `Incompatible` for another model, `CheckpointInvalid` for a generation_config.json that asks for an unsupported
+    feature, and what loading raises.
     """
 
     def __init__(self, folder: Path, config: EngineConfig = EngineConfig()) -> None:  # noqa: B008  (frozen)
@@ -201,18 +204,18 @@ class Transcriber:
         self._engine: Engine = build_engine(self.model, self.tokenizer, config)
 
     def _check_ends(self, given: Any) -> None:
-        """A text ends where the tokenizer says; elsewhere, if the folder asks for that, it would go on."""
+        """Raise `InvalidValue` if the folder's end tokens are not those of the tokenizer, at which the engine stops."""
         ends = set(given if isinstance(given, list) else [given]) - {None}
         if ends and ends != self.tokenizer.end_ids:
             allowed = f"{sorted(self.tokenizer.end_ids)}, with which the tokenizer ends a text"
             raise InvalidValue.of("eos_token_id", given, allowed)
 
     def transcribe(self, path: str | Path, *, language: str | None = None, task: str | None = None) -> str:
-        """The text of a WAV file, in its language, or with the task `translate` in English.
+        """The text of a WAV file, in its own language, or in English with the task `translate`.
 
-        `language` is a code such as "en". Without it, or without a task, the folder's generation_config.json decides,
-        and where that says nothing the model guesses the language from the beginning. Raises `InvalidValue` for a file
-        that is not read, and for a language or task that the model does not know.
+        `language` is a code such as "en". If it or the task is not given, the folder's generation_config.json decides;
+        if that does not set it, the model detects the language from the first segment. Raises `InvalidValue` for a file
+        that cannot be read, and for a language or task that the model does not know.
         """
         samples = read_wav(path)
         stretches = [self.reader(stretch) for stretch in torch.split(samples, self.reader.longest)]
@@ -221,13 +224,13 @@ class Transcriber:
         return " ".join(text.strip() for text in texts if text.strip())
 
     def text(self, tokens: list[int]) -> str:
-        """The text of tokens without the timestamps, whose tokens come last in the vocabulary."""
+        """Decode tokens to text, without timestamp tokens, which are the last ones in the vocabulary."""
         first = self.prompt.no_timestamps
         return self.tokenizer.decode([token for token in tokens if first is None or token < first])
 
     @torch.inference_mode()
     def language(self, frames: Tensor) -> str:
-        """The likeliest language of frames [num_frames, num_mel_bins]."""
+        """Detect the most likely language of frames [num_frames, num_mel_bins]."""
         device = next(self.model.parameters()).device
         start = torch.tensor([[self.prompt.start]], device=device)
         logits: Tensor = self.model(start, frames[None].to(device))[0, -1].float()
@@ -235,7 +238,8 @@ class Transcriber:
 
     @torch.inference_mode()
     def tokens(self, frames: Tensor, begin: tuple[int, ...]) -> list[int]:
-        """The likeliest tokens after those that a text begins with, without the one that ends it."""
+        """The greedily generated tokens of frames [num_frames, num_mel_bins] after the decoder prompt `begin`, without
+        end-of-sequence tokens."""
         room = self.prompt.room(len(begin), self.model.max_seq_len)
         if room < 1:
             return []

@@ -1,1 +1,1 @@
-"""Kernels in C++ for serving and training on CPUs. Imports neither torch nor a compiler's output."""
+"""C++ kernels for serving and training on CPUs. Importing this package loads neither torch nor compiled libraries."""

@@ -1,4 +1,4 @@
-"""Softmax attention over whole sequences in float32, with its gradients."""
+"""Softmax attention over whole sequences in float32, with gradients."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from attn_kernels_cpu.library import ADDRESS, library
 
 
 class HeadsStruct(ctypes.Structure):
-    """`Heads4` of native/attend_whole.hpp."""
+    """The struct `Heads4` of native/attend_whole.hpp."""
 
     _fields_ = (("at", ADDRESS), ("batch", ctypes.c_int64), ("token", ctypes.c_int64), ("head", ctypes.c_int64))
 
     @classmethod
     def of(cls, rows: Tensor) -> HeadsStruct:
-        """Rows [batch, heads, tokens, size], elements of a head side by side."""
+        """The struct for a tensor [batch, heads, tokens, size], contiguous along its last axis."""
         return cls(rows.data_ptr(), rows.stride(0), rows.stride(2), rows.stride(1))
 
 
 class AttentionStruct(ctypes.Structure):
-    """`WholeAttention` of native/attend_whole.hpp."""
+    """The struct `WholeAttention` of native/attend_whole.hpp."""
 
     _fields_ = (
         ("query", HeadsStruct),
@@ -49,7 +49,7 @@ class AttentionStruct(ctypes.Structure):
 
 
 class DropoutStruct(ctypes.Structure):
-    """`Dropout` of native/dropout.hpp."""
+    """The struct `Dropout` of native/dropout.hpp."""
 
     _fields_ = (
         ("seed_low", ctypes.c_uint32),
@@ -62,30 +62,31 @@ class DropoutStruct(ctypes.Structure):
 
     @classmethod
     def of(cls, dropout: Dropout) -> DropoutStruct:
-        """Its seed in halves."""
+        """The struct for a dropout, its seed split into two 32-bit halves."""
         seed = int(dropout.seed)
         return cls(seed & WORD, seed >> 32 & WORD, dropout.offset, dropout.first, dropout.threshold, dropout.scale)
 
 
 class ChangesStruct(ctypes.Structure):
-    """`WholeAttentionChange` of native/attend_whole.hpp."""
+    """The struct `WholeAttentionChange` of native/attend_whole.hpp."""
 
     _fields_ = (("change", HeadsStruct), ("query", HeadsStruct), ("key", HeadsStruct), ("value", HeadsStruct))
 
 
 def side_by_side(rows: Tensor) -> Tensor:
-    """The rows, copied unless the elements of each lie side by side."""
+    """The tensor, copied unless it is contiguous along its last axis."""
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def like(rows: Tensor, size: int) -> Tensor:
-    """Room for heads [batch, heads, tokens, size], those of a token side by side as linear layers read them."""
+    """An empty tensor [batch, heads, tokens, size] in which the heads of a token are contiguous, as linear layers read
+    them."""
     batch, heads, tokens, _ = rows.shape
     return torch.empty(batch, tokens, heads, size).transpose(1, 2)
 
 
 class Weighing(NamedTuple):
-    """How weights follow from scores."""
+    """The parameters that turn scores into weights: mask, scale and dropout."""
 
     causal: bool
     scale: float
@@ -93,11 +94,11 @@ class Weighing(NamedTuple):
 
 
 class Attention(torch.autograd.Function):
-    """Queries, keys and values, [batch, heads, tokens, size] each; of the weights only their sums are kept."""
+    """Attention over queries, keys and values, [batch, heads, tokens, size] each; saves lse instead of the weights."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
-        """Scores of some neighbouring queries at a time."""
+        """Run the forward kernel, which computes the scores of some neighbouring queries at a time."""
         out, logs = like(query, value.shape[-1]), torch.empty(query.shape[:3])
         struct = described((query, key, value, out), logs, how)
         library().attn_attention(ctypes.byref(struct))
@@ -108,11 +109,11 @@ class Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
-        """The scores again."""
+        """Run the backward kernel, which recomputes the scores."""
         query, key, value, out, logs = ctx.saved_tensors
         struct = described((query, key, value, out), logs, ctx.how)
         found = [like(part, part.shape[-1]) for part in (query, key, value)]
-        # Keys and values are met by many queries, whose gradients are added up.
+        # The kernel adds the gradients of keys and values over many queries.
         for part in found[1:]:
             part.zero_()
         changes = ChangesStruct(*(HeadsStruct.of(rows) for rows in (side_by_side(change), *found)))
@@ -121,7 +122,7 @@ class Attention(torch.autograd.Function):
 
 
 def described(rows: tuple[Tensor, Tensor, Tensor, Tensor], logs: Tensor, how: Weighing) -> AttentionStruct:
-    """Queries, keys, values and outputs as the kernels see them."""
+    """The kernel argument for queries, keys, values and outputs."""
     query, key, value, _ = rows
     sizes = query.shape[0], query.shape[1], key.shape[1], query.shape[2], key.shape[2], key.shape[3], value.shape[3]
     places = (HeadsStruct.of(part) for part in rows)
@@ -133,11 +134,11 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float, dropout: Dropout | None = None
 ) -> Tensor:
     """softmax(scale q k^T) v for query [batch, heads, queries, key_size], key [batch, shared, keys, key_size] and value
-    [batch, shared, keys, value_size], float32; `shared` heads divide the heads of queries.
+    [batch, shared, keys, value_size], float32; `shared` divides `heads`.
 
-    With `causal`, queries stand at the last keys and see none behind them. Bits do not depend on the number of threads.
-    `dropout` says which weights become zero, those that plain attention drops for the same seed.
-    Raises `InvalidValue` for other types, devices and shapes.
+    With `causal`, queries are aligned to the last keys and see none after their own. Results do not depend on the
+    number of threads. `dropout` drops the same weights as plain attention does for the same seed. Raises `InvalidValue`
+    for other dtypes, devices and shapes.
     """
     for name, rows in (("query", query), ("key", key), ("value", value)):
         if rows.dtype != torch.float32 or rows.device.type != "cpu" or rows.dim() != 4:

@@ -1,4 +1,4 @@
-"""One step of whole blocks, and where the rows of a step lie."""
+"""Steps of whole decoder blocks, and the addresses of the cache rows that they read and write."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from attn_kernels_cpu.forms import FORMS
 from attn_kernels_cpu.library import BlockStruct, LayerStruct, MemoryStruct, StepStruct, library
 
 TILE = 32
-"""Elements of a head that are multiplied in one tile."""
+"""The number of elements of a head in one AMX tile."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What the steps of all layers of one window have in common; `held` are the tensors that `struct` points to."""
+    """The part of a step that all layers of one kind share; `held` keeps the tensors alive that `struct` points to."""
 
     struct: StepStruct
     address: int
@@ -31,17 +31,20 @@ class Prepared:
 
 
 Kind = tuple[int | None, Rotary | None]
-"""Window and rotary positions of a layer."""
+"""The window and the rotary embedding of a layer."""
 
 _KINDS: dict[Kind, int] = {}
-"""A number for each kind, which is quicker to look up."""
+"""A number for each kind, which is faster to look up."""
 
 _PREPARED: WeakKeyDictionary[RaggedBatch, dict[tuple[int, int], Prepared]] = WeakKeyDictionary()
-"""By batch, number of the kind of layer and the store's row numbers."""
+"""The prepared steps by batch, and by number of the kind of layer and identity of the store's row numbers."""
 
 
 def prepared(batch: RaggedBatch, rows: RowsInPlace, of_kind: CpuBlockStep, hidden: Tensor) -> Prepared:
-    """The step of a batch over these rows, for layers of one kind; a token sees itself and `window` - 1 before it."""
+    """The step of a batch over these cache rows for layers of one kind, computed once per batch.
+
+    With a window, a token sees itself and the `window` - 1 tokens before it.
+    """
     known = _PREPARED.get(batch)
     if known is None:
         known = _PREPARED[batch] = {}
@@ -64,7 +67,7 @@ def _prepare(
     held = cosines, sines, rows.slot_mapping, rows.kv_indices.contiguous(), start, count
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
     struct = StepStruct(len(batch.positions), torch.get_num_threads(), *addresses)
-    # The row numbers are held as they came too, so that no others can take their place in memory.
+    # A reference to the original row numbers is kept, too, so that their `id` is not reused.
     return Prepared(
         struct, ctypes.addressof(struct), 0 if cosines is None else cosines.shape[-1], (*held, rows.kv_indices)
     )
@@ -100,11 +103,11 @@ class CpuBlockStep:
         self.layer = LayerStruct(ctypes.addressof(self._block))
 
     def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor | None:
-        """What `hidden` [tokens, width] becomes, in its place; None where keys and values cannot be reached."""
+        """Update `hidden` [tokens, width] in place and return it; None if the kernels cannot access keys and values."""
         return CpuStackStep([self]).step(hidden, batch, [state])
 
     def reach(self, state: LayerState) -> RowsInPlace | None:
-        """Where the rows of a step lie, which `layer` points to from now on; None where they cannot be reached."""
+        """Point `layer` to the cache of a state and return its rows; None if the kernels cannot access them."""
         in_place = getattr(state.get("kv"), "in_place", None)
         rows: RowsInPlace | None = in_place() if in_place is not None else None
         if rows is None:
@@ -116,7 +119,7 @@ class CpuBlockStep:
         return rows
 
     def follow(self, found: Prepared) -> None:
-        """Take this step."""
+        """Use this prepared step for the next call."""
         self.layer.step, self._block.rotated = found.address, found.rotated
 
 
@@ -129,7 +132,7 @@ class CpuStackStep:
         self._run = library().attn_blocks
 
     def step(self, hidden: Tensor, batch: RaggedBatch, states: Iterable[LayerState]) -> Tensor | None:
-        """What `hidden` [tokens, width] becomes, in its place; None where keys and values cannot be reached."""
+        """Update `hidden` [tokens, width] in place and return it; None if the kernels cannot access keys and values."""
         if hidden.dtype != torch.float32:
             return None
         found: dict[tuple[int, int], Prepared] = {}
@@ -147,14 +150,14 @@ class CpuStackStep:
 
 
 class _Memory:
-    """Memory [rows, heads, size] as the kernels know it; the last one is known, as long as it is there."""
+    """The kernel argument for a cache tensor [rows, heads, size]; that of the last tensor is cached."""
 
     def __init__(self) -> None:
         self._last: Callable[[], Tensor | None] = lambda: None
         self._struct: MemoryStruct | None = None
 
     def of(self, memory: Tensor) -> MemoryStruct | None:
-        """The struct; None for an element type that the kernels do not read."""
+        """The struct; None for a dtype or layout that the kernels do not support."""
         if self._last() is memory:
             return self._struct
         form = str(memory.dtype).removeprefix("torch.")

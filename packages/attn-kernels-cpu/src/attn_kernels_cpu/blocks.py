@@ -1,4 +1,4 @@
-"""The kernel of whole decoder blocks: what it can compute."""
+"""The declaration of the kernel for whole decoder blocks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from attn_core.kernels.block import BlockKernel, BlockParts, BlockProblem, Block
 from attn_kernels_cpu.compiling import why_not
 
 VECTOR = 16
-"""Elements that are computed at once."""
+"""The number of elements of a vector."""
 LARGEST_HEAD = 512
 
 
 @dataclass(frozen=True)
 class HeadSize:
-    """A number of elements of a head that vectors divide, up to the largest that buffers hold."""
+    """A head size that is a multiple of `VECTOR`, up to `LARGEST_HEAD`, the size of the kernels' buffers."""
 
     def refuses(self, value: Any) -> str | None:
         """Why the size is refused, or None if it is accepted."""
@@ -27,7 +27,8 @@ class HeadSize:
 
 
 class CpuBlock(BlockKernel):
-    """Norms, projections, rotary positions, attention to rows where they lie, and a gated feed-forward."""
+    """A whole block: norms, projections, rotary embedding, attention over the KV cache in place, and a gated
+    feed-forward."""
 
     name = "cpu_block"
     summary = "a whole pre-norm block with causal or windowed attention and SwiGLU, in C++"
@@ -47,13 +48,13 @@ class CpuBlock(BlockKernel):
         return why_not()
 
     def further_refusals(self, problem: BlockProblem) -> list[str]:
-        """Keys and values are of one size."""
+        """Refuse values whose size differs from that of keys."""
         if problem.key_size == problem.value_size:
             return []
         return [f"value_size: {problem.value_size} is not the key_size {problem.key_size}"]
 
     def cost(self, problem: BlockProblem) -> float:  # noqa: ARG002 -- the same for every size
-        """An estimate: as fast as the linear kernels of this package, without what torch adds to each operation."""
+        """An estimate: as fast as the linear kernels of this package, without PyTorch's overhead per operation."""
         return 0.5
 
     def build(self, parts: BlockParts) -> BlockStep:

@@ -1,4 +1,4 @@
-"""What the processor can do, and which of the kernels' instruction sets is taken."""
+"""The features of the processor, and the choice of the kernels' instruction set."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from pathlib import Path
 from attn_core.errors import InvalidValue
 
 VARIABLE = "ATTN_CPU_ISA"
-"""The environment variable that names an instruction set, where it shall not be the best that the processor has."""
+"""The environment variable that selects an instruction set; the default is the fastest that the processor supports."""
 X86 = "x86_64"
 ARM = "aarch64"
 MACHINES = {"x86_64": X86, "AMD64": X86, "aarch64": ARM, "arm64": ARM}
-"""The kinds of processors, by the names that systems give them."""
+"""The supported processor architectures, by the names that operating systems use."""
 
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """What kernels are compiled for: `needs` are its parts as Linux calls them, `options` those of g++ and clang++."""
+    """An instruction set that kernels are compiled for.
+
+    `needs` are the required CPU features by their names in Linux, `options` the flags of g++ and clang++.
+    """
 
     name: str
     machine: str
@@ -29,17 +32,17 @@ class InstructionSet:
     options: tuple[str, ...]
 
     def lacking(self, present: frozenset[str]) -> str | None:
-        """Why a processor with these parts cannot run it, or None if it can."""
+        """Why a processor with these features cannot run it, or None if it can."""
         return without(self.needs, present)
 
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi1", "bmi2")
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", *_AVX2)
 TILES = ("amx_tile", "amx_bf16", "amx_int8", "avx512_bf16")
-"""The parts of products of whole tiles."""
+"""The CPU features for matrix products in tile registers (AMX)."""
 _DOT = ("asimddp", "asimd", "fphp")
 _SPELLED = {"bmi1": "bmi", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16", "avx_vnni": "avxvnni"}
-"""What compilers call those that they call otherwise than Linux."""
+"""The compiler's names of CPU features where they differ from those in Linux."""
 
 
 def _x86(name: str, *needs: str) -> InstructionSet:
@@ -57,12 +60,12 @@ INSTRUCTION_SETS = {
         InstructionSet("neon", ARM, _DOT, ("-march=armv8.2-a+dotprod+fp16",)),
     )
 }
-"""By name, the fastest first."""
+"""The instruction sets by name, the fastest first."""
 
 
 @cache
 def flags(info: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """The parts of the processor's instruction set, as Linux calls them; empty where it does not say."""
+    """The CPU features by their names in Linux; empty if they cannot be read."""
     try:
         lines = info.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -76,7 +79,7 @@ AMD = "AuthenticAMD"
 
 @cache
 def vendor(info: Path = Path("/proc/cpuinfo")) -> str:
-    """Who made the processor, in the processor's own words; "" where it does not say, as ARM's do not."""
+    """The vendor ID of the processor; "" if there is none, as on ARM."""
     try:
         lines = info.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -85,13 +88,13 @@ def vendor(info: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def supported(present: frozenset[str], machine: str = platform.machine()) -> list[InstructionSet]:
-    """The instruction sets that a processor with these parts can run, the fastest first."""
+    """The instruction sets that a processor with these features can run, the fastest first."""
     here = MACHINES.get(machine)
     return [found for found in INSTRUCTION_SETS.values() if found.machine == here and not found.lacking(present)]
 
 
 def lacking(present: frozenset[str], machine: str = platform.machine()) -> str | None:
-    """Why no kernels can run on a chip with these parts, or None if some can."""
+    """Why no kernels can run on a processor with these features, or None if some can."""
     if supported(present, machine):
         return None
     here = [found for found in INSTRUCTION_SETS.values() if found.machine == MACHINES.get(machine)]
@@ -101,9 +104,9 @@ def lacking(present: frozenset[str], machine: str = platform.machine()) -> str |
 
 
 def asked(environ: Mapping[str, str] = os.environ) -> InstructionSet | None:
-    """The instruction set that `ATTN_CPU_ISA` names, or None where it is unset or empty.
+    """The instruction set that `ATTN_CPU_ISA` names, or None if it is unset or empty.
 
-    Raises `InvalidValue` for a name that is unknown, or that this processor cannot run.
+    Raises `InvalidValue` for a name that is unknown or an instruction set that this processor cannot run.
     """
     name = environ.get(VARIABLE)
     if not name:
@@ -116,13 +119,13 @@ def asked(environ: Mapping[str, str] = os.environ) -> InstructionSet | None:
 
 
 def candidates(environ: Mapping[str, str] = os.environ) -> list[InstructionSet]:
-    """The instruction sets to try, in turn: the one that is asked for, or all that the processor can run."""
+    """The instruction sets to try in order: the one that `ATTN_CPU_ISA` names, or all that the processor can run."""
     one = asked(environ)
     return supported(flags()) if one is None else [one]
 
 
 def statement() -> str:
-    """The instruction set of kernels on this processor, and all that there are, in a line; compiles nothing."""
+    """One line with the instruction set of the kernels on this processor and all that exist; compiles nothing."""
     try:
         able = candidates()
     except InvalidValue as error:
@@ -132,6 +135,6 @@ def statement() -> str:
 
 
 def without(needed: Sequence[str], present: frozenset[str]) -> str | None:
-    """Which of the parts the processor has not, in a sentence; None if it has them all."""
+    """A sentence that names the needed features that the processor lacks; None if it has all of them."""
     missing = [name for name in needed if name not in present]
     return f"the processor has no {', '.join(missing)}" if missing else None

@@ -1,4 +1,4 @@
-"""The kernels' libraries: those of a wheel, or compiled once for each source, compiler and instruction set."""
+"""The kernels' shared libraries: prebuilt in a wheel, or compiled once per source, compiler and instruction set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attn_kernels_cpu import chip
 
 SOURCES = Path(__file__).parent / "native"
 PREBUILT = Path(__file__).parent / "prebuilt"
-"""Libraries in a wheel, each named after its instruction set and `source_hash()`; in a source tree there are none."""
+"""The folder of prebuilt libraries in a wheel, each named after its instruction set and `source_hash()`."""
 OPTIONS = (
     "-O3",
     "-std=c++17",
@@ -32,25 +32,25 @@ OPTIONS = (
     "-w",
 )
 LONGEST = 300.0
-"""Seconds a compiler may take."""
+"""The timeout of the compiler in seconds."""
 
 log = logging.getLogger(__name__)
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where compiled kernels are kept: below `XDG_CACHE_HOME`, or `~/.cache`."""
+    """The folder for compiled kernels, below `XDG_CACHE_HOME` or `~/.cache`."""
     chosen = environ.get("XDG_CACHE_HOME")
     return (Path(chosen) if chosen else Path.home() / ".cache") / "attn" / "kernels-cpu"
 
 
 def compiler(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The C++ compiler: what `CXX` says, or the first of g++, clang++ and c++ that is found."""
+    """The C++ compiler: the one that `CXX` names, or the first of g++, clang++ and c++ that is found; else None."""
     candidates = (environ["CXX"],) if environ.get("CXX") else ("g++", "clang++", "c++")
     return next((found for found in map(shutil.which, candidates) if found), None)
 
 
 def why_not(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Why there are no kernels for this machine, or None if nothing speaks against them."""
+    """Why kernels cannot run on this machine, or None if they are expected to."""
     if reason := chip.lacking(chip.flags()):
         return reason
     if any(prebuilt(isa) for isa in chip.candidates(environ)) or compiler(environ) is not None:
@@ -59,14 +59,14 @@ def why_not(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def prebuilt(isa: chip.InstructionSet) -> Path | None:
-    """The library that the wheel brought, made of just these sources; None where there is none."""
+    """The library of the wheel that was built from exactly these sources; None if there is none."""
     found = PREBUILT / f"{isa.name}-{source_hash()}.so"
     return found if found.exists() else None
 
 
 @cache
 def source_hash() -> str:
-    """A name for the sources and the options that they are compiled with."""
+    """A hash of the sources and the compiler options."""
     said = hashlib.sha256(" ".join(OPTIONS).encode())
     for source in sorted(SOURCES.iterdir()):
         said.update(source.name.encode() + source.read_bytes())
@@ -74,15 +74,15 @@ def source_hash() -> str:
 
 
 def command(program: str, isa: chip.InstructionSet, out: Path) -> list[str]:
-    """What compiles the kernels for an instruction set."""
+    """The command that compiles the kernels for an instruction set."""
     return [program, *OPTIONS, *isa.options, str(SOURCES / "kernels.cpp"), "-o", str(out)]
 
 
 def compiled(isa: chip.InstructionSet, folder: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The shared library for an instruction set; compiled now, in some five seconds, unless that was done before.
+    """The shared library for an instruction set; compiled, in about five seconds, unless it is cached.
 
-    It is kept in `folder`, the cache folder by default; where that cannot be written to, in a temporary one for this
-    process alone. Raises `Unavailable` where it cannot be compiled, with what the compiler said.
+    It is stored in `folder`, by default the cache folder, or in a temporary folder of this process if that cannot be
+    written to. Raises `Unavailable` with the compiler's message if it cannot be compiled.
     """
     program = compiler(environ)
     if program is None:
@@ -109,7 +109,7 @@ def _kept(program: str, isa: chip.InstructionSet, library: Path) -> Path:
 
 @cache
 def _temporary() -> Path:
-    """A folder that only this user can read and that goes with the process."""
+    """A folder that only this user can read, removed when the process exits."""
     folder = Path(tempfile.mkdtemp(prefix="attn-kernels-cpu-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -117,7 +117,7 @@ def _temporary() -> Path:
 
 @cache
 def _fingerprint(program: str) -> str:
-    """A name for what this compiler would make of the sources."""
+    """A hash of the compiler's version and the sources, which names the compiled library."""
     version = subprocess.run([program, "--version"], stdout=subprocess.PIPE, check=False).stdout
     return hashlib.sha256(version + source_hash().encode()).hexdigest()[:32]
 

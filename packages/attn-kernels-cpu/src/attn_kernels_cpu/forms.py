@@ -1,4 +1,4 @@
-"""How weights lie in memory, as native/pack.hpp puts them there."""
+"""The memory layouts of packed weights, see native/pack.hpp."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ PANEL = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """One layout: its number (`Format` of native/simd.hpp), and the bytes of a weight, steps apart.
+    """A memory layout of weights: its number (`Format` of native/simd.hpp), and the bytes of a weight without steps.
 
-    Inputs and outputs are filled up with zeros to multiples. `parts` is how many numbers an input becomes where both
-    sides are multiplied in tiles: of bfloat16 three add up to a float32 exactly, of int8 two are a whole number of
-    1/32512 of the largest of a row, beside int4 weights one with a step for every 32 inputs. `source` is the element
-    type that weights have to come in, None for any; `steps` says that each output has a step. `attention` is how many
-    bfloat16 numbers what attention between such layers multiplies becomes: one, to which it is rounded, or three, which
-    add up to it; 0 where it is not in tiles.
+    Inputs and outputs are padded with zeros to multiples of `inputs` and `outputs`. `parts` is the number of numbers
+    that an input is split into for products in AMX tiles (0: no tiles): three bfloat16 that add up to a float32
+    exactly, one bfloat16, two int8 for multiples of 1/32512 of a row's largest input, or, with int4 weights, one int8
+    with a step per 32 inputs. `source` is the dtype that weights are converted to before packing, None for any; `steps`
+    is whether each output has a step. `attention` is the number of bfloat16 numbers that operands of attention between
+    such layers are split into: one (rounded), three (exact), or 0 without tiles.
 
-    `scale_bytes` are those that an output has beside its weights for each `group` inputs; `block` are the bytes that
-    these inputs take in rows of blocks as they are stored, 0 where weights come as floats. `widened` says that weights
-    in blocks become float32 as they are read, and inputs are not rounded.
+    `scale_bytes` is the size of the scales of an output per `group` inputs; `block` is the size of these inputs as
+    stored in a file, 0 if weights come as floats. `widened` is whether weights in blocks are widened to float32 as they
+    are read, without rounding inputs.
     """
 
     number: int
@@ -37,22 +37,22 @@ class Form:
     widened: bool = False
 
     def size(self, outputs: int, inputs: int) -> int:
-        """Bytes of weights [outputs, inputs]."""
+        """The size of weights [outputs, inputs] in bytes."""
         return int(self.padded(outputs) * (-(-inputs // self.inputs) * self.inputs) * self.bytes)
 
     def padded(self, outputs: int) -> int:
-        """Outputs with those that fill the last panel."""
+        """The number of outputs, padded to whole panels."""
         return -(-outputs // self.outputs) * self.outputs
 
     def inputs_of(self, row: int) -> int:
-        """The inputs of a row that has so many elements, or bytes of blocks."""
+        """The number of inputs of a row with `row` elements, or with `row` bytes of blocks."""
         return row // self.block * self.group if self.block else row
 
 
 def _in_blocks(
     name: str, number: int, weight_bytes: float, *, scale_bytes: int, block: int, group: int = 32
 ) -> dict[str, Form]:
-    """Weights in one kind of blocks, with inputs in int8 and with inputs in float32."""
+    """The two layouts of a block format: with inputs rounded to int8, and with inputs in float32 (`_widened`)."""
     rounded = Form(number=number, bytes=weight_bytes, scale_bytes=scale_bytes, block=block, group=group)
     return {name: rounded, f"{name}_widened": replace(rounded, widened=True)}
 

@@ -1,4 +1,4 @@
-"""The compiled kernels as functions of addresses and sizes."""
+"""The compiled kernels as ctypes functions of addresses and sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-# Before the kernels: they take the OpenMP library that torch has loaded, so that both share one team of threads.
+# Imported before the kernels, which then use the OpenMP library that torch has loaded: both share one thread pool.
 import torch
 from attn_core.errors import Unavailable
 
@@ -23,7 +23,7 @@ COUNT = ctypes.c_int
 
 
 class LinearStruct(ctypes.Structure):
-    """`Linear` of native/tiles.hpp."""
+    """The struct `Linear` of native/tiles.hpp."""
 
     _fields_ = (
         ("format", ctypes.c_int32),
@@ -39,19 +39,19 @@ class LinearStruct(ctypes.Structure):
 
 
 class MatrixStruct(ctypes.Structure):
-    """`Matrix` of native/gemm.hpp."""
+    """The struct `Matrix` of native/gemm.hpp."""
 
     _fields_ = (("at", ADDRESS), ("row", ctypes.c_int64), ("column", ctypes.c_int64))
 
 
 class MemoryStruct(ctypes.Structure):
-    """`Memory` of native/attend.hpp."""
+    """The struct `Memory` of native/attend.hpp."""
 
     _fields_ = (("at", ADDRESS), ("row", ctypes.c_int64), ("head", ctypes.c_int64), ("format", ctypes.c_int32))
 
 
 class BlockStruct(ctypes.Structure):
-    """`Block` of native/block.hpp; the heads are `Heads` of native/attend.hpp."""
+    """The struct `Block` of native/block.hpp; the numbers of heads are its `Heads` of native/attend.hpp."""
 
     _fields_ = (
         ("projections", ADDRESS),
@@ -72,7 +72,7 @@ class BlockStruct(ctypes.Structure):
 
 
 class StepStruct(ctypes.Structure):
-    """`Step` of native/block.hpp."""
+    """The struct `Step` of native/block.hpp."""
 
     _fields_ = (
         ("tokens", ctypes.c_int32),
@@ -87,7 +87,7 @@ class StepStruct(ctypes.Structure):
 
 
 class LayerStruct(ctypes.Structure):
-    """`Layer` of native/block.hpp."""
+    """The struct `Layer` of native/block.hpp."""
 
     _fields_ = (("block", ADDRESS), ("step", ADDRESS), ("key", MemoryStruct), ("value", MemoryStruct))
 
@@ -117,7 +117,7 @@ class Library:
 
 @cache
 def without_tiles() -> str | None:
-    """Why the tile registers of AMX cannot be used, or None if they can; loads the kernels to ask the system."""
+    """Why the tile registers of AMX cannot be used, or None if they can; loads the kernels to find out."""
     if lacking := chip.without(chip.TILES, chip.flags()):
         return lacking
     if loaded().isa.name != "amx":
@@ -129,7 +129,7 @@ def without_tiles() -> str | None:
 
 @cache
 def trouble() -> str | None:
-    """Why the kernels cannot be compiled or loaded, tried once; None if they are at hand."""
+    """Why the kernels cannot be compiled or loaded, which is tried once; None if they are loaded."""
     try:
         library()
     except Unavailable as error:
@@ -138,21 +138,21 @@ def trouble() -> str | None:
 
 
 def is_loaded() -> bool:
-    """Whether somebody has loaded the kernels already."""
+    """Whether the kernels have been loaded already."""
     return loaded.cache_info().currsize > 0
 
 
 def library() -> ctypes.CDLL:
-    """The functions of native/kernels.cpp for the best instruction set that can be had, or the one that is asked for.
+    """The functions of native/kernels.cpp for the fastest available instruction set, or the one in `ATTN_CPU_ISA`.
 
-    Raises `Unavailable` where they cannot be compiled or loaded.
+    Raises `Unavailable` if they cannot be compiled or loaded.
     """
     return loaded().functions
 
 
 @cache
 def loaded() -> Library:
-    """The kernels for the first of the candidates that can be loaded; compiles them where no wheel brought them."""
+    """The kernels for the first candidate that can be loaded; compiled if the wheel has no library for it."""
     failures = []
     for isa in chip.candidates():
         try:

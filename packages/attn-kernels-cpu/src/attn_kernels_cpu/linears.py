@@ -1,4 +1,4 @@
-"""The linear kernels of this package."""
+"""The declarations of the linear kernels."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ GROUP = 32
 
 
 class CpuLinear(LinearKernel):
-    """Products of rows with weights in one format; see `PackedLinear`."""
+    """Base class of the linear kernels, each for one weight format; see `PackedLinear`."""
 
     exact: ClassVar[bool] = True
     layout: ClassVar[str]
-    """A name in `FORMS`."""
+    """The name of the memory layout in `FORMS`."""
     price: ClassVar[float]
-    """Measured on one AVX-512 core without bfloat16 instructions."""
+    """The cost, measured on one AVX-512 core without bfloat16 instructions."""
 
     def available(self) -> str | None:
         """Why the kernels cannot run here, or None."""
@@ -56,7 +56,7 @@ class CpuLinear(LinearKernel):
         return PackedLinear(self.layout, weight, bias)
 
     def join(self, packed: Sequence[Any]) -> Any | None:
-        """A `PackedLinear` over these; None where another kernel made one of them."""
+        """A `PackedLinear` that joins these layers; None if another kernel made one of them."""
         from attn_kernels_cpu.packed import PackedLinear
 
         return PackedLinear.joined(packed) if all(type(part) is PackedLinear for part in packed) else None
@@ -74,7 +74,7 @@ class CpuFloat32(CpuLinear):
 
 
 class CpuBfloat16(CpuLinear):
-    """Weights in bfloat16, all else in float32."""
+    """Weights in bfloat16, everything else in float32."""
 
     name = "cpu_bfloat16"
     summary = "bfloat16 weights, multiplied in float32 in C++"
@@ -85,14 +85,14 @@ class CpuBfloat16(CpuLinear):
 
 
 class AmxLinear(CpuLinear):
-    """Products of whole tiles, on chips with AMX."""
+    """Base class of the linear kernels that multiply in the tile registers of AMX."""
 
     def available(self) -> str | None:
-        """Why the kernels, or products of tiles, cannot run here, or None."""
+        """Why the kernels or AMX cannot be used here, or None."""
         return super().available() or chip.without(chip.TILES, chip.flags())
 
     def further_refusals(self, problem: LinearProblem) -> list[str]:
-        """Why the system keeps the tile registers to itself, where it does."""
+        """Why the kernels could not be compiled, or why the system does not permit the use of the tile registers."""
         from attn_kernels_cpu.library import without_tiles
 
         reasons = super().further_refusals(problem)
@@ -100,7 +100,7 @@ class AmxLinear(CpuLinear):
         return reasons if reason is None else [reason]
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
-        """A `PackedLinear`; raises `KernelRefused` where its instructions would end the process."""
+        """A `PackedLinear`; raises `KernelRefused` if AMX cannot be used, which would crash the process."""
         from attn_kernels_cpu.library import without_tiles
 
         if reason := without_tiles():
@@ -109,9 +109,9 @@ class AmxLinear(CpuLinear):
 
 
 class AmxBfloat16(AmxLinear):
-    """Each input is three bfloat16 numbers that add up to it: no more is rounded than in float32.
+    """Each input is split into three bfloat16 numbers that add up to it, which rounds no more than float32.
 
-    Parts of an input below 1.2e-38 count as zero.
+    Parts of an input below 1.2e-38 are treated as zero.
     """
 
     name = "amx_bfloat16"
@@ -123,7 +123,7 @@ class AmxBfloat16(AmxLinear):
 
 
 class AmxRoundedBfloat16(AmxLinear):
-    """Inputs are rounded to bfloat16."""
+    """Weights in bfloat16, with inputs rounded to bfloat16."""
 
     name = "amx_bfloat16_rounded"
     summary = "bfloat16 weights, inputs rounded to bfloat16, on chips with AMX"
@@ -133,7 +133,7 @@ class AmxRoundedBfloat16(AmxLinear):
 
 
 class AmxInt8(AmxLinear):
-    """Weights as int8 with a step for each output; inputs as whole numbers of 1/32512 of their row's largest."""
+    """Weights as int8 with a step per output; inputs as integer multiples of 1/32512 of their row's largest."""
 
     name = "amx_int8"
     summary = "int8 weights with a step per output, inputs in 16 bits with a step per row, on chips with AMX"
@@ -143,14 +143,14 @@ class AmxInt8(AmxLinear):
 
 
 class QuantizedCpuLinear(CpuLinear):
-    """Rows become int8 with a step for every 32 inputs."""
+    """Base class of the linear kernels that quantize inputs to int8 with a step per 32 inputs."""
 
-    # Inputs come in groups of 32.
+    # Inputs are quantized in groups of 32.
     sizes: ClassVar[Mapping[str, Condition]] = {"inputs": MultipleOf(GROUP), "outputs": Anything()}
 
 
 class CpuInt8(QuantizedCpuLinear):
-    """Weights as int8 with a step for each output."""
+    """Weights as int8 with a step per output."""
 
     name = "cpu_int8"
     summary = "int8 weights with a step per output, inputs as int8 with a step per 32, in C++"
@@ -160,7 +160,7 @@ class CpuInt8(QuantizedCpuLinear):
 
 
 class CpuInt4(QuantizedCpuLinear):
-    """Weights as GGUF's Q4_1 has them: 4 bits, a step and a least value for each 32 inputs."""
+    """Weights in GGUF's Q4_1 format: 4 bits, with a step and a minimum per 32 inputs."""
 
     name = "cpu_int4"
     summary = "4-bit weights with a step and a least value per 32 inputs (Q4_1), inputs as int8, in C++"
@@ -170,7 +170,8 @@ class CpuInt4(QuantizedCpuLinear):
 
 
 def in_blocks() -> list[LinearKernel]:
-    """Two kernels for each of `BLOCK_FORMATS`: one that widens weights to float32, one that makes inputs int8."""
+    """Two kernels for each of `BLOCK_FORMATS`: one that widens weights to float32, one that quantizes inputs to
+    int8."""
     found: list[LinearKernel] = []
     for form, bits in BLOCK_FORMATS.items():
         base = {"weights": form, "sizes": {"inputs": MultipleOf(FORMS[form].group), "outputs": Anything()}}
@@ -192,7 +193,10 @@ def in_blocks() -> list[LinearKernel]:
 
 
 class AmxInt4(QuantizedCpuLinear, AmxLinear):
-    """The same weights and sums as `CpuInt4`, to the bit, four and more rows in tiles; attention is rounded."""
+    """The same weights and sums as `CpuInt4`, bit for bit, with four and more rows in AMX tiles.
+
+    Attention between such layers is rounded to bfloat16.
+    """
 
     name = "amx_int4"
     summary = "4-bit weights with a step and a least value per 32 inputs (Q4_1), inputs as int8, on chips with AMX"

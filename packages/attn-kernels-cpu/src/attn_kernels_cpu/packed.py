@@ -1,4 +1,4 @@
-"""A linear layer whose weights lie as the kernels read them."""
+"""A linear layer whose weights are packed in the layout that the kernels read."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from attn_kernels_cpu.library import LinearStruct, library
 from attn_kernels_cpu.pages import LargePages
 
 SOURCES = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
-"""`Source` of native/kernels.cpp."""
+"""The values of `Source` in native/kernels.cpp, by dtype."""
 
 JOINED = 11
-"""`JOINED` of native/simd.hpp."""
+"""The value of `JOINED` in native/simd.hpp."""
 
 _PAGES = LargePages()
 
 
 class PackedLinear(nn.Module):
-    """Rows [..., inputs] to [..., outputs], in the type of the rows.
+    """A linear layer from [..., inputs] to [..., outputs], in the dtype of the inputs, with packed weights.
 
-    Products are taken in float32, of bfloat16 numbers that an input is the sum of, or of int8 with a step for every 32
-    inputs of a row, see `FORMS`; of forms in blocks the weight is uint8 [outputs, bytes of a row]. Each output is
-    summed in one fixed order, so a row's result does not depend on the rows beside it, to the bit.
+    Inputs are multiplied in float32, as sums of bfloat16 numbers, or as int8 with a scale per 32 inputs of a row, see
+    `FORMS`; for block formats, `weight` is uint8 [outputs, bytes of a row]. Each output is summed in one fixed order,
+    so results are batch-invariant, bit for bit.
     """
 
     weights: Tensor
@@ -70,7 +70,7 @@ class PackedLinear(nn.Module):
 
     @classmethod
     def joined(cls, packed: Sequence[PackedLinear]) -> PackedLinear:
-        """Layers of the same inputs, kept in whatever forms, as one: their outputs side by side."""
+        """Join layers of the same inputs, in any forms, into one layer that concatenates their outputs."""
         whole = cls.__new__(cls)
         nn.Module.__init__(whole)
         whole._join(packed)  # noqa: SLF001 -- its own
@@ -87,7 +87,7 @@ class PackedLinear(nn.Module):
         self.address = ctypes.addressof(self._struct)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows [..., inputs] to [..., outputs]; raises `InvalidValue` for rows of another size or elsewhere."""
+        """Map [..., inputs] to [..., outputs]; raises `InvalidValue` for another size or device."""
         self._require(rows)
         wide = rows.to(torch.float32).contiguous()
         out = torch.empty(*rows.shape[:-1], self.outputs)
@@ -96,8 +96,7 @@ class PackedLinear(nn.Module):
         return out.to(rows.dtype)
 
     def largest(self, rows: Tensor) -> Tensor | None:
-        """See `attn_core.models.FindsLargest`; None for rows that are not float32, as outputs are, and of
-        several layers."""
+        """See `attn_core.models.FindsLargest`; None for rows that are not float32, and for joined layers."""
         self._require(rows)
         if self._struct.format == JOINED or rows.dtype != torch.float32:
             return None
@@ -113,11 +112,11 @@ class PackedLinear(nn.Module):
             raise InvalidValue.of("rows", given, f"[..., {self.inputs}] on the cpu")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: ARG002, FBT001, FBT002 -- torch's
-        """Leave the weights as they are: the kernels know where they lie."""
+        """Leave the weights where they are, because the kernels hold their addresses."""
         return self
 
     def extra_repr(self) -> str:
-        """Sizes and format, as torch's own layers show theirs."""
+        """The sizes and the weight format, for `repr`."""
         return f"inputs={self.inputs}, outputs={self.outputs}, weights={self.form}"
 
 

@@ -1,4 +1,4 @@
-"""Memory for weights in large pages: a step reads all of them once, and would look up a small page every 4 KB."""
+"""Memory for weights in huge pages: each step reads all weights once, with a TLB lookup every 4 KB in small pages."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 LINE = 64
-"""Bytes of a cache line."""
+"""The size of a cache line in bytes."""
 LARGE = 2 << 20
-"""Bytes of a large page."""
+"""The size of a huge page in bytes."""
 PIECE = 32 << 20
-"""Bytes that are asked of the system at once; what is never written takes no memory."""
+"""The number of bytes that are mapped at once; pages that are never written take no memory."""
 
 
 class LargePages:
-    """Hands out memory from pieces that the system is asked to keep in large pages, where it has such.
+    """An allocator over pieces of memory for which huge pages are requested, if the system has them.
 
-    A piece is given back once nothing refers to any part of it. Threads may ask for room at the same time.
+    A piece is freed once nothing refers to any part of it. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class LargePages:
         self._left = torch.empty(0, dtype=torch.uint8)
 
     def room(self, size: int) -> Tensor:
-        """Zeros [size], uint8, that begin where a cache line does."""
+        """Allocate zeros [size], uint8, aligned to a cache line."""
         taken = -(-size // LINE) * LINE
         if taken > PIECE:
             return _piece(taken)[:size]
@@ -40,10 +40,10 @@ class LargePages:
 
 
 def _piece(size: int) -> Tensor:
-    """At least `size` zeros that begin where a large page does."""
+    """Map at least `size` zero bytes, aligned to a huge page."""
     memory = mmap.mmap(-1, size + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        # A kernel may be built without them.
+        # A Linux kernel may be built without huge pages.
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,4 +1,7 @@
-"""What this package offers. Imports no torch and compiles nothing before a kernel is used."""
+"""The plugin hooks through which this package registers its kernels.
+
+Nothing here imports torch, and nothing is compiled before a kernel is used.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from attn_core.kernels.linear import LinearKernel
 
 @hookimpl
 def attn_linears() -> list[LinearKernel]:
-    """Linear layers in every format of weights."""
+    """The kernels for linear layers, in every weight format."""
     from attn_kernels_cpu.linears import (
         AmxBfloat16,
         AmxInt4,
@@ -31,7 +34,7 @@ def attn_linears() -> list[LinearKernel]:
 
 @hookimpl
 def attn_kernels() -> list[Kernel[Any]]:
-    """What chooses tokens, and kernels of training."""
+    """The kernels for sampling and for training."""
     from attn_kernels_cpu.sampling import CpuSampling
     from attn_kernels_cpu.training import CpuActivation, CpuAttention, CpuProduct, CpuRoundedProduct
 
@@ -40,7 +43,7 @@ def attn_kernels() -> list[Kernel[Any]]:
 
 @hookimpl
 def attn_versions() -> list[str]:
-    """The instruction set of the kernels here."""
+    """The instruction set of the kernels on this machine."""
     from attn_kernels_cpu.chip import statement
 
     return [statement()]
@@ -48,7 +51,7 @@ def attn_versions() -> list[str]:
 
 @hookimpl
 def attn_blocks() -> list[BlockKernel]:
-    """Whole pre-norm blocks."""
+    """The kernel for whole pre-norm decoder blocks."""
     from attn_kernels_cpu.blocks import CpuBlock
 
     return [CpuBlock()]

@@ -1,7 +1,7 @@
 """Compile the kernels of a wheel: `python -m attn_kernels_cpu.prebuild x86_64 FOLDER`.
 
-The compiler is the one that `CXX` names: for another kind of processor than this machine's
-a cross compiler, such as aarch64-linux-gnu-g++.
+The compiler is the one that `CXX` names. For a processor architecture other than this machine's,
+set it to a cross compiler, such as aarch64-linux-gnu-g++.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from attn_kernels_cpu.compiling import command, compiler, source_hash
 
 
 def prebuild(machine: str, folder: Path) -> list[Path]:
-    """The libraries for every instruction set of a kind of processor, in `folder`, named as `compiling.prebuilt` looks.
+    """Compile the libraries for every instruction set of an architecture into `folder`, and return their paths.
 
-    Raises `Unavailable` where there is no compiler, and `CalledProcessError` where it fails.
+    They are named as `compiling.prebuilt` expects. Raises `Unavailable` if there is no compiler, and
+    `CalledProcessError` if it fails.
     """
     program = compiler()
     if program is None:
@@ -35,7 +36,7 @@ def prebuild(machine: str, folder: Path) -> list[Path]:
 
 
 def main() -> None:
-    """Compile what the command line asks for."""
+    """The command-line entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("machine", choices=sorted({isa.machine for isa in chip.INSTRUCTION_SETS.values()}))
     parser.add_argument("folder", type=Path)

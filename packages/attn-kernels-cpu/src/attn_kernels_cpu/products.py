@@ -1,4 +1,4 @@
-"""Linear layers and activations of float32 with their gradients, of weights that are not packed."""
+"""Linear layers with unpacked weights, and activations, in float32 with gradients."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from attn_kernels_cpu.library import MatrixStruct, library
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """left [rows, depth] times right [depth, columns], plus `bias` [columns]: float32, [rows, columns].
+    """The matrix product of `left` [rows, depth] and `right` [depth, columns], plus `bias` [columns], in float32.
 
-    Either may be a transposed view. Every element is one chain of fused multiply-adds in the order of depth, whatever
-    the number of threads. Raises `InvalidValue` for other types, devices and shapes.
+    Either matrix may be a transposed view. Every element is one chain of fused multiply-adds in the order of depth,
+    whatever the number of threads. Raises `InvalidValue` for other dtypes, devices and shapes.
     """
     return _multiplied("attn_product", left, right, bias)
 
 
 def rounded_product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `product`, of elements rounded to bfloat16 first; sums and bias stay float32 (arXiv 1905.12322).
+    """Like `product`, with elements rounded to bfloat16 first; sums and bias stay float32 (arXiv 1905.12322).
 
-    Where the chip has instructions for bfloat16, numbers below 2^-126 count as zero, and a chip without them adds up
-    in another order: bits differ between the two.
+    CPUs with bfloat16 instructions treat numbers below 2^-126 as zero and sum in another order than CPUs without them,
+    so results of the two differ in their last bits.
     """
     return _multiplied("attn_rounded_product", left, right, bias)
 
@@ -63,12 +63,12 @@ def _multiplied(function: str, left: Tensor, right: Tensor, bias: Tensor | None)
 
 
 def in_lines(tensor: Tensor) -> Tensor:
-    """The matrix, copied unless the elements of its rows or those of its columns are neighbours."""
+    """The matrix, copied unless its rows or its columns are contiguous."""
     return tensor if 1 in tensor.stride() else tensor.contiguous()
 
 
 def matrix(tensor: Tensor) -> MatrixStruct:
-    """The matrix as the kernels see it: of two steps of 1, as of a single row, the second is the one they go by."""
+    """The kernel argument for a matrix; if both strides are 1, the kernels take its rows as contiguous."""
     row, column = tensor.stride()
     return MatrixStruct(tensor.data_ptr(), row, column)
 
@@ -78,11 +78,11 @@ Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Linear(torch.autograd.Function):
-    """Rows [row, inputs] to [row, outputs]; the gradients are two more products."""
+    """A linear layer from [row, inputs] to [row, outputs]; the gradients are two more products."""
 
     @staticmethod
     def forward(ctx: Any, multiply: Multiply, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Rows times the weight turned."""
+        """Multiply the rows by the transposed weight."""
         ctx.save_for_backward(rows, weight)
         ctx.multiply = multiply
         return multiply(rows, weight.T, bias)
@@ -90,7 +90,7 @@ class Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
-        """Of what is wanted."""
+        """The gradients that `needs_input_grad` asks for."""
         rows, weight = ctx.saved_tensors
         _, of_rows, of_weight, of_bias = ctx.needs_input_grad
         to_rows = ctx.multiply(change, weight, None) if of_rows else None
@@ -100,12 +100,12 @@ class Linear(torch.autograd.Function):
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `torch.nn.functional.linear` in float32; see `product` for what is raised. Not for torch.compile to trace."""
+    """Like `torch.nn.functional.linear` in float32; raises as `product`. Must not be traced by torch.compile."""
     return _linear(product, rows, weight, bias)
 
 
 def rounded_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `linear`, with the products of `rounded_product`, those of the gradients too."""
+    """Like `linear`, with `rounded_product` for the forward pass and the gradients."""
     return _linear(rounded_product, rows, weight, bias)
 
 
@@ -118,11 +118,11 @@ def _linear(multiply: Multiply, rows: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 class Activated(torch.autograd.Function):
-    """Nothing but the inputs is kept for the gradients."""
+    """An element-wise activation; only its inputs are saved for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, form: Activation) -> Tensor:
-        """Of each element."""
+        """Apply the activation to each element."""
         ctx.save_for_backward(rows)
         ctx.form = form
         return _activate(form, rows, None)
@@ -130,7 +130,7 @@ class Activated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor, None]:
-        """The derivative times what came."""
+        """The derivative times the gradient of the output."""
         (rows,) = ctx.saved_tensors
         return _activate(ctx.form, rows, change.contiguous()), None
 
@@ -147,7 +147,7 @@ def _activate(form: Activation, rows: Tensor, change: Tensor | None) -> Tensor:
 def activated(rows: Tensor, form: Activation) -> Tensor:
     """The activation of each element, float32, of any shape. GELU is within 2e-7 (1 + |x|) of its definition.
 
-    Raises `InvalidValue` for an unknown form, and for other types and devices.
+    Raises `InvalidValue` for an unknown form, and for other dtypes and devices.
     """
     if form not in FORMS:
         raise InvalidValue.of("form", form, ", ".join(FORMS))

@@ -1,4 +1,4 @@
-"""The kernel that chooses tokens: rows of logits are shared out to threads, each drawn while it stays in the cache."""
+"""The sampling kernel: rows of logits are distributed to threads, and each is processed while it is in the cache."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LARGEST_VOCABULARY = 2**21
-"""Weights of so many tokens are added without rounding."""
+"""The largest vocabulary whose token weights are summed without rounding."""
 ADDRESS = ctypes.c_void_p
 
 
 class DrawStruct(ctypes.Structure):
-    """`Draw` of native/draw.hpp."""
+    """The struct `Draw` of native/draw.hpp."""
 
     _fields_ = (
         ("seen", ADDRESS),
@@ -42,7 +42,7 @@ class DrawStruct(ctypes.Structure):
 
 
 class CpuSampling(SamplingKernel):
-    """Penalties, temperature, top-k, top-p, min-p and log probabilities."""
+    """Sampling with penalties, temperature, top-k, top-p and min-p, and log probabilities."""
 
     name = "cpu_sampling"
     summary = "the next token of each row of logits, and log probabilities, in C++"
@@ -50,7 +50,10 @@ class CpuSampling(SamplingKernel):
     accepts: ClassVar[Mapping[str, Condition]] = {"vocab_size": AtMost(LARGEST_VOCABULARY)}
 
     def available(self) -> str | None:
-        """Why the kernel cannot run here, or None; it takes what packed weights have loaded, and compiles nothing."""
+        """Why the kernel cannot run here, or None.
+
+        It uses the library that packed weights have loaded, and does not compile one itself.
+        """
         if reason := why_not():
             return reason
         from attn_kernels_cpu.library import is_loaded
@@ -58,7 +61,7 @@ class CpuSampling(SamplingKernel):
         return None if is_loaded() else "no packed weights have loaded the kernels"
 
     def cost(self, problem: SamplingProblem) -> float:  # noqa: ARG002 -- the same for every size
-        """An estimate: rows in C++ take a fifth of the time that they take in NumPy."""
+        """An estimate: the C++ kernel takes a fifth of the time of NumPy."""
         return 0.2
 
     def choose(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
@@ -100,7 +103,7 @@ class CpuSampling(SamplingKernel):
 
 
 def _fill(struct: DrawStruct, draw: Draw, size: int) -> list[Tensor]:
-    """Write a draw over `size` tokens into its struct; returns the tensors that it points to."""
+    """Write a draw over `size` tokens into its struct, and return the tensors that the struct points to."""
     struct.inverse, struct.point = draw.inverse_temperature, draw.point
     struct.top_k, struct.top_p, struct.min_p = min(draw.top_k, size), draw.top_p, draw.min_p
     struct.repetition, struct.frequency = draw.repetition_penalty, draw.frequency_penalty

@@ -1,4 +1,4 @@
-"""The kernels of training, as dispatch sees them."""
+"""The declarations of the training kernels: linear layers, activations and attention in float32."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class CpuProduct(ProductKernel):
-    """Float32 products where torch's are those of MKL, which takes AVX2 at best where the chip is not Intel's.
+    """Float32 linear layers for AMD CPUs, on which PyTorch's MKL uses AVX2 at best.
 
-    Sums are taken in one order whatever the number of threads.
+    The order of sums does not depend on the number of threads.
     """
 
     name = "cpu_product"
@@ -40,7 +40,8 @@ class CpuProduct(ProductKernel):
         return why_not()
 
     def further_refusals(self, problem: ProductProblem) -> list[str]:  # noqa: ARG002 -- any problem
-        """That torch is as fast on this chip, or why the kernels could not be compiled, which is tried here."""
+        """Refuse CPUs other than those of AMD, on which PyTorch is as fast, and all if the kernels cannot be compiled,
+        which is tried here."""
         if chip.vendor() != chip.AMD:
             return [f"device: measured to be faster than torch on chips of {chip.AMD} alone"]
         from attn_kernels_cpu.library import trouble
@@ -49,8 +50,8 @@ class CpuProduct(ProductKernel):
         return [] if reason is None else [reason]
 
     def cost(self, problem: ProductProblem) -> float:  # noqa: ARG002 -- the same for every one
-        """Measured on one core of a Zen 5, of products of 768 to 2048 rows: 0.38 to 0.5 of torch's time with AVX-512,
-        0.75 to 0.85 with AVX2."""
+        """The time relative to PyTorch, measured on one core of a Zen 5 for products of 768 to 2048 rows: 0.38 to 0.5
+        with AVX-512, 0.75 to 0.85 with AVX2."""
         from attn_kernels_cpu.library import loaded
 
         return 0.45 if loaded().isa.name in ("amx", "avx512") else 0.8
@@ -63,15 +64,15 @@ class CpuProduct(ProductKernel):
 
 
 class CpuRoundedProduct(CpuProduct):
-    """Products of operands rounded to bfloat16 as they are packed, where torch would copy them first, in bfloat16."""
+    """Linear layers in bfloat16, with operands rounded while they are packed; PyTorch would copy them first."""
 
     name = "cpu_rounded_product"
     summary = "linear layers multiplied in bfloat16 with their gradients, in C++"
     accepts: ClassVar[Mapping[str, Condition]] = {**CpuProduct.accepts, "multiplied_in": OneOf("bfloat16")}
 
     def cost(self, problem: ProductProblem) -> float:  # noqa: ARG002 -- the same for every one
-        """Measured on one core of a Zen 5, conversions included: 0.6 to 0.9 of torch's time for layers of 128 to 512,
-        the same time for those of 768."""
+        """The time relative to PyTorch, measured on one core of a Zen 5, conversions included: 0.6 to 0.9 for layers of
+        128 to 512, 1 for those of 768."""
         return 0.8
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -82,7 +83,7 @@ class CpuRoundedProduct(CpuProduct):
 
 
 class CpuActivation(ActivationKernel):
-    """Passes through memory once each way, and computes the activation again for the gradients."""
+    """Activations in one pass over memory each way; the backward pass recomputes the activation."""
 
     name = "cpu_activation"
     summary = "SiLU and GELU in float32 with their gradients, in C++"
@@ -100,8 +101,8 @@ class CpuActivation(ActivationKernel):
         return [] if reason is None else [reason]
 
     def cost(self, problem: ActivationProblem) -> float:
-        """Measured on one core of a Zen 5 with AVX-512, both ways: GELU within steps of nanoGPT's recipe, which became
-        2 to 4 % shorter, the others alone."""
+        """The time relative to PyTorch, forward and backward, on one core of a Zen 5 with AVX-512: GELU measured within
+        steps of nanoGPT's recipe, which became 2 to 4 % shorter, the others alone."""
         return {"silu": 0.95, "gelu_tanh": 0.26}.get(problem.form, 0.8)
 
     def activated(self, rows: Tensor, form: Activation) -> Tensor:
@@ -112,8 +113,9 @@ class CpuActivation(ActivationKernel):
 
 
 class CpuAttention(WholeAttentionKernel):
-    """Scores of 64 neighbouring queries at a time, computed again for the gradients; products are those of
-    `CpuProduct`, and so are the chips on which it is faster than torch.
+    """Attention with the scores of 64 neighbouring queries at a time, which are recomputed for the gradients.
+
+    It uses the products of `CpuProduct`, and is faster than PyTorch on the same CPUs.
     """
 
     name = "cpu_attention"
@@ -129,7 +131,7 @@ class CpuAttention(WholeAttentionKernel):
         return why_not()
 
     def further_refusals(self, problem: WholeAttentionProblem) -> list[str]:
-        """As of `CpuProduct`; with dropout, which torch computes word by word in tensors, on every chip."""
+        """As in `CpuProduct`, but with dropout accepted on every CPU: in PyTorch it takes many tensor operations."""
         if problem.dropout:
             from attn_kernels_cpu.library import trouble
 
@@ -138,7 +140,8 @@ class CpuAttention(WholeAttentionKernel):
         return CpuProduct().further_refusals(ProductProblem())
 
     def cost(self, problem: WholeAttentionProblem) -> float:  # noqa: ARG002 -- the same for every one
-        """Measured on one core of a Zen 5, of 64 to 256 tokens: 0.3 to 0.4 of torch's time with AVX-512."""
+        """The time relative to PyTorch, measured on one core of a Zen 5 with AVX-512 for 64 to 256 tokens: 0.3 to
+        0.4."""
         return 0.4
 
     def attention(

@@ -1,4 +1,4 @@
-"""Checks of tensors before anything is launched."""
+"""Checks of the operands of attention before a kernel is launched."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from attn_kernels_triton.machine import interpreted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FARTHEST = 2**30
-"""The farthest position, and the farthest that a mask reaches: 32 bits hold sums and differences of two."""
+"""The largest position and the largest reach of a mask, whose sums and differences still fit 32 bits."""
 
 
 def check(spec: AttentionSpec, operands: AttentionInputs) -> None:
-    """Raise `InvalidValue` for operands that the programs would misread, overrun or compute in the wrong type."""
+    """Raise `InvalidValue` for operands whose shapes, dtypes, devices, strides or sizes the kernels do not support."""
     query, key, value = operands.query, operands.key, operands.value
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_rows(name, tensor, query)
@@ -49,7 +49,10 @@ def check(spec: AttentionSpec, operands: AttentionInputs) -> None:
 
 
 def check_biases(spec: AttentionSpec, operands: AttentionInputs) -> None:
-    """Biases that learn need distances that follow from the rows."""
+    """Raise `InvalidValue` if learned biases need gradients and positions are given.
+
+    Their gradients are summed by distance, which must follow from the row numbers.
+    """
     has_positions = operands.query_positions is not None or operands.key_positions is not None
     tables = [operands.parameters[name] for name in spec.weights if name.endswith("_bias.table")]
     if has_positions and torch.is_grad_enabled() and any(table.requires_grad for table in tables):
@@ -57,7 +60,7 @@ def check_biases(spec: AttentionSpec, operands: AttentionInputs) -> None:
 
 
 def check_positions(name: str, places: Tensor | None, rows: Tensor) -> None:
-    """Positions [batch or 1, row] of rows, whose differences 32 bits hold."""
+    """Raise `InvalidValue` unless `places` is None or holds positions [batch or 1, row] of at most `FARTHEST`."""
     if places is None:
         return
     batch, count = rows.shape[:2]
@@ -67,7 +70,8 @@ def check_positions(name: str, places: Tensor | None, rows: Tensor) -> None:
 
 
 def check_rows(name: str, tensor: Tensor, query: Tensor) -> None:
-    """Rows [batch, row, head, size] of a type and device as the queries'."""
+    """Raise `InvalidValue` unless a tensor is [batch, row, head, size] with the dtype and device of the queries and
+    supported strides and sizes."""
     if tensor.dim() != 4:
         raise InvalidValue.of(name, list(tensor.shape), "four axes: batch, row, head, size")
     if tensor.device.type != "cuda" and not interpreted():
@@ -80,13 +84,13 @@ def check_rows(name: str, tensor: Tensor, query: Tensor) -> None:
         raise InvalidValue.of(f"{name}.stride", list(tensor.stride()), "one that ends in 1: heads lie dense in memory")
     if any(step < 0 for step in tensor.stride()):
         raise InvalidValue.of(f"{name}.stride", list(tensor.stride()), "no negative strides")
-    # Gradients are dense, whatever their tensors are.
+    # Gradients are allocated contiguous, whatever the layout of the inputs.
     step = max(tensor.stride(1), tensor.shape[2] * tensor.shape[3])
     check_count(f"{name}: elements from the first to the last row of a head", tensor.shape[1] * step)
 
 
 def check_like(name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
-    """A tensor of just this shape and device."""
+    """Raise `InvalidValue` unless a tensor has this shape and device."""
     if tuple(tensor.shape) != shape:
         raise InvalidValue.of(name, list(tensor.shape), str(list(shape)))
     if tensor.device != device:
@@ -94,6 +98,6 @@ def check_like(name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.
 
 
 def check_count(name: str, count: int) -> None:
-    """A number that programs hold in 32 bits."""
+    """Raise `InvalidValue` for a number above `LARGEST_OFFSET`."""
     if count > LARGEST_OFFSET:
         raise InvalidValue.of(name, count, f"at most {LARGEST_OFFSET}, which 32 bits hold")

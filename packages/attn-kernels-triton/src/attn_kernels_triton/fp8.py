@@ -26,9 +26,10 @@ SEED = 20240711
 
 @lru_cache(maxsize=32)
 def rotation(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Signs times a Hadamard matrix [width, width] of ones and minus ones, the same each time; a power of two wide.
+    """A random diagonal of signs times a Hadamard matrix [width, width], `width` a power of two.
 
-    It is not divided by the root of the width, so that every type holds it exactly.
+    The seed is fixed, so the matrix is always the same. Its entries are 1 and -1: it is not divided by the square root
+    of the width, so that every dtype represents it exactly.
     """
     signs = torch.randint(0, 2, (width, 1), generator=torch.Generator().manual_seed(SEED)) * 2 - 1
     matrix = torch.ones(1, 1, dtype=torch.int64)
@@ -38,57 +39,59 @@ def rotation(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 LEAST_KEYS = 32
-"""Keys whose weights the matrix unit sums over at once."""
+"""The smallest number of keys that one matrix instruction sums over."""
 
 CODED_CHOICES: dict[int, Choice] = {
     64: Choice(128, 128, 8, 3, "descriptors"),
     128: Choice(128, 128, 8, 2 if NEWER else 3, "descriptors"),
     256: Choice(64, 64, 8, 3, "descriptors"),
 }
-"""By the width; none of these spills on sm_90a, as a test sees to."""
+"""Launch parameters by head width; none of these spills registers on sm_90a, which a test checks."""
 WINDOWED_CHOICES = CODED_CHOICES | {128: Choice(128, 64, 8, 3, "descriptors")}
-"""Where queries see only so far back: a second bound takes registers."""
+"""Launch parameters where a sliding window bounds the keys on the left, whose second bound takes registers."""
 
 
 def coded_choice(sizes: Sizes, rule: Rule) -> Choice:
-    """What is shipped, never larger than the operands."""
+    """The default launch parameters, with tiles no larger than the operands."""
     chosen = (CODED_CHOICES if rule.left is None else WINDOWED_CHOICES)[max(NARROWEST, sizes.width)]
     queries, keys = power_of_two(sizes.queries), max(LEAST_KEYS, power_of_two(sizes.keys))
     return chosen._replace(queries=min(chosen.queries, queries), keys=min(chosen.keys, keys))
 
 
 def described_codes(choice: Choice, query: Tensor, key: Tensor, value: Tensor) -> tuple[TensorDescriptor, ...]:
-    """Tiles of codes [head of batch and row, width], of values [head of batch and width, row]."""
+    """TMA descriptors of the codes of queries and keys [batch * head * row, width], values [batch * head * width,
+    row]."""
     flat = query.flatten(0, 2), key.flatten(0, 2), value.flatten(0, 2)
     tiles = [choice.queries, query.shape[3]], [choice.keys, key.shape[3]], [value.shape[2], choice.keys]
     return tuple(TensorDescriptor.from_tensor(part, tile) for part, tile in zip(flat, tiles, strict=True))
 
 
 ROWS: int = BLOCK.value
-"""Rows that share a scale."""
+"""The number of rows that share a scale."""
 LEAST_WIDTH = 32
-"""Codes that the matrix unit sums over at once."""
+"""The smallest number of codes that one matrix instruction sums over."""
 
 
 class Coded(NamedTuple):
-    """Codes [batch, head, row, width], of values [batch, head, width, row], and scales [batch, head, block]."""
+    """A tensor in FP8: codes [batch, head, row, width] (of values [batch, head, width, row]) and scales [batch, head,
+    block]."""
 
     codes: Tensor
     scales: Tensor
 
 
 def width_of(size: int) -> int:
-    """The size of a head in codes."""
+    """The head size, padded to the width of the codes."""
     return max(LEAST_WIDTH, power_of_two(size))
 
 
 def blocks_of(count: int) -> int:
-    """Blocks of so many rows."""
+    """The number of blocks of `ROWS` rows that hold `count` rows."""
     return -(-count // ROWS)
 
 
 def empty_codes(given: Tensor, *, turned: bool) -> Coded:
-    """Where the codes of rows [batch, row, head, size] are written."""
+    """Allocate codes and scales for a tensor [batch, row, head, size]; `turned` stores codes as [width, row]."""
     batch, count, heads, size = given.shape
     held = [blocks_of(count) * ROWS, width_of(size)]
     codes = given.new_empty(batch, heads, *(held[::-1] if turned else held), dtype=torch.float8_e4m3fn)
@@ -96,7 +99,7 @@ def empty_codes(given: Tensor, *, turned: bool) -> Coded:
 
 
 def codes_launch(given: Tensor, into: Coded, *, turned: bool, rotated: bool) -> Launch:
-    """The program that rounds rows, first rotated where that is wanted, into codes."""
+    """The launch that quantizes a tensor [batch, row, head, size] into codes, after a rotation if `rotated`."""
     batch, count, heads, size = given.shape
     width = width_of(size)
     call = Codes(
@@ -114,7 +117,7 @@ def codes_launch(given: Tensor, into: Coded, *, turned: bool, rotated: bool) -> 
 
 
 class Rounded(NamedTuple):
-    """Queries, keys and values in codes; `rotated` says that queries and keys are."""
+    """Queries, keys and values in FP8; `rotated` is whether queries and keys were rotated before rounding."""
 
     query: Coded
     key: Coded
@@ -124,9 +127,10 @@ class Rounded(NamedTuple):
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def attend(spec: AttentionSpec, operands: AttentionInputs, *, rotated: bool = True) -> Tensor:
-    """The output [batch, query, heads, value_size] in the type of the values, without gradients.
+    """The output [batch, query, heads, value_size] in the dtype of the values, without gradients.
 
-    Raises `InvalidValue` for what the programs would misread, and for chips whose matrix units take no e4m3.
+    Raises `InvalidValue` for operands that the kernels do not support, see `checked_plan`, and for GPUs of compute
+    capability below 9.0.
     """
     plan = checked_plan(spec, operands)
     inputs = Inputs(*(tensor.detach() for tensor in inputs_of(operands)))
@@ -137,7 +141,8 @@ def attend(spec: AttentionSpec, operands: AttentionInputs, *, rotated: bool = Tr
 
 
 def checked_plan(spec: AttentionSpec, operands: AttentionInputs) -> Plan:
-    """The plan of a band over operands that can be rounded."""
+    """The plan of a call; raises `InvalidValue` unless operands have 16 bits and are on a GPU with TMA, and the mask is
+    a band (full, causal or a window), without padding, positions, packed documents, learned biases or dropout."""
     check(spec, operands)
     query, plan = operands.query, plan_of(spec, operands)
     if query.dtype.itemsize != torch.bfloat16.itemsize:
@@ -158,7 +163,8 @@ def checked_plan(spec: AttentionSpec, operands: AttentionInputs) -> Plan:
 
 
 def check_codes(name: str, rows: Tensor) -> None:
-    """Rows [batch, row, head, size] whose codes, filled up to whole blocks, programs can count."""
+    """Raise `InvalidValue` if the codes of a tensor [batch, row, head, size], padded to whole blocks, have offsets that
+    do not fit 32 bits."""
     batch, count, heads, size = rows.shape
     held = blocks_of(count) * ROWS
     check_count(f"{name}: codes of a head", held * width_of(size))
@@ -166,13 +172,14 @@ def check_codes(name: str, rows: Tensor) -> None:
 
 
 def empty_coded(inputs: Inputs, *, rotated: bool) -> Rounded:
-    """Where codes are written."""
+    """Allocate the codes and scales of queries, keys and values."""
     query, key = (empty_codes(tensor, turned=False) for tensor in (inputs.query, inputs.key))
     return Rounded(query, key, empty_codes(inputs.value, turned=True), rotated)
 
 
 def launches(plan: Plan, inputs: Inputs, coded: Rounded, result: Attended) -> list[Launch]:
-    """Programs that round, and the one that meets what they wrote; nothing where there are no queries or no keys."""
+    """The launches that quantize the inputs, then the one that attends to the codes; without queries or keys there are
+    none, and the output is set to zero."""
     if not min(plan.sizes.queries, plan.sizes.keys):
         result.out.zero_()
         return []
@@ -185,7 +192,7 @@ def launches(plan: Plan, inputs: Inputs, coded: Rounded, result: Attended) -> li
 
 
 def attend_launch(plan: Plan, coded: Rounded, result: Attended) -> Launch:
-    """The program that meets codes."""
+    """The launch of the attention kernel over FP8 codes."""
     sizes, choice = plan.sizes, coded_choice(plan.sizes, plan.rule)
     widths = width_of(sizes.key_size), width_of(sizes.value_size)
     scale = plan.rule.scale / widths[0] if coded.rotated else plan.rule.scale

@@ -1,6 +1,7 @@
-"""What the FP8 kernels compute, in plain torch: the same roundings, sums in float64.
+"""A reference of the FP8 attention kernels in plain PyTorch: the same rounding, with sums in float64.
 
-Runs on any device, to measure what rounding does to given queries, keys and values. Holds all scores of a tile of keys.
+It runs on any device and measures the effect of rounding on given queries, keys and values. It materializes the scores
+of all queries for one tile of keys at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from attn_kernels_triton.kernels.fp8 import LARGEST, LIFTED
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """Whether queries and keys are rotated, and how many rows share a scale: all of a tensor where it is None."""
+    """Whether queries and keys are rotated, and how many rows share a scale (None: all rows of a tensor)."""
 
     rotated: bool = True
     rows: int | None = ROWS
@@ -27,9 +28,9 @@ SHIPPED = Rounding()
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, rounding: Rounding = SHIPPED) -> Tensor:
-    """The output [head, query, value_size], float64, of [head, row, size] under `seen` [query, key], bool.
+    """The output [head, query, value_size], float64, for inputs [head, row, size] and a mask `seen` [query, key], bool.
 
-    Every query must see a key. Logits are products over the root of the key size.
+    Every query must see at least one key. Logits are products divided by the square root of the key size.
     """
     scale = query.shape[-1] ** -0.5 * math.log2(math.e)
     if rounding.rotated:
@@ -51,14 +52,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, rounding: Ro
 
 
 def rotated(rows: Tensor, turn: Tensor) -> Tensor:
-    """Rows, filled up with zeros, times an orthogonal matrix, whose entries `turn` has up to the root of its size."""
+    """Rows, padded with zeros, times the orthogonal matrix `turn` / sqrt(size)."""
     size = len(turn)
     filled = torch.nn.functional.pad(rows.double(), (0, size - rows.shape[-1]))
     return filled @ turn / math.sqrt(size)
 
 
 def coded(rows: Tensor, together: int | None) -> Tensor:
-    """The numbers that codes and scales stand for, float64; so many rows share a scale."""
+    """Quantize and dequantize rows, float64, with one scale for each `together` rows (None: for all of the tensor)."""
     count = rows.shape[-2]
     several = count if together is None else together
     filled = torch.nn.functional.pad(rows.double(), (0, 0, 0, -count % several))
@@ -70,5 +71,5 @@ def coded(rows: Tensor, together: int | None) -> Tensor:
 
 
 def nearest(numbers: Tensor) -> Tensor:
-    """The nearest numbers that e4m3 has, float64."""
+    """The numbers rounded to e4m3, float64."""
     return numbers.clamp(-LARGEST.value, LARGEST.value).float().to(torch.float8_e4m3fn).double()

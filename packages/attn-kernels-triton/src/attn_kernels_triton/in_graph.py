@@ -1,6 +1,6 @@
-"""How torch.compile meets the Triton kernels of attention and of recurrences: each call is one operator of its graph.
+"""Base classes for kernels of attention and recurrences that torch.compile keeps as one operator of its graph.
 
-They are not among the backends, for torch.compile looks into no file whose path has "triton/backends" in it.
+They are not in the folder `backends`, because torch.compile traces no file whose path contains "triton/backends".
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class InGraph(AttendKernel):
-    """A kernel that is an operator in a graph, where the spec has a name.
+    """An attention kernel that is a custom operator in a compiled graph, if the spec has a name.
 
-    Where it has none, because it holds a function or a tensor, the kernel is called between two graphs.
+    A spec that holds a function or a tensor has none: the graph then breaks around the call of the kernel.
     """
 
     def run_in_graph(self, spec: AttentionSpec, name: str, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; see `attention.operators.attend`."""
         if not name:
             return self.run(spec, operands)
-        # Made by a part of torch that only a process which compiles need load.
+        # Imported here so that only processes that compile load torch's custom operators.
         from attn_kernels_triton.attention.operators import attend
 
         out: Tensor = attend(name, spec, operands)
@@ -34,14 +34,15 @@ class InGraph(AttendKernel):
 
 
 class ChunksInGraph(RecurrenceKernel):
-    """A recurrence over chunks that is an operator in a graph."""
+    """A recurrence kernel over chunks that is a custom operator in a compiled graph."""
 
     def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- chunks as fit the chip
-        """Outputs and the memory after them, float32; see `recurrence.compute.by_chunks`."""
+        """Outputs and the state after the last step, float32; see `recurrence.compute.by_chunks`."""
         return self._run(steps, before, 0)
 
     def run_replaceable(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-        """The same; in a graph, where this chip cannot run it, the next kernel computes, by chunks of this size."""
+        """Like `run`; in a compiled graph, if this GPU cannot run the kernel, the next kernel computes the call with
+        chunks of this size."""
         return self._run(steps, before, chunk)
 
     def _run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Starting programs."""
+"""Launching Triton kernels, and helpers that describe tensors to them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import Tensor
 from attn_kernels_triton.kernels.arguments import Rows
 
 LARGEST_OFFSET = 2**31 - 1
-"""The largest number that programs hold in 32 bits: rows of one head are counted so, heads and sequences in 64."""
+"""The largest offset that fits 32 bits: kernels use 32-bit offsets within a head, 64-bit ones for heads and batches."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Launch:
-    """A program, how many of it, its argument, and the options with which it is compiled.
+    """A kernel launch: the Triton kernel, its grid size (`programs`), its argument, and its compile options.
 
-    `tiles` are descriptors of tensors whose tiles the chip copies by itself; programs that make such descriptors
-    themselves need memory to hold them, `scratch`.
+    `tiles` are TMA descriptors that are passed as further arguments. `scratch` is set for kernels that create such
+    descriptors on the device and so need an allocator for them.
     """
 
     program: Any
@@ -35,7 +35,7 @@ class Launch:
     scratch: bool = False
 
     def run(self, device: torch.device) -> None:
-        """Start the programs on a device; nothing is started where there are none."""
+        """Launch the kernel on a device; an empty grid is not launched."""
         if not self.programs:
             return
         if self.scratch:
@@ -48,12 +48,12 @@ _warm: set[tuple[Hashable, ...]] = set()
 
 
 def warm_up_backward(given: Sequence[Tensor | None], kind: tuple[Hashable, ...], compute: Callable[[], object]) -> None:
-    """Run a backward pass of a call, over any numbers, the first time that one of this kind needs gradients.
+    """Run a backward pass once, over arbitrary values, the first time that a call of this kind needs gradients.
 
-    To be called before the forward pass; gradients flow to `given`, of which the first is there. So what a chip
-    cannot compile fails where the next kernel can take its place, see `attn_core.kernels.dispatch.KernelTable.run`,
-    and before anything is saved, not when a loss is differentiated. `kind` is the name of the backward pass and all by
-    which its programs are compiled apart; `compute` launches them. Tensors that only stand for others are left out.
+    Call it before the forward pass. A backward kernel that this GPU cannot compile then fails where dispatch can still
+    choose the next kernel, see `attn_core.kernels.dispatch.KernelTable.run`, rather than when a loss is differentiated.
+    Gradients flow to `given`, whose first entry is not None. `kind` is the name of the backward pass and everything
+    that its kernels are specialized on; `compute` launches them. Subclasses of tensors (such as fake ones) are skipped.
     """
     first = given[0]
     if not torch.is_grad_enabled() or first is None or type(first) not in {Tensor, torch.nn.Parameter}:
@@ -67,13 +67,13 @@ def warm_up_backward(given: Sequence[Tensor | None], kind: tuple[Hashable, ...],
 
 
 def specialized(number: int | None) -> tuple[bool, ...]:
-    """What of a number Triton compiles into a program: whether it is given, is 1, and is a multiple of 16."""
+    """What Triton specializes a kernel on for an integer: whether it is given, is 1, and is a multiple of 16."""
     return (False,) if number is None else (True, number == 1, number % 16 == 0)
 
 
 def laid(*tensors: Tensor | None) -> tuple[object, ...]:
-    """What Triton compiles into a program of how tensors lie in memory: of their strides, whether each is 1 and is a
-    multiple of 16, and whether the first element is aligned."""
+    """What Triton specializes a kernel on for the layout of tensors: whether the first element is aligned to 16 bytes,
+    and for each stride whether it is 1 and whether it is a multiple of 16."""
     return tuple(
         None
         if tensor is None
@@ -86,42 +86,44 @@ def laid(*tensors: Tensor | None) -> tuple[object, ...]:
 
 
 def laid_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """A tensor of the shape of a dense one, as the programs that were compiled for that one take it: a dense copy where
-    others would have to be compiled, or rows lie too far apart."""
+    """The tensor in a layout that kernels compiled for the contiguous tensor `like`, of the same shape, accept.
+
+    A contiguous copy if another specialization would be compiled or if offsets exceed 32 bits, else the tensor itself.
+    """
     near = all(size * step <= LARGEST_OFFSET for size, step in zip(tensor.shape[1:], tensor.stride()[1:], strict=True))
     return tensor if near and laid(tensor) == laid(like) else tensor.contiguous().view(-1).view(like.shape)
 
 
 def rows(tensor: Tensor) -> Rows:
-    """The view of a tensor [batch, row, head, size]."""
+    """The kernel argument for a tensor [batch, row, head, size]: its data and strides."""
     batch, row, head, _ = tensor.stride()
     return Rows(tensor, batch, row, head)
 
 
 def addressable(tensor: Tensor) -> Tensor:
-    """A tensor [batch, row, head, size] that programs can walk over: a copy where it is not dense, or rows lie too far
-    apart."""
+    """A tensor [batch, row, head, size] that kernels can address: a copy if its last axis is not contiguous or its
+    offsets exceed 32 bits."""
     dense = tensor.stride(3) == 1 or tensor.shape[3] == 1
     return tensor if dense and tensor.shape[1] * tensor.stride(1) <= LARGEST_OFFSET else tensor.contiguous()
 
 
 def integers(found: Sequence[int] | Sequence[Sequence[int]], like: Tensor) -> Tensor:
-    """The numbers, int32, on the device of a tensor."""
+    """The integers as an int32 tensor on the device of `like`."""
     return torch.tensor(found, dtype=torch.int32, device=like.device)
 
 
 USUAL = 132
-"""Processors of an H200, which stand for those of chips that are only compiled for."""
+"""The number of multiprocessors of an H200, which is assumed where there is no GPU."""
 
 
 @cache
 def processors(device: torch.device) -> int:
-    """How many processors a device has."""
+    """The number of streaming multiprocessors of a device."""
     if device.type != "cuda":
         return USUAL
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def power_of_two(size: int) -> int:
-    """The least power of two that is not smaller than a size and than 16, below which no matrix unit goes."""
+    """The least power of two that is at least `size` and at least 16, the smallest dimension of a matrix product."""
     return max(16, 1 << (size - 1).bit_length())

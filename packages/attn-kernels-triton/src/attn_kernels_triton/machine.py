@@ -1,4 +1,4 @@
-"""Whether Triton kernels can run on this machine, found out without importing torch or triton."""
+"""Whether Triton kernels can run on this machine, determined without importing torch or triton."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def has_triton() -> bool:
 
 
 def interpreted() -> bool:
-    """Whether Triton interprets programs on the CPU, as tests ask it to (`TRITON_INTERPRET=1`)."""
+    """Whether Triton interprets kernels on the CPU (`TRITON_INTERPRET=1`), as in tests."""
     return os.environ.get("TRITON_INTERPRET", "0") not in {"", "0"}
 
 
 CANNOT = ("passmanager::run failed", "no kernel image", "device kernel image is invalid", "invalid device function")
-"""What Triton or the driver says, in small letters, of a program that a chip cannot run."""
+"""Parts of the error messages, in lower case, of Triton or the driver for a kernel that a GPU cannot run."""
 
 
 def uncompilable(error: Exception) -> str | None:
-    """Why this chip cannot run a program, where that is what an error of its launch means; None for other errors.
+    """Why this GPU cannot run a kernel, if that is what an error of its launch means; None for other errors.
 
-    Triton raises errors of its own where it cannot compile a program, and where one needs more than the chip has.
+    Triton raises its own exception types if it cannot compile a kernel or the GPU lacks the resources for one.
     """
     said, kind = str(error), type(error)
     own = kind.__module__.partition(".")[0] == "triton" and kind.__name__ != "InterpreterError"

@@ -1,4 +1,4 @@
-"""What this package offers. Nothing here imports torch or triton."""
+"""The plugin hooks through which this package registers its kernels. Nothing here imports torch or triton."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attn_core.kernels.linear import LinearKernel
 
 @hookimpl
 def attn_kernels() -> list[Kernel[Any]]:
-    """The kernels for GPUs."""
+    """The Triton kernels for attention, recurrences and row-wise operations on GPUs."""
     from attn_kernels_triton.backends.attend import TritonAttend
     from attn_kernels_triton.backends.fp8 import TritonFp8
     from attn_kernels_triton.backends.paged import TritonLatent, TritonPaged
@@ -25,7 +25,7 @@ def attn_kernels() -> list[Kernel[Any]]:
 
 @hookimpl
 def attn_linears() -> list[LinearKernel]:
-    """Linear layers with weights of few bits."""
+    """The kernels for linear layers with quantized weights (int8, int4, FP8 and the block formats of files)."""
     from attn_kernels_triton.backends.linears import TritonInt4, TritonInt8, in_blocks
     from attn_kernels_triton.backends.linears_fp8 import in_fp8
 

@@ -1,4 +1,4 @@
-"""Linear layers whose weights are kept in few bits on a GPU."""
+"""Linear layers with quantized weights on a GPU."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from attn_kernels_triton.machine import interpreted
 from attn_kernels_triton.rowwise.rows import matrix
 
 GROUP = 32
-"""Inputs that share a step and a least value as int4."""
+"""The number of inputs that share a step and a minimum in int4."""
 TURN = 128
-"""Inputs of a turn of the loop: the same for all tiles, as the order in which products are added follows from it."""
+"""The number of inputs of one loop iteration: the same for all tiles, as it determines the order of the sums."""
 FEWEST_TURNS = 8
-"""Turns of the loop below which a share of the inputs would mostly wait for its first weights."""
+"""The fewest loop iterations of a split of the inputs: a shorter one would mostly wait for its first weights."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A tile for up to so many rows, and how it is compiled."""
+    """Launch parameters for up to `most` rows: rows and outputs of a tile, warps and pipeline stages."""
 
     most: int
     rows: int
@@ -37,16 +37,17 @@ class Choice:
 
 
 DECODE = (Choice(16, 16, 64, 4, 4), Choice(32, 32, 64, 4, 4), Choice(64, 64, 64, 4, 3))
-"""Of steps of decoding, whose programs share the inputs of an output: what they wait for is memory."""
+"""Launch parameters for decode steps, which are memory-bound and so split the inputs among programs (split-K)."""
 PROMPT, NARROW_PROMPT = Choice(2**31, 128, 128, 8, 3), Choice(2**31, 64, 128, 8, 3)
-"""Of more rows; the second on chips before Hopper, where operands of the matrix unit take registers."""
+"""Launch parameters for more rows; the second is for GPUs before Hopper, whose tensor cores read operands from
+registers, and for FP8 weights with a scale per block."""
 ADDED = LinearTile(tl.constexpr(4), tl.constexpr(256), None)
-"""Of the program that adds shares."""
+"""The tile of the kernel that adds the partial sums."""
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Weights as `kernels.linear.Codes` has them, [outputs, inputs], and a bias [outputs] or None."""
+    """Quantized weights [outputs, inputs] in the layout of `kernels.linear.Codes`, and a bias [outputs] or None."""
 
     data: Tensor
     steps: Tensor
@@ -61,11 +62,11 @@ class Held:
 
     @property
     def outputs(self) -> int:
-        """Rows of the weights."""
+        """The number of outputs."""
         return self.data.shape[0]
 
     def codes(self, dtype: torch.dtype | None = None) -> Codes:
-        """As programs get them, the bytes of `data` as `dtype` where it is given."""
+        """The kernel argument that holds these weights; `dtype` reinterprets the bytes of `data`."""
         return Codes(
             data=self.data if dtype is None else self.data.view(dtype),
             width=self.data.shape[1],
@@ -81,9 +82,9 @@ class Held:
 
 
 def shares_of(held: Held, device: torch.device) -> tuple[int, int]:
-    """How many turns of the loop are summed at a time, and how often.
+    """How the inputs are split among programs (split-K): loop iterations of each split, and the number of splits.
 
-    It follows from the weights and the chip, and not from the rows: a row has the same sums in any crowd.
+    Both depend on the weights and the GPU but not on the number of rows, so results are batch-invariant.
     """
     turns = -(-held.inputs // TURN)
     blocks = -(-held.outputs // DECODE[0].outputs)
@@ -96,17 +97,19 @@ E4M3 = torch.float8_e4m3fn
 
 
 def has_e4m3(device: torch.device) -> bool:
-    """Whether a device multiplies numbers of e4m3, and makes others of them."""
+    """Whether a device multiplies and converts e4m3 numbers."""
     if device.type != "cuda":
         return interpreted()
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
 def linear_launches(rows: Tensor, held: Held, out: Tensor, scales: Tensor | None = None) -> list[Launch]:
-    """The programs over rows [row, inputs] that write `out` [row, outputs]; rows of e4m3 have `scales` as of `Product`,
-    and their matrix products are those of codes."""
+    """The launches that multiply rows [row, inputs] and write `out` [row, outputs].
+
+    Rows in e4m3 come with `scales`, see `Product`; their codes are multiplied in FP8.
+    """
     count, outputs = out.shape
-    # Sums of blocks of e4m3 take registers beside those that they are added to.
+    # FP8 weights with a scale per block need a second accumulator, and so more registers.
     prompt = PROMPT if has_copier(rows.device) and not (held.e4m3 and held.group) else NARROW_PROMPT
     choice = next((choice for choice in DECODE if count <= choice.most), prompt)
     share, shares = shares_of(held, rows.device)
@@ -139,10 +142,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class CodedLinear(nn.Module):
-    """Rows [..., inputs] to [..., outputs], in the type of the rows; those of float32 are rounded to bfloat16.
+    """A linear layer with quantized weights: [..., inputs] to [..., outputs] in the dtype of the inputs.
 
-    Weights become numbers of the rows' type in registers, products are summed in float32, in an order that does not
-    depend on how many rows there are: a row has the bits alone that it has in any crowd.
+    Inputs in float32 are rounded to bfloat16. Weights are dequantized to the dtype of the inputs in registers, and
+    products are summed in float32 in an order that does not depend on the number of rows: results are batch-invariant.
     """
 
     data: Tensor
@@ -160,12 +163,12 @@ class CodedLinear(nn.Module):
 
     @property
     def held(self) -> Held:
-        """The weights."""
+        """The quantized weights and the bias."""
         tensors = self.data, self.steps, self.leasts, self.zeros, self.bias
         return Held(*tensors, self.inputs, self.bits, self.group, self.zero, self.e4m3)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows [..., inputs] to [..., outputs]; raises `InvalidValue` for rows of another size, type or place."""
+        """Map [..., inputs] to [..., outputs]; raises `InvalidValue` for another size, dtype or device."""
         if rows.shape[-1:] != (self.inputs,) or rows.device != self.data.device or rows.dtype not in DTYPES:
             given = f"{rows.dtype} {list(rows.shape)} on {rows.device}"
             allowed = f"float32, bfloat16 or float16 [..., {self.inputs}] on {self.data.device}"
@@ -181,27 +184,31 @@ class CodedLinear(nn.Module):
         return out.view(*rows.shape[:-1], self.outputs)
 
     def launches(self, rows: Tensor, out: Tensor) -> list[Launch]:
-        """The programs over rows [row, inputs], dense along their last axis, that write `out` [row, outputs]."""
+        """The launches that multiply rows [row, inputs], contiguous along the last axis, and write `out` [row,
+        outputs]."""
         return linear_launches(rows.to(torch.bfloat16) if rows.dtype == torch.float32 else rows, self.held, out)
 
     def extra_repr(self) -> str:
-        """Sizes and format, as torch's own layers show theirs."""
+        """The sizes and the weight format, for `repr`."""
         return f"inputs={self.inputs}, outputs={self.outputs}, weights={self.form}"
 
 
 def _padded(weight: Tensor, to: int) -> Tensor:
-    """Rows of whole multiples of `to`, filled up with what they end in, which makes no group wider."""
+    """Weights [outputs, inputs], their inputs padded to a multiple of `to` with the last column.
+
+    Repeating values that occur already does not widen the range of a group.
+    """
     short = -weight.shape[1] % to
     return weight if not short else torch.cat([weight, weight[:, -1:].expand(-1, short)], dim=1)
 
 
 def bias_of(bias: Tensor | None) -> Tensor | None:
-    """A bias [outputs] as programs read it, in float32."""
+    """The bias [outputs] in float32 and contiguous, as the kernels read it."""
     return None if bias is None else bias.detach().float().contiguous()
 
 
 def int8_linear(weight: Tensor, bias: Tensor | None) -> CodedLinear:
-    """Weights [outputs, inputs] as whole numbers from -127 to 127 times a step for each output, in float32."""
+    """Quantize weights [outputs, inputs] to integers from -127 to 127 times one float32 step per output."""
     wide = weight.detach().float()
     steps = (wide.abs().amax(1) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
     codes = torch.round(_padded(wide, 16) / steps.unsqueeze(1)).to(torch.int8)
@@ -210,8 +217,8 @@ def int8_linear(weight: Tensor, bias: Tensor | None) -> CodedLinear:
 
 
 def int4_linear(weight: Tensor, bias: Tensor | None) -> CodedLinear:
-    """Weights [outputs, inputs] as whole numbers from 0 to 15 times a step plus a least value, both half floats, for
-    each 32 inputs: GGUF's Q4_1."""
+    """Quantize weights [outputs, inputs] to integers from 0 to 15 times a step plus a minimum, both float16, per 32
+    inputs: GGUF's Q4_1."""
     wide = _padded(weight.detach().float(), GROUP)
     groups = wide.reshape(len(wide), -1, GROUP)
     leasts, most = groups.amin(-1).half(), groups.amax(-1)
@@ -224,6 +231,7 @@ def int4_linear(weight: Tensor, bias: Tensor | None) -> CodedLinear:
 
 
 def nibbles(codes: Tensor) -> Tensor:
-    """Numbers from 0 to 15 [outputs, groups, 32] as uint8 [outputs, 16 a group], input j and j + 16 in a byte."""
+    """Pack integers from 0 to 15 [outputs, groups, 32] into uint8 [outputs, groups * 16]: inputs j and j + 16 share a
+    byte."""
     lower, upper = torch.split(codes.to(torch.uint8), 16, dim=-1)
     return torch.bitwise_or(lower, upper << 4).flatten(1)

@@ -1,4 +1,4 @@
-"""Linear layers on a GPU whose weights are kept in FP8 (e4m3, arXiv 2209.05433); rows may be rounded to it, too."""
+"""Linear layers on a GPU with weights, and optionally inputs, in FP8 (e4m3, arXiv 2209.05433)."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from attn_kernels_triton.products import E4M3, TURN, CodedLinear, Held, bias_of,
 from attn_kernels_triton.rowwise.rows import matrix, power, tile
 
 GROUP = TURN
-"""Inputs that share a scale where weights have scales for blocks, as DeepSeek-V3's (arXiv 2412.19437, 3.3.2)."""
+"""The number of inputs that share a scale where scales are per block, as in DeepSeek-V3 (arXiv 2412.19437, 3.3.2)."""
 ALIGNED = 16
-"""Bytes of which rows of codes are a multiple."""
+"""Rows of codes are padded to a multiple of this number of bytes."""
 SCALE_BYTES = 4
-"""A scale is a float32."""
+"""The size of a scale, a float32."""
 ROUNDED_WIDTH, ROUNDED_WARPS = 4096, 8
-"""Inputs of a row that are rounded at once."""
+"""The number of inputs that a program quantizes at once, and its warps."""
 
 
 class Rounded(NamedTuple):
-    """Numbers as `codes` [row, inputs], float8_e4m3fn, times `scales` [row, groups], float32."""
+    """A matrix in FP8: `codes` [row, inputs], float8_e4m3fn, times `scales` [row, groups], float32."""
 
     codes: Tensor
     scales: Tensor
 
 
 def rounded(matrix: Tensor, group: int | None = None) -> Rounded:
-    """The nearest numbers of e4m3 to a matrix [row, inputs] of floats, with a scale for each row, or for each `group`
-    of neighbouring inputs; on any device.
+    """Quantize a matrix [row, inputs] of floats to e4m3, with one scale per row or per `group` of inputs.
 
-    The largest number of those that share a scale becomes 448, the largest of e4m3, which has no infinity: nothing
-    overflows. NaN stays NaN; infinity is 448 times an infinite scale. This is what `round_rows` and `round_groups`
-    compute, bit for bit.
+    The largest magnitude that shares a scale is mapped to 448, the largest number of e4m3, which has no infinity, so
+    nothing overflows. NaN stays NaN; infinity becomes 448 times an infinite scale. The kernels `round_rows` and
+    `round_groups` compute the same, bit for bit.
     """
     rows, inputs = matrix.shape
     wide = matrix.detach().float()
@@ -52,7 +51,7 @@ def rounded(matrix: Tensor, group: int | None = None) -> Rounded:
 
 
 def round_launch(rows: Tensor, into: Rounded, group: int | None) -> Launch:
-    """The program that rounds rows [row, inputs], with scales as of `rounded`."""
+    """The launch that quantizes rows [row, inputs] into `into`, see `rounded`."""
     count, inputs = rows.shape
     groups = into.scales.shape[1]
     width = max(group or ALIGNED, min(ROUNDED_WIDTH, power(inputs)))
@@ -69,14 +68,14 @@ def round_launch(rows: Tensor, into: Rounded, group: int | None) -> Launch:
 
 
 class RoundedRowsLinear(CodedLinear):
-    """As `CodedLinear` over weights in e4m3, of rows that are rounded to e4m3 by a program of their own.
+    """A `CodedLinear` with weights in e4m3 whose inputs are quantized to e4m3 by a kernel of their own (W8A8).
 
-    Rows have a scale each, and one for each group of inputs where weights have such; sums of 128 products of codes are
-    added in float32. What a row is rounded to follows from that row alone.
+    Each row has one scale, or one per group of inputs where the weights have groups; sums over 128 products of codes
+    are accumulated in float32. The quantization of a row depends on that row alone.
     """
 
     def __init__(self, held: Held, form: str) -> None:
-        """Raises `InvalidValue` for weights on a GPU that multiplies no e4m3."""
+        """Raises `InvalidValue` for weights on a GPU that cannot multiply e4m3."""
         super().__init__(held, form)
         place = held.data.device
         if place.type == "cuda" and not has_e4m3(place):
@@ -84,25 +83,25 @@ class RoundedRowsLinear(CodedLinear):
             raise InvalidValue.of("weight.device", given, "a GPU of NVIDIA of compute capability 8.9 or more")
 
     def launches(self, rows: Tensor, out: Tensor) -> list[Launch]:
-        """See `CodedLinear`; the first program rounds the rows."""
+        """See `CodedLinear.launches`; the first launch quantizes the rows."""
         count, groups = len(rows), -(-self.inputs // self.group) if self.group else 1
         codes = torch.empty(count, self.data.shape[1], dtype=E4M3, device=rows.device)
         into = Rounded(codes, torch.empty(count, groups, dtype=torch.float32, device=rows.device))
         return [round_launch(rows, into, self.group), *linear_launches(codes, self.held, out, into.scales)]
 
     def extra_repr(self) -> str:
-        """See `CodedLinear`."""
+        """See `CodedLinear.extra_repr`."""
         return f"{super().extra_repr()}, rows=fp8"
 
 
 def fp8_weights(form: str, weight: Tensor, bias: Tensor | None) -> Held:
-    """Weights in a format of FP8 as programs read them, a bias [outputs] or None.
+    """Weights in an FP8 format and a bias [outputs] or None, in the layout of the kernels.
 
-    In `fp8` they are given as floats [outputs, inputs], and rounded to e4m3 with a scale for each output. In others
-    they are uint8 [outputs, bytes of a row] as they are stored, and nothing is rounded: a float32 scale, then e4m3
-    codes; in `fp8_channel` those of all inputs, in `fp8_block` of 128, one such block after another.
+    For `fp8`, `weight` holds floats [outputs, inputs], which are quantized to e4m3 with one scale per output. The other
+    formats are uint8 [outputs, bytes of a row] as stored in a file, and nothing is rounded: a float32 scale and the
+    e4m3 codes of all inputs (`fp8_channel`), or blocks of a scale and the codes of 128 inputs (`fp8_block`).
 
-    Raises `InvalidValue` for what is no such weights.
+    Raises `InvalidValue` for stored weights of another dtype or shape.
     """
     if form == "fp8":
         return _held(rounded(weight), bias, None)
@@ -117,8 +116,11 @@ def fp8_weights(form: str, weight: Tensor, bias: Tensor | None) -> Held:
 
 
 def _held(weights: Rounded, bias: Tensor | None, group: int | None) -> Held:
-    """As programs read them; an output with a weight that is NaN has a scale that is NaN, as the bits of such a code
-    are those of a number where they are widened."""
+    """The weights in the layout of the kernels.
+
+    A row of scales is set to NaN if one of its codes is NaN, because the kernels that widen codes would read the bits
+    of such a code as a number.
+    """
     codes, scales = weights
     inputs = codes.shape[1]
     bits = torch.nn.functional.pad(codes.view(torch.int8), (0, -inputs % ALIGNED))

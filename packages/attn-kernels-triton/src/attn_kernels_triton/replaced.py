@@ -1,4 +1,4 @@
-"""What operators of compiled graphs compute by another kernel, where this chip cannot run their programs."""
+"""Fallbacks for operators of compiled graphs: values and gradients by another kernel, if this GPU cannot run theirs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ AUTOGRAD = (
     torch._C.DispatchKey.AutogradNestedTensor,  # noqa: SLF001
     torch._C.DispatchKey.ADInplaceOrView,  # noqa: SLF001
 )
-"""What torch leaves out of the dispatch inside of an operator."""
+"""The dispatch keys that PyTorch excludes inside a custom operator."""
 
 
 @contextmanager
 def recording(device: torch.device) -> Iterator[None]:
-    """Within it, inside of an operator, gradients are recorded as outside of one, and nothing is cast."""
+    """Record gradients inside a custom operator as outside of one, with autocast disabled."""
     inside, left_out = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()  # noqa: SLF001
     for key in AUTOGRAD:
         left_out = left_out.remove(key)
@@ -32,7 +32,7 @@ def recording(device: torch.device) -> Iterator[None]:
 
 
 def values_of(compute: Callable[[], Sequence[Tensor]], like: Sequence[Tensor]) -> list[Tensor]:
-    """What `compute` gives, copied into these tensors: an operator gives nothing that it was given."""
+    """The results of `compute`, copied into the tensors `like`: a custom operator must not return its own inputs."""
     with torch.no_grad(), torch.autocast(like[0].device.type, enabled=False):
         return [into.copy_(found) for into, found in zip(like, compute(), strict=False)]
 
@@ -40,9 +40,10 @@ def values_of(compute: Callable[[], Sequence[Tensor]], like: Sequence[Tensor]) -
 def gradients_of(
     compute: Callable[[list[Tensor]], Sequence[Tensor]], leaves: Sequence[Tensor], changes: Sequence[Tensor | None]
 ) -> list[Tensor]:
-    """Gradients to these leaves, of their shapes, types and strides, of those to what `compute` makes of them.
+    """Gradients with respect to `leaves`, with their shapes, dtypes and strides.
 
-    None is no gradient. `compute` runs again, for nothing of its first run was kept.
+    `changes` are the gradients with respect to the results of `compute`; None is no gradient. The forward pass is
+    recomputed, because nothing of its first run was saved.
     """
     with recording(leaves[0].device):
         own = [leaf.detach().requires_grad_() for leaf in leaves]

@@ -1,6 +1,6 @@
-"""Weights in the blocks of files, taken apart into codes and what they share, as products on a GPU read them.
+"""Weights in the block formats of files, split into codes, steps and minima as the GPU kernels read them.
 
-Nothing is rounded: a weight means the number that the file says. Formats:
+Nothing is rounded: each weight keeps the value that is stored in the file. Formats:
 https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h, and `INT4_ZEROS` of attn_models.weights.block_layouts.
 """
 
@@ -17,13 +17,13 @@ from torch import Tensor
 from attn_kernels_triton.products import GROUP, CodedLinear, Held, bias_of, nibbles
 
 SUPER = 256
-"""Inputs of a block of Q4_K and Q6_K."""
+"""The number of inputs in a block of Q4_K and Q6_K."""
 
 
 @dataclass(frozen=True)
 class StoredForm:
-    """A kind of blocks: how many `inputs` lie in so many bytes, `nbytes`, and how blocks [outputs, blocks, nbytes] are
-    taken apart."""
+    """A block format: the number of inputs and of bytes in a block, and the function that splits blocks [outputs,
+    blocks, nbytes] into `Parts`."""
 
     inputs: int
     nbytes: int
@@ -32,7 +32,8 @@ class StoredForm:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:
-    """Fields of `Held` that blocks say: `data` [outputs, width], the others [outputs, groups] of `group` inputs."""
+    """The fields of `Held` that blocks contain: `data` [outputs, width]; the others [outputs, groups], with `group`
+    inputs in a group."""
 
     data: Tensor
     steps: Tensor
@@ -44,13 +45,13 @@ class Parts:
 
 
 def stored_linear(form: str, blocks: Tensor, bias: Tensor | None) -> CodedLinear:
-    """A layer over weights uint8 [outputs, bytes of a row] of a format, a bias [outputs] or None.
+    """A linear layer over weights uint8 [outputs, bytes of a row] in a block format, and a bias [outputs] or None.
 
-    Codes of Q4_0, Q4_1 and four bits with zeros keep their bytes, apart from the scales between them; those of Q4_K
-    come into the same order; those of Q6_K take a byte each, as the programs take four bits or eight. Steps that are
-    products of two numbers are float32, which holds them exactly.
+    Codes of Q4_0, Q4_1 and `int4_zeros` keep their bytes, without the scales between them; those of Q4_K are reordered
+    likewise; those of Q6_K take one byte each, because the kernels read codes of four or eight bits. Steps that are
+    products of two stored numbers become float32, which represents them exactly.
 
-    Raises `InvalidValue` for bytes that are no rows of whole blocks.
+    Raises `InvalidValue` for weights that are not uint8 rows of whole blocks.
     """
     kind = STORED_FORMS[form]
     if blocks.dtype != torch.uint8 or blocks.ndim != 2 or blocks.shape[1] % kind.nbytes:
@@ -73,18 +74,19 @@ def stored_linear(form: str, blocks: Tensor, bias: Tensor | None) -> CodedLinear
 
 
 def _half(blocks: Tensor, place: int) -> Tensor:
-    """The half floats [outputs, blocks] that begin at a byte of each block."""
+    """The float16 numbers [outputs, blocks] at byte `place` of each block."""
     return blocks[..., place : place + 2].contiguous().view(torch.float16).squeeze(-1)
 
 
 def _of_bytes(blocks: Tensor) -> Parts:
-    """Q8_0: a step, then 32 codes of a byte."""
+    """Q8_0 blocks: a step, then 32 codes of one byte."""
     codes = blocks[..., 2:].contiguous().view(torch.int8)
     return Parts(data=codes.flatten(1), steps=_half(blocks, 0), bits=8)
 
 
 def _of_nibbles(blocks: Tensor, *, begin: int, zero: int | None = None) -> Parts:
-    """A step, where `begin` leaves room a least value or a byte that means zero, then 16 bytes with 32 codes."""
+    """Blocks of 32 codes of four bits: a step, then a minimum (`begin` 4), a zero point (`begin` 3) or nothing
+    (`begin` 2), then 16 bytes of codes."""
     leasts = _half(blocks, 2) if begin == 4 else None
     zeros = blocks[..., 2].contiguous() if begin == 3 else None
     data = blocks[..., begin:].flatten(1)
@@ -92,20 +94,22 @@ def _of_nibbles(blocks: Tensor, *, begin: int, zero: int | None = None) -> Parts
 
 
 def _of_q4_k(blocks: Tensor) -> Parts:
-    """Two half floats, by which 8 steps and 8 distances of 6 bits are multiplied, then 128 bytes with 256 codes."""
+    """Q4_K blocks: two float16 factors, of 8 steps and of 8 negated minima with 6 bits each, then 128 bytes with 256
+    codes."""
     first, middle, last = (blocks[..., 4 + 4 * part : 8 + 4 * part] for part in range(3))
     scales = torch.cat([first & 63, (last & 15) | (first >> 6 << 4)], dim=-1).float()
     distances = torch.cat([middle & 63, (last >> 4) | (middle >> 6 << 4)], dim=-1).float()
     steps = _half(blocks, 0).float().unsqueeze(-1) * scales
     leasts = -(_half(blocks, 2).float().unsqueeze(-1) * distances)
-    # 64 inputs in 32 bytes, the first 32 in their lower bits.
+    # Each 32 bytes hold 64 inputs, the first 32 of them in the lower four bits.
     codes = blocks[..., 16:].reshape(len(blocks), -1, GROUP)
     codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1, 2)
     return Parts(data=nibbles(codes), steps=steps.flatten(1), leasts=leasts.flatten(1))
 
 
 def _of_q6_k(blocks: Tensor) -> Parts:
-    """128 bytes with the lower four bits of 256 codes, 64 with the upper two, 16 steps of a byte, and a half float."""
+    """Q6_K blocks: 128 bytes with the lower four bits of 256 codes, 64 bytes with their upper two bits, 16 steps of one
+    byte, and the float16 factor of the steps."""
     lower = blocks[..., :128].reshape(len(blocks), -1, 2, 64)
     upper = blocks[..., 128:192].reshape(len(blocks), -1, 2, 32)
     fours = torch.cat([lower & 15, lower >> 4], dim=-1)
@@ -124,4 +128,4 @@ STORED_FORMS: Mapping[str, StoredForm] = {
     "q6_k": StoredForm(SUPER, 210, _of_q6_k),
     "int4_zeros": StoredForm(GROUP, 19, partial(_of_nibbles, begin=3)),
 }
-"""By the format's name, of `attn_core.kernels.linear.BLOCK_FORMATS`."""
+"""The block formats by name, see `attn_core.kernels.linear.BLOCK_FORMATS`."""

@@ -1,6 +1,6 @@
-"""Models run in the process that asks: what `attn_client.Client` answers, without a server.
+"""Runs models in the calling process, with the interface of `attn_client.Client` but without a server.
 
-`LocalClient` is imported when it is first used: the catalogue loads this package too, and needs no torch.
+`LocalClient` is imported when it is first used: the plugin catalogue loads this package too, and must not import torch.
 """
 
 from __future__ import annotations

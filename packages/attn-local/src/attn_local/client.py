@@ -1,4 +1,4 @@
-"""The client of this process itself."""
+"""A client that runs models in its own process."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from attn_schema import (
 
 
 class LocalClient(Writer):
-    """Answers as `attn_client.Client` does, from models that run in this process. Use it in a `with` block.
+    """A client with the interface of `attn_client.Client`, for models that run in this process. Use it in a `with`
+    block.
 
-    A model is named as under the `models` of `home`, or by its folder or GGUF file; it is loaded with the config
-    `engine` when it is first asked, and stays. `progress` opens what is told how far a file is read. Threads may share
-    a client. Raises the errors of `attn_core.errors`.
+    A model is given by its name in the store under `home`, or by its folder or GGUF file. It is loaded with the config
+    `engine` on first use, and stays loaded. `progress` returns a context manager whose value is called with the
+    progress of reading a file. Threads may share a client. Raises the errors of `attn_core.errors`.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class LocalClient(Writer):
     def generate(
         self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
     ) -> Generator[OutputDelta, None, None]:
-        """The completion of a prompt, delta by delta; closing the iterator cancels it. `timeout` is in seconds."""
+        """Generate the completion of a prompt; closing the iterator cancels it. `timeout` is in seconds."""
         host = self.host(model)
         task = TextTask(prompt=Prompt.of(prompt), params=sampling or SamplingParams(), timeout=timeout)
         outputs = self._streams[task.id] = queue.SimpleQueue()
@@ -83,7 +84,7 @@ class LocalClient(Writer):
             host.cancel(task.id)
 
     def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:  # noqa: ARG002
-        """The tokens that the model would read; nothing is waited for, whatever the `timeout`."""
+        """The tokens that the model would read for a prompt; `timeout` is not used, as there is no server."""
         return self.host(model).tokenize(Prompt.of(prompt))
 
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
@@ -99,9 +100,9 @@ class LocalClient(Writer):
         heads: Sequence[int] = (),
         gradients: bool = False,
     ) -> list[AttentionMap]:
-        """The attention weights of a prompt, one map a layer; without `layers` or `heads`, all of them.
+        """The attention weights of a prompt, one map per layer; without `layers` or `heads`, of all of them.
 
-        With `gradients` the first map has `input_gradients`, or a note that says why there are none.
+        With `gradients` the first map has `input_gradients`, or a note with the reason why there are none.
         """
         request = AttentionMapsRequest(
             model=model, prompt=Prompt.of(prompt), layers=tuple(layers), heads=tuple(heads), gradients=gradients
@@ -109,11 +110,11 @@ class LocalClient(Writer):
         return self.host(model).attention_maps(request)
 
     def only_chat_model(self) -> str:
-        """The one model of this machine that can chat; raises `UserError` if there is not exactly one."""
+        """The name of the only chat model on this machine; raises `UserError` if there is not exactly one."""
         return self._store.only_chat_model()
 
     def host(self, model: str) -> ModelHost:
-        """The model, loaded if it is not yet."""
+        """The host that runs a model, which is loaded on first use."""
         with self._lock:
             folder = self._found(model)
             if folder not in self._hosts:
@@ -127,7 +128,7 @@ class LocalClient(Writer):
         if model in self._files or not Path(model).expanduser().is_file():
             return self._files.get(model) or self._store.find(model)
         with self._progress() as report:
-            # Kept, so that the file's hash is not computed again for each request.
+            # Cached, so that the file's hash is not computed again for each request.
             self._files[model] = self._store.find(model, report)
         return self._files[model]
 

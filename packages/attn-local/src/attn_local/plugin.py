@@ -1,4 +1,4 @@
-"""What this package offers: running models where they are asked. Imports no torch before one runs."""
+"""The plugin hooks of this package: the in-process client and its commands. Imports no torch before a model runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from attn_core.plugins.hooks import Command
 
 @hookimpl
 def attn_local_clients() -> list[Callable[[Any], Any]]:
-    """The client that runs models in this process."""
+    """The factory of clients that run models in this process."""
     return [local_client]
 
 
 def local_client(engine: Any) -> Any:
-    """A `LocalClient` over the models of this machine, run with this `attn_schema.EngineConfig`."""
+    """A `LocalClient` for the models of this machine, run with the `attn_schema.EngineConfig` `engine`."""
     from attn_models.sources.progress import shown_progress
 
     from attn_local.client import LocalClient

@@ -1,4 +1,4 @@
-"""`attn run`: a model of a hub, or a known one, fetched if it is not here, and a conversation with it."""
+"""`attn run`: downloads a model of a hub, or a known one, if necessary, and starts a conversation with it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def run_command(
     sampling: SamplingParams,
     engine: EngineConfig,
 ) -> None:
-    """Fetch a model if it is not here, as `attn pull`, and chat with it, as `attn chat`.
+    """Download a model if it is not on this machine, like `attn pull`, and chat with it, like `attn chat`.
 
     Examples: `attn run smollm2-135m-instruct`, `attn run HuggingFaceTB/SmolLM2-135M-Instruct`, `attn run ./model.gguf`
     """
-    images = read_images(image or ())  # before a model is fetched: a wrong file is said at once
+    images = read_images(image or ())  # before a model is downloaded, so that a wrong file is reported at once
     asked = revision != DEFAULT_REVISION or file is not None
     if asked or (model not in ModelStore().names() and not Path(model).expanduser().exists()):
         with shown_progress() as report:

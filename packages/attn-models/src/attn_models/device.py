@@ -1,7 +1,7 @@
-"""Devices by name: which there are, why one is missing, what it computes in and how much of its memory is free.
+"""Devices by name: which are available, why one is not, the dtypes it computes in and how much of its memory is free.
 
-What a device cannot do is refused with the reason. Nothing is moved to another one, but by `auto`, which says where it
-passes over a GPU.
+A device or dtype that cannot be used raises an error with the reason; there is no fallback to another device. Only
+`auto` chooses a device, and logs a warning if it does not use a GPU that is there.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from attn_schema.device import AUTO, DEVICE, require_device
 log = logging.getLogger(__name__)
 
 BFLOAT16_SINCE = (8, 0)
-"""Compute capability of the first chips of NVIDIA with instructions for bfloat16 (Ampere)."""
+"""Compute capability of the first NVIDIA GPUs with bfloat16 instructions (Ampere)."""
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device called `name`, one of `auto`, `cpu`, `cuda`, `cuda:INDEX` and `mps`; `cuda` is the first that is seen.
+    """The device called `name`: `auto`, `cpu`, `cuda` (the first visible one), `cuda:INDEX` or `mps`.
 
-    `auto` is the first GPU that can be used, else the CPU. Raises `InvalidValue` for a device that this machine does
-    not have, that its driver or this torch cannot use, with the reason.
+    `auto` is the first CUDA device or else MPS, if it can be used, else the CPU. Raises `InvalidValue`, with the
+    reason, for a device that this machine does not have or that its driver or this torch cannot use.
     """
     require_device("device", name)
     if name == "cpu":
@@ -61,7 +61,7 @@ def _best() -> torch.device:
 
 
 def cuda_problem() -> str | None:
-    """Why this process cannot use a CUDA device, or None if it can: torch without CUDA, no driver or an older one."""
+    """The reason why this process cannot use CUDA (torch without CUDA, no driver or an old one), or None if it can."""
     if torch.cuda.is_available():
         return None
     if torch.version.cuda is None and torch.version.hip is None:
@@ -69,7 +69,7 @@ def cuda_problem() -> str | None:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
-        # Of an older driver torch says which version it is and which is needed.
+        # For an old driver, torch's message names its version and the one that is needed.
         return f"CUDA cannot be used: {str(error).splitlines()[0]}{_hidden()}"
     return f"no CUDA device is visible{_hidden()}"
 
@@ -80,7 +80,7 @@ def _hidden() -> str:
 
 
 def chip_problem(device: torch.device) -> str | None:
-    """Why this torch has no code for the chip of a CUDA device, or None if it has."""
+    """The reason why this torch cannot run on a CUDA device (no code for its architecture), or None if it can."""
     if torch.version.hip is not None:
         return None
     major, minor = torch.cuda.get_device_capability(device)
@@ -92,8 +92,9 @@ def chip_problem(device: torch.device) -> str | None:
 
 
 def _runs_on(architectures: Iterable[str], major: int, minor: int) -> bool:
-    """Whether one of these (sm_90, sm_90a, compute_90) runs on a chip of this capability: machine code of the same
-    major version and no later minor one, or code in PTX for any earlier chip."""
+    """Whether code for one of these `architectures` (sm_90, sm_90a, compute_90) runs on a GPU of this compute
+    capability: machine code (sm) needs the same major version and no later minor one, PTX (compute) no later
+    version."""
     for architecture in architectures:
         kind, _, number = architecture.partition("_")
         digits = number.rstrip("af")
@@ -107,16 +108,16 @@ def _runs_on(architectures: Iterable[str], major: int, minor: int) -> bool:
 
 
 def mps_problem() -> str | None:
-    """Why this process cannot use Apple's GPU, or None if it can."""
+    """The reason why this process cannot use Apple's GPU, or None if it can."""
     if not torch.backends.mps.is_built():
         return f"this torch ({torch.__version__}) is built without MPS"
     return None if torch.backends.mps.is_available() else "this machine has no GPU that MPS can use (macOS 14 or later)"
 
 
 def resolve_dtype(name: str, device: torch.device) -> str:
-    """The element type called `name` on this device; `auto` is bfloat16 on a CUDA device that has it, else float32.
+    """The dtype called `name` on this device; `auto` is bfloat16 on a CUDA device that supports it, else float32.
 
-    Raises `InvalidValue` for a type that the device does not compute in; types that do not exist are left alone.
+    Raises `InvalidValue` for a dtype that the device does not compute in. Unknown names are returned unchanged.
     """
     computes_bfloat16 = device.type != "cuda" or bfloat16_problem(device) is None
     if name == AUTO:
@@ -129,16 +130,16 @@ def resolve_dtype(name: str, device: torch.device) -> str:
 
 
 def bfloat16_problem(device: torch.device) -> str | None:
-    """Why a CUDA device does not compute in bfloat16, or None if it does."""
+    """The reason why a CUDA device cannot compute in bfloat16, or None if it can."""
     if torch.version.hip is not None or torch.cuda.get_device_capability(device) >= BFLOAT16_SINCE:
         return None
     return f"{torch.cuda.get_device_name(device)} has no instructions for bfloat16 and torch would imitate them"
 
 
 def device_memory(device: torch.device) -> tuple[int, int] | None:
-    """Bytes of a GPU's memory that this process can still take, and all of it; None for a device without its own.
+    """The bytes of a GPU's memory that this process can still allocate, and its total; None for the CPU.
 
-    What torch holds and does not use counts as free.
+    Memory that torch has reserved but not allocated counts as free.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -150,14 +151,14 @@ def device_memory(device: torch.device) -> tuple[int, int] | None:
 
 
 def total_memory(device: torch.device) -> int | None:
-    """Bytes of a GPU's memory, whether free or not; None for a device without its own. Takes nothing of it."""
+    """The total bytes of a GPU's memory; None for the CPU. Allocates none of it."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return int(torch.mps.recommended_max_memory()) if device.type == "mps" else None
 
 
 def require_memory(device: torch.device, needed: int, what: str, remedy: str) -> None:
-    """Raise `OutOfCapacity` unless `needed` bytes for `what` are free on the device, both said, with a `remedy`."""
+    """Raise `OutOfCapacity` unless `needed` bytes are free on the device; the message contains `what` and `remedy`."""
     memory = device_memory(device)
     if memory is not None and needed > memory[0]:
         raise OutOfCapacity(
@@ -170,6 +171,6 @@ def require_memory(device: torch.device, needed: int, what: str, remedy: str) ->
 
 
 def in_words(size: int) -> str:
-    """A number of bytes for people, such as "1.5 GiB"."""
+    """A number of bytes in a readable form, such as "1.5 GiB"."""
     gibibytes = size / 2**30
     return f"{gibibytes:.1f} GiB" if gibibytes >= 1 else f"{size / 2**20:.0f} MiB"

@@ -15,17 +15,17 @@ from attn_models.sources.progress import Report, Step, silent
 IGNORED = -100
 """Targets that losses ignore: `torch.nn.functional.cross_entropy`'s `ignore_index`."""
 MAX_WINDOW = 1024
-"""Tokens of one window, unless the model's context is shorter."""
+"""The number of tokens in a window, unless the model's context is shorter."""
 TOKENS_PER_BATCH = 4096
-"""Tokens of a text in one batch of `text_loss`."""
+"""The number of tokens in one batch of `text_loss`."""
 
 
 def next_token_loss(model: nn.Module, inputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Mean cross-entropy, in nats per token, of `targets` [batch, tokens] after `inputs` [batch, tokens], int64.
 
-    Targets that are `IGNORED` do not count; the share `smoothing` of each is spread over the vocabulary (Szegedy et al.
-    2016, arXiv 1512.00567, section 7). A model with a method `next_token_loss` computes it itself, without holding
-    all logits at once.
+    Targets that are `IGNORED` do not count; `smoothing` is the fraction of each target that label smoothing spreads
+    over the vocabulary (Szegedy et al. 2016, arXiv 1512.00567, section 7). Uses the model's own `next_token_loss` if
+    there is one, which need not hold all logits at once.
     """
     own = getattr(model, "next_token_loss", None)
     if own is not None:
@@ -45,9 +45,9 @@ def text_loss(
 ) -> float:
     """Mean negative log likelihood of the tokens of a text, in nats per token; its exponential is the perplexity.
 
-    The text, token ids [tokens] on any device, is cut into consecutive windows of `window` inputs, several of which are
-    one batch. Each token but the first of the text is predicted once, from the inputs of its window before it. `report`
-    is called after each batch. Raises `InvalidValue` for a text of fewer than two tokens.
+    The text, token ids [tokens] on any device, is split into consecutive windows of `window` inputs, which are computed
+    in batches. Each token except the first of the text is predicted once, from the inputs before it in its window.
+    `report` is called after each batch. Raises `InvalidValue` for a text of fewer than two tokens.
     """
     if len(token_ids) < 2:
         raise InvalidValue.of("text", f"{len(token_ids)} tokens", "two tokens or more")
@@ -55,7 +55,7 @@ def text_loss(
     ids = torch.as_tensor(token_ids, device=None if weights is None else weights.device).long()
     inputs, targets = ids[:-1], ids[1:]
     batch = max(1, TOKENS_PER_BATCH // window) * window
-    # Tokens that do not fill a window are a shorter one of their own.
+    # The remaining tokens form a last, shorter window.
     ends = [*range(batch, len(targets), batch), len(targets) // window * window, len(targets)]
     total = 0.0
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Mechanisms of attn as attention implementations of Hugging Face's transformers."""
+"""Registers mechanisms of attn as attention implementations in Hugging Face transformers."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from attn_core.scores import ScaledDot
 from torch import Tensor
 
 REFUSED = ("s_aux", "position_bias", "cache")
-"""What models may pass on that a mechanism would have to compute."""
+"""Keyword arguments of some models that no mechanism supports: sink logits, position biases and caches."""
 
 SEEDS = (1 << 63) - 1
 
 
 class MechanismAttention:
-    """`mechanism` with `options`, called as an attention implementation is.
+    """`mechanism` with `options`, as a callable with the signature of a transformers attention implementation.
 
-    Projections and rotary positions are the model's; score, mask, distribution and score modifiers the mechanism's.
-    Its mask and the model's both hold.
+    The model computes projections and rotary positions; the mechanism defines score, mask, distribution and score
+    modifiers. A query sees a key only if both the mechanism's mask and the model's allow it.
     """
 
     def __init__(self, mechanism: Mechanism, options: Mapping[str, Any]) -> None:
@@ -46,7 +46,7 @@ class MechanismAttention:
         self._spec = lru_cache(64)(self._spec_of)
 
     def check(self) -> None:
-        """Raises `Incompatible` where the mechanism does not fit."""
+        """Raise `Incompatible` if the mechanism cannot be used as an attention implementation."""
         name = self.mechanism.name
         if not isinstance(self.mechanism, DeclaredMechanism) or self.mechanism.only_cross:
             raise Incompatible(f"mechanism {name!r} does not say what it computes within one sequence", mechanism=name)
@@ -72,7 +72,8 @@ class MechanismAttention:
         **words: Any,
     ) -> tuple[Tensor, None]:
         """Outputs [batch, query, heads, value_size] of `query` [batch, heads, query, key_size], `key` and `value`
-        [batch, key_value_heads, key, size]; raises `Incompatible` for what the mechanism has no place for."""
+        [batch, key_value_heads, key, size], and None for the weights; raises `Incompatible` for arguments and masks
+        that the mechanism does not support."""
         given = [word for word in REFUSED if words.get(word) is not None]
         if given:
             raise Incompatible(f"mechanism {self.mechanism.name!r} has no place for the model's {', '.join(given)}")
@@ -139,7 +140,7 @@ def _as_the_model_says(
 
 
 def drawn_dropout(probability: float) -> Dropout | None:
-    """Which weights a call drops, by a seed of torch's generator; None where none."""
+    """The dropout of one call, with a seed drawn from torch's generator; None for probability 0."""
     return Dropout(probability=probability, seed=int(torch.randint(SEEDS, ()))) if probability else None
 
 
@@ -161,7 +162,7 @@ def _kernel(spec: AttentionSpec, dtype: torch.dtype, device: str, flags: tuple[b
 
 
 def materialised_mask(*arguments: Any, **words: Any) -> Tensor:
-    """The mask [batch, 1, query, key], bool, True where a query sees a key; never left out, whatever it allows."""
+    """The mask [batch, 1, query, key], bool, True where a query sees a key; never None, even if all keys are seen."""
     from transformers.masking_utils import sdpa_mask
 
     mask: Any = sdpa_mask(*arguments, **words | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
@@ -169,10 +170,11 @@ def materialised_mask(*arguments: Any, **words: Any) -> Tensor:
 
 
 def read_mask(mask: Tensor | None, *, causal: bool, window: int | None) -> tuple[Tensor, Tensor]:
-    """The positions of queries [batch, query] and which keys are real [batch, key]; keys stand at 0, 1, ...
+    """The positions of queries [batch, query] and the key padding mask [batch, key], read from the model's `mask`.
 
-    `window` is how many tokens a query sees, itself among them, where the model says so. Raises `Incompatible` for a
-    mask that says anything else, such as packed sequences: it must not be passed over.
+    Keys are at positions 0, 1, ... `window` is the number of tokens that a query sees, itself included, if the model
+    has one. Raises `Incompatible` for a mask that is not made of causality, window and padding, such as one of packed
+    sequences, because ignoring it would give wrong results.
     """
     if mask is None:
         raise Incompatible("transformers gave no mask; register with attn_models.hf, which registers masks as well")
@@ -182,14 +184,14 @@ def read_mask(mask: Tensor | None, *, causal: bool, window: int | None) -> tuple
     places = torch.arange(seen.shape[2], device=mask.device)
     key_padding_mask = seen.any(1)
     if causal:
-        # The last key that a query sees is its own.
+        # The last key that a query sees is at its own position.
         query = torch.where(seen, places, 0).amax(-1)
         said = key_padding_mask[:, None] & (places <= query[..., None])
         said = said & (places > query[..., None] - window) if window else said
     else:
         query = torch.arange(seen.shape[1], device=mask.device).expand(seen.shape[0], -1)
         said = key_padding_mask[:, None].expand_as(seen)
-    # Queries that are padding see nothing or too much; nobody reads what they get.
+    # Padding queries may see no key, or too many; their outputs are not used.
     if not torch.equal(said & seen.any(-1, keepdim=True), seen):
         raise Incompatible("the model's mask is not causal, a window or padding; mechanisms have no place for it")
     return query, key_padding_mask
@@ -199,10 +201,10 @@ PREFIX = "attn_"
 
 
 def register(prefix: str = PREFIX) -> list[str]:
-    """Register every installed mechanism that fits, with its default options; the names, such as "attn_sparsemax".
+    """Register every installed mechanism that fits, with its default options; returns names such as "attn_sparsemax".
 
-    One fits that attends within one sequence, says what it computes as an `AttentionSpec`, and has no learned weights
-    beside the projections, which are the model's. Raises `MissingPackage` without transformers.
+    A mechanism fits if it attends within one sequence, declares its computation as an `AttentionSpec`, and has no
+    learned weights besides the projections, which are the model's. Raises `MissingPackage` without transformers.
     """
     names = []
     for name in installed().mechanisms.names():
@@ -216,9 +218,10 @@ def register(prefix: str = PREFIX) -> list[str]:
 def register_mechanism(mechanism: str, options: Mapping[str, Any] | None = None, *, name: str | None = None) -> str:
     """Register one mechanism with these options as the attention implementation `name`, by default attn_MECHANISM.
 
-    Masks are registered with it: without them transformers gives an implementation none, and causality and padding
-    are lost without a word. Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an
-    option's bad value, `Incompatible` for a mechanism that does not fit, `MissingPackage` without transformers.
+    A mask function is registered under the same name: without one, transformers passes no mask, and causality and
+    padding would be silently lost. Returns the name. Raises `UnknownName` for a mechanism or option that does not
+    exist, `InvalidValue` for an option's bad value, `Incompatible` for a mechanism that does not fit, `MissingPackage`
+    without transformers.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface

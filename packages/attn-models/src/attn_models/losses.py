@@ -1,4 +1,4 @@
-"""Cross-entropy losses, and one of a linear layer that never holds all logits at once."""
+"""Cross-entropy losses, among them one fused with the unembedding that never holds all logits at once."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.nn import functional
 
 
 def capped(logits: Tensor, cap: float | None) -> Tensor:
-    """cap · tanh(logits / cap), or the logits."""
+    """cap · tanh(logits / cap), or the logits unchanged if `cap` is None."""
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def mean_loss(logits: Tensor, ids: Tensor, targets: Targets) -> Tensor:
-    """The mean, in nats, of `ids` [...] under logits [..., vocabulary], over those that are not ignored."""
+    """The mean cross-entropy, in nats, of `ids` [...] under logits [..., vocabulary], over ids that are not ignored."""
     return functional.cross_entropy(
         capped(logits, targets.cap).flatten(0, -2),
         ids.flatten(),
@@ -28,7 +28,7 @@ def mean_loss(logits: Tensor, ids: Tensor, targets: Targets) -> Tensor:
 
 
 def losses(logits: Tensor, ids: Tensor, targets: Targets) -> Tensor:
-    """Losses [rows], in float32 at least, of `ids` [rows] under logits [rows, vocabulary]."""
+    """Cross-entropies [rows], at least in float32, of `ids` [rows] under logits [rows, vocabulary]; 0 if ignored."""
     return functional.cross_entropy(
         capped(wide(logits), targets.cap),
         ids,
@@ -39,7 +39,7 @@ def losses(logits: Tensor, ids: Tensor, targets: Targets) -> Tensor:
 
 
 def row_losses_and_gradients(logits: Tensor, ids: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-    """The same, and the gradient of each row's loss [rows, vocabulary] in the type of the logits."""
+    """The result of `losses`, and the gradient of each row's loss [rows, vocabulary] in the dtype of the logits."""
     bounded = capped(wide(logits), targets.cap)
     counts = ids != targets.ignored
     known = ids.where(counts, 0)[:, None]
@@ -55,31 +55,33 @@ def row_losses_and_gradients(logits: Tensor, ids: Tensor, targets: Targets) -> t
 
 
 def wide(logits: Tensor) -> Tensor:
-    """Logits in float32 at least."""
+    """The logits, converted to float32 if their dtype is narrower."""
     return logits.float() if logits.dtype.itemsize < 4 else logits
 
 
 def doubly_stochastic_penalty(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Σ_b Σ_i (1 - Σ_t α_bti)²: each key is to be seen once in all (Xu et al. 2015, arXiv 1502.03044, equation 14).
+    """Σ_b Σ_i (1 - Σ_t α_bti)², a scalar, which is 0 if the weights of each key sum to one over all queries (Xu et al.
+    2015, arXiv 1502.03044, equation 14).
 
-    `weights` [batch, heads, query, key], whose mean over the heads is α; `queries` [batch, query] and `keys` [batch,
-    key], bool, say which of them count. A scalar.
+    α is the mean over heads of `weights` [batch, heads, query, key]; `queries` [batch, query] and `keys` [batch, key],
+    bool, mark those that count.
     """
     seen = (weights.mean(1) * queries[..., None]).sum(1)
     return ((1 - seen).square() * keys).sum()
 
 
 LOGITS = {"cpu": 1 << 24, "cuda": 1 << 28}
-"""Logits that are held at once, by device. A CPU that can hold them all does, so that losses of small models are
-torch's bit for bit."""
+"""The largest number of logits that are held at once, by device. On a CPU, losses with fewer are computed by torch's
+own cross-entropy, bit for bit."""
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, ids: Tensor, targets: Targets) -> Tensor:
-    """The mean loss, in nats, of `ids` [...], int64, after hidden rows [..., width] under a matrix [vocabulary, width].
+    """The mean loss, in nats, of `ids` [...], int64, for `hidden` [..., width] with unembedding `weight` [vocabulary,
+    width].
 
-    Where there are many logits, they are made, judged and turned into gradients a part at a time. On a CPU, raises
-    `InvalidValue` for ids outside the vocabulary that are not ignored; elsewhere, where looking would hold up the
-    device, the loss is NaN.
+    If there are many logits, they, their losses and their gradients are computed in chunks. For ids outside the
+    vocabulary that are not ignored, it raises `InvalidValue` on a CPU; on other devices, where the check would need a
+    synchronisation, the loss is NaN.
     """
     rows = hidden.reshape(-1, hidden.shape[-1])
     if torch.compiler.is_compiling():
@@ -101,12 +103,13 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, ids: Tensor, targets: T
 
 
 def known_ids(ids: Tensor, wrong: Tensor, targets: Targets) -> Tensor:
-    """The ids, on other devices than a CPU without those that are wrong: a GPU that meets one there stops for good."""
+    """`ids`, on a GPU with those that are `wrong` replaced by the ignored id, as an index outside the vocabulary would
+    fail a device-side assertion there, after which CUDA is unusable in the process."""
     return ids if ids.device.type == "cpu" else ids.masked_fill(wrong, targets.ignored)
 
 
 def of_one_type(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the type in which torch would multiply them: that of autocast, where it is on."""
+    """Both operands in autocast's dtype if autocast is on, else unchanged."""
     if not torch.is_autocast_enabled(rows.device.type):
         return rows, weight
     dtype = torch.get_autocast_dtype(rows.device.type)
@@ -114,7 +117,8 @@ def of_one_type(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def wide_product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """The product of two matrices of one type, in `dtype`, which may be wider; on a GPU it is rounded to that alone."""
+    """The product of two matrices of the same dtype, as `dtype`, which may be wider; a float32 result on a GPU is not
+    rounded to the narrower dtype first."""
     if left.dtype is dtype:
         return left @ right
     if sums_apart(left, dtype):
@@ -123,19 +127,21 @@ def wide_product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def sums_apart(operand: Tensor, dtype: torch.dtype) -> bool:
-    """Whether torch gives a product of such matrices in the type that a GPU sums it in, without rounding it before."""
+    """Whether torch can return a product of such matrices in `dtype` without rounding it first (`out_dtype`): on CUDA,
+    which sums in float32."""
     return operand.device.type == "cuda" and dtype is torch.float32
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """The sum of the losses; gradients are made together with it, while logits are there, and scaled afterwards.
+    """The sum of the losses. The forward pass also computes the gradients, chunk by chunk while the logits exist; the
+    backward pass only scales them.
 
-    Products are of the type that autocast asks for, gradients of that of rows and weight.
+    Products are computed in autocast's dtype, if it is on; gradients have the dtypes of `rows` and `weight`.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, ids: Tensor, targets: Targets, gradients: bool) -> Tensor:  # noqa: FBT001 -- apply takes no names
-        """Go through rows [rows, width] part by part."""
+        """The sum of the losses of `rows` [rows, width], computed chunk by chunk; saves the gradients."""
         wanted = [gradients and need for need in ctx.needs_input_grad[:2]]
         changed = torch.empty_like(rows) if wanted[0] else None
         summed = Summed(weight) if wanted[1] else None
@@ -157,16 +163,16 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        """What was made, scaled."""
+        """The gradients that the forward pass computed, times the gradient of the loss."""
         changed, summed = ctx.saved_tensors
-        # In the type of the sum, float32 at least: a mean over many rows is too small a factor for fewer bits.
+        # Scaled in the dtype of the sum, at least float32: the factor 1 / rows of a mean can underflow in 16 bits.
         to_rows = None if changed is None else (changed.to(scale.dtype) * scale).to(changed.dtype)
         to_weight = None if summed is None else (summed * scale).to(ctx.dtype)
         return to_rows, to_weight, None, None, None
 
 
 def product_into(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """Write the product of two matrices of one type into `out`, whose type may be wider."""
+    """Write the product of two matrices of the same dtype into `out`, whose dtype may be wider."""
     if out.dtype is left.dtype:
         torch.mm(left, right, out=out)
     elif sums_apart(left, out.dtype):
@@ -176,13 +182,13 @@ def product_into(out: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class Summed:
-    """Σ change^T rows, [vocabulary, width]: in float32 at least, also where parts of fewer bits are added."""
+    """The gradient of the unembedding, Σ change^T rows [vocabulary, width], summed over chunks in at least float32."""
 
     def __init__(self, weight: Tensor) -> None:
         self.total = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
 
     def add(self, change: Tensor, rows: Tensor) -> None:
-        """Add what a part of the rows gives."""
+        """Add change^T rows of one chunk: the logits' gradients [rows, vocabulary] and hidden states [rows, width]."""
         if self.total.dtype == rows.dtype:
             self.total.addmm_(change.T, rows)
         else:
@@ -190,7 +196,7 @@ class Summed:
 
 
 def chunk_losses(logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> tuple[Tensor, Tensor | None]:
-    """Losses [rows] of logits [rows, vocabulary], which may be overwritten, and their gradients where wanted."""
+    """The losses [rows] of logits [rows, vocabulary], which may be overwritten, and if `gradients` their gradients."""
     found = row_result(
         CrossEntropyKernel, "plain", lambda kernel: kernel.losses(logits, ids, targets, gradients=gradients), logits
     )

@@ -1,4 +1,4 @@
-"""Checks of single config values, and configs that are read from and written as plain values."""
+"""Checks of single config values, and a base class of configs that are read from and written as plain values."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from attn_core.errors import InvalidValue, UnknownName
 
 
 def require_count(name: str, value: object) -> None:
-    """Raises InvalidValue unless `value` is a whole number from 1."""
+    """Raise `InvalidValue` unless `value` is a whole number from 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InvalidValue.of(name, value, "a whole number from 1")
 
 
 def require_word(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Raises InvalidValue unless `value` is one of the words."""
+    """Raise `InvalidValue` unless `value` is one of the `allowed` words."""
     if value not in allowed:
         raise InvalidValue.of(name, value, " or ".join(repr(word) for word in allowed))
 
 
 def require_flag(name: str, value: object) -> None:
-    """Raises InvalidValue unless `value` is True or False."""
+    """Raise `InvalidValue` unless `value` is True or False."""
     if not isinstance(value, bool):
         raise InvalidValue.of(name, value, "true or false")
 
 
 def require_between(name: str, value: object, low: float, high: float) -> None:
-    """Raises InvalidValue unless `value` is a finite number, `low` <= value < `high`."""
+    """Raise `InvalidValue` unless `value` is a finite number with `low` <= `value` < `high`."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not low <= value < high:  # type: ignore[arg-type, operator]
         top = "" if math.isinf(high) else f", below {high:g}"
@@ -38,7 +38,7 @@ def require_between(name: str, value: object, low: float, high: float) -> None:
 
 
 def require_choice(mechanism: object, options: object) -> None:
-    """Raises InvalidValue unless these are a mechanism's name and its options by name."""
+    """Raise `InvalidValue` unless these are a mechanism's name and a mapping of its options by name."""
     if not isinstance(mechanism, str):
         raise InvalidValue.of("mechanism", mechanism, "a mechanism's name")
     if not isinstance(options, Mapping):
@@ -46,10 +46,10 @@ def require_choice(mechanism: object, options: object) -> None:
 
 
 def plain_fields(kind: type[Any], values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The plain values of the fields of a dataclass `kind`, whole floats as ints.
+    """The plain values of the fields of a dataclass `kind`, with whole floats converted to ints.
 
     Raises `UnknownName` for a field that does not exist, `InvalidValue` for one that is missing; `what` is a noun with
-    its article.
+    its article for their messages.
     """
     known = {item.name: item for item in dataclasses.fields(kind)}
     for name in values:
@@ -63,13 +63,17 @@ def plain_fields(kind: type[Any], values: Mapping[str, Any], what: str) -> dict[
 
 
 def whole(value: Any) -> Any:
-    """Whole floats as ints: JSON from other programs and protobuf's Struct have only floats."""
+    """Convert a whole float to an int, and leave other values unchanged.
+
+    JSON from other programs and protobuf's Struct have only floats.
+    """
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlainConfig:
-    """Whole numbers are counts from 1, others are from 0, those called dropout below 1; else raises `InvalidValue`."""
+    """Base class of configs that checks its fields: ints are counts from 1, floats are from 0, and floats whose names
+    end in "dropout" are below 1. Raises `InvalidValue` for others."""
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
@@ -82,12 +86,12 @@ class PlainConfig:
                 require_between(item.name, value, 0.0, 1.0 if item.name.endswith("dropout") else math.inf)
 
     def plain(self) -> dict[str, Any]:
-        """The config as plain values, which `from_plain` turns back."""
+        """The config as plain values, the inverse of `from_plain`."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> Self:
-        """The config of plain values, such as JSON's, whose whole numbers may be floats.
+        """The config from plain values such as JSON's, where whole numbers may be floats.
 
         Raises `UnknownName` for a field that does not exist, `InvalidValue` for a missing or bad one.
         """

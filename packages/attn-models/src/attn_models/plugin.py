@@ -1,4 +1,4 @@
-"""What this package offers to the catalogue. Imports no torch."""
+"""The plugin hooks of this package: its models, layouts, kernels, commands and stores. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def attn_models() -> list[ModelFamily]:
-    """Decoders, models that read a source, recurrent language models, encoders with a head, and of images."""
+    """Families of decoders, recurrent language models, encoder-decoder models, encoders with a head, and ViTs."""
     from attn_models.decoder.families import DecoderFamily, named_decoders
     from attn_models.encoder.families import VitFamily, encoder_families
     from attn_models.encoder_decoder.families import encoder_decoder_families
@@ -30,7 +30,7 @@ def attn_models() -> list[ModelFamily]:
 
 @hookimpl
 def attn_adapters() -> list[Layout]:
-    """The layouts of transformers that are read and written here, and ours."""
+    """The checkpoint layouts of transformers that this package reads and writes, and the native layout."""
     from attn_models.adapters.registry import our_adapters
 
     return our_adapters()
@@ -38,7 +38,7 @@ def attn_adapters() -> list[Layout]:
 
 @hookimpl
 def attn_gguf_architectures() -> list[GgufArchitecture]:
-    """The GGUF files that are read here."""
+    """The GGUF architectures that this package reads."""
     from attn_models.weights.gguf_architectures import ARCHITECTURES
     from attn_models.weights.gguf_families import GGUF_FAMILIES
     from attn_models.weights.gguf_joined import JOINED_FAMILIES
@@ -56,7 +56,7 @@ def attn_shapes() -> list[ModelShape]:
 
 @hookimpl
 def attn_linears() -> list[LinearKernel]:
-    """What torch offers for packed weights."""
+    """The linear kernels that torch provides."""
     from attn_models.quantization.kernels import (
         PlainBfloat16,
         PlainFloat32,
@@ -95,7 +95,7 @@ def attn_commands() -> list[Command]:
 
 @hookimpl
 def attn_local_stores() -> list[Callable[[], ModelStore]]:
-    """The models under $ATTN_HOME."""
+    """The store of models under $ATTN_HOME."""
     from attn_models.sources.store import ModelStore
 
     return [ModelStore]

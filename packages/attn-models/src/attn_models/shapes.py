@@ -1,6 +1,6 @@
-"""The published sizes of well-known models, for prices before anything runs.
+"""The published sizes of well-known models, for estimating their costs without running them.
 
-Each is from the paper or the config.json that its makers published.
+Each is from the paper or the config.json that the authors published.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LLAMA3_VOCABULARY = 128256
 
 
 def _multi_head(name: str, summary: str, parameters: int, *, width: int, heads: int, **others: Any) -> ModelShape:
-    """Every head has its own keys and values, the feed-forward is four times as wide as the model."""
+    """A model with multi-head attention, and feed-forwards four times as wide as the model."""
     return ModelShape(
         name=name,
         summary=summary,
@@ -32,18 +32,19 @@ def _multi_head(name: str, summary: str, parameters: int, *, width: int, heads: 
 
 
 def _gpt(name: str, summary: str, parameters: int, *, layers: int, **sizes: int) -> ModelShape:
-    """A GPT."""
+    """A GPT with GPT-2's vocabulary, and biases."""
     return _multi_head(name, summary, parameters, num_layers=layers, vocab_size=GPT2_VOCABULARY, bias=True, **sizes)
 
 
 def _encoder(name: str, summary: str, parameters: int, *, layers: int, vocabulary: int = 0, **sizes: int) -> ModelShape:
-    """An encoder as BERT's and ViT's: every position sees every other."""
+    """A bidirectional encoder such as BERT or ViT."""
     own = {"num_layers": layers, "vocab_size": vocabulary, "bias": True, "causal": False}
     return _multi_head(name, summary, parameters, **own, **sizes)
 
 
 def _transformer(name: str, summary: str, parameters: int, **sizes: int) -> ModelShape:
-    """The encoder and decoder of Vaswani et al. 2017, six layers each, over 37,000 pieces of English and German."""
+    """The encoder-decoder Transformer of Vaswani et al. 2017: six layers each, and a shared English-German vocabulary
+    of 37,000 tokens."""
     return _multi_head(name, summary, parameters, num_layers=6, encoder_layers=6, vocab_size=37000, **sizes)
 
 

@@ -1,7 +1,7 @@
-"""Models whose heads and inner sizes are split over ranks (Megatron-LM, Shoeybi et al. 2019, arXiv 1909.08053).
+"""Tensor parallelism: heads and inner sizes are split over ranks (Megatron-LM, Shoeybi et al. 2019, arXiv 1909.08053).
 
-Each rank computes some heads of every attention layer and some columns of every feed-forward; what they give is added
-up over the ranks, once a sublayer. Embeddings, norms, routers and the unembedding are whole on every rank.
+Each rank computes some heads of every attention layer and some columns of every feed-forward; their outputs are summed
+over the ranks, once per sublayer. Embeddings, norms, routers and the unembedding are replicated on every rank.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from attn_models.decoder.layers import FeedForward, GatedFeedForward
 
 
 class CopyToRanks(torch.autograd.Function):
-    """The rows themselves; their gradient is the sum of those of all ranks."""
+    """The identity, whose gradient is the sum of the gradients of all ranks."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """The same rows."""
+        """Return a view of `rows`."""
         ctx.group = group
         return rows.view_as(rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Summed over the ranks."""
+        """Sum the gradient over the ranks."""
         total = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=ctx.group)
         return total, None
 
 
 class SumOverRanks(torch.autograd.Function):
-    """The sum of the rows of all ranks; its gradient is that of each."""
+    """The sum of the inputs of all ranks, whose gradient is passed to each rank unchanged."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:  # noqa: ARG004 -- as autograd calls it
-        """Summed over the ranks."""
+        """Sum `rows` over the ranks."""
         total = rows.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004 -- as autograd calls it
-        """The same gradient."""
+        """Return the gradient unchanged."""
         return gradient, None
 
 
@@ -59,14 +59,14 @@ Combine = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Collectives:
-    """What a split sublayer does with the rows that enter it, and with those that leave it."""
+    """The operations around a split sublayer: `enter` is applied to its input, `leave` to its output."""
 
     enter: Combine
     leave: Combine
 
     @classmethod
     def over(cls, group: dist.ProcessGroup) -> Collectives:
-        """Copied to the ranks of a group, and summed over them."""
+        """Collectives for training: `CopyToRanks` and `SumOverRanks` over the ranks of a group."""
 
         def enter(rows: Tensor) -> Tensor:
             entered: Tensor = CopyToRanks.apply(rows, group)  # type: ignore[no-untyped-call]
@@ -80,8 +80,8 @@ class Collectives:
 
     @classmethod
     def serving(cls) -> Collectives:
-        """Without gradients, summed in place over all ranks of this process's default group, which may be joined after
-        the model was split."""
+        """Collectives for inference: outputs are summed in place, without gradients, over the default process group,
+        which may be initialised after the model was split."""
 
         def leave(rows: Tensor) -> Tensor:
             dist.all_reduce(rows := rows.contiguous())
@@ -91,10 +91,10 @@ class Collectives:
 
 
 def split_model(model: nn.Module, rank: Rank, collectives: Collectives) -> dict[str, ParameterSplit]:
-    """Leave the rank's part of every attention layer and feed-forward in `model`, which has the weights of the whole.
+    """Replace every attention layer and feed-forward of `model`, which has all weights, by the rank's part of it.
 
-    Returns how the parameters and buffers that are split are split, by name; all others are whole on every rank.
-    Raises as `require_model_split`.
+    Returns how the parameters and buffers of these layers are split, by name; all others are replicated on every rank.
+    Raises the errors of `require_model_split`.
     """
     require_model_split(model, rank.size)
     found: dict[str, ParameterSplit] = {}
@@ -102,7 +102,7 @@ def split_model(model: nn.Module, rank: Rank, collectives: Collectives) -> dict[
     for name, module in split_sites(model).items():
         part, splits = _part(module, rank)
         for own, parameter in module.named_parameters(remove_duplicate=False):
-            # What layers share, they share on every rank.
+            # Parameters that layers share stay shared on every rank.
             kept = made.setdefault(parameter, part.get_parameter(own))
             owner, _, leaf = own.rpartition(".")
             setattr(part.get_submodule(owner), leaf, kept)
@@ -117,7 +117,7 @@ def split_model(model: nn.Module, rank: Rank, collectives: Collectives) -> dict[
 
 
 def split_sites(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers of a model that are split, by name: what mechanisms built, and feed-forwards."""
+    """The layers of a model that can be split, by name: attention layers built by mechanisms, and feed-forwards."""
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{known}.") for known in found)
@@ -127,8 +127,10 @@ def split_sites(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def require_model_split(model: nn.Module, ranks: int) -> None:
-    """Raise `Incompatible` for a model without layers to split, or with a mechanism that cannot be split, by its name;
-    `InvalidValue` where the ranks do not divide heads or inner sizes. Tensors may be without memory.
+    """Check that a model can be split over `ranks` ranks; its tensors may be on the meta device.
+
+    Raises `Incompatible` for a model without layers to split, or with a mechanism that cannot be split, which the
+    message names; `InvalidValue` if the number of ranks does not divide heads or inner sizes.
     """
     sites = split_sites(model)
     if not sites:
@@ -162,7 +164,8 @@ def _part(module: nn.Module, rank: Rank) -> tuple[nn.Module, dict[str, Parameter
 
 
 def _part_of_linear(name: str, linear: nn.Linear, rank: Rank, splits: dict[str, ParameterSplit]) -> nn.Linear:
-    """The columns of a matrix into the inner size, or the rows of the one out of it, `down`; noted in `splits`."""
+    """The rank's part of a linear layer of a feed-forward: some of the outputs, or for `down` some of the inputs. Adds
+    the splits of its parameters to `splits`."""
     axis = 1 if name == "down" else 0
     size = linear.weight.shape[axis]
     split = ParameterSplit(axis, ((size, size // rank.size),))
@@ -180,7 +183,7 @@ def _part_of_linear(name: str, linear: nn.Linear, rank: Rank, splits: dict[str, 
 
 
 def _connect(part: Any, collectives: Collectives) -> None:
-    """Have the rows that enter a layer copied to all ranks, and what it gives summed over them."""
+    """Register hooks that apply `collectives.enter` to the layer's inputs and `collectives.leave` to its output."""
 
     def entering(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         part.entered = True
@@ -202,14 +205,15 @@ def _connect(part: Any, collectives: Collectives) -> None:
     if hasattr(part, "step"):
         part.step = partial(_summed_step, part.step, collectives)
     if hasattr(part, "parts"):
-        # A kernel of whole blocks would leave out the sum over the ranks.
+        # A fused kernel of whole blocks would omit the sum over the ranks.
         part.parts = _no_parts
     if hasattr(part, "project_kv"):
         part.project_kv = partial(_copied, part, part.project_kv, collectives)
 
 
 ROWS = ("query", "source")
-"""What enters an attention layer by keyword and is copied to the ranks; keys and values of other layers are parts."""
+"""The keyword arguments of an attention layer that are hidden states and therefore copied to the ranks; keys and values
+that are shared by another layer are already split."""
 
 
 def _is_rows(given: object) -> bool:
@@ -225,10 +229,11 @@ def _no_parts() -> None:
 
 
 def _copied(part: Any, project: Callable[[Tensor], Any], collectives: Collectives, rows: Tensor) -> Any:
-    """Keys and values for other layers; within the layer's own pass its rows were copied already."""
+    """The keys and values for other layers; during the layer's own forward pass its input was copied already."""
     return project(rows if part.entered else collectives.enter(rows))
 
 
 def shared_over_ranks(splits: Mapping[str, ParameterSplit]) -> list[str]:
-    """Names of parameters that are whole on every rank inside split layers: their gradients are to be added up."""
+    """The names of parameters inside split layers that are replicated on every rank, so that their gradients have to be
+    summed over the ranks."""
     return [name for name, split in splits.items() if split.shared]

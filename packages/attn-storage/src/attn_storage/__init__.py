@@ -1,4 +1,4 @@
-"""What servers share: records in a database, leases with fencing tokens, artefacts by URL."""
+"""Storage that servers share: records in a database, leases with fencing tokens, and artefacts by URL."""
 
 from attn_storage.artifacts import ArtifactStore, Manifest
 from attn_storage.database import Database, database_url

@@ -1,4 +1,4 @@
-"""`python -m attn_storage show` and `upgrade`: the records at ATTN_DATABASE, or those of the home folder."""
+"""Show or upgrade the database at ATTN_DATABASE, or that of a home folder: `python -m attn_storage show|upgrade`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def show(database: Database) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what is asked; the exit status."""
+    """Run the command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m attn_storage", description=__doc__)
     parser.add_argument("action", choices=["show", "upgrade"])
     parser.add_argument("home", type=Path, nargs="?", default=Path(), help="home folder, without ATTN_DATABASE")

@@ -1,7 +1,7 @@
-"""Artefacts: folders of files under a name, at any URL, by obstore. Files are known by their content.
+"""Artefacts: named folders of files at any URL, stored through obstore. Files are addressed by their content.
 
-A folder is published at once: its files first, under their SHA-256, then the manifest that names them. Who reads finds
-the old folder or the new one, whatever fails in between; who fetches checks every byte against the manifest.
+A folder is published atomically: first its files, under their SHA-256, then the manifest that names them. Readers find
+the old folder or the new one, whatever fails in between, and check every byte against the manifest.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ PATIENCE: dict[str, Any] = {
     "retry_timeout": timedelta(minutes=2),
     "backoff": {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=5), "base": 2},
 }
-"""How a store that fails for a while is waited for. The ten retries of obstore may be over after five seconds."""
+"""The retries for a store that fails for a while. The ten retries of obstore may be over after five seconds."""
 REACH_SECONDS = 5
-"""How long a store may take to answer before a server says that it cannot be reached."""
+"""How long a store may take to answer before a server reports that it cannot be reached."""
 CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "proxy_ca_certificate", "proxy_excludes", "proxy_url")
 LARGEST_MANIFEST = 16 << 20
 
@@ -49,7 +49,7 @@ class StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An artefact: its name, the tenant that it belongs to (empty for everybody's) and its files, sorted by path."""
+    """An artefact: its name, the tenant that owns it (empty if it is shared by all) and its files, sorted by path."""
 
     name: str
     owner: str
@@ -57,20 +57,20 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the files, by which equal artefacts are equal."""
+        """The SHA-256 of the list of files, the same for artefacts with equal files."""
         return hashlib.sha256(msgspec.json.encode(self.files)).hexdigest()
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The size of all files in bytes."""
         return sum(file.size for file in self.files)
 
 
 class ArtifactStore:
-    """Artefacts at `url`, and a cache of them in the folder `cache`; safe to share between threads and processes.
+    """The artefacts at `url`, with a cache in the folder `cache`; safe to share between threads and processes.
 
-    Raises `InvalidValue` for a URL of another kind. Calls raise `Unavailable` where the store cannot be reached, after
-    two minutes of trying.
+    Raises `InvalidValue` for a URL that is neither `file://` nor `s3://`. Calls raise `Unavailable` if the store cannot
+    be reached for two minutes.
     """
 
     def __init__(self, url: str, cache: Path, **options: Any) -> None:
@@ -99,7 +99,7 @@ class ArtifactStore:
         options = self._options
         if not self.url.startswith("file://"):
             soon = timedelta(seconds=REACH_SECONDS)
-            # Given options of the client are all that obstore takes: it then reads none from the environment.
+            # obstore reads no client options from the environment if any are given, so they are read here.
             given = options.get("client_options") or _client_of_environment()
             client = {**given, "timeout": soon, "connect_timeout": soon}
             options = options | {"client_options": client, "retry_config": {"max_retries": 1, "retry_timeout": soon}}
@@ -110,7 +110,7 @@ class ArtifactStore:
             raise self._unavailable(error) from error
 
     def publish(self, name: str, folder: Path, owner: str = "") -> Manifest:
-        """Store the files below `folder` under `name`, in place of what was there; what is stored is not sent again."""
+        """Publish the files below `folder` as `name`, replacing what was there; stored files are not sent again."""
         _require_name(name)
         manifest = Manifest(name, owner, tuple(_described(folder)))
         for file in manifest.files:
@@ -121,7 +121,7 @@ class ArtifactStore:
         return manifest
 
     def manifest(self, name: str) -> Manifest:
-        """What is published under `name`; raises `UnknownName` with near names, `CheckpointInvalid` if damaged."""
+        """The manifest of an artefact; raises `UnknownName` with near names, `CheckpointInvalid` if it is damaged."""
         _require_name(name)
         try:
             data = self._read(f"artifacts/{name}/{LATEST}")
@@ -130,14 +130,14 @@ class ArtifactStore:
         return _checked(name, data)
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """The names of all artefacts, sorted."""
         paths = map(PurePosixPath, self._paths("artifacts/"))
         return sorted(path.parent.name for path in paths if path.name == LATEST)
 
     def fetch(self, name: str) -> Path:
-        """A folder with the files of the artefact, read-only by custom: others of this machine use it too.
+        """Fetch an artefact; returns a folder with its files, which must not be changed: other processes use it, too.
 
-        Raises as `manifest`, and `CheckpointInvalid` for a file whose content is not what the manifest says.
+        Raises the errors of `manifest`, and `CheckpointInvalid` for a file whose content does not match the manifest.
         """
         manifest = self.manifest(name)
         target = self._cache / "folders" / name / manifest.digest
@@ -154,20 +154,20 @@ class ArtifactStore:
             try:
                 half.rename(target)
             except OSError:
-                if not target.is_dir():  # somebody else may have been faster
+                if not target.is_dir():  # another process may have been faster
                     raise
         finally:
             shutil.rmtree(half, ignore_errors=True)
         return target
 
     def remove(self, name: str) -> None:
-        """Forget what is published under `name`; its files stay while others may share them."""
+        """Remove an artefact; the contents of its files are kept, because other artefacts may share them."""
         _require_name(name)
         for path in self._paths(f"artifacts/{name}/"):
             self._require(obstore.delete, path)
 
     def _cached(self, file: StoredFile) -> Path:
-        """The file of this content in the cache, fetched and checked if it is not there."""
+        """The path of a file in the cache; it is fetched and checked if it is not there."""
         place = self._cache / "blobs" / file.sha256
         if place.is_file() and place.stat().st_size == file.size:
             return place
@@ -214,17 +214,17 @@ class ArtifactStore:
         return bytes(found.bytes())
 
     def _paths(self, prefix: str) -> list[str]:
-        """Everything that is stored below a prefix."""
+        """The paths of everything that is stored below a prefix."""
 
         def listed(store: ObjectStore) -> list[str]:
-            # Pages are fetched as they are looped over.
+            # Pages are fetched while they are iterated over.
             return [entry["path"] for page in obstore.list(store, prefix) for entry in page]
 
         found: list[str] = self._require(listed)
         return found
 
     def _require(self, function: Any, *arguments: Any) -> Any:
-        """As `_call`, where nothing can be missing but the bucket."""
+        """Like `_call`, for calls that find something missing only if the bucket is; raises `Unavailable` then."""
         try:
             return self._call(function, *arguments)
         except FileNotFoundError as error:
@@ -243,7 +243,7 @@ class ArtifactStore:
 
 
 def _client_of_environment() -> dict[str, str]:
-    """The options of the HTTP client that are in environment variables, such as `AWS_ALLOW_HTTP`."""
+    """The options of the HTTP client that are set by environment variables, such as `AWS_ALLOW_HTTP`."""
     return {name: os.environ[key] for name in CLIENT_OPTIONS if (key := f"AWS_{name.upper()}") in os.environ}
 
 
@@ -270,7 +270,8 @@ def _described(folder: Path) -> list[StoredFile]:
 
 
 def _checked(name: str, data: bytes) -> Manifest:
-    """A manifest as it was read; whoever can write to the store must not write anywhere else on this machine."""
+    """Parse a manifest; raises `CheckpointInvalid` for paths outside of the artefact's folder: write access to the
+    store must not become write access to this machine."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""Records that several processes share: SQLite on one machine, PostgreSQL on many, by SQLAlchemy Core."""
+"""The database that several processes share: SQLite on one machine, PostgreSQL on many, through SQLAlchemy Core."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from attn_storage import schema_version
 
 DATABASE = "ATTN_DATABASE"
-"""The environment variable with the URL of the records."""
+"""The environment variable with the URL of the database."""
 ALLOWED = "sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME"
 BUSY_SECONDS = 30.0
 """How long a transaction waits for its turn, or for a database that cannot be reached, before it gives up."""
 CONNECT_SECONDS = 5
 RETRY_SECONDS = 0.25
 CONNECTIONS = 8
-"""Connections a process keeps to PostgreSQL, at most twice as many in all."""
+"""The number of connections that a process keeps to PostgreSQL; it opens at most twice as many."""
 
 
 def database_url(home: Path, environ: Mapping[str, str] = os.environ) -> str:
@@ -34,10 +34,10 @@ def database_url(home: Path, environ: Mapping[str, str] = os.environ) -> str:
 
 
 class Database:
-    """Connections to the records at `url`; safe to share between threads.
+    """Connections to the database at `url`; safe to share between threads.
 
-    An empty database gets its tables. Raises `InvalidValue` for a URL of another kind, `WrongState` for another schema
-    version (see `schema_version`), `Unavailable` where nothing answers.
+    An empty database gets its tables. Raises `InvalidValue` for an unsupported URL, `WrongState` for another schema
+    version (see `schema_version`), `Unavailable` if the database cannot be reached.
     """
 
     def __init__(self, url: str, *, upgrade: bool = False) -> None:
@@ -64,21 +64,21 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction that writes: all of it or nothing. Raises `Unavailable` if the database cannot be had.
+        """A write transaction, which is rolled back on an error. Raises `Unavailable` if the database cannot be used.
 
-        SQLite lets one write at a time; with PostgreSQL read what the write depends on `with_for_update`.
+        SQLite has one writer at a time; with PostgreSQL, read the rows that the write depends on `with_for_update`.
         """
         with self._transaction("BEGIN IMMEDIATE", patience=BUSY_SECONDS) as connection:
             yield connection
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A transaction that reads."""
+        """A read transaction."""
         with self._transaction("BEGIN", patience=BUSY_SECONDS) as connection:
             yield connection
 
     def version(self) -> object:
-        """Differs from the last answer when somebody has written since, this process included; asked by one thread."""
+        """A value that changes when any process, this one included, has written; to be polled by one thread."""
         with self._watching:
             return self._version()
 
@@ -96,8 +96,8 @@ class Database:
             raise self._unavailable(error) from None
 
     def close(self) -> None:
-        """Close all connections, once no thread asks for the `version` any more."""
-        # SQLite crashes where a connection is closed by one thread while another uses it.
+        """Close all connections; to be called once no thread polls `version` any more."""
+        # SQLite crashes if one thread closes a connection while another uses it.
         with self._watching:
             if self._watch is not None:
                 self._watch.close()
@@ -118,14 +118,14 @@ class Database:
                     yield connection
             except DBAPIError as error:
                 if _is_gone(error):
-                    # The next connection opens the file that is there by then.
+                    # The next connection opens whichever file exists then.
                     connection.invalidate()
                 if error.connection_invalidated or _is_busy(error):
                     raise self._unavailable(error) from error
                 raise
 
     def _connect(self, patience: float) -> Connection:
-        """A connection that answers, waiting for at most `patience` seconds for a database that went away."""
+        """Open a connection, waiting for at most `patience` seconds for a database that cannot be reached."""
         until = time.monotonic() + patience
         while True:
             try:
@@ -163,7 +163,7 @@ def _engine(url: URL) -> Engine:
             connect_args={"connect_timeout": CONNECT_SECONDS},
             pool_size=CONNECTIONS,
             max_overflow=CONNECTIONS,
-            # A server that was restarted is met with a new connection, not with an error.
+            # After a restart of the server, a new connection is made instead of raising an error.
             pool_pre_ping=True,
         )
     except (ImportError, NoSuchModuleError) as error:
@@ -171,9 +171,9 @@ def _engine(url: URL) -> Engine:
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
-    # The driver shall begin no transactions by itself.
+    # The driver must not begin transactions by itself.
     connection.isolation_level = None
-    # With WAL readers never wait; NORMAL loses nothing when a process dies, only when the machine does.
+    # With WAL, readers never wait; NORMAL loses no commits when a process dies, only when the machine does.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
 
@@ -185,7 +185,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _is_busy(error: DBAPIError) -> bool:
-    """Whether SQLite has waited for another writer in vain, or its file cannot be opened or written."""
+    """Whether SQLite waited in vain for another writer, or its file cannot be opened or written."""
     said = str(error.orig)
     return _is_gone(error) or any(word in said for word in ("locked", "unable to open", "disk I/O", "disk is full"))
 

@@ -1,8 +1,8 @@
-"""Gateways and the models that they serve, as all gateways of these records see them.
+"""Records of gateways and of the models that they serve, which all gateways of a database share.
 
-A gateway writes its heartbeat every few seconds. One that stops without leaving is gone once its process is known to
-have ended, on this machine at once, or else after `GONE_SECONDS`. Gateways of one `place` share the engines of their
-models, as those on one Ray cluster do; a gateway with engines of its own is a place by itself.
+A gateway writes its heartbeat every few seconds. A gateway that stops without `leave` counts as gone once its process
+is known to have ended, on this machine at once, or else after `GONE_SECONDS`. Gateways of one `place` share the engines
+of their models, as those on one Ray cluster do; a gateway with engines of its own is a place by itself.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from attn_storage.leases import database_time, is_gone
 from attn_storage.tables import gateways, served_models
 
 GONE_SECONDS = 30.0
-"""A gateway without a heartbeat for so long is gone."""
+"""A gateway without a heartbeat for this long is gone."""
 HEARTBEAT_SECONDS = GONE_SECONDS / 6
 FORGOTTEN_SECONDS = 24 * 3600.0
-"""How long gateways that are gone, and models that ended, stay in the records."""
+"""How long the records of gateways that are gone, and of models that ended, are kept."""
 
 
 class ServedState(StrEnum):
-    """Where a served model is in its life; UNLOADED tells other gateways of its place to let it go."""
+    """The lifecycle state of a served model; UNLOADED tells the other gateways of its place to drop it."""
 
     LOADING = "loading"
     SERVING = "serving"
@@ -37,13 +37,13 @@ class ServedState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether the name is free."""
+        """Whether the model has ended, so that its name is free."""
         return self in (ServedState.FAILED, ServedState.UNLOADED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayRecord:
-    """A gateway. `process` is named as by `attn_storage.leases.this_process`; times are in seconds since 1970."""
+    """A gateway. `process` is a name from `attn_storage.leases.this_process`; times are in seconds since 1970."""
 
     id: str
     place: str
@@ -58,10 +58,10 @@ class GatewayRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """A model that the gateways of a place serve; `engine`, `deployment` and `info` are JSON, and theirs to read.
+    """A model that the gateways of a place serve; `engine`, `deployment` and `info` are JSON that only they interpret.
 
-    `owner` is a tenant, empty for everybody's; `base` is the model that an adapter changes. `configured` says that an
-    option or a config file of a gateway names it, not a call.
+    `owner` is a tenant, empty if all share the model; `base` is the model that an adapter changes. `configured` says
+    that the model was named by an option or a config file of a gateway, not by a call.
     """
 
     place: str
@@ -85,19 +85,19 @@ class ServedModel:
         return self.owner, self.name
 
     def visible_to(self, tenant: str | None) -> bool:
-        """Whether this tenant may know of it; None is an admin."""
+        """Whether this tenant may see the model; None is an admin."""
         return tenant is None or self.owner in {"", tenant}
 
 
 @dataclass(frozen=True)
 class World:
-    """What the records say at one moment: gateways by id, and models."""
+    """A snapshot of the records: gateways by id, and models."""
 
     gateways: Mapping[str, GatewayRecord]
     models: tuple[ServedModel, ...]
 
     def is_gone(self, gateway: str) -> bool:
-        """Whether a gateway has ended, in order or not."""
+        """Whether a gateway has ended, regularly or not."""
         found = self.gateways.get(gateway)
         return found is None or found.gone
 
@@ -105,16 +105,16 @@ class World:
 class GatewayRecords:
     """The records of gateways and served models. Every method is one transaction, and may be called from any thread.
 
-    Times are those of the database, so that clocks of machines need not agree.
+    Times are by the clock of the database, so that the clocks of machines need not agree.
     """
 
     def __init__(self, database: Database) -> None:
         self.database = database
 
     def join(self, gateway: GatewayRecord, *, shared: bool = True) -> None:
-        """Record a gateway that begins, and forget those that have been gone for long.
+        """Record a new gateway, and delete the records of gateways that have been gone for long.
 
-        With engines that are not `shared` it comes after those of its place, which are forgotten as well.
+        If engines are not `shared`, it replaces earlier gateways of its place, whose records are deleted, too.
         """
         with self.database.writing() as connection:
             now = database_time(connection)
@@ -124,7 +124,7 @@ class GatewayRecords:
             connection.execute(insert(gateways).values(_row(gateway) | {"started": now, "heartbeat": now}))
 
     def beat(self, gateway: GatewayRecord) -> None:
-        """Say that a gateway runs; one whose record was lost gets it again."""
+        """Record a heartbeat of a gateway; if its record was lost, it is added again."""
         with self.database.writing() as connection:
             now = database_time(connection)
             mine = gateways.c.id == gateway.id
@@ -132,10 +132,10 @@ class GatewayRecords:
                 connection.execute(insert(gateways).values(_row(gateway) | {"started": now, "heartbeat": now}))
 
     def leave(self, gateway: GatewayRecord, *, shared: bool) -> None:
-        """Remove a gateway that ends in order. What it served with engines of its own ends with it.
+        """Remove a gateway that ends regularly. If engines are not `shared`, the models of its place are removed, too.
 
-        Models of a shared place stay wanted there; those that options and config files named, as long as another
-        gateway of the place runs.
+        Models of a shared place are kept, but those that options and config files named only as long as another gateway
+        of the place runs.
         """
         with self.database.writing() as connection:
             connection.execute(delete(gateways).where(gateways.c.id == gateway.id))
@@ -148,7 +148,7 @@ class GatewayRecords:
                 connection.execute(delete(served_models).where(here & (served_models.c.configured == 1)))
 
     def world(self) -> World:
-        """All gateways and served models, by name and owner."""
+        """A snapshot of all gateways and of all served models, sorted by name and owner."""
         with self.database.reading() as connection:
             now = database_time(connection)
             found = [_gateway(row, now) for row in connection.execute(select(gateways)).mappings()]
@@ -157,16 +157,16 @@ class GatewayRecords:
             return World({one.id: one for one in found}, tuple(_model(row) for row in rows))
 
     def claim(self, wanted: ServedModel, *, shared: bool) -> tuple[ServedModel, bool]:
-        """Have the name in this place, to load it; or the record of who has it, and False.
+        """Claim the model's name in its place, to load it: the new record and True, or the one that has it and False.
 
-        A name is free that nobody has, whose model ended, or whose gateway is gone before the model was loaded; with
-        engines that are not `shared`, also after that, as they ended with the gateway. A tenant's name is everybody's
-        where everybody has it.
+        A name is free if no model has it, if its model ended, or if its gateway is gone before the model was loaded; if
+        engines are not `shared`, also after that, because they ended with the gateway. A tenant cannot claim a name of
+        a model that all tenants share.
         """
         try:
             return self._claimed(wanted, shared=shared)
         except IntegrityError:
-            # Another was first, just now, and has the record.
+            # Another gateway inserted the record at the same time.
             return self._claimed(wanted, shared=shared)
 
     def _claimed(self, wanted: ServedModel, *, shared: bool) -> tuple[ServedModel, bool]:
@@ -190,9 +190,9 @@ class GatewayRecords:
         return mine, True
 
     def write(self, changes: Iterable[tuple[ServedModel, Mapping[str, Any]]]) -> list[ServedModel]:
-        """Change fields of models, all together; returns the records as they are then.
+        """Change fields of models in one transaction; returns the changed records.
 
-        One whose name has been loaded again since is left as it is, and not returned.
+        A model whose name has been loaded again since is left as it is, and not returned.
         """
         written = []
         with self.database.writing() as connection:
@@ -203,13 +203,13 @@ class GatewayRecords:
         return written
 
     def remove(self, models: Iterable[ServedModel]) -> None:
-        """Forget models, unless their names have been loaded again since."""
+        """Delete the records of models, unless their names have been loaded again since."""
         with self.database.writing() as connection:
             for model in models:
                 connection.execute(delete(served_models).where(_is(model)))
 
     def restore(self, model: ServedModel) -> None:
-        """Record a model whose record was lost, with everything else that was in the database."""
+        """Record a model again after the contents of the database were lost."""
         with self.database.writing() as connection:
             if self._find(connection, model.place, model.owner, model.name) is None:
                 values = _row(model) | {"changed": database_time(connection)}

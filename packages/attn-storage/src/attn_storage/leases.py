@@ -1,7 +1,7 @@
 """Leases: one holder of a name at a time, on any machine, with fencing tokens.
 
-A lease that is not renewed expires. Its old holder may not notice at once, so what it does under the lease carries the
-token, and whoever records it refuses a token that is not the newest (Kleppmann 2016, "How to do distributed locking").
+A lease that is not renewed expires. Its old holder may not notice at once, so what it writes under the lease carries
+the token, and a token that is not the newest is refused (Kleppmann 2016, "How to do distributed locking").
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ PROCESSES = Path("/proc/self/ns/pid")
 
 
 class LeaseLost(WrongState):
-    """Somebody else has the lease by now; what was done under it must not be recorded."""
+    """Another holder has acquired the lease since; results of work under it must not be recorded."""
 
     reason = "LEASE_LOST"
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A name that is held. `token` is higher than that of every holder before."""
+    """A lease on a name. `token` is higher than that of every earlier holder."""
 
     name: str
     token: int
@@ -43,22 +43,21 @@ class Lease:
 
 
 class Leases:
-    """Leases in a database. All times are those of the database, or of the machine where that is SQLite."""
+    """Leases in a database. All times are by the database's clock, or this machine's if it is SQLite."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def acquire(self, name: str, seconds: float = LEASE_SECONDS) -> Lease:
-        """Hold `name` for `seconds`; raises `Unavailable` while somebody else does.
+        """Acquire the lease on `name` for `seconds`; raises `Unavailable` while another process holds it.
 
-        A holder whose process is gone holds nothing any more; for one of another machine that is known once its time
-        is over.
+        The lease of a process that has ended is free: on this machine at once, on another one when it expires.
         """
         holder = f"{this_process()}/{uuid.uuid4().hex}"
         try:
             return self._acquire(name, holder, seconds)
         except IntegrityError:
-            # Two of the first holders of a name came at once.
+            # Two processes inserted the first lease on this name at the same time.
             raise Unavailable(f"{name} is held by another process", name=name) from None
 
     def _acquire(self, name: str, holder: str, seconds: float) -> Lease:
@@ -78,23 +77,23 @@ class Leases:
         return Lease(name, token, holder)
 
     def renew(self, lease: Lease, seconds: float = LEASE_SECONDS) -> None:
-        """Hold it for `seconds` from now; raises `LeaseLost` if another holder has it."""
+        """Extend the lease to `seconds` from now; raises `LeaseLost` if another holder has it."""
         with self._database.writing() as connection:
             self._set(connection, lease, database_time(connection) + seconds)
 
     def require(self, connection: Connection, lease: Lease) -> None:
-        """Within a transaction: raise `LeaseLost` unless `lease` is still the newest of its name."""
+        """Raise `LeaseLost`, within a transaction, unless `lease` is still the newest of its name."""
         query = select(leases.c.token).where(leases.c.name == lease.name).with_for_update()
         if connection.execute(query).scalar() != lease.token:
             raise LeaseLost(f"{lease.name} has another holder by now", name=lease.name)
 
     def release(self, lease: Lease) -> None:
-        """Let others have it; nothing happens if another has it already."""
+        """End the lease, so that others can acquire it; does nothing if another holder already has it."""
         with suppress(LeaseLost), self._database.writing() as connection:
             self._set(connection, lease, 0.0)
 
     def overdue(self, names: Sequence[str]) -> dict[str, float]:
-        """For how many seconds each lease is over whose holder neither renewed nor released it."""
+        """The seconds since each of these leases expired, for those that were neither renewed nor released."""
         with self._database.reading() as connection:
             query = select(leases.c.name, leases.c.expires).where(leases.c.name.in_(names))
             now = database_time(connection)
@@ -102,13 +101,13 @@ class Leases:
 
     @contextmanager
     def held(self, name: str, seconds: float = LEASE_SECONDS) -> Iterator[Lease]:
-        """Hold `name` inside the block, renewed by a thread; raises `Unavailable` while somebody else holds it."""
+        """Hold a lease on `name` inside the block, renewed by a thread; raises `Unavailable` while another has it."""
         lease = self.acquire(name, seconds)
         ended = threading.Event()
 
         def renew() -> None:
             while not ended.wait(seconds / 3):
-                # Without the database nothing can be recorded; whoever has it then finds the old token.
+                # Without the database nothing can be recorded; once it is back, an old token is refused.
                 with suppress(Unavailable):
                     try:
                         self.renew(lease, seconds)
@@ -132,12 +131,12 @@ class Leases:
 
 
 def this_process() -> str:
-    """A name of this process that no other has: machine, its numbering of processes, number, time of its start."""
+    """A unique name of this process: machine (boot id and PID namespace), process id and start time."""
     return f"{_machine()}/{os.getpid()}/{psutil.Process().create_time():.2f}"
 
 
 def is_gone(holder: str) -> bool:
-    """Whether a holder is known to have ended: a process of this machine that does not run."""
+    """Whether a holder is known to have ended: it is a process of this machine that no longer runs."""
     parts = holder.split("/")
     if len(parts) < 3 or parts[0] != _machine():
         return False
@@ -157,7 +156,7 @@ def _machine() -> str:
 
 
 def database_time(connection: Connection) -> float:
-    """Seconds since 1970 by the clock of the database, or of this machine where that is SQLite."""
+    """Seconds since 1970 by the clock of the database, or of this machine if that is SQLite."""
     if connection.dialect.name == "postgresql":
         return float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())::float8")).scalar_one())
     return float(connection.execute(text("SELECT (julianday('now') - 2440587.5) * 86400.0")).scalar_one())

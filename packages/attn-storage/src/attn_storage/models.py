@@ -1,4 +1,4 @@
-"""Finished models: whose they are, and where their files are for servers on other machines."""
+"""Records of finished models: their owners, and where servers on other machines find their files."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from attn_storage.tables import models
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """A model of a training job. `owner` is a tenant, empty for everybody's; `artifact` is its name in the store."""
+    """A model of a training job. `owner` is a tenant, empty if all share it; `artifact` is its name in the store."""
 
     name: str
     owner: str
     artifact: str = ""
 
     def belongs_to(self, tenant: str | None) -> bool:
-        """Whether this tenant may use it; None is an admin."""
+        """Whether this tenant may use the model; None is an admin."""
         return tenant is None or self.owner in {"", tenant}
 
 
 class ModelRecords:
-    """The models that were recorded. A folder of a model without a record belongs to everybody."""
+    """The records of finished models. A model folder without a record belongs to all tenants."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def record(self, model: ModelRecord) -> None:
-        """Record a model, or what changed of it; raises `AlreadyExists` if the name is another owner's."""
+        """Add or update the record of a model; raises `AlreadyExists` if its name belongs to another owner."""
         values = {"owner": model.owner, "artifact": model.artifact}
         try:
             with self._database.writing() as connection:
@@ -48,18 +48,18 @@ class ModelRecords:
             raise AlreadyExists(f"the name {model.name!r} was taken just now", name=model.name) from None
 
     def forget(self, name: str) -> None:
-        """Drop the record of a model that is gone; its name can be used again."""
+        """Delete the record of a model that no longer exists; its name can be used again."""
         with self._database.writing() as connection:
             connection.execute(delete(models).where(models.c.name == name))
 
     def find(self, name: str) -> ModelRecord | None:
-        """The record of a model; None for one without."""
+        """The record of a model; None if it has none."""
         with self._database.reading() as connection:
             row = connection.execute(select(models).where(models.c.name == name)).mappings().first()
         return None if row is None else ModelRecord(row["name"], row["owner"], row["artifact"])
 
     def all(self) -> list[ModelRecord]:
-        """All records, by name."""
+        """All records, sorted by name."""
         with self._database.reading() as connection:
             rows = connection.execute(select(models).order_by(models.c.name)).mappings()
             return [ModelRecord(row["name"], row["owner"], row["artifact"]) for row in rows]

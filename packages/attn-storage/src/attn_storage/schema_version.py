@@ -1,4 +1,4 @@
-"""The version of the schema of a database: making its tables, refusing another version, and upgrading."""
+"""The schema version of a database: creating its tables, refusing another version, and upgrading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCK = 0x6174746E
 
 
 def current(connection: Connection) -> str | None:
-    """The revision of the database; None for one without tables. Raises `WrongState` for tables that are not ours."""
+    """The revision of the database; None for one without tables. Raises `WrongState` if it has only other tables."""
     tables = set(inspect(connection).get_table_names())
     if "alembic_version" not in tables:
         if tables:
@@ -28,9 +28,9 @@ def current(connection: Connection) -> str | None:
 
 
 def require(connection: Connection) -> None:
-    """Make the tables of an empty database; raises `WrongState` for one of another schema version.
+    """Create the tables of an empty database; raises `WrongState` for one of another schema version.
 
-    Within a transaction that nobody else writes beside: see `lock`.
+    To be called in a transaction without concurrent writers, see `lock`.
     """
     found = current(connection)
     if found is None:
@@ -42,7 +42,7 @@ def require(connection: Connection) -> None:
 
 
 def lock(connection: Connection) -> None:
-    """Wait until no other process changes the schema, until the transaction ends; SQLite has one writer anyway."""
+    """Keep other processes from changing the schema until the transaction ends; SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": LOCK})
 

@@ -1,14 +1,14 @@
-"""The tables of the records, for SQLite and PostgreSQL. A change here comes with a migration."""
+"""The database tables, for SQLite and PostgreSQL. A change here needs a migration."""
 
 from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text
 
 metadata = MetaData()
-"""All tables."""
+"""The metadata of all tables."""
 
 LARGE = BigInteger().with_variant(Integer, "sqlite")
-"""Whole numbers of 64 bits."""
+"""The type of 64-bit whole numbers."""
 
 jobs = Table(
     "jobs",
@@ -34,7 +34,7 @@ jobs = Table(
     Index("jobs_by_end", "ended"),
     sqlite_autoincrement=True,
 )
-"""Training jobs; config and metrics as JSON, times since 1970 in seconds. `owner` is a tenant, "" for everybody's."""
+"""Training jobs; config and metrics are JSON, times seconds since 1970. `owner` is a tenant, "" if shared by all."""
 
 events = Table(
     "events",
@@ -46,7 +46,7 @@ events = Table(
     Column("kind", Text, nullable=False),
     Column("payload", Text, nullable=False),
 )
-"""What happened to each job, counted from 1 without gaps."""
+"""The events of each job, numbered from 1 without gaps."""
 
 leases = Table(
     "leases",
@@ -56,7 +56,7 @@ leases = Table(
     Column("token", LARGE, nullable=False),
     Column("expires", Double, nullable=False),
 )
-"""Who may do what only one may do at a time; a row stays when its lease ends, for its token."""
+"""Leases: the holder of each name; a row is kept when its lease ends, so that tokens go on rising."""
 
 models = Table(
     "models",
@@ -66,7 +66,7 @@ models = Table(
     Column("artifact", Text, nullable=False, server_default=""),
     Column("created", Double, nullable=False),
 )
-"""Finished models: whose they are, and under which name in the artefact store, empty for those of one machine."""
+"""Finished models: their owners, and their names in the artefact store, empty for models kept on one machine."""
 
 gateways = Table(
     "gateways",
@@ -80,7 +80,7 @@ gateways = Table(
     Column("started", Double, nullable=False),
     Column("heartbeat", Double, nullable=False),
 )
-"""The gateways that run, or did not leave in order. Those of one `place` share the engines of their models."""
+"""The gateways that run, or that ended without removing their row. Those of one `place` share engines."""
 
 served_models = Table(
     "served_models",
@@ -101,8 +101,8 @@ served_models = Table(
     Column("info", Text, nullable=False),
     Column("changed", Double, nullable=False),
 )
-"""The models that gateways serve, by name and owner: how each was loaded, in JSON, and where it is in its life.
+"""The models that gateways serve, by name and owner: how each was loaded, as JSON, and its state.
 
-`gateway` is the one that loads or unloads it, or did last; `generation` rises each time that the name is loaded, and a
-write under an older one is refused.
+`gateway` is the one that loads or unloads the model, or did so last; `generation` rises each time that the name is
+loaded, and a write with an older one is refused.
 """

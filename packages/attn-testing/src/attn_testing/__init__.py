@@ -1,4 +1,4 @@
-"""The conformance kit: laws that a mechanism, kernel, cache or model must keep."""
+"""The conformance test kit: laws that every mechanism, kernel, cache or model must keep."""
 
 from attn_testing import laws
 from attn_testing.agreement import Agreement

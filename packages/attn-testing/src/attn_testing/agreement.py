@@ -1,4 +1,4 @@
-"""What a test found when it compared a mechanism with somebody else's result, kept where a report can read it."""
+"""Compares a mechanism with an independent result in a test, and records the error for reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from attn_testing.law import require_same
 
 Record = Callable[[str, object], None]
-"""pytest's fixture `record_property`, or anything else that takes a name and a value."""
+"""pytest's fixture `record_property`, or any other function that takes a name and a value."""
 
 Function = Callable[..., Tensor]
 
@@ -22,11 +22,11 @@ Function = Callable[..., Tensor]
 class Agreement:
     """A comparison of one mechanism with one oracle.
 
-    Name the oracle in exactly one of four ways: `package`, a distribution and what of it was called
-    ("torch-geometric GATConv"); `paper`, what was written down from the paper ("equations 3 and 4 in loops"), reading
-    nothing of the mechanism but its weights; `parts`, the definitions of the parts that its own spec names, which
-    proves what computes the spec and not the spec; `identity`, the limit in which it must equal something else ("one
-    group is mqa").
+    The oracle is named in exactly one of four ways: `package`, a distribution and the class or function called from it
+    ("torch-geometric GATConv"); `paper`, an implementation of the paper ("equations 3 and 4 in loops") that takes only
+    the weights from the mechanism; `parts`, the definitions of the parts that the mechanism's own spec names, which
+    tests how the spec is computed and not the spec; `identity`, a special case in which it must equal another
+    mechanism ("one group is mqa").
 
     Every comparison raises `LawBroken` where an element differs by more than `tolerance` (1 + |expected|), and records
     the largest error, in those units, under the name "agrees".
@@ -53,11 +53,11 @@ class Agreement:
             self._oracle = f"{distribution} {version(distribution).split('+')[0]} {called}".strip()
 
     def outputs(self, found: Tensor, expected: Tensor, tolerance: float) -> None:
-        """Compare two tensors of any one shape: outputs, weights, or what they are made of."""
+        """Compare two tensors of the same shape: outputs, weights, or intermediate results."""
         self._compare("outputs", [found], [expected], tolerance)
 
     def gradients(self, found: Iterable[Tensor], expected: Iterable[Tensor], tolerance: float) -> None:
-        """Compare the gradients to as many tensors, in pairs."""
+        """Compare the gradients with respect to several tensors, in pairs."""
         self._compare("gradients", list(found), list(expected), tolerance)
 
     def functions(
@@ -68,7 +68,7 @@ class Agreement:
         tolerance: float,
         weights: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> None:
-        """Compare what two functions of `inputs` return, and its gradients to them and to pairs of `weights`."""
+        """Compare the results of two functions of `inputs`, and the gradients to `inputs` and to pairs of `weights`."""
         mine = results(ours, inputs, [own for own, _ in weights])
         other = results(theirs, inputs, [their for _, their in weights])
         self.outputs(mine[0], other[0], tolerance)
@@ -86,7 +86,7 @@ class Agreement:
 
 
 def results(function: Function, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-    """The output, and the gradients of a fixed weighted sum of it to the inputs and the weights."""
+    """The output, and the gradients of a fixed weighted sum of it with respect to the inputs and the weights."""
     given = [tensor.detach().clone().requires_grad_() for tensor in inputs]
     out = function(*given)
     probe = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)
@@ -95,7 +95,7 @@ def results(function: Function, inputs: Sequence[Tensor], weights: Sequence[Tens
 
 
 def error_of(found: Tensor, expected: Tensor) -> float:
-    """The largest |found - expected| / (1 + |expected|), 0 where there is no element."""
+    """The largest |found - expected| / (1 + |expected|); 0 for empty tensors."""
     ours, theirs = found.detach().to(torch.float64), expected.detach().to(torch.float64)
     errors: Any = (ours - theirs).abs() / (1 + theirs.abs())
     return float(errors.max()) if errors.numel() else 0.0

@@ -1,4 +1,4 @@
-"""A cache under test: the models whose states it keeps, and random requests, compared with `DictionaryStore`."""
+"""A cache under test: models whose states it stores, and random requests, compared with `DictionaryStore`."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ SPECS: Mapping[str, ModelSpecs] = {
     },
     "bottleneck": {"0": {"source": Source(KEYS), "start": Source({"h": Field((4,))}, rows=1), "s": Slot(SUMS)}},
 }
-"""States of models, each kind alone and all together."""
+"""The state specs of test models, with each kind of state alone and all together."""
 
 SIZE = StoreSize(tokens=96, requests=4)
 
 
 @dataclass(frozen=True, eq=False)
 class CacheCase:
-    """A cache for one model."""
+    """A cache family and the state specs of one model."""
 
     family: CacheFamily
     specs: ModelSpecs
@@ -55,30 +55,30 @@ class CacheCase:
 
     @property
     def paged(self) -> bool:
-        """Whether the model remembers rows per token."""
+        """Whether the model has states with one row per token."""
         return any(isinstance(spec, Paged) for states in self.specs.values() for spec in states.values())
 
 
 @dataclass(frozen=True, eq=False)
 class CacheSubject:
-    """A cache by name or as an object."""
+    """A cache family under test, given by name or as an object."""
 
     given: str | CacheFamily
 
     @cached_property
     def family(self) -> CacheFamily:
-        """The cache itself; raises `UnknownName` where no plugin offers it."""
+        """The cache family; raises `UnknownName` if no plugin offers it."""
         return installed().caches.get(self.given) if isinstance(self.given, str) else self.given
 
     @cached_property
     def cases(self) -> list[CacheCase]:
-        """The models whose states the cache takes; it may refuse others with a `UserError`."""
+        """The models whose states the cache accepts; it may refuse others with a `UserError`."""
         cases = [CacheCase(self.family, specs, label) for label, specs in SPECS.items()]
         return [case for case in cases if takes(case)]
 
 
 def takes(case: CacheCase) -> bool:
-    """Whether the cache takes the states of this model."""
+    """Whether the cache accepts the states of this model."""
     try:
         case.create()
     except UserError:
@@ -87,13 +87,13 @@ def takes(case: CacheCase) -> bool:
 
 
 SOURCE = 3
-"""A source has this many rows, and one more for each that came before it, up to twice as many."""
+"""The smallest number of source rows; request n has n % `SOURCE` more."""
 LARGEST = 127
-"""The largest number that is written."""
+"""The largest value that is written."""
 
 
 class Traffic:
-    """A store and its oracle, driven together; every view is compared as it is used."""
+    """Random requests to a store and to its oracle in parallel; every view is compared when it is used."""
 
     def __init__(self, case: CacheCase, seed: int, size: StoreSize = SIZE) -> None:
         self.case = case
@@ -109,7 +109,7 @@ class Traffic:
         self.next = 100
 
     def admit(self) -> bool:
-        """Open a request, with its source; False if the store has no place."""
+        """Open a request, with its source; False if the store has no room for it."""
         name = self.next
         if not self.store.admit(name):
             return False
@@ -132,13 +132,13 @@ class Traffic:
         return True
 
     def release(self, name: int) -> None:
-        """Close a request."""
+        """Release a request in both stores."""
         self.store.release(name)
         self.oracle.release(name)
         del self.done[name]
 
     def step(self, lengths: Mapping[int, int]) -> None:
-        """Compute that many new tokens of each request that the store has room for, and compare all views."""
+        """Append the given number of new tokens to each request that the store has room for, and compare all views."""
         room = self.room(lengths)
         if not room:
             return
@@ -154,11 +154,11 @@ class Traffic:
             self.done[name] += room[name]
 
     def room(self, lengths: Mapping[int, int]) -> dict[int, int]:
-        """Those of the requests for whose new tokens the store has room, which they then hold."""
+        """Reserve room for the new tokens; returns the requests for which the store had room, with their lengths."""
         return {name: n for name, n in lengths.items() if self.store.reserve(name, self.done[name] + n)}
 
     def compare(self, where: str, spec: StateSpec, batch: RaggedBatch, view: Any, truth: Any) -> None:
-        """Use one view of a step as a layer would, and its oracle in the same way."""
+        """Use one view of a step, and that of the oracle, in the way a layer does, and compare them."""
         if isinstance(spec, Slot):
             for name, rows in truth.read().items():
                 require_same(view.read()[name], rows, f"{where}.{name} as read and as last written", 0)
@@ -170,7 +170,7 @@ class Traffic:
             new = self.draw(spec, sum(batch.lengths))
             view.append(new)
             truth.append(new)
-        # Only rows per token may be kept with a loss.
+        # Only rows per token may be stored with a loss of precision.
         error = LARGEST * self.case.family.loss if isinstance(spec, Paged) else 0.0
         for requests in self.readings(batch.requests):
             seen, real = view.rows(requests), truth.rows(requests)
@@ -183,16 +183,16 @@ class Traffic:
                 )
 
     def readings(self, requests: int) -> list[Sequence[int]]:
-        """All requests at once, one alone, and some in any order."""
+        """Selections of requests to read: all at once, one alone, and a random subset in random order."""
         some = self.random.sample(range(requests), self.random.randint(1, requests))
         return [range(requests), [self.random.randrange(requests)], some][: 1 + min(requests, 2)]
 
     def draw(self, spec: StateSpec, rows: int) -> Fields:
-        """Random rows [rows, ...] of every field; whole numbers, which every element type holds."""
+        """Random rows [rows, ...] of every field, of integers that every dtype represents exactly."""
         return {name: self.numbers(rows, field) for name, field in spec.fields.items()}
 
     def numbers(self, rows: int, field: Field) -> Tensor:
-        """Random whole numbers [rows, *shape] from 1 to `LARGEST`."""
+        """Random integers [rows, *shape] from 1 to `LARGEST`, in the dtype of the field."""
         dtype = getattr(torch, field.dtype or self.oracle.dtype)
         return torch.randint(1, LARGEST + 1, (rows, *field.shape), generator=self.generator).to(dtype)
 
@@ -203,7 +203,10 @@ def unbounded(spec: StateSpec) -> StateSpec:
 
 
 def by_position(rows: Rows, place: int) -> dict[int, int]:
-    """Where each position of the real rows at `place` stands; raises `LawBroken` where one comes twice."""
+    """The row index of each position among the unpadded rows of the request at `place`.
+
+    Raises `LawBroken` if a position occurs twice.
+    """
     positions = rows.positions[place].tolist()
     real = [True] * len(positions) if rows.key_padding_mask is None else rows.key_padding_mask[place].tolist()
     stands = {position: i for i, position in enumerate(positions) if real[i]}
@@ -213,8 +216,8 @@ def by_position(rows: Rows, place: int) -> dict[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """One request's share of some rows: its `place` in them, the `first` position that must be shown, and how far a
-    number may be off."""
+    """What is expected of one request in some rows: its `place`, the `first` position that must be included, and the
+    largest absolute `error` of a value."""
 
     place: int
     first: int
@@ -222,7 +225,7 @@ class Reading:
 
 
 def compare_rows(what: str, seen: Rows, real: Rows, reading: Reading) -> None:
-    """Raise `LawBroken` unless `seen` shows every row from the first position on once, and all it shows is true."""
+    """Raise `LawBroken` unless `seen` has each row from `reading.first` on exactly once, and all rows are correct."""
     place = reading.place
     shown, written = by_position(seen, place), by_position(real, place)
     missing = sorted(position for position in written if position >= reading.first and position not in shown)

@@ -1,4 +1,4 @@
-"""The laws without pytest, for the command line."""
+"""Checks laws without pytest, for the command line."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from attn_testing.subject import TOKENS, Subject
 
 @dataclass(frozen=True, kw_only=True)
 class LawResult:
-    """What one law found. `applied` is False where it says nothing about the subject; `detail` then says why,
-    and where the law is broken it names the first case and what was seen."""
+    """The result of one law. `applied` is False if the law does not apply to the subject.
+
+    `detail` then says why; if the law is broken, it names the first failing case and the error.
+    """
 
     law: str
     summary: str
@@ -29,10 +31,10 @@ class LawResult:
 def check(
     mechanism: str | Mechanism, options: Mapping[str, Any] | None = None, *, tokens: int = TOKENS
 ) -> list[LawResult]:
-    """The result of every law for a mechanism, by name or as an object, with its `options`.
+    """Check every law for a mechanism, given by name or as an object, with its `options`.
 
-    `tokens` is the length of the longest sequences that it is tried at; raises `InvalidValue` for too few.
-    Raises `UnknownName` where there is no such mechanism; what the laws find is in the results, never raised.
+    `tokens` is the length of the longest sequences that the mechanism is tested with; raises `InvalidValue` if it is
+    too small, and `UnknownName` if there is no such mechanism. Broken laws are in the results and never raised.
     """
     subject = Subject(mechanism, options or {}, tokens=tokens)
     _ = subject.mechanism
@@ -40,7 +42,7 @@ def check(
 
 
 def judge(law: type[Law], subject: Any) -> LawResult:
-    """The result of one law for a subject with `cases`."""
+    """Check one law for a subject with `cases`."""
     summary = (inspect.getdoc(law) or "").partition("\n")[0]
 
     def result(detail: str = "", *, passed: bool = True, applied: bool = True) -> LawResult:

@@ -1,9 +1,8 @@
-"""What a model that was written to a file and read again owes: its tensors bit for bit, its results to rounding.
+"""Checks of a model that was saved and loaded again: the same tensors bit for bit, the same results up to rounding.
 
-Memory that torch allocates itself begins at a multiple of 64 bytes, so the same computation on tensors of the same
-shapes gives the same bits on every machine, and tests of it may ask for them. Tensors of a safetensors file lie where
-the file has them, at a multiple of 8 bytes at best; libraries of matrix products (MKL, oneDNN, OpenBLAS) then choose
-other loops, which add in another order.
+Memory that torch allocates is aligned to 64 bytes, so a computation on tensors of the same shapes gives the same bits
+each time, and tests may require that. Tensors of a memory-mapped safetensors file are aligned to 8 bytes at best, for
+which matrix libraries (MKL, oneDNN, OpenBLAS) choose other loops, which add in another order.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ def require_same_model(
 ) -> None:
     """Raise `LawBroken` unless `found`, read from a folder to which `expected` was written, is the same model.
 
-    Parameters and buffers are compared bit for bit, what both give for `inputs` to the rounding of its type. `call`
-    takes a model and the inputs, and returns what is compared: by default the result of the model's `forward`.
+    Parameters and buffers are compared bit for bit, the results for `inputs` within the rounding of their dtype. `call`
+    takes a model and the inputs, and returns the tensor to compare: by default the result of the model's `forward`.
     """
     require_same_parameters(found, expected)
     run = call or (lambda model, *given: model(*given))

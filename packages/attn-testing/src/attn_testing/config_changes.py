@@ -1,8 +1,8 @@
-"""Changes of a config.json of transformers, by which a layout is tested: each must give equal results or be refused.
+"""Changed copies of a config.json of transformers, to test a loader: each must give equal results or be refused.
 
-Every field of the config is deleted, made null, flipped and moved within its type; fields that other families have, and
-every description of rotary positions, are added. Nothing here knows what a field means: whoever compares asks
-transformers.
+Every field of the config is deleted, made null, flipped and varied within its type; fields of other model families, and
+every form of rotary position parameters, are added. The meaning of fields is not known here: tests compare the results
+with those of transformers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 Values = dict[str, Any]
 SAID = frozenset({"architectures", "transformers_version", "model_type"})
-"""What a folder is found by, which says nothing of the computation."""
+"""Fields that identify a model folder and do not affect the computation."""
 
 OTHER_NAMES = {
     "silu": "gelu",
@@ -43,7 +43,7 @@ ROPES: tuple[Values, ...] = (
     {"rope_type": "default", "rope_theta": 5e3, "partial_rotary_factor": 0.5},
     {"rope_type": "default", "rope_theta": 3e3, "factor": 3.0},
 )
-"""Rotary positions of one kind for all layers."""
+"""Rotary position parameters that are the same for all layers."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 OF_KINDS = {FULL: LINEAR | {"factor": 8.0}, SLIDING: {"rope_type": "default", "rope_theta": 1e3}}
@@ -64,7 +64,7 @@ MIXED_ROPES: tuple[Values, ...] = (
     {"rope_parameters": None, "rope_local_base_freq": 3e3, "rope_theta": 5e5},
     {"rope_parameters": None, "rope_theta": 5e5},
 )
-"""Rotary positions of two kinds of layers, said in more than one place."""
+"""Rotary position parameters that differ by kind of layer, given in more than one field."""
 
 FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (True,),
@@ -113,11 +113,11 @@ FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "use_cache": (False,),
     "use_sliding_window": (True,),
 }
-"""Fields of other families with values that mean something there."""
+"""Fields of other model families, with values that are meaningful there."""
 
 
 def changes(config: Values, more: Mapping[str, tuple[Any, ...]] = MappingProxyType({})) -> Iterator[tuple[str, Values]]:
-    """Changed copies of a config.json, each with what was changed in words; `more` are further fields to add."""
+    """Changed copies of a config.json, each with a description of the change; `more` are further fields to add."""
     for field in sorted(config.keys() - SAID):
         without = {name: value for name, value in config.items() if name != field}
         yield f"{field} deleted", without
@@ -137,7 +137,7 @@ def changes(config: Values, more: Mapping[str, tuple[Any, ...]] = MappingProxyTy
 
 
 def added(config: Values, foreign: Mapping[str, tuple[Any, ...]] = FOREIGN) -> Iterator[tuple[str, Values]]:
-    """The config with each field of other families."""
+    """Copies of the config, each with one value of one field of other families."""
     for field, values in foreign.items():
         for value in values:
             if field not in config or config[field] != value:
@@ -145,7 +145,7 @@ def added(config: Values, foreign: Mapping[str, tuple[Any, ...]] = FOREIGN) -> I
 
 
 def others(value: Any) -> Iterator[Any]:
-    """Values of the type of `value` that differ from it, and null; of null, values of some types."""
+    """Null, and values of the same type as `value` that differ from it; for null, values of several types."""
     if value is None:
         yield from (True, 2, 0.5, [])
         return

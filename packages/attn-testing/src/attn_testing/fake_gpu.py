@@ -1,6 +1,6 @@
-"""Tensors on a GPU that is not there: shapes, types and devices of every operation, and no numbers.
+"""Fake tensors on an absent GPU: operations compute shapes, dtypes and devices, but no values.
 
-With it a test without a GPU sees which kernels and types a model would meet on one.
+With it a test without a GPU can check which kernels and dtypes a model would use on one.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from torch.utils._pytree import tree_leaves
 from attn_testing.pretend_cuda import H200
 
 CUDA, META = 1, 14
-"""torch's numbers of types of devices."""
+"""The numbers of these device types in torch (`c10::DeviceType`)."""
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operations that run inside: `seen` are their names, with the types of the tensors they read."""
+    """Records the operations in its context: `seen` are their names with the dtypes of the tensors that they read."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[tuple[str, tuple[str, ...]]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        """Record, and go on."""
+        """Record the operation and execute it."""
         read = {name: value for name, value in (kwargs or {}).items() if name != "out"}
         tensors = [part for part in tree_leaves((args, read)) if isinstance(part, torch.Tensor)]
         self.seen.append((func.overloadpacket.__name__, tuple(str(t.dtype).removeprefix("torch.") for t in tensors)))
         return func(*args, **(kwargs or {}))
 
     def dtypes(self, name: str) -> list[tuple[str, ...]]:
-        """The types of the tensors that each call of an operation reads, by the operation's name."""
+        """For each call of the operation with this name, the dtypes of the tensors that it reads."""
         return [dtypes for operation, dtypes in self.seen if operation == name]
 
 
 @contextmanager
 def fake_gpu(gpu: devices.Gpu = H200) -> Iterator[list[str]]:
-    """Within it, tensors of the device "cuda" can be made and computed with; gradients can be asked for, not computed.
+    """Context manager in which fake tensors on the device "cuda" can be created and computed with.
 
-    `Tensor.to` needs the device's number too: "cuda:0". Kernels believe that the machine has this GPU. Tensors have no
-    numbers: what reads one raises. Gives the list of the names of Triton programs, to which each that is started is
-    added; none runs.
+    Gradients can be required but not computed. `Tensor.to` needs the device index too: "cuda:0". Kernels are dispatched
+    as if the machine had the given GPU. Tensors have no values, and reading one raises. Yields a list to which the name
+    of each launched Triton program is appended; none is executed.
     """
     started: list[str] = []
     with ExitStack() as stack:
@@ -77,7 +77,7 @@ def fake_gpu(gpu: devices.Gpu = H200) -> Iterator[list[str]]:
 
 @contextmanager
 def _device_guard() -> Iterator[None]:
-    """Gives "cuda", of which a build of torch without CUDA knows nothing, the guard of tensors without data."""
+    """Register the device guard of "meta" tensors for "cuda", for builds of torch without CUDA, which have none."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * (META + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
     before = guards[CUDA]

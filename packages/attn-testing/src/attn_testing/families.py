@@ -1,4 +1,4 @@
-"""Tiny configs of decoder families of transformers, by `model_type`; ids of tokens are below 61."""
+"""Tiny configs of decoder families of transformers, by `model_type`; the vocabulary has 61 tokens."""
 
 from __future__ import annotations
 
@@ -128,4 +128,4 @@ FAMILIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         | NO_TOKENS
     },
 }
-"""Each with at least one config, the usual one under no name."""
+"""The configs of each family by a label; the label of the usual one is empty."""

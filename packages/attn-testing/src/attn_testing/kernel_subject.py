@@ -1,4 +1,4 @@
-"""A kernel under test and the problems it says it accepts."""
+"""A kernel under test and the problems that it accepts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attn_testing import oracle
 from attn_testing.problems import HEAD_MASKS, LENGTH_MASKS, MASK_KINDS, MASKS
 
 HEADS = ((4, 4), (1, 1), (4, 2), (4, 1), (3, 1), (8, 2))
-"""Query and key/value heads."""
+"""The numbers of (query, key/value) heads that are tried."""
 
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "score": oracle.SCORES,
@@ -37,7 +37,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "gradients": (False, True),
     "dtype": ("float32", "float64", "bfloat16", "float16"),
 }
-"""What fields of problems are tried at; the kit knows how to make each of these problems."""
+"""The values that are tried for each field of a problem; operands for all of these problems can be generated."""
 
 STRANGE: Mapping[str, Any] = {
     "score": "unheard_of",
@@ -49,14 +49,14 @@ STRANGE: Mapping[str, Any] = {
     "key_size": 10**9 + 7,
     "value_size": 10**9 + 7,
 }
-"""Values that no kernel computes unless it says `Anything`."""
+"""Values that every kernel must refuse, unless it declares `Anything` for the field."""
 
 MASKS_WITH = {"head_masks": HEAD_MASKS, "length_bound": LENGTH_MASKS}
-"""Which kinds of masks make these fields true."""
+"""The kinds of masks for which these fields are true."""
 MASK_WITH = {"head_masks": "per_head", "length_bound": "neighbourhood"}
 
 FLAGS = ("irregular_groups", "padded", "has_positions", "kv_unordered", "gradients")
-"""Fields whose name alone says in a label that they are true."""
+"""Boolean fields whose name appears in the label of a problem if they are true."""
 
 RANDOM_PROBLEMS = 12
 
@@ -71,19 +71,19 @@ class KernelCase:
 
     @property
     def absent(self) -> str | None:
-        """Why the kernel cannot run on this machine."""
+        """Why the kernel cannot run on this machine; None if it can."""
         return self.kernel.available()
 
 
 @dataclass(frozen=True, eq=False)
 class KernelSubject:
-    """A kernel by name or as an object."""
+    """A kernel under test, given by name or as an object."""
 
     given: str | AttendKernel
 
     @cached_property
     def kernel(self) -> AttendKernel:
-        """The kernel itself; raises `UnknownName` where no plugin offers it."""
+        """The kernel; raises `UnknownName` if no plugin offers it, `InvalidValue` if it is not an `attend` kernel."""
         found = installed().kernels.get(self.given) if isinstance(self.given, str) else self.given
         if not isinstance(found, AttendKernel):
             raise InvalidValue.of("kernel", found.name, "a kernel of the operation attend")
@@ -91,7 +91,7 @@ class KernelSubject:
 
     @cached_property
     def base(self) -> AttendProblem:
-        """The plainest problem that the kernel accepts."""
+        """The simplest problem that the kernel accepts."""
         devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
         for device in devices:
             for dtype in VALUES["dtype"]:
@@ -104,7 +104,7 @@ class KernelSubject:
 
     @cached_property
     def cases(self) -> list[KernelCase]:
-        """Accepted problems: each value of each field once, then mixtures."""
+        """The accepted problems: each value of each field alone, then random combinations."""
         problems = dict.fromkeys(p for p in self._tried() if not self.kernel.refusals(p))
         return [KernelCase(self.kernel, problem, label_of(problem)) for problem in problems]
 
@@ -129,7 +129,7 @@ class KernelSubject:
 
 
 def with_field(problem: AttendProblem, field: str, value: Any) -> AttendProblem:
-    """The problem with another value of one field, and those others without which there is no such problem."""
+    """The problem with another value of one field, and with the other fields changed so that it stays consistent."""
     changed = dataclasses.replace(problem, **{field: value})
     if field in MASK_WITH and value != (changed.mask in MASKS_WITH[field]):
         changed = dataclasses.replace(changed, mask=MASK_WITH[field] if value else "full")
@@ -143,7 +143,7 @@ def with_field(problem: AttendProblem, field: str, value: Any) -> AttendProblem:
 
 
 def label_of(problem: AttendProblem) -> str:
-    """What distinguishes the problem, such as `causal-float32-h4/2-padded`."""
+    """A label that distinguishes the problem, such as `causal-float32-h4/2-d16/16-padded`."""
     words = [problem.score, *problem.modifiers, problem.mask, problem.distribution, problem.dtype]
     words += [f"h{problem.query_heads}/{problem.key_value_heads}", f"d{problem.key_size}/{problem.value_size}"]
     words += [name for name in FLAGS if getattr(problem, name)]

@@ -1,4 +1,4 @@
-"""Whether an equation can be set: the rules of LaTeX's mathematics, without a typesetter."""
+"""Checks whether an equation is valid LaTeX mathematics, without a typesetter."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Im bmod mod pmod not hbar dagger ddagger backslash colon"""
 PAIRS = "lVert rVert lvert rvert Vert vert langle rangle lceil rceil lfloor rfloor backslash"
 
 ARGUMENTS = {**dict.fromkeys(TWO.split(), 2), **dict.fromkeys(ONE.split(), 1)}
-"""Commands that take arguments, and how many."""
+"""The number of arguments of each command that takes any."""
 
 SYMBOLS = frozenset(NONE.split())
 """Commands without arguments."""
 
 MARKS = ("(", ")", "[", "]", "|", ".", "/", "<", ">", r"\{", r"\}", r"\|")
 DELIMITERS = frozenset(MARKS) | {f"\\{name}" for name in PAIRS.split()}
-"""What may stand behind \\left and \\right."""
+"""The delimiters that may follow \\left and \\right."""
 
 
 def latex_error(equation: str) -> str | None:
-    """What is wrong with an equation of LaTeX's mathematics, in words; None where nothing is.
+    """The first error in a LaTeX equation, in words; None if there is none.
 
-    Known are the commands of LaTeX and amsmath that equations of papers use.
+    The known commands are those of LaTeX and amsmath that are common in equations of papers.
     """
     signs = [sign for sign in SIGN.findall(equation) if not sign.isspace()]
     opened: list[str] = []
@@ -54,7 +54,7 @@ def latex_error(equation: str) -> str | None:
 
 
 def sign_error(sign: str, following: list[str]) -> str | None:
-    """What is wrong with one sign and the one behind it."""
+    """The error in a token and the one that follows it; None if there is none."""
     if sign == "$":
         return "a dollar stands in an equation: it is given without"
     if sign in {"^", "_"} and (not following or following[0] in {"}", "^", "_", "&"}):
@@ -66,7 +66,7 @@ def sign_error(sign: str, following: list[str]) -> str | None:
 
 
 def nesting_error(sign: str, following: list[str], opened: list[str], rest: list[str]) -> str | None:
-    """What is wrong with groups, pairs of delimiters and environments; keeps `opened` up to date."""
+    """The error in the nesting of groups, delimiter pairs and environments, or None; updates `opened`."""
     if sign in {r"\left", r"\right"} and (not following or following[0] not in DELIMITERS):
         return f"{sign} is followed by no delimiter"
     if sign in {r"\begin", r"\end"}:
@@ -83,7 +83,7 @@ def nesting_error(sign: str, following: list[str], opened: list[str], rest: list
 
 
 def scripts_error(signs: list[str]) -> str | None:
-    """Whether a symbol is raised or lowered twice, in a sequence of signs whose groups are balanced."""
+    """The error if a symbol has two superscripts or two subscripts, in tokens with balanced groups, or None."""
     seen: list[set[str]] = [set()]
     place = 0
     while place < len(signs):
@@ -92,7 +92,7 @@ def scripts_error(signs: list[str]) -> str | None:
             if sign in seen[-1]:
                 return f"{sign} twice at one symbol"
             seen[-1].add(sign)
-            # The script itself, a group or one sign, is no new symbol.
+            # The script itself, a group or one token, is not a new symbol.
             place = end_of_group(signs, place + 1)
             wrong = scripts_error(signs[place_of(signs, place)]) if signs[place - 1] == "}" else None
             if wrong:
@@ -104,7 +104,7 @@ def scripts_error(signs: list[str]) -> str | None:
 
 
 def end_of_group(signs: list[str], start: int) -> int:
-    """The place behind the group or sign at `start`; of a command with arguments, behind the last of them."""
+    """The index after the group or token at `start`; for a command with arguments, after the last argument."""
     if signs[start] != "{":
         end = start + 1
         for _ in range(ARGUMENTS.get(signs[start][1:], 0) if signs[start].startswith("\\") else 0):
@@ -119,7 +119,7 @@ def end_of_group(signs: list[str], start: int) -> int:
 
 
 def place_of(signs: list[str], end: int) -> slice:
-    """The inside of the group that ends before `end`."""
+    """The slice of the contents of the group that ends before `end`."""
     depth = 0
     for place in range(end - 1, -1, -1):
         depth += {"}": 1, "{": -1}.get(signs[place], 0)

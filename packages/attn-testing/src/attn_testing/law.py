@@ -1,4 +1,4 @@
-"""A law: test methods that a plugin's test class inherits, where they apply, and how one says that it is broken."""
+"""Base classes of laws: test methods that a plugin's test class inherits, the cases they apply to, and assertions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class LawBroken(AssertionError):
-    """What was checked does not keep the law; the message says where and by how much."""
+    """A law is broken; the message says where and by how much."""
 
 
 def require(holds: object, message: str) -> None:
@@ -21,9 +21,9 @@ def require(holds: object, message: str) -> None:
 
 
 def require_same(actual: Tensor, expected: Tensor, what: str, tolerance: float) -> None:
-    """Raise `LawBroken` unless both have one shape and no element differs by more than `tolerance` (1 + |expected|).
+    """Raise `LawBroken` unless the shapes are equal and no element differs by more than `tolerance` (1 + |expected|).
 
-    `what` names the comparison, such as "decoded row 3 and row 3 of the full forward". Not-a-number is never the same.
+    `what` names the comparison, such as "decoded row 3 and row 3 of the full forward". NaN equals nothing.
     """
     require(actual.shape == expected.shape, f"{what}: shapes {tuple(actual.shape)} and {tuple(expected.shape)} differ")
     if not actual.numel():
@@ -42,38 +42,38 @@ def require_same(actual: Tensor, expected: Tensor, what: str, tolerance: float) 
 
 
 def require_within(actual: Tensor, expected: Tensor, what: str, error: float) -> None:
-    """Raise `LawBroken` unless both have one shape and no element differs by more than `error`, as a number."""
+    """Raise `LawBroken` unless the shapes are equal and no element differs by more than `error`, an absolute value."""
     require(actual.shape == expected.shape, f"{what}: shapes {tuple(actual.shape)} and {tuple(expected.shape)} differ")
     off = (actual.detach().double() - expected.detach().double()).abs()
     require(bool((off <= error).all()), f"{what} differ by up to {off.max().item():g} (allowed {error:g})")
 
 
 class Law:
-    """One law. Its `test_` methods take a `case`, one configuration of what is checked, or the whole `subject`.
+    """Base class of a law. Its `test_` methods take a `case`, one configuration under test, or the whole `subject`.
 
-    `cases_at_most` bounds slow laws to that many cases, spread over all; None checks every one.
+    `cases_at_most` limits a slow law to that many cases, spread over all of them; None checks every case.
     """
 
     cases_at_most: ClassVar[int | None] = None
 
     @classmethod
     def excuse(cls, case: Any) -> str | None:
-        """Why the law says nothing about this case, or None where it applies."""
+        """Why the law does not apply to this case; None if it does."""
         return None
 
     @classmethod
     def title(cls) -> str:
-        """The law's name: its class's in snake case, such as `causality_by_gradient` or `kv_sharing`."""
+        """The law's name: that of its class in snake case, such as `causality_by_gradient` or `kv_sharing`."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
 
     @classmethod
     def checks(cls) -> list[str]:
-        """Names of the test methods that the law itself defines."""
+        """The names of the test methods that the law itself defines."""
         return [name for name in vars(cls) if name.startswith("test_")]
 
     @classmethod
     def applicable(cls, cases: list[Any]) -> tuple[list[Any], str]:
-        """The cases to check, and where there is none, why."""
+        """The cases to check, and the reason if there are none."""
         excuses = [cls.excuse(case) for case in cases]
         chosen = [case for case, excuse in zip(cases, excuses, strict=True) if excuse is None]
         if not chosen:
@@ -86,7 +86,7 @@ class Law:
 
 
 class MechanismLaw(Law):
-    """A law of mechanisms; `needs` are the capabilities without which it says nothing."""
+    """A law of mechanisms; it only applies to mechanisms with all capabilities in `needs`."""
 
     needs: ClassVar[tuple[Capability, ...]] = ()
 
@@ -99,5 +99,5 @@ class MechanismLaw(Law):
 
     @classmethod
     def silent_on(cls, case: Any) -> str | None:
-        """Why the law says nothing about a case whose mechanism has what it needs, or None."""
+        """Why the law does not apply to a case although its mechanism has all `needs`; None if it does."""
         return None

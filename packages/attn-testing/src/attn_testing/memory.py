@@ -1,4 +1,4 @@
-"""The kit's own store: dictionaries of lists, written to be evidently right. It is the oracle for caches too."""
+"""The test kit's own state store: nested dictionaries, written to be evidently correct; also the oracle for caches."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from attn_core.stores import ModelSpecs, Usage
 from torch import Tensor
 
 Address = tuple[str, str]
-"""A layer and one of its states."""
+"""The names of a layer and of one of its states."""
 
 Item = TypeVar("Item")
 
 RUBBISH = 17.0
-"""What padding rows hold: finite, as real memory is, and wrong wherever it is used."""
+"""The value of padding rows: finite, as in real memory, and wrong wherever it is used."""
 
 
 @dataclass
 class Held:
-    """What one request has in the store: place -> rows for paged states, one row or the source for the others.
+    """The states of one request: place -> row for paged states, one row or the source rows for the others.
 
-    A place is a position but in a tree, see `RaggedBatch`.
+    A place is a position, except for the tokens of a tree; see `RaggedBatch`.
     """
 
     pages: dict[Address, dict[int, dict[str, Tensor]]] = field(default_factory=dict)
@@ -34,10 +34,10 @@ class Held:
 
 
 class DictionaryStore:
-    """A `StateStore` without bounds in which every row is a tensor of its own; `dtype` is the model's, by name.
+    """An unbounded `StateStore` in which every row is a separate tensor; `dtype` is the name of the model's dtype.
 
-    It gives a layer no row that the state's window does not promise, rows of windowed states in a ring's order behind
-    their padding, and rubbish in the padding.
+    A layer gets no rows outside the window of a state, the rows of windowed states in the order of a ring buffer after
+    their padding, and `RUBBISH` in the padding.
     """
 
     def __init__(self, specs: ModelSpecs, dtype: str = "float64") -> None:
@@ -46,7 +46,7 @@ class DictionaryStore:
         self._held: dict[int, Held] = {}
 
     def fits(self, tokens: int) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     def admit(self, request: int) -> bool:
@@ -55,22 +55,22 @@ class DictionaryStore:
         return True
 
     def reserve(self, request: int, tokens: int) -> bool:
-        """Always, for a request that was admitted."""
+        """True for every request that was admitted."""
         return request in self._held
 
     def write_source(self, request: int, source: Mapping[str, Mapping[str, Fields]]) -> None:
-        """Keep the source rows, layer -> state -> field [source, ...]."""
+        """Store the source rows, layer -> state -> field [source, ...]."""
         for layer, states in source.items():
             for state, fields in states.items():
                 spec = self.specs[layer][state]
                 self._held[request].sources[layer, state] = {n: self.cast(spec, n, x) for n, x in fields.items()}
 
     def release(self, request: int) -> None:
-        """Forget the request."""
+        """Delete the states of the request."""
         del self._held[request]
 
     def order(self, requests: Sequence[int]) -> list[int]:
-        """As they come."""
+        """The requests in the given order."""
         return list(requests)
 
     def view(self, batch: RaggedBatch, requests: Sequence[int]) -> ModelState:
@@ -96,7 +96,7 @@ class DictionaryStore:
             rows.update(kept)
 
     def live_bytes(self, request: int, tokens: int) -> int:
-        """Bytes of the tensors held after `tokens` tokens."""
+        """The bytes of the tensors that a request holds after `tokens` tokens."""
         held, weight = self._held[request], 0
         for (layer, state), rows in held.pages.items():
             window = self.window(layer, state)
@@ -105,27 +105,27 @@ class DictionaryStore:
         return weight + sum(weigh(row) for row in [*held.slots.values(), *held.sources.values()])
 
     def usage(self) -> Usage:
-        """Requests held; tokens are not bounded here."""
+        """The number of requests held; tokens are not counted, as they are unbounded."""
         count = len(self._held)
         return Usage(tokens=0, tokens_total=0, requests=count, requests_total=count)
 
     def window(self, layer: str, state: str) -> int | None:
-        """The window of a paged state."""
+        """The window of a paged state; None without one."""
         spec = self.specs[layer][state]
         return spec.window if isinstance(spec, Paged) else None
 
     def cast(self, spec: StateSpec, name: str, rows: Tensor) -> Tensor:
-        """Rows in the element type that the spec gives them."""
+        """Convert rows to the dtype of the field in the spec, or to that of the model."""
         stated = spec.fields[name].dtype if name in spec.fields else None
         kind: torch.dtype = getattr(torch, stated or self.dtype)
         return rows.to(kind)
 
     def zero(self, row: Field) -> Tensor:
-        """The row a slot starts with."""
+        """The initial value of a field of a slot."""
         return torch.zeros(row.shape, dtype=getattr(torch, row.dtype or self.dtype))
 
     def _forget(self, batch: RaggedBatch, requests: Sequence[int]) -> None:
-        # Of a tree the token that stands first sees furthest back.
+        # In a tree, the token with the smallest context attends furthest back.
         contexts: dict[int, int] = {}
         for request, context in zip(requests, batch.contexts, strict=True):
             contexts[request] = min(context, contexts.get(request, context))
@@ -139,8 +139,10 @@ class DictionaryStore:
 
 @torch.no_grad()
 def stepped_logits(model: Any, tokens: Tensor, counts: Iterable[int], source: Tensor | None = None) -> Tensor:
-    """Logits [tokens, vocabulary] of one sequence [tokens], computed in steps of so many tokens; `source` is what an
-    encoder-decoder model reads."""
+    """Logits [tokens, vocabulary] of one sequence [tokens], computed in steps of `counts` tokens.
+
+    `source` is the encoder input of an encoder-decoder model.
+    """
     store, done, found = DictionaryStore(model.state_specs(), "float32"), 0, []
     store.admit(0)
     if source is not None:
@@ -153,7 +155,7 @@ def stepped_logits(model: Any, tokens: Tensor, counts: Iterable[int], source: Te
 
 
 def rounding(states: Iterable[StateSpecs]) -> float:
-    """What float64 computations may differ by that remember these states: more where fewer bits are kept."""
+    """The tolerance for float64 computations with these states: larger if states are stored in a narrower dtype."""
     kept = {row.dtype for specs in states for spec in specs.values() for row in spec.fields.values()}
     return 3e-2 if kept & {"float16", "bfloat16"} else 1e-4 if "float32" in kept else 1e-10
 
@@ -163,13 +165,13 @@ def _fixed(spec: StateSpec) -> bool:
 
 
 def weigh(fields: Mapping[str, Tensor]) -> int:
-    """Bytes of the elements of some tensors."""
+    """The bytes of the elements of some tensors."""
     return sum(rows.numel() * rows.element_size() for rows in fields.values())
 
 
 @dataclass
 class View:
-    """Where a view looks: a store, a state and the requests of a step."""
+    """Base class of views: a state in a store, for the requests of a step."""
 
     store: DictionaryStore
     address: Address
@@ -183,10 +185,10 @@ class View:
 
 
 class PagedRows(View):
-    """Rows per token."""
+    """The view of a paged state, with one row per token."""
 
     def append(self, fields: Fields) -> Fields:
-        """Keep this step's rows, [tokens, ...] each."""
+        """Store this step's rows, [tokens, ...] each; returns them as stored."""
         cast = {name: self.store.cast(self.spec, name, rows) for name, rows in fields.items()}
         for span in self.batch.spans():
             rows = self.held[span.request].pages.setdefault(self.address, {})
@@ -195,7 +197,7 @@ class PagedRows(View):
         return cast
 
     def rows(self, requests: Sequence[int]) -> Rows:
-        """Everything kept for these requests, this step's rows included."""
+        """All rows stored for these requests, including those of this step."""
         kept = [self._seen(request) for request in requests]
         window = self.store.window(*self.address)
         order = [sorted(rows) if window is None else sorted(rows, key=lambda p: (p % window, p)) for rows in kept]
@@ -203,7 +205,7 @@ class PagedRows(View):
         return padded(listed, order, ring=window is not None)
 
     def _seen(self, request: int) -> dict[int, dict[str, Tensor]]:
-        """Position -> rows: of a tree, those of a token's ancestors and its own, behind what was there before."""
+        """Position -> row; for a token of a tree, the rows before the tree, those of its ancestors, and its own."""
         rows, path = self.held[request].pages.get(self.address, {}), self.batch.path(request)
         if not path:
             return rows
@@ -213,7 +215,7 @@ class PagedRows(View):
 
 
 class SourceRows(View):
-    """Rows per source token."""
+    """The view of a source state, with one row per source token."""
 
     def rows(self, requests: Sequence[int]) -> Rows:
         """The source rows of these requests."""
@@ -226,10 +228,10 @@ class SourceRows(View):
 
 
 class SlotRows(View):
-    """Fixed rows per request."""
+    """The view of a slot, a state of fixed size per request."""
 
     def read(self) -> Fields:
-        """The state of every request, zeros at first, [requests, ...] each."""
+        """The state of every request, [requests, ...] each; initially zeros."""
         zeros = {name: self.store.zero(row) for name, row in self.spec.fields.items()}
         rows = [held.slots.get(self.address, zeros) for held in self.held]
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
@@ -245,7 +247,7 @@ VIEWS: Mapping[type[StateSpec], Any] = {Paged: PagedRows, Slot: SlotRows, Source
 
 
 def padded(listed: list[list[dict[str, Tensor]]], order: list[list[int]], *, ring: bool) -> Rows:
-    """Rows of several requests, padded to the longest with rubbish: first in a ring, else last."""
+    """The rows of several requests, padded to the longest with `RUBBISH`: at the front for a ring, else at the end."""
     longest = max(map(len, order))
     example = next((rows[0] for rows in listed if rows), {})
     spare = [longest - len(places) for places in order]
@@ -264,5 +266,5 @@ def padded(listed: list[list[dict[str, Tensor]]], order: list[list[int]], *, rin
 
 
 def pad(items: list[Item], padding: list[Item], *, first: bool) -> list[Item]:
-    """The items with the padding before or behind them."""
+    """The items with the padding before or after them."""
     return padding + items if first else items + padding

@@ -1,4 +1,4 @@
-"""A model family under test and the configs it is tried at."""
+"""A model family under test and the configs with which it is tested."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from attn_testing.serving import ragged
 from attn_testing.subject import JITTER
 
 Values = Mapping[str, Any]
-"""A model's config in plain values."""
+"""A model's config as plain values."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelCase:
-    """A model of one config, in float64."""
+    """A model family with one config; models are float64."""
 
     family: ModelFamily
     values: Values
@@ -33,7 +33,7 @@ class ModelCase:
         return self.build()
 
     def build(self, seed: int = 0) -> Any:
-        """A model of its own, with weights drawn from `seed`, in evaluation mode."""
+        """Build a new model in evaluation mode, with weights drawn from `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.family.build(self.family.configure(self.values)).double()
@@ -44,7 +44,7 @@ class ModelCase:
 
     @property
     def tolerance(self) -> float:
-        """What two float64 computations of one thing may differ by."""
+        """The tolerance between two float64 computations of the same result."""
         return max(1e-9, rounding(self.model.state_specs().values()))
 
     def tokens(self, *shape: int, seed: int = 1) -> Tensor:
@@ -55,14 +55,14 @@ class ModelCase:
 
 @dataclass(frozen=True, eq=False)
 class ModelSubject:
-    """A model family by name or as an object, and plain configs of small models by their label."""
+    """A model family, given by name or as an object, and plain configs of small models by label."""
 
     given: str | ModelFamily
     configs: Mapping[str, Values]
 
     @cached_property
     def family(self) -> ModelFamily:
-        """The family itself; raises `UnknownName` where no plugin offers it."""
+        """The model family; raises `UnknownName` if no plugin offers it."""
         return installed().models.get(self.given) if isinstance(self.given, str) else self.given
 
     @cached_property
@@ -72,7 +72,10 @@ class ModelSubject:
 
 
 class ModelServing:
-    """Requests of one model and how far each has come, in the kit's own store."""
+    """Runs a model in steps over several requests, whose states are in a `DictionaryStore`.
+
+    `done` is the number of computed tokens of each request.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -86,7 +89,7 @@ class ModelServing:
         return dict(zip(new, logits.split([len(tokens) for tokens in new.values()]), strict=True))
 
     def hidden(self, new: Mapping[int, Tensor]) -> Tensor:
-        """Hidden rows [tokens, width] of the new tokens [tokens] of each request, computed in one step."""
+        """Hidden states [tokens, width] of the new tokens [tokens] of all requests, computed in one step."""
         for name in new:
             if name not in self.done:
                 self.store.admit(name)

@@ -1,9 +1,9 @@
-"""Tensors that say they are on a GPU and are computed on the CPU, so that what a step costs there can be counted.
+"""Tensors that claim to be on a GPU but are computed on the CPU, to count what a step would cost on a GPU.
 
-`torch` without CUDA computes with them as with any others: what a `PretendCuda` sees is the sequence of operations that
-a real GPU would get. It counts kernels that would be launched, points at which the host waits for the device, and
-copies to it. A copy to the device waits as well, unless it is asked for as `non_blocking` and comes from pinned memory
-that was made while counting. Kernels of Triton are counted and not computed; their outputs are zeros.
+torch without CUDA computes with them as with any others, so `PretendCuda` observes the sequence of operations that a
+real GPU would execute. It counts kernel launches, points at which the host waits for the device, and copies to the
+device. A copy to the device also counts as a wait unless it is `non_blocking` and comes from pinned memory that was
+allocated while counting. Triton kernels are counted but not executed; their outputs are zeros.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ _ALLOCATIONS = {
     "_unsafe_view",
     "_has_compatible_shallow_copy_type",
 }
-"""Operations that launch no kernel, or are counted apart."""
+"""Operations that launch no kernel, or are counted separately."""
 _ON_CPU = (
     torch._C.DispatchKey.CPU,  # noqa: SLF001
     torch._C.DispatchKey.CompositeImplicitAutograd,  # noqa: SLF001
     torch._C.DispatchKey.CompositeExplicitAutograd,  # noqa: SLF001
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,  # noqa: SLF001
 )
-"""Where kernels lie that compute on a CPU."""
+"""The dispatch keys of kernels that can run on a CPU."""
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
-"""Operations that bring indices to the device, where these are on the host."""
+"""Operations that copy indices to the device if these are on the host."""
 _TAKES_INDICES = {"copy_"} | _INDEXED
-"""Operations in which a real GPU takes a tensor of the CPU beside its own."""
+"""Operations that accept CPU tensors together with GPU tensors on a real GPU."""
 _COPIES = {"_to_copy", "to", "copy_"}
 _WAITING = {
     "_local_scalar_dense",
@@ -73,20 +73,20 @@ _WAITING = {
     "unique_consecutive",
     "equal",
 }
-"""Operations whose result has a size that only the device knows, or is a number for the host."""
+"""Operations that make the host wait: their result has a data-dependent size, or is a number on the host."""
 
 
 class PretendCudaTensor(torch.Tensor):
-    """A tensor that says its device is `cuda:0`, whose numbers are those of `inner`, a tensor on the CPU.
+    """A tensor whose `device` is `cuda:0` and whose values are those of `inner`, a tensor on the CPU.
 
-    To torch itself it is one on the CPU: torch without CUDA has nothing that could guard another device.
+    For torch itself it is a CPU tensor, as torch without CUDA has no device guard for CUDA.
     """
 
     inner: Any
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> PretendCudaTensor:
-        """A tensor of the shape, strides and type of `inner`."""
+        """Create a tensor with the shape, strides and dtype of `inner`."""
         made: PretendCudaTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
             cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype
         )
@@ -95,31 +95,31 @@ class PretendCudaTensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The pretended GPU."""
+        """The device of the pretended GPU."""
         return DEVICE
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
-        """True."""
+        """Always True."""
         return True
 
     def data_ptr(self) -> int:
-        """The address of the numbers."""
+        """The address of the first element of `inner`."""
         return int(self.inner.data_ptr())
 
     def cpu(self, *_: Any, **__: Any) -> Tensor:
-        """The numbers, once the device is done."""
+        """The values as a CPU tensor; counts as a synchronization."""
         _note("cpu")
         numbers: Tensor = self.inner.clone()
         return numbers
 
     def tolist(self) -> Any:
-        """The numbers, once the device is done."""
+        """The values as a list; counts as a synchronization."""
         _note("tolist")
         return self.inner.tolist()
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As `Tensor.to`; to the CPU, the numbers once the device is done."""
+        """Like `Tensor.to`; a move to the CPU counts as a synchronization."""
         target = kwargs.get("device", args[0] if args else None)
         if isinstance(target, Tensor):
             return self.to(target.device, target.dtype, *args[1:], **kwargs)
@@ -135,18 +135,18 @@ class PretendCudaTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Compute outside of a `PretendCuda`: nothing is counted."""
+        """Execute an operation outside of a `PretendCuda`: nothing is counted."""
         return computed(func, args, kwargs or {})
 
 
 class PretendEvent:
-    """A point in the work of the pretended GPU, for which the host can wait."""
+    """Replaces `torch.cuda.Event`: a point in the work of the pretended GPU that the host can wait for."""
 
     def record(self, stream: object = None) -> None:
-        """Behind all that was asked so far."""
+        """Do nothing, as all work so far has been computed."""
 
     def synchronize(self) -> None:
-        """Wait until it is reached."""
+        """Count a wait of the host for the event."""
         _note("event")
 
 
@@ -159,19 +159,19 @@ def _note(name: str) -> None:
 
 
 def unwrapped(value: Any) -> Any:
-    """The tensor on the CPU, or anything else as it is."""
+    """The inner CPU tensor of a pretended GPU tensor; any other value unchanged."""
     return value.inner if isinstance(value, PretendCudaTensor) else value
 
 
 def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The result of an operation, on the pretended GPU if its arguments are there or it is asked for there."""
+    """The result of an operation, on the pretended GPU if its arguments or its `device` argument are."""
     flat = list(tensors_in((args, kwargs)))
     there = any(isinstance(tensor, PretendCudaTensor) for tensor in flat)
     asked = kwargs.get("device")
     name = func.overloadpacket.__name__
     if asked is not None and not (there and name == "_to_copy"):
-        # Copies from the device to the CPU are asked for in `PretendCudaTensor.to`; all others are made by torch, which
-        # takes the tensor for one of the CPU.
+        # Copies from the device to the CPU go through `PretendCudaTensor.to`; all others are made by torch itself, for
+        # which the tensor is a CPU tensor.
         there = torch.device(asked).type == "cuda" or (there and name.startswith("new_"))
     if asked is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
@@ -185,7 +185,7 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func._schema.is_mutable and flat and name.endswith("_"):  # noqa: SLF001
         return args[0] if func._schema.returns else None  # noqa: SLF001
     if there:
-        # A view made in inference mode of a tensor that was not is none of an inference tensor.
+        # A view created in inference mode of a normal tensor is not an inference tensor.
         kept = bool(flat) and not flat[0].is_inference() and func.is_view
         with torch.inference_mode(mode=False) if kept else nullcontext():
             return tree_map(lambda value: PretendCudaTensor(value) if isinstance(value, Tensor) else value, result)
@@ -193,7 +193,7 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def run_of(func: Any) -> Any:
-    """What computes an operation on the CPU; zeros of the right shapes where only a GPU has a kernel of it."""
+    """The function that computes an operation on the CPU; it returns zeros if only GPUs have a kernel for it."""
     if func in _WIDE_PRODUCTS:
         return wide_product
     if not isinstance(func, torch._ops.OpOverload) or any(map(func.has_kernel_for_dispatch_key, _ON_CPU)):  # noqa: SLF001
@@ -202,16 +202,16 @@ def run_of(func: Any) -> Any:
 
 
 _WIDE_PRODUCTS = {torch.ops.aten.mm.dtype, torch.ops.aten.mm.dtype_out}
-"""Products of a type that is wider than that of the operands, which a CPU has not."""
+"""Matrix products with an output dtype wider than that of the operands, which CPUs do not support."""
 
 
 def wide_product(left: Tensor, right: Tensor, dtype: torch.dtype, *, out: Tensor | None = None) -> Tensor:
-    """The product of two matrices in a wider type, as a GPU rounds it."""
+    """The product of two matrices in a wider dtype, rounded as on a GPU."""
     return torch.mm(left.to(dtype), right.to(dtype), out=out)
 
 
 def zeros_of(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Zeros of the shapes and types that an operation has on tensors without memory."""
+    """Zeros with the shapes and dtypes of the results of an operation, which are computed with meta tensors."""
 
     def changed(kind: str, value: Any) -> Any:
         return tree_map(lambda part: part.to(kind) if isinstance(part, Tensor) else part, value)
@@ -221,7 +221,7 @@ def zeros_of(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of nested arguments."""
+    """All tensors in nested arguments."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -233,8 +233,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def left_behind(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors of the CPU, more than single numbers, that an operation meets beside those of the GPU, where a real
-    one refuses them."""
+    """The CPU tensors with at least one dimension that an operation takes together with GPU tensors although a real GPU
+    refuses them."""
     given = list(tensors_in((args, kwargs or {})))
     if func.overloadpacket.__name__ in _TAKES_INDICES or not any(isinstance(one, PretendCudaTensor) for one in given):
         return []
@@ -242,22 +242,22 @@ def left_behind(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts, while it is entered, what a GPU would be asked: `syncs`, `copies` to it, and `launches` by name."""
+    """Counts, in its context, what a GPU would do: `syncs` by name, `copies` to it, and kernel `launches` by name."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.launches: Counter[str] = Counter()
         self.programs: Counter[str] = Counter()
-        """Launches of Triton programs, by name."""
+        """The number of launches of each Triton program, by name."""
         self.grids: list[tuple[str, int, tuple[int, ...]]] = []
-        """Triton programs in order: name, grid, and the addresses of the tensors they were given."""
+        """The launched Triton programs in order: name, grid size, and the addresses of their tensors."""
         self.syncs: Counter[str] = Counter()
         self.copies = 0
         self._pinned: dict[int, torch.UntypedStorage] = {}
-        """Pinned memory of the host, by address; kept, so that no other gets its address."""
+        """Pinned host memory by address; kept alive, so that no other memory gets its address."""
 
     def reset(self) -> None:
-        """Count from nothing again."""
+        """Reset all counters."""
         self.launches.clear()
         self.programs.clear()
         self.syncs.clear()
@@ -266,7 +266,7 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def total(self) -> int:
-        """Kernels launched, Triton's included."""
+        """The number of kernels launched, including Triton programs."""
         return self.launches.total() + self.programs.total()
 
     def __enter__(self) -> PretendCuda:
@@ -295,7 +295,7 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         _COUNTING.remove(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count an operation and compute it."""
+        """Compute an operation and count it."""
         kwargs = kwargs or {}
         before = any(isinstance(tensor, PretendCudaTensor) for tensor in tensors_in((args, kwargs)))
         result = computed(func, args, kwargs)
@@ -306,7 +306,7 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def launched(self, name: str, grid: int, pointers: tuple[int, ...]) -> None:
-        """Count a Triton program."""
+        """Count the launch of a Triton program."""
         self.programs[name] += 1
         self.grids.append((name, grid, pointers))
 
@@ -328,17 +328,17 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         non_blocking = _argument(func, "non_blocking", args, kwargs)
         if isinstance(source, PretendCudaTensor):
             if not after:
-                # Into pinned memory, at which the host looks after an event.
+                # A non-blocking copy to pinned memory does not wait; the host reads it after an event.
                 self.syncs[name] += not (non_blocking and self._is_pinned(result))
             elif name == "copy_" or result is not source:
                 self.launches[name] += 1
         elif name == "copy_" and not source.dim():
-            self.launches["fill_"] += 1  # x[i] = 1: torch makes the number on the device
+            self.launches["fill_"] += 1  # x[i] = 1: torch fills in the number on the device
         else:
             self._brought(source, non_blocking=non_blocking)
 
     def _brought(self, source: Tensor, *, non_blocking: bool) -> None:
-        """Count a copy of a tensor of the host to the device."""
+        """Count a copy of a host tensor to the device."""
         self.copies += 1
         if not non_blocking:
             self.syncs["blocking copy to the device"] += 1
@@ -359,14 +359,17 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _argument(func: Any, wanted: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """An argument of an operation that is False where it is not given."""
+    """A boolean argument of an operation; False if it is not given."""
     names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001
     return bool(kwargs.get(wanted, dict(zip(names, args, strict=False)).get(wanted, False)))
 
 
 @contextmanager
 def pretended_gpu(gpu: devices.Gpu = H200) -> Iterator[PretendCuda]:
-    """Counts what a GPU is asked; kernels are chosen as on this one, and those of Triton counted and not computed."""
+    """Context manager that counts what a GPU would do; kernels are dispatched as on the given GPU.
+
+    Triton programs are counted but not executed.
+    """
     counter = PretendCuda()
 
     def run(launch: Any, _: torch.device) -> None:
@@ -385,7 +388,7 @@ def pretended_gpu(gpu: devices.Gpu = H200) -> Iterator[PretendCuda]:
             for module in ("launch", "paged.bucket", "paged.mixed", "products", "attention.backward"):
                 owner = importlib.import_module(f"attn_kernels_triton.{module}")
                 stack.enter_context(patch.object(owner, "processors", lambda _: launches.USUAL))
-        # What was found on a machine without a GPU, or with another.
+        # Clear what was cached for a machine without a GPU, or with another one.
         for cached in (row_table, table_here):
             cached.cache_clear()
             stack.callback(cached.cache_clear)
@@ -393,7 +396,7 @@ def pretended_gpu(gpu: devices.Gpu = H200) -> Iterator[PretendCuda]:
 
 
 def to_pretended(model: torch.nn.Module) -> None:
-    """Put the weights of a model on the pretended GPU, where it can be run and trained."""
+    """Move the weights of a model to the pretended GPU, where it can be run and trained."""
     for module in model.modules():
         for name, weight in list(module._parameters.items()):  # noqa: SLF001
             if weight is not None:
@@ -405,7 +408,8 @@ def to_pretended(model: torch.nn.Module) -> None:
 
 
 def _grouped(lists: list[list[Tensor | None]], with_indices: bool = False) -> Any:  # noqa: FBT001, FBT002 -- as torch's
-    """Tensors of an optimizer by device and type, where torch takes those of the pretended GPU for those of a CPU."""
+    """An optimizer's tensors grouped by device and dtype, with the device corrected for pretended GPU tensors, which
+    torch takes for CPU tensors."""
     found = _GROUPS(lists, with_indices)
     there = any(isinstance(tensor, PretendCudaTensor) for tensor in lists[0])
     return {(DEVICE if there else device, dtype): group for (device, dtype), group in found.items()}
@@ -415,14 +419,14 @@ _GROUPS = torch._C._group_tensors_by_device_and_dtype  # noqa: SLF001
 
 
 def _autocast(device_type: str, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
-    """`torch.autocast`, that of a GPU for the pretended one, too: torch takes its tensors for those of a CPU."""
+    """`torch.autocast` that also supports the pretended GPU, whose tensors torch takes for CPU tensors."""
     if device_type != DEVICE.type:
         return torch.amp.autocast(device_type, *args, **kwargs)
     return _GpuAutocast(*args, **kwargs)
 
 
 class _GpuAutocast(torch.amp.autocast_mode.autocast):
-    """Autocast on a CPU that says it is on a GPU. Products are of the same type as there."""
+    """CPU autocast that is also reported as GPU autocast; matrix products have the same dtype as on a GPU."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__("cpu", *args, **kwargs)
@@ -442,7 +446,7 @@ class _GpuAutocast(torch.amp.autocast_mode.autocast):
 
 
 def _moved(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`torch.tensor` that makes what is asked for on a GPU on the CPU, and copies it: torch without CUDA cannot."""
+    """`torch.tensor` that creates GPU tensors on the CPU and copies them, as torch without CUDA cannot create them."""
 
     def tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
         made = make(data, **options)

@@ -1,4 +1,4 @@
-"""A spec and operands for a problem."""
+"""Makes a spec and random operands for a kernel's problem."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ SCORES: Mapping[str, Score] = {
     "location": Location(longest=140),
 }
 SENTENCE = DependencyTree((1, -1, 4, 4, 1, 4))
-"""Six words of which the second is the root."""
+"""A dependency tree of six words, of which the second is the root."""
 MODIFIERS: Mapping[str, Modifier] = {
     "alibi": Alibi(),
     "soft_cap": SoftCap(cap=2.0),
@@ -120,7 +120,7 @@ BATCH = 2
 
 
 def spec_of(problem: AttendProblem) -> AttentionSpec:
-    """A spec that has the problem's words."""
+    """An attention spec with the parts that the problem names."""
     groups = (0,) + (1,) * (problem.query_heads - 1) if problem.irregular_groups else None
     return AttentionSpec(
         heads=Heads(
@@ -147,8 +147,8 @@ def mask_of(problem: AttendProblem) -> Mask:
 
 
 def operands_of(problem: AttendProblem) -> dict[str, AttentionInputs]:
-    """AttentionInputs by name of their layout: as many queries as keys, fewer, many, and where accepted padded and
-    placed.
+    """Inputs by the name of their layout: as many queries as keys, fewer queries, many of both and, if the problem
+    allows them, padding and explicit positions.
     """
     found = {"square": draw(problem, 7, 7), "fewer queries": draw(problem, 3, 9), "many": draw(problem, 70, 137)}
     if problem.padded:
@@ -169,7 +169,7 @@ def operands_of(problem: AttendProblem) -> dict[str, AttentionInputs]:
 
 
 def draw(problem: AttendProblem, queries: int, keys: int, **located: Tensor) -> AttentionInputs:
-    """Random operands, N(0, 1), in the problem's type; the same for the same sizes."""
+    """Random operands, N(0, 1), in the problem's dtype; equal for equal sizes."""
     generator = torch.Generator().manual_seed(queries * 100 + keys)
     dtype: torch.dtype = getattr(torch, problem.dtype)
 
@@ -187,6 +187,6 @@ def draw(problem: AttendProblem, queries: int, keys: int, **located: Tensor) -> 
 
 
 def tensors(operands: AttentionInputs) -> dict[str, Tensor]:
-    """The tensors that gradients flow to, by name."""
+    """The tensors with gradients, by name: query, key, value and parameters."""
     own = {"query": operands.query, "key": operands.key, "value": operands.value}
     return own | dict(operands.parameters)

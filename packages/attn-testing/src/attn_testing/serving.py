@@ -1,4 +1,4 @@
-"""Running a layer as an engine would: steps over requests whose memory the kit keeps."""
+"""Runs a layer as an engine does: in steps over requests, whose states are in a store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ LAYER = "layer"
 
 
 class Serving:
-    """Requests of one layer and how far each has come."""
+    """Runs a layer in steps over several requests, by default with a `DictionaryStore`.
+
+    `done` is the number of computed tokens of each request.
+    """
 
     def __init__(self, case: Case, store: StateStore | None = None, layer: Any = None) -> None:
         self.case = case
@@ -28,14 +31,14 @@ class Serving:
         self.done: dict[int, int] = {}
 
     def open(self, request: int, source: Tensor | None = None) -> None:
-        """Admit a request, with its source [source, width] where the layer attends to one."""
+        """Admit a request, with its source [source, width] if the layer attends to one."""
         self.store.admit(request)
         self.done[request] = 0
         if source is not None:
             self.store.write_source(request, {LAYER: self.layer.encode(source)})
 
     def step(self, new: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Outputs [tokens, width] of the new rows [tokens, width] of each request, computed in one step."""
+        """Outputs [tokens, width] for the new inputs [tokens, width] of each request, computed in one step."""
         names = list(new)
         batch = ragged([len(rows) for rows in new.values()], [self.done[name] for name in names])
         for name in names:
@@ -48,9 +51,9 @@ class Serving:
         return {names[span.request]: out[span.start : span.stop] for span in batch.spans()}
 
     def tree(self, request: int, rows: Tensor, parents: Sequence[int]) -> Tensor:
-        """Outputs [tokens, width] of the rows of a tree's tokens, computed side by side behind what is done.
+        """Outputs [tokens, width] for the inputs `rows` of a tree of tokens, computed in one step after those done.
 
-        `parents[i]` is the place in `rows` of what token i follows, -1 for what is done. `keep` says what comes of it.
+        `parents[i]` is the index of the parent of token i, or -1 if it follows the tokens done. Call `keep` afterwards.
         """
         start, tree = self.done[request], Tree(tuple(parents))
         paths = [tuple(start + node for node in reversed(tree.path(token))) for token in range(len(parents))]
@@ -61,7 +64,7 @@ class Serving:
             return self._compute(rows, batch, self.store.view(batch, [request] * len(paths))[LAYER])
 
     def keep(self, request: int, path: Sequence[int]) -> None:
-        """Go on behind these tokens of the tree, each of which follows the one before."""
+        """Keep these tokens of the tree, a path from its root, as the continuation of the request."""
         start = self.done[request]
         cast("TreeStore", self.store).accept_path(request, start, [start + node for node in path])
         self.done[request] += len(path)
@@ -79,7 +82,7 @@ class Serving:
 
 
 def replay(layer: Any, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-    """The step of a layer that has none: its inputs are remembered and the full sequence is run again."""
+    """A step of a layer without `step`: the inputs are stored, and the full sequence is computed again."""
     inputs = state["inputs"]
     inputs.append({"x": rows})
     out = [layer(inputs.rows([r]).fields["x"])[0, -length:] for r, length in enumerate(batch.lengths)]
@@ -87,7 +90,7 @@ def replay(layer: Any, rows: Tensor, batch: RaggedBatch, state: LayerState) -> T
 
 
 def ragged(lengths: list[int], contexts: list[int]) -> RaggedBatch:
-    """The batch of these lengths and contexts, with int64 tensors."""
+    """A `RaggedBatch` with these lengths and contexts, and int64 tensors."""
     return RaggedBatch.of(lengths, contexts, _numbers)
 
 

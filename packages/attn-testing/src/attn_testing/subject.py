@@ -1,4 +1,4 @@
-"""A mechanism under test: the configs that it takes, each with its layer and random inputs."""
+"""A mechanism under test: the configs that it accepts, each with its layer and random inputs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch import Tensor
 from attn_testing.memory import rounding
 
 JITTER = 0.1
-"""Added to fresh weights, so that nothing that starts at zero stays untested."""
+"""The scale of noise that is added to new weights, so that weights initialized to zero are tested too."""
 
 FEWEST = 26
 TOKENS = 37
-"""The longest sequences of most laws, unless more are asked for: more than a usual block, and no multiple of one."""
+"""The default length of the longest sequences: more than a usual block size, and no multiple of one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A mechanism at the config of one setting; layers and inputs are float64 unless a law asks for less.
+    """A mechanism with the config of one setting; layers and inputs are float64 unless a law needs another dtype.
 
-    `tokens` is the length of the longest sequences that it is tried at.
+    `tokens` is the length of the longest sequences that it is tested with.
     """
 
     mechanism: Mechanism
@@ -37,11 +37,11 @@ class Case:
 
     @cached_property
     def layer(self) -> Any:
-        """The layer that most laws share; they do not change it."""
+        """The layer that most laws share, and must not modify."""
         return self.build()
 
     def build(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> Any:
-        """A layer of its own, with weights drawn from `seed`, in evaluation mode."""
+        """Build a new layer in evaluation mode, with weights drawn from `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             layer = self.mechanism.build(self.config).double()
@@ -62,7 +62,7 @@ class Case:
 
     @property
     def remembers_beside_source(self) -> bool:
-        """Whether the layer attends to a source and remembers something of its own sequence too."""
+        """Whether the layer attends to a source and also has states of its own sequence."""
         return self.cross and not all(isinstance(spec, Source) for spec in self.specs.values())
 
     @property
@@ -72,31 +72,31 @@ class Case:
 
     @property
     def specs(self) -> StateSpecs:
-        """What the layer remembers between steps."""
+        """The specs of the states that the layer has between steps."""
         return self.mechanism.state(self.config)
 
     @property
     def tolerance(self) -> float:
-        """What two float64 computations of one thing may differ by: rounding, or that of states kept in fewer bits."""
+        """The tolerance between two float64 computations of the same result, given the dtypes of the states."""
         return rounding([self.specs])
 
     def attend(
         self, query: Tensor, source: Tensor | None = None, key_padding_mask: Tensor | None = None, layer: Any = None
     ) -> Any:
-        """The outputs [batch, query, width]; `source` and `key_padding_mask` reach only layers that were given them."""
+        """The outputs [batch, query, width]; `source` and `key_padding_mask` are only passed to the layer if given."""
         called = self.layer if layer is None else layer
         return called(
             query, *self._extra(source), **({} if key_padding_mask is None else {"key_padding_mask": key_padding_mask})
         )
 
     def weights(self, query: Tensor, source: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Any:
-        """The weights [batch, heads, query, key]."""
+        """The attention weights [batch, heads, query, key]."""
         return self.layer.weights(
             query, *self._extra(source), **({} if key_padding_mask is None else {"key_padding_mask": key_padding_mask})
         )
 
     def source(self, *shape: int, seed: int = 2) -> Tensor | None:
-        """Random source rows [*shape, width] where the layer attends to a source, else None."""
+        """Random source inputs [*shape, width] if the layer attends to a source, else None."""
         return self.rows(*shape, seed=seed) if self.cross else None
 
     def _extra(self, source: Tensor | None) -> tuple[Tensor, ...]:
@@ -112,7 +112,7 @@ def in_mode(
     training: bool,
     seed: int = 3,
 ) -> Tensor:
-    """The outputs in evaluation, or of a fresh layer in training, which draws what it draws by this seed."""
+    """The outputs in evaluation mode, or of a new layer in training mode with torch's generator seeded by `seed`."""
     out: Tensor
     if not training:
         out = case.attend(query, source, key_padding_mask)
@@ -125,7 +125,7 @@ def in_mode(
 
 
 Setting = Mapping[str, Any]
-"""What a model may tell a mechanism: shared fields of `MechanismConfig`."""
+"""The values that a model may set for a mechanism: shared fields of `MechanismConfig`."""
 
 SETTINGS: tuple[Setting, ...] = (
     {"hidden_size": 16, "num_heads": 4},
@@ -137,16 +137,16 @@ SETTINGS: tuple[Setting, ...] = (
     {"hidden_size": 16, "num_heads": 2, "rotary": Rotary()},
     {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "rotary": Rotary(fraction=0.5, interleaved=True)},
 )
-"""The first must be taken by every mechanism; others may be refused with a `UserError`, as long as what is declared
-is taken in some setting."""
+"""The settings that are tried. Every mechanism must accept the first; others may be refused with a `UserError`, as long
+as each declared capability is accepted in some setting."""
 
 SPARE = 27
-"""By how much the context of a model is longer than the longest sequences."""
+"""The difference between the context length of a model and the length of the longest sequences."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A setting that a mechanism did not take."""
+    """A setting that a mechanism did not accept, with the error."""
 
     label: str
     setting: Setting
@@ -155,7 +155,7 @@ class Refusal:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A mechanism by name or as an object, its options, the settings it is tried at, and up to how many tokens."""
+    """A mechanism, given by name or as an object, with its options, the settings to try and the maximum length."""
 
     given: str | Mechanism
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -167,27 +167,27 @@ class Subject:
 
     @property
     def context(self) -> int:
-        """The longest sequence that a model with such a layer would have."""
+        """The context length (`max_seq_len`) that layers are configured with."""
         return self.tokens + SPARE
 
     @cached_property
     def mechanism(self) -> Mechanism:
-        """The mechanism itself; raises `UnknownName` where no plugin offers it."""
+        """The mechanism; raises `UnknownName` if no plugin offers it."""
         return installed().mechanisms.get(self.given) if isinstance(self.given, str) else self.given
 
     @property
     def cases(self) -> list[Case]:
-        """Every setting that the mechanism takes, causal and not where it can be both."""
+        """A case for every setting that the mechanism accepts, in each of its declared modes."""
         return [tried for tried in self._tried if isinstance(tried, Case)]
 
     @property
     def refusals(self) -> list[Refusal]:
-        """Every setting that the mechanism did not take."""
+        """Every setting that the mechanism did not accept."""
         return [tried for tried in self._tried if isinstance(tried, Refusal)]
 
     @property
     def modes(self) -> list[Setting]:
-        """The declared modes: causal, not causal, and attending to a source."""
+        """The declared modes: causal, bidirectional, and attending to a source."""
         can = self.mechanism.can
         causal: list[Setting] = [{"causal": True}] if can(Capability.CAUSAL) else []
         free: list[Setting] = [{"causal": False}] if can(Capability.BIDIRECTIONAL) else []
@@ -204,8 +204,8 @@ class Subject:
         ]
 
     def _promised(self) -> Iterator[dict[str, Any]]:
-        """The settings that ask for nothing undeclared; a head size is asked for where the heads are not as wide as
-        the model.
+        """The settings that need only declared capabilities; HEAD_DIM is needed if the heads together are not as wide
+        as the model.
         """
         can = self.mechanism.can
         for setting in self.settings:
@@ -220,7 +220,7 @@ class Subject:
                 yield {"max_seq_len": self.context, **setting}
 
     def attempt(self, setting: Setting, **options: Any) -> Case | Refusal:
-        """The case of a setting, with some options changed, or that it was not taken."""
+        """The case of a setting, with some options changed, or its refusal."""
         label = label_of(setting)
         try:
             config = configure(self.mechanism, {**self.options, **options}, **setting)
@@ -232,7 +232,7 @@ class Subject:
 
 
 def label_of(setting: Setting) -> str:
-    """A short word for a setting, such as `causal-width16-heads4-kv2`."""
+    """A short label for a setting, such as `causal-width16-heads4-kv2`."""
     words = ["causal" if setting["causal"] else "full"] if "causal" in setting else []
     words += ["cross"] * bool(setting.get("cross"))
     words += [f"width{setting['hidden_size']}"]

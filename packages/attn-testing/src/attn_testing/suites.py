@@ -1,4 +1,4 @@
-"""Test classes to inherit: every law of a mechanism, cache, model or kernel, parametrised by pytest over its cases."""
+"""Test classes to inherit: all laws of a mechanism, cache, model or kernel, parametrised by pytest over its cases."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from attn_testing.subject import SETTINGS, Setting, Subject
 
 
 class Suite:
-    """Base of the classes that a plugin's test file inherits.
+    """Base class of the test classes that a plugin's test file inherits.
 
-    `laws` are all laws of the kind; a class that inherits only some of them is checked against those.
+    `laws` are the laws that a subclass must inherit: all laws of its kind, or none if it picks single laws.
     """
 
     laws: ClassVar[tuple[type[Law], ...]] = ()
 
     @classmethod
     def make_subject(cls) -> Any:
-        """What the class tests: an object with `cases`."""
+        """Create the subject under test: an object with `cases`."""
         raise NotImplementedError(f"{cls.__name__} must say what it tests")
 
     @classmethod
     def subject(cls) -> Any:
-        """What the class tests, made once."""
+        """The subject under test, created once per class."""
         if "_subject" not in vars(cls):
             cls._subject = cls.make_subject()  # type: ignore[attr-defined]
         return cls._subject  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ class Suite:
                 raise TypeError(f"{cls.__qualname__}.{name} belongs to the kit and cannot be replaced")
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Give each law its cases; a law without any becomes one skipped test that says why."""
+        """Parametrise each law by its cases; a law without any becomes one skipped test with the reason."""
         if "case" in metafunc.fixturenames:
             law = law_of(type(self), metafunc.definition.originalname or metafunc.definition.name)
             cases, why = law.applicable(self.subject().cases)
@@ -66,11 +66,11 @@ class Suite:
 
     @classmethod
     def reported(cls) -> str:
-        """The mechanism under whose name reports count the laws that passed; empty for what is none."""
+        """The name of the mechanism under which reports list the laws that passed; empty if it is not a mechanism."""
         return ""
 
     def test_no_law_is_dropped_or_replaced(self) -> None:
-        """Deviations are overrides marked `xfail` with a reason, which call the law; nothing else is admitted."""
+        """A law may only be overridden by a test that is marked `xfail` with a reason, and none may be dropped."""
         found = tampering(type(self))
         if found:
             raise LawBroken("; ".join(found))
@@ -88,7 +88,7 @@ def law_of(cls: type, test: str) -> type[Law]:
 
 
 def tampering(cls: type[Suite]) -> list[str]:
-    """Every law of the suite that `cls` drops, replaces or skips without an `xfail` that has a reason."""
+    """A message for every law of the suite that `cls` drops, replaces or skips without an `xfail` with a reason."""
     found = [f"{law.title()} is not inherited" for law in cls.laws if not issubclass(cls, law)]
     found += [f"the class is marked {mark.name}" for mark in marks(cls) if mark.name in {"skip", "skipif", "xfail"}]
     for law in [base for base in cls.__mro__ if issubclass(base, Law) and not issubclass(base, Suite)]:
@@ -100,7 +100,7 @@ def tampering(cls: type[Suite]) -> list[str]:
 
 
 def excused(test: Any) -> bool:
-    """Whether an overriding test is marked `xfail`, not to be left unrun, with a reason."""
+    """Whether an overriding test is marked `xfail` with a reason, is still run, and is not skipped."""
     admitted = [m for m in marks(test) if m.name == "xfail" and m.kwargs.get("reason") and m.kwargs.get("run", True)]
     return bool(admitted) and not any(mark.name in {"skip", "skipif"} for mark in marks(test))
 
@@ -115,9 +115,9 @@ def marks(item: Any) -> list[pytest.Mark]:
 
 
 class MechanismSuite(Suite):
-    """What a test class says of the mechanism it tests; inherit it with single laws, or `MechanismLaws` for all.
+    """The mechanism that a test class tests; inherit it together with single laws, or `MechanismLaws` for all laws.
 
-    `mechanism` is a name or an object; `options` are its own; `settings` are what models may tell it.
+    `mechanism` is a name or an object; `options` are the mechanism's own; `settings` are those that models may set.
     """
 
     mechanism: ClassVar[str | Mechanism]
@@ -131,7 +131,7 @@ class MechanismSuite(Suite):
 
     @classmethod
     def reported(cls) -> str:
-        """The mechanism's own name."""
+        """The name of the mechanism."""
         return str(cls.subject().mechanism.name)
 
 
@@ -165,34 +165,34 @@ class MechanismLaws(
     laws.HeadSplit,
     laws.Compiles,
 ):
-    """Every law. A plugin's test file inherits this and names its mechanism."""
+    """All laws of mechanisms. A plugin's test file inherits this and names its mechanism."""
 
     laws = MECHANISM_LAWS
 
 
 class CacheSuite(Suite):
-    """What a test class says of the cache it tests: `family`, a name or an object."""
+    """The cache that a test class tests: `family`, a name or an object."""
 
     family: ClassVar[str | CacheFamily]
 
     @classmethod
     def make_subject(cls) -> CacheSubject:
-        """The cache and the models it is tried for."""
+        """The cache and the models that it is tested with."""
         return CacheSubject(cls.family)
 
 
 class CacheLaws(
     CacheSuite, cache_laws.ViewsEqual, cache_laws.RefusesWhenFull, cache_laws.ReleaseFreesAll, cache_laws.LiveBytes
 ):
-    """Every law. A cache's test file inherits this and names its family."""
+    """All laws of caches. A cache's test file inherits this and names its family."""
 
     laws = cache_laws.CACHE_LAWS
 
 
 class ModelSuite(Suite):
-    """What a test class says of the models it tests: a `family`, by name or as an object, and `configs` by label.
+    """The models that a test class tests: a `family`, by name or as an object, and `configs` by label.
 
-    Configs are plain values of small models, with a context of at least 13 tokens.
+    Configs are plain values of small models, with a context length of at least 13 tokens.
     """
 
     family: ClassVar[str | ModelFamily]
@@ -213,13 +213,13 @@ class ModelLaws(
     model_laws.GreedyTokensOfLogits,
     model_laws.SavedAndLoaded,
 ):
-    """Every law. A model's test file inherits this, names its family and gives small configs."""
+    """All laws of models. A model's test file inherits this, names its family and gives small configs."""
 
     laws = model_laws.MODEL_LAWS
 
 
 class KernelSuite(Suite):
-    """What a test class says of the kernel it tests: `kernel`, a name or an object, of the operation `attend`."""
+    """The kernel that a test class tests: `kernel`, a name or an object, of the operation `attend`."""
 
     kernel: ClassVar[str | AttendKernel]
 
@@ -230,6 +230,6 @@ class KernelSuite(Suite):
 
 
 class KernelLaws(KernelSuite, kernel_laws.AgreesWithOracle, kernel_laws.RefusesTheRest):
-    """Every law. A kernel's test file inherits this and names its kernel."""
+    """All laws of kernels. A kernel's test file inherits this and names its kernel."""
 
     laws = kernel_laws.KERNEL_LAWS

@@ -1,4 +1,4 @@
-"""The command `attn tune`. Torch is imported only where there is a GPU to measure."""
+"""The command `attn tune`. Torch is imported only if there is a GPU to measure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def tune(
     ] = 10,
     float16: Annotated[bool, typer.Option("--float16", help="Measure float16 too, beside bfloat16.")] = False,  # noqa: FBT002 -- the user gives it as a flag
 ) -> None:
-    """Measure what the kernels of attention cost on this machine's GPU, and keep it for choosing among them.
+    """Benchmark the attention kernels on this machine's GPU, and store the times from which kernels are chosen.
 
-    A table with a row for each kind of call, by element type, size of heads, mask, length, and whether gradients are
-    wanted, goes where `attn explain` and every model find it: $ATTN_TUNING, by default ~/.cache/attn. A kernel that
-    gives a wrong result, or none, is noted and not chosen. Tiles of the Triton kernels are measured by
-    `python -m attn_kernels_triton.tuning`, best before.
+    The results are written to $ATTN_TUNING (~/.cache/attn by default), where `attn explain` and all models read them:
+    one row for each combination of dtype, head size, mask, length, and forward or forward and backward pass. A kernel
+    that fails or gives a wrong result is marked as failed and not chosen. The tile sizes of the Triton kernels are
+    tuned by `python -m attn_kernels_triton.tuning`, which is best run first.
     """
     gpu = devices.nvidia_gpu()
     if gpu is None:

@@ -1,4 +1,4 @@
-"""Attention over sequences whose tokens are split between ranks: ring attention and Ulysses."""
+"""Context parallelism: ring attention and Ulysses over sequences whose tokens are split between ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attn_variants.compute.merging import merged, partial
 
 @dataclass(frozen=True)
 class Sharding(ABC):
-    """Which tokens of a sequence each of `ranks` holds, equally many each."""
+    """The assignment of the tokens of a sequence to `ranks`, the same number for each."""
 
     ranks: int
 
@@ -32,14 +32,14 @@ class Sharding(ABC):
             raise InvalidValue.of("ranks", self.ranks, "a whole number from 1")
 
     def positions(self, rank: int, tokens: int) -> Tensor:
-        """Positions [tokens / ranks] of a rank, int64; raises `InvalidValue` unless the ranks divide the tokens."""
+        """Positions [tokens / ranks], int64, of a rank; raises `InvalidValue` unless `ranks` divides `tokens`."""
         if tokens % self.ranks:
             raise InvalidValue.of("tokens", tokens, f"a multiple of the {self.ranks} ranks")
         return self.shard(rank, tokens // self.ranks)
 
     @abstractmethod
     def shard(self, rank: int, count: int) -> Tensor:
-        """Positions [count] of a rank."""
+        """The positions [count], int64, of a rank that holds `count` tokens."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Contiguous(Sharding):
 
 @dataclass(frozen=True)
 class Striped(Sharding):
-    """Tokens are given to the ranks in turn, which balances causal masks (Brandon et al. 2023, arXiv 2311.09431)."""
+    """Tokens are dealt to the ranks in turn, which balances causal masks (Brandon et al. 2023, arXiv 2311.09431)."""
 
     def shard(self, rank: int, count: int) -> Tensor:
         """The positions p with p mod ranks = rank."""
@@ -76,9 +76,9 @@ def ring_attend(spec: AttentionSpec, operands: AttentionInputs, sharding: Shardi
 
 
 def attend_parts(spec: AttentionSpec, parts: Iterable[AttentionInputs]) -> Tensor:
-    """Outputs [batch, query, heads, value_size] over the keys of all parts, which share their queries.
+    """Outputs [batch, query, heads, value_size] over the keys of all parts, which have the same queries.
 
-    Partial softmaxes are merged as they come (online softmax).
+    Partial softmaxes are merged one part at a time (online softmax). Raises `Incompatible` if there are no parts.
     """
     rest = iter(parts)
     first = next(rest, None)
@@ -94,7 +94,7 @@ def ring_sources(rank: int, ranks: int) -> list[int]:
 
 
 def sharded(operands: AttentionInputs, sharding: Sharding) -> list[AttentionInputs]:
-    """The inputs of each rank, with positions, of whole sequences."""
+    """Split the inputs of whole sequences into those of each rank, with their positions."""
     positions = [
         sharding.positions(rank, operands.key.shape[1]).to(operands.key.device) for rank in range(sharding.ranks)
     ]
@@ -113,7 +113,7 @@ def sharded(operands: AttentionInputs, sharding: Sharding) -> list[AttentionInpu
 
 
 def with_keys_of(own: AttentionInputs, other: AttentionInputs) -> AttentionInputs:
-    """The queries of one rank and the keys and values of another."""
+    """The inputs `own` with the keys and values of another rank."""
     return dataclasses.replace(
         own,
         key=other.key,
@@ -124,14 +124,14 @@ def with_keys_of(own: AttentionInputs, other: AttentionInputs) -> AttentionInput
 
 
 def gathered(outs: Sequence[Tensor], sharding: Sharding) -> Tensor:
-    """The outputs [batch, token, ...] of all ranks, in the order of the sequence."""
+    """Concatenate the outputs [batch, token, ...] of all ranks, in the order of the sequence."""
     tokens = sum(out.shape[1] for out in outs)
     held = torch.cat([sharding.positions(rank, tokens) for rank in range(sharding.ranks)])
     return torch.cat(list(outs), dim=1)[:, held.argsort().to(outs[0].device)]
 
 
 def whole_sequence_spec(spec: AttentionSpec, tokens: int, *, padded: bool) -> AttentionSpec:
-    """The spec with its mask over all `tokens`; raises `Incompatible` where partial outputs cannot be merged."""
+    """The spec with its mask resolved for `tokens` keys; raises `Incompatible` if partial outputs cannot be merged."""
     why = None
     if spec.distribution.kind != "softmax":
         why = f"the distribution {spec.distribution.kind!r} has no sum of exponentials"
@@ -149,7 +149,7 @@ def whole_sequence_spec(spec: AttentionSpec, tokens: int, *, padded: bool) -> At
 def pairs_by_step(mask: Mask, sharding: Sharding, tokens: int) -> list[list[int]]:
     """The number of query-key pairs that each rank computes in each step of the ring: [rank][step].
 
-    A step takes as long as its busiest rank.
+    The duration of a step is that of its busiest rank.
     """
     held = [sharding.positions(rank, tokens) for rank in range(sharding.ranks)]
     mask = mask.over(tokens)
@@ -165,8 +165,8 @@ FIELDS = ("query", "key", "value")
 def ulysses_attend(spec: AttentionSpec, operands: AttentionInputs, ranks: int) -> Tensor:
     """Ulysses attention of all ranks, simulated in one process: outputs [batch, token, heads, value_size].
 
-    Differentiable. Raises `Incompatible` where heads differ by more than their projections, `InvalidValue`
-    where ranks divide neither the key/value heads nor the tokens (Jacobs et al. 2023, arXiv 2309.14509).
+    Differentiable (Jacobs et al. 2023, arXiv 2309.14509). Raises `Incompatible` if heads differ in more than their
+    projections, and `InvalidValue` unless the ranks divide both the key/value heads and the tokens.
     """
     few = rank_spec(spec, ranks)
     held = [{name: getattr(own, name) for name in FIELDS} for own in sharded(operands, Contiguous(ranks))]
@@ -185,7 +185,7 @@ def rank_heads(held: Sequence[Mapping[str, Tensor]], rank: int) -> dict[str, Any
 
 
 def rank_spec(spec: AttentionSpec, ranks: int) -> AttentionSpec:
-    """The spec of the heads of one rank; see `ulysses_attend` for what it raises."""
+    """The spec of the heads of one rank; raises the errors of `ulysses_attend`."""
     heads = spec.heads
     if ranks < 1 or heads.key_value % ranks or heads.per_group is None:
         raise InvalidValue.of("ranks", ranks, f"a divisor of the {heads.key_value} key/value heads, in equal groups")
@@ -200,7 +200,7 @@ def rank_spec(spec: AttentionSpec, ranks: int) -> AttentionSpec:
 
 
 class RingShift(torch.autograd.Function):
-    """Sends rows to the next rank of the ring and receives those of the previous one; gradients go the other way."""
+    """Send rows to the next rank of the ring and receive those of the previous one; gradients go the other way."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -215,17 +215,17 @@ class RingShift(torch.autograd.Function):
 
 
 class AllToAll(torch.autograd.Function):
-    """All-to-all over the first axis: part r is sent to rank r and received from it; so are gradients."""
+    """All-to-all over the first axis: part r is exchanged with rank r, in the forward and in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """The parts [rank, ...] from all ranks."""
+        """The parts [rank, ...] received from all ranks."""
         ctx.group = group
         return _exchanged(rows, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """The gradients of what was sent."""
+        """The gradients of the parts that were sent."""
         return _exchanged(gradient, ctx.group), None
 
 
@@ -234,8 +234,8 @@ def ring_attend_distributed(
 ) -> Tensor:
     """Ring attention over a process group: outputs [batch, own token, heads, value_size] of this rank's queries.
 
-    `own` are the inputs at this rank's positions under `sharding`. Raises as `ring_attend`, and `Incompatible` for
-    padding, which is not exchanged.
+    `own` are the inputs at this rank's positions under `sharding`. Raises the errors of `ring_attend`, and
+    `Incompatible` if there is a padding mask, as masks are not exchanged between ranks.
     """
     rank = _checked_rank(group, sharding.ranks, own)
     tokens = own.key.shape[1] * sharding.ranks
@@ -257,8 +257,8 @@ def ring_attend_distributed(
 def ulysses_attend_distributed(spec: AttentionSpec, own: AttentionInputs, group: dist.ProcessGroup) -> Tensor:
     """Ulysses attention over a process group: outputs [batch, own token, heads, value_size] of this rank's tokens.
 
-    `own` are the inputs of this rank's consecutive part of the sequence. Raises as `ulysses_attend`, and `Incompatible`
-    for padding, which is not exchanged.
+    `own` are the inputs of this rank's consecutive part of the sequence. Raises the errors of `ulysses_attend`, and
+    `Incompatible` if there is a padding mask, as masks are not exchanged between ranks.
     """
     ranks = group.size()
     few = rank_spec(spec, ranks)
@@ -270,7 +270,7 @@ def ulysses_attend_distributed(spec: AttentionSpec, own: AttentionInputs, group:
 
 
 class ContextParallel:
-    """Sequences whose tokens are split over a process group, while `active`: layers then attend around the ring."""
+    """The split of sequences over a process group; while `active`, layers compute ring attention over their ranks."""
 
     def __init__(self, sharding: Sharding, group: dist.ProcessGroup) -> None:
         self.sharding = sharding
@@ -279,7 +279,7 @@ class ContextParallel:
 
     @contextmanager
     def splitting(self) -> Iterator[None]:
-        """Within it, rows are those of this rank."""
+        """A context manager in which `active` is True: layer inputs are then this rank's tokens only."""
         self.active = True
         try:
             yield
@@ -287,7 +287,7 @@ class ContextParallel:
             self.active = False
 
     def positions(self, count: int) -> Tensor:
-        """Positions [count], int64, of this rank's tokens of a sequence, of which it has `count`."""
+        """Positions [count], int64, of the `count` tokens of a sequence that this rank holds."""
         return self.sharding.shard(self.group.rank(), count)
 
     def attend(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
@@ -296,15 +296,15 @@ class ContextParallel:
 
 
 def require_context_parallel(spec: AttentionSpec, tokens: int, ranks: int) -> None:
-    """Raise `Incompatible` for a spec whose sequences cannot be split over ranks, and `InvalidValue` unless the ranks
-    divide the tokens of a sequence."""
+    """Raise `Incompatible` for a spec whose sequences cannot be split over ranks, and `InvalidValue` unless `ranks`
+    divides the number of tokens."""
     whole_sequence_spec(spec, tokens, padded=False)
     if ranks < 1 or tokens % ranks:
         raise InvalidValue.of("cp", ranks, f"a divisor of the {tokens} tokens of a sequence")
 
 
 def _tokens_for_heads(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """This rank's heads of all tokens, from all heads of this rank's tokens [batch, token, heads, size]."""
+    """Exchange all heads of this rank's tokens [batch, token, heads, size] for this rank's heads of all tokens."""
     pieces: Tensor = AllToAll.apply(torch.stack(rows.tensor_split(group.size(), dim=2)), group)  # type: ignore[no-untyped-call]
     return torch.cat(list(pieces), dim=1)
 

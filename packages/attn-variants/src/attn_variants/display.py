@@ -1,4 +1,4 @@
-"""What a layer shows of itself: in `repr`, and in notebooks."""
+"""The representations of a layer: in `repr`, and in notebooks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from torch import nn
 
 TOKENS = 16
-"""Queries and keys of the picture of a mask."""
+"""The number of queries and of keys in the picture of a mask."""
 
 PIXELS = 10
-"""Side of one pair in the picture."""
+"""The side of the square of one query-key pair in the picture, in pixels."""
 
 
 def describe(module: nn.Module, mechanism: Mechanism, config: MechanismConfig) -> None:
-    """Let a layer show its mechanism: by `repr`, by `print` of a model that contains it, and in notebooks.
+    """Make a layer show its mechanism in `repr`, in `print` of a model that contains it, and in notebooks.
 
-    Works for layers of any package, whose classes know nothing of it.
+    Sets attributes of the instance, so that it works for the layer classes of any package.
     """
     shown: Any = module
     shown.extra_repr = partial(summary, mechanism, config)
@@ -46,11 +46,11 @@ def summary(mechanism: Mechanism, config: MechanismConfig) -> str:
 
 
 SHOWN = frozenset({"hidden_size", "num_heads", "num_kv_heads", "head_dim", "causal"})
-"""Fields of every config that `sizes` and `summary` show by themselves."""
+"""Config fields that `summary` does not list among the options, as it shows them in a form of its own."""
 
 
 def sizes(config: MechanismConfig, spec: AttentionSpec | None) -> list[str]:
-    """Width, numbers of heads and their size."""
+    """The hidden size, numbers of heads and head size."""
     if spec is None:
         return [f"hidden_size={config.hidden_size}", f"num_heads={config.num_heads}"]
     heads = spec.heads
@@ -63,7 +63,7 @@ def sizes(config: MechanismConfig, spec: AttentionSpec | None) -> list[str]:
 
 
 def markdown(mechanism: Mechanism, config: MechanismConfig) -> str:
-    """Summary, equation, paper and the picture of the mask, in Markdown."""
+    """The summary, equation, paper and mask of a layer, in Markdown."""
     paper, spec = mechanism.paper, mechanism.spec(config)
     title = f"[{paper.title}]({paper.url})" if paper.url else paper.title
     parts = [
@@ -78,7 +78,7 @@ def markdown(mechanism: Mechanism, config: MechanismConfig) -> str:
 
 
 def page(mechanism: Mechanism, config: MechanismConfig) -> str:
-    """The same in HTML; notebooks typeset the equation, and the mask is an SVG picture."""
+    """The summary, equation, paper and mask of a layer, in HTML: LaTeX between $$ and an SVG picture."""
     paper, spec = mechanism.paper, mechanism.spec(config)
     title = html.escape(paper.title)
     if paper.url:
@@ -95,7 +95,7 @@ def page(mechanism: Mechanism, config: MechanismConfig) -> str:
 
 
 def mask_grid(mask: Mask, tokens: int = TOKENS) -> list[list[bool]]:
-    """Whether query i may attend to key j, of `tokens` tokens; of the first head where heads differ."""
+    """Whether query i may attend to key j, [query][key], over `tokens` tokens; of the first head if heads differ."""
     told = mask.over(tokens)
     told = told if told.heads is None else told.of_head(0)
     return [[bool(told.allows(query, key)) for key in range(tokens)] for query in range(tokens)]

@@ -15,10 +15,10 @@ NEVER = float("-inf")
 
 
 def softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """exp(e - max e) / Σ over the last axis; a row of -inf gives zeros and no gradient, never NaN."""
+    """Softmax over the last axis; a row of -inf gives zeros and no gradient, never NaN."""
     if allowed is not None:
         scores = scores.masked_fill(~allowed, NEVER)
-    # Shifting by the largest score changes nothing but the range of exp, so no gradient need pass through it.
+    # Shifting by the largest score only keeps exp in range and does not change the result: no gradient is needed.
     largest = scores.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
     powers = torch.exp(scores - largest)
     total = powers.sum(-1, keepdim=True)
@@ -29,14 +29,14 @@ def softmax_with_sink(scores: Tensor, allowed: Tensor | None, logit: Tensor) -> 
     """exp(e) / (exp(s) + Σ exp(e)) over the last axis of scores [..., key]; the logit s broadcasts with [..., 1]."""
     if allowed is not None:
         scores = scores.masked_fill(~allowed, NEVER)
-    # Shifting all scores and the logit changes nothing but the range of exp, so no gradient need pass through it.
+    # Shifting all scores and the logit only keeps exp in range and does not change the result: no gradient is needed.
     largest = torch.maximum(scores.detach().amax(-1, keepdim=True), logit.detach())
     powers = torch.exp(scores - largest)
     return powers / (powers.sum(-1, keepdim=True) + torch.exp(logit - largest))
 
 
 def sigmoid(scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """σ(e - ln n), n the number of allowed keys in the row of scores [..., key]."""
+    """σ(e - ln n) of scores [..., key], where n is the number of allowed keys in the row."""
     if allowed is None:
         count = scores.new_full((), scores.shape[-1])
         return torch.sigmoid(scores - count.log())
@@ -45,7 +45,7 @@ def sigmoid(scores: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def visible(scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """How many keys every row of scores [..., key] may see, int64, broadcasts with [..., 1]."""
+    """The number of allowed keys in every row of scores [..., key], int64, broadcastable with [..., 1]."""
     if allowed is None:
         return torch.full((), scores.shape[-1], dtype=torch.int64, device=scores.device)
     return allowed.expand(*allowed.shape[:-1], scores.shape[-1]).sum(-1, keepdim=True)
@@ -61,7 +61,7 @@ def sparsemax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     ordered = shifted.sort(-1, descending=True).values
     sums = ordered.cumsum(-1)
     counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
-    # At least one: a row with a NaN compares with nothing, and its weights are NaN.
+    # At least one: comparisons with NaN are all False, and the weights of such a row are NaN.
     support = (1 + counts * ordered > sums).sum(-1, keepdim=True).clamp(min=1)
     threshold = (sums.gather(-1, support - 1) - 1) / support
     return (shifted - threshold).clamp(min=0.0).masked_fill(empty, 0.0)
@@ -72,7 +72,7 @@ HALVINGS = 50
 
 
 def entmax15(scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """1.5-entmax over the last axis, its threshold found by sorting (Peters et al. 2019, algorithm 2)."""
+    """1.5-entmax over the last axis; the threshold is found by sorting (Peters et al. 2019, algorithm 2)."""
     shifted, empty = below_largest(scores, allowed)
     alpha = shifted.new_full((), 1.5)
     with torch.no_grad():
@@ -83,8 +83,8 @@ def entmax15(scores: Tensor, allowed: Tensor | None) -> Tensor:
 def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
     """α-entmax over the last axis of scores [..., key]; `alpha`, above 1, broadcasts with [..., 1].
 
-    `allowed` broadcasts with the scores, True keeps; a row without a key gives zeros. The threshold is found by
-    bisection.
+    `allowed` is bool, broadcasts with the scores and is True for keys to keep; a row without one gives zeros. The
+    threshold is found by bisection.
     """
     shifted, empty = below_largest(scores, allowed)
     with torch.no_grad():
@@ -93,9 +93,9 @@ def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
 
 
 def below_largest(scores: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Scores less the largest of their row, -inf where not allowed, and which rows [..., 1] are empty, those all 0.
+    """Scores minus the largest of their row, -inf where not allowed; and whether each row [..., 1] allows no key.
 
-    A shift changes no weight, so no gradient need pass through it.
+    Rows that allow no key are all 0. The shift does not change the weights, so no gradient passes through it.
     """
     if allowed is not None:
         scores = scores.masked_fill(~allowed, NEVER)
@@ -105,20 +105,20 @@ def below_largest(scores: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tenso
 
 
 def sorted_threshold(z: Tensor) -> Tensor:
-    """The threshold τ [..., 1] with Σ [z - τ]₊² = 1 of z [..., key], whose largest is 0."""
-    # What is below -1 is never in the support, and -inf would make not-a-number of the sums of squares.
+    """The threshold τ [..., 1] with Σ [z - τ]₊² = 1 for z [..., key] with a maximum of 0."""
+    # Entries below -1 are never in the support; -inf would make the sums of squares NaN.
     ordered = z.clamp(min=-2.0).sort(-1, descending=True).values
     counts = torch.arange(1, z.shape[-1] + 1, device=z.device, dtype=z.dtype)
     mean, square = ordered.cumsum(-1) / counts, (ordered * ordered).cumsum(-1) / counts
     spread = (1 / counts - square + mean * mean).clamp(min=0.0)
     thresholds = mean - spread.sqrt()
-    # At least one: a row with a NaN compares with nothing.
+    # At least one: comparisons with NaN are all False.
     support = (thresholds <= ordered).sum(-1, keepdim=True).clamp(min=1)
     return thresholds.gather(-1, support - 1)
 
 
 def bisected_threshold(z: Tensor, power: Tensor) -> Tensor:
-    """The threshold τ [..., 1] with Σ [z - τ]₊^power = 1 of z [..., key], whose largest is 0; from below."""
+    """The threshold τ [..., 1] with Σ [z - τ]₊^power = 1 for z [..., key] with a maximum of 0; a lower bound of it."""
     low = torch.zeros_like(z[..., :1]) - 1
     width = 1.0
     for _ in range(HALVINGS):
@@ -131,13 +131,14 @@ def bisected_threshold(z: Tensor, power: Tensor) -> Tensor:
 def weights_above(shifted: Tensor, threshold: Tensor, alpha: Tensor) -> Tensor:
     """[(α-1) e - τ]₊^(1/(α-1)) of shifted scores [..., key], after one Newton step of τ [..., 1].
 
-    The step brings the sum to 1 as well as the type can, and because τ is given as a constant, differentiating the
-    step gives τ the gradient that the sum's being 1 implies; so gradients to scores and α are exact for the support.
+    The step brings the sum to 1 up to the precision of the dtype. As τ is passed as a constant, differentiating the
+    step gives τ the gradient that follows from the constraint Σ = 1 (implicit differentiation); so the gradients with
+    respect to scores and α are exact for the support.
     """
     power = 1 / (alpha - 1)
     support = shifted.detach() * (alpha.detach() - 1) > threshold
     z = shifted.masked_fill(~support, 0.0) * (alpha - 1)
-    # Ones stand where nothing is raised to a power: the gradient of 0 ** power need not be finite.
+    # The base is 1 outside the support, because the gradient of 0 ** power may be infinite.
     base = torch.where(support, z - threshold, 1.0)
     excess = torch.where(support, base**power, 0.0).sum(-1, keepdim=True) - 1
     slope = torch.where(support, power * base ** (power - 1), 0.0).sum(-1, keepdim=True).detach()
@@ -147,7 +148,7 @@ def weights_above(shifted: Tensor, threshold: Tensor, alpha: Tensor) -> Tensor:
 
 
 def hard(scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """One on the largest of scores [..., key], the first of equals, zeros elsewhere and in rows without a key."""
+    """One-hot weights at the first of the largest scores [..., key]; zeros in rows without a key."""
     if allowed is not None:
         scores = scores.masked_fill(~allowed, NEVER)
     chosen = scores.detach().argmax(-1, keepdim=True)
@@ -159,7 +160,7 @@ def stick_breaking(pairs: Pairs, scores: Tensor) -> Tensor:
     """σ(e_j) Π_{k > j} (1 - σ(e_k)) over the allowed keys of scores [batch, heads, query, key]; see `StickBreaking`."""
     if pairs.operands.key_positions is None:
         return broken(scores, pairs.allowed)
-    # A store may keep rows in another order than that in which they came.
+    # A cache may keep rows in an order other than that of their positions.
     order = pairs.places[1].argsort(-1).expand(scores.shape)
     allowed = pairs.allowed
     ordered = None if allowed is None else allowed.expand(scores.shape).gather(-1, order)
@@ -168,25 +169,25 @@ def stick_breaking(pairs: Pairs, scores: Tensor) -> Tensor:
 
 
 def broken(scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """The weights of scores whose keys, the last axis, stand in the order of their positions."""
+    """Stick-breaking weights of scores [..., key] whose keys are in the order of their positions."""
     left, taken = logsigmoid(-scores), logsigmoid(scores)
     if allowed is not None:
         left = left.masked_fill(~allowed, 0.0)
-    # What all later keys leave, summed from the end; taking the key's own off a whole sum would lose small weights.
+    # Sum over all later keys, from the end; subtracting a key's own term from the whole sum would lose precision.
     later = pad(left[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
     weights = torch.exp(taken + later)
     return weights if allowed is None else weights.masked_fill(~allowed, 0.0)
 
 
 def local_gaussian(distribution: LocalGaussian, pairs: Pairs, scores: Tensor) -> Tensor:
-    """Softmax within the window around the place that each query names, times the Gaussian; see `LocalGaussian`."""
+    """Softmax within a window around the centre that each query predicts, times a Gaussian; see `LocalGaussian`."""
     count = visible(scores, pairs.allowed)
     centre = count * torch.sigmoid(share(pairs.query, pairs.weights("distribution")))
     return around(distribution.radius, scores, pairs.allowed, centre, places_of_real(pairs))
 
 
 def places_of_real(pairs: Pairs) -> Tensor:
-    """The positions of keys [batch or 1, 1, 1, key], of real ones as they are without padding, wherever that stands."""
+    """The positions of keys [batch or 1, 1, 1, key]; padding, on either side, is not counted for real keys."""
     places, real = pairs.places[1], pairs.operands.key_padding_mask
     if real is None or pairs.operands.key_positions is not None:
         return places
@@ -194,15 +195,16 @@ def places_of_real(pairs: Pairs) -> Tensor:
 
 
 def share(query: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """vᵀ tanh(W q) [batch, heads, query, 1] of queries [batch, heads, query, key_size]."""
+    """vᵀ tanh(W q), [batch, heads, query, 1], of queries [batch, heads, query, key_size]."""
     hidden = torch.tanh(torch.matmul(query, weights["weight"]))
     return torch.matmul(hidden, weights["vector"][..., None])
 
 
 def around(radius: int, scores: Tensor, allowed: Tensor | None, centre: Tensor, places: Tensor) -> Tensor:
-    """Weights of scores [batch, heads, query, key] around `centre` [batch, heads, query, 1].
+    """Softmax of scores [batch, heads, query, key], times a Gaussian around `centre` [batch, heads, query, 1].
 
-    `places` [batch or 1, 1, 1, key] are the positions of the keys. Keys further than `radius` from the centre get none.
+    `places` [batch or 1, 1, 1, key] are the positions of the keys. Keys further than `radius` from the centre get
+    weight 0.
     """
     distance = places - centre
     near = distance.detach().abs() <= radius

@@ -39,17 +39,17 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
     enable_gqa: bool = False,
     kernel: str | None = None,
 ) -> Tensor:
-    """Attention with any score, modifiers, mask and distribution, computed by the cheapest kernel that accepts it.
+    """Compute attention with any score, modifiers, mask and distribution, by the cheapest kernel that supports them.
 
     Tensors have the layout of `torch.nn.functional.scaled_dot_product_attention`:
 
     - `query` [batch, num_heads, query_len, head_dim],
     - `key` [batch, num_kv_heads, key_len, head_dim],
     - `value` [batch, num_kv_heads, key_len, value_dim],
-    - the result [batch, num_heads, query_len, value_dim], in the type of the values.
+    - the result [batch, num_heads, query_len, value_dim], in the dtype of `value`.
 
-    Without the batch axis, [num_heads, query_len, head_dim] and so on, the result has none either. 16-bit inputs are
-    computed in float32. A query that may attend to no key gives zeros.
+    Inputs without a batch axis ([num_heads, query_len, head_dim] and so on) give a result without one. 16-bit inputs
+    are computed in float32. The output of a query that may attend to no key is zero.
 
     Args:
         query: The queries.
@@ -60,24 +60,26 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
             floating point, added to the scores.
         score: The scoring function; `ScaledDot()` by default.
         modifiers: Changes to the scores, applied in order: `Alibi()`, `SoftCap(cap=50.0)`, ...
-        distribution: How scores become weights; `Softmax()` by default.
-        parameters: Learned tensors of score, modifiers and distribution, named as in `AttentionSpec.weights`, such as
-            {"distribution.logit": ...} [num_heads] for `SoftmaxWithSink()`.
-        key_padding_mask: Bool [batch, key_len], [key_len] without a batch, True where a key is real.
-        dropout_p: The probability with which attention weights become zero; 0 in evaluation.
-        is_causal: The same as `mask=Causal()`, and may be combined with another mask. Queries are aligned with the
-            last keys: query i of n over S keys attends to keys 0 to S - n + i. Torch aligns with the first keys, which
-            is the same where there are as many queries as keys.
-        scale: Factor of the product of query and key, 1/√head_dim by default; for `ScaledDot` only.
+        distribution: The function that turns scores into attention weights; `Softmax()` by default.
+        parameters: The learned tensors of score, modifiers and distribution, named as in `AttentionSpec.weights`, such
+            as {"distribution.logit": ...} [num_heads] for `SoftmaxWithSink()`.
+        key_padding_mask: Bool [batch, key_len], or [key_len] without a batch axis; True where a key is real.
+        dropout_p: The probability with which attention weights are set to zero. As in PyTorch, it applies whenever it
+            is above 0: pass 0 in evaluation.
+        is_causal: The same as `mask=Causal()`; may be combined with another mask. Queries are aligned with the last
+            keys: query i of n over S keys attends to keys 0 to S - n + i. PyTorch aligns them with the first keys,
+            which is the same if there are as many queries as keys.
+        scale: The factor of the query-key products, 1/√head_dim by default. Only without `score`; a score of
+            `ScaledDot(scale=...)` has its own.
         enable_gqa: Whether there may be fewer key/value heads than query heads.
-        kernel: The name of the kernel to use, as `attn explain` lists it; by default the cheapest.
+        kernel: The name of the kernel to use, as listed by `attn explain`; the cheapest by default.
 
     Returns:
         The output [batch, num_heads, query_len, value_dim].
 
     Raises:
-        InvalidValue: Shapes or types do not fit, or parameters are missing.
-        KernelRefused: The kernel asked for by name does not accept the problem.
+        InvalidValue: Shapes or dtypes do not match, or parameters are missing.
+        KernelRefused: The kernel given by name does not support the call.
     """
     require_tensors(LAYOUT, query=query, key=key, value=value)
     require_number("dropout_p", dropout_p, ge=0, lt=1)
@@ -105,7 +107,7 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Score, modifiers and distribution of a call."""
+    """The score, modifiers and distribution of a call of `attend`."""
 
     score: Score
     modifiers: tuple[Modifier, ...]
@@ -113,7 +115,7 @@ class Family:
 
     @classmethod
     def of(cls, score: Score, modifiers: Sequence[Modifier], distribution: Distribution | None) -> Family:
-        """The parts of a call; raises `InvalidValue` for what is no part of its kind."""
+        """Build a family, by default with softmax; raises `InvalidValue` for a part that is of the wrong class."""
         found = cls(score=score, modifiers=tuple_of(modifiers), distribution=distribution or Softmax())
         kinds = [("score", score, Score), ("distribution", found.distribution, Distribution)]
         for name, part, kind in [*kinds, *(("modifiers", modifier, Modifier) for modifier in found.modifiers)]:
@@ -141,12 +143,12 @@ class Family:
 
 @lru_cache(maxsize=256)
 def kernels_for(spec: AttentionSpec, name: str | None) -> KernelPlan:
-    """The kernels of a spec, remembered from call to call."""
+    """The kernel plan of a spec, cached across calls."""
     return KernelPlan(spec, name)
 
 
 def causal_mask(mask: Mask | None, *, is_causal: bool) -> Mask:
-    """The mask, causal on top where that is wanted."""
+    """Combine a mask with `Causal()` if `is_causal`; None is the full mask."""
     if not is_causal:
         return Full() if mask is None else mask
     return Causal() if mask is None or mask.kind == "full" else mask & Causal()
@@ -160,7 +162,7 @@ def tuple_of(modifiers: Sequence[Modifier]) -> tuple[Modifier, ...]:
 
 
 def scaled(score: Score | None, scale: float | None) -> Score:
-    """The score with this scale; raises `InvalidValue` where the score takes none."""
+    """The score, by default `ScaledDot` with this scale; raises `InvalidValue` if both score and scale are given."""
     require_number("scale", scale, optional=True)
     if score is None:
         return ScaledDot(scale=scale)
@@ -170,7 +172,7 @@ def scaled(score: Score | None, scale: float | None) -> Score:
 
 
 def require_tensors(layout: str, **tensors: Tensor) -> None:
-    """Raise `InvalidValue` unless all are floating-point tensors of one type and device; autocast may mix types."""
+    """Raise `InvalidValue` unless all are floating-point tensors of one device and, outside autocast, one dtype."""
     first: Tensor | None = None
     for name, rows in tensors.items():
         if not isinstance(rows, Tensor):
@@ -185,7 +187,7 @@ def require_tensors(layout: str, **tensors: Tensor) -> None:
 
 
 def broadcastable_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """The mask with at least two axes; raises `InvalidValue` unless it broadcasts to `shape`."""
+    """The mask, reshaped to at least two axes; raises `InvalidValue` unless it broadcasts to `shape`."""
     fits = mask.dim() <= 4 and all(
         given in {1, wanted} for given, wanted in zip(reversed(mask.shape), reversed(shape), strict=False)
     )
@@ -196,7 +198,7 @@ def broadcastable_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor
 
 
 def heads_of(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> Heads:
-    """The numbers and sizes of heads; raises `InvalidValue` where the tensors do not fit one another."""
+    """The numbers and sizes of heads; raises `InvalidValue` if the shapes of the tensors do not match."""
     for name, rows in (("query", query), ("key", key), ("value", value)):
         if rows.dim() != 4:
             raise InvalidValue.of(name, tuple(rows.shape), f"{LAYOUT}, all with a batch or all without")
@@ -226,7 +228,7 @@ def checked_padding(mask: Tensor | None, key: Tensor) -> Tensor | None:
 
 
 def checked_parameters(spec: AttentionSpec, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The learned tensors of a call; raises `InvalidValue` unless they are those of the spec, in its shapes."""
+    """The learned tensors of a call; raises `InvalidValue` unless their names and shapes are those of the spec."""
     shapes = {name: tuple(getattr(tensor, "shape", ("no tensor",))) for name, tensor in given.items()}
     if shapes != dict(spec.weights):
         raise InvalidValue.of("parameters", shapes, f"{dict(spec.weights)}, by name and shape")

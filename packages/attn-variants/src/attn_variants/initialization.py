@@ -1,4 +1,4 @@
-"""Fresh values of the learned weights that the parts of a spec have."""
+"""Initial values of the learned weights of the parts of a spec (score, modifiers, distribution, norm)."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def part_weights(part: Part | None, heads: Heads, *, without: str | None = None)
 
 
 def named_weights(parts: Mapping[str, nn.Module | None]) -> dict[str, Tensor]:
-    """The weights of parts by "part.weight", such as "score.bias"."""
+    """The weights of parts, named "part.weight", such as "score.bias"."""
     found = [(place, cast("PartWeights", part)) for place, part in parts.items() if part is not None]
     return {f"{place}.{name}": weight for place, part in found for name, weight in part.named().items()}
 
 
 def init_weights(part: Part, heads: Heads) -> dict[str, Tensor]:
-    """Initial weights of a part by name."""
+    """The initial weights of a part, by name."""
     if isinstance(part, Additive):
         return init_additive(part, heads)
     if isinstance(part, Concat):
@@ -62,7 +62,7 @@ def init_weights(part: Part, heads: Heads) -> dict[str, Tensor]:
 
 
 def beginning(part: ScoreFunction, name: str, shape: tuple[int, ...]) -> Tensor:
-    """The first values of one parameter, as the function's `initial` says; N(0, 0.02²) where it says nothing."""
+    """The initial values of one parameter of a score function: from its `initial`, else drawn from N(0, 0.02²)."""
     said = part.initial.get(name)
     if said is None:
         return torch.randn(shape) * 0.02
@@ -71,12 +71,12 @@ def beginning(part: ScoreFunction, name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def normal(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as all rules
-    """N(0, 0.02²)."""
+    """Draw from N(0, 0.02²)."""
     return torch.randn(shape) * 0.02
 
 
 def uniform(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as all rules
-    """Uniform in ±0.1, as in the code of Luong et al. 2015."""
+    """Draw uniformly from ±0.1, as in the code of Luong et al. 2015."""
     return (torch.rand(shape) * 2 - 1) * 0.1
 
 
@@ -91,13 +91,13 @@ def ones(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as 
 
 
 def cosine_sharpness(shape: tuple[int, ...], heads: Heads) -> Tensor:
-    """softplus(b) = √d_k, so that scores vary as scaled dot products of random vectors do."""
+    """The b with softplus(b) = √d_k, so that scores have the variance of scaled dot products of random vectors."""
     beta = heads.key_size**0.5
     return torch.full(shape, beta + math.log1p(-math.exp(-beta)))
 
 
 def glorot(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as all rules
-    """Uniform by Glorot's rule over the last two axes."""
+    """Draw Glorot-uniform values, with fan-in and fan-out from the last two axes."""
     limit = math.sqrt(6 / (shape[-1] + shape[-2]))
     return (torch.rand(shape) * 2 - 1) * limit
 
@@ -116,4 +116,4 @@ INITIALIZERS: Mapping[str, Callable[[tuple[int, ...], Heads], Tensor]] = {
     "qk_norm": ones,
     "qk_norm_all_heads": ones,
 }
-"""Initialisers by kind of part; `normal` for others."""
+"""The initialiser of each kind of part; `normal` for kinds that are not listed."""

@@ -20,12 +20,12 @@ from attn_variants.compute.norm import fused_norm
 
 
 def unit(rows: Tensor, epsilon: float = 1e-6) -> Tensor:
-    """Rows [..., size] of length one; zeros stay zeros, for `epsilon` is added to the squared length."""
+    """Rows [..., size] scaled to L2 norm one; zeros stay zeros, as `epsilon` is added to the squared norm."""
     return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + epsilon)
 
 
 def rms_normed(rows: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
-    """Rows [..., size] of root mean square one, times `weight` [size] if given (Zhang & Sennrich 2019)."""
+    """RMSNorm of rows [..., size], times `weight` [size] if given (Zhang & Sennrich 2019)."""
     found = fused_norm(rows, weight, epsilon)
     if found is not None:
         return found
@@ -34,21 +34,21 @@ def rms_normed(rows: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
 
 
 def by_heads(rows: Tensor, heads: int) -> Tensor:
-    """Rows [..., heads · size] as [..., heads, size]."""
+    """Reshape rows [..., heads · size] to [..., heads, size]."""
     return rows.reshape(*rows.shape[:-1], heads, rows.shape[-1] // heads)
 
 
 def weight_of(linear: nn.Linear) -> Tensor:
-    """The matrix [outputs, inputs] of a linear layer, with the adapter in it that is in use (`adapted_weight`), if any.
+    """The matrix [outputs, inputs] of a linear layer, including its active adapter (`adapted_weight`), if any.
 
-    For matrices that are used otherwise than by calling the layer.
+    For code that uses the matrix without calling the layer.
     """
     adapted: Callable[[], Tensor] | None = getattr(linear, "adapted_weight", None)
     return linear.weight if adapted is None else adapted()
 
 
 def fresh_linear(into: int, out: int, *, bias: bool) -> nn.Linear:
-    """A linear layer drawn uniformly by Glorot's rule, its biases zero."""
+    """A linear layer with Glorot-uniform weights and zero biases."""
     linear = nn.Linear(into, out, bias=bias)
     nn.init.xavier_uniform_(linear.weight)
     if bias:
@@ -57,27 +57,27 @@ def fresh_linear(into: int, out: int, *, bias: bool) -> nn.Linear:
 
 
 def multiplied_in(rows: Tensor) -> torch.dtype:
-    """The type in which linear layers multiply rows: autocast's, or their own."""
+    """The dtype in which linear layers multiply rows: that of autocast if enabled, else the rows' own."""
     kind = rows.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
 
 
 def glorot_parameter(*shape: int) -> nn.Parameter:
-    """Weights [heads, into, out], uniform by Glorot's rule for each head, or vectors [heads, size] in ±1/√size."""
+    """Weights [heads, into, out], Glorot-uniform for each head, or vectors [heads, size], uniform in ±1/√size."""
     bound = (6 / (shape[-2] + shape[-1])) ** 0.5 if len(shape) > 2 else shape[-1] ** -0.5
     return nn.Parameter((torch.rand(shape) * 2 - 1) * bound)
 
 
 def refuse_source(source: Tensor | None) -> None:
-    """Raise `InvalidValue` where a source is given to a layer of self-attention."""
+    """Raise `InvalidValue` if a source is given to a self-attention layer."""
     if source is not None:
         raise InvalidValue.of("source", tuple(source.shape), "None: this layer attends within one sequence")
 
 
 def softmax_over(scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """Weights over the last axis; zeros, and no gradient, where nothing is allowed.
+    """Softmax over the last axis; zeros, and no gradient, in rows where nothing is allowed.
 
-    `allowed` broadcasts with the scores, True keeps.
+    `allowed` is bool, broadcasts with the scores and is True for scores to keep.
     """
     if allowed is None:
         return torch.softmax(scores, dim=-1)
@@ -86,16 +86,16 @@ def softmax_over(scores: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 class DropsWeights(Protocol):
-    """A layer with dropout of attention weights: while it is `training`, with probability `dropout`."""
+    """A layer that drops attention weights with probability `dropout` while it is `training`."""
 
     training: bool
     dropout: float
 
 
 def with_dropout(inputs: AttentionInputs, layer: DropsWeights) -> AttentionInputs:
-    """The inputs with a fresh seed for the layer's dropout; unchanged in evaluation and where the probability is 0.
+    """The inputs with a new seed for the layer's dropout; unchanged in evaluation or if the probability is 0.
 
-    The seed comes from the CPU's generator whatever the device, so that nothing waits for a GPU. Activations that
+    The seed is drawn from the CPU generator on every device, which avoids a GPU synchronisation. Activations that
     `torch.utils.checkpoint` recomputes get the same seed, as it restores the generator.
     """
     if not layer.training or not layer.dropout:
@@ -104,11 +104,11 @@ def with_dropout(inputs: AttentionInputs, layer: DropsWeights) -> AttentionInput
 
 
 QUERY_KEY_VALUE = ("query", "key", "value")
-"""The layers that most mechanisms have of one input."""
+"""The names of the projections that most mechanisms apply to one input."""
 
 
 class JointProjection(nn.Module):
-    """`whole` maps rows [..., inputs] to the outputs of several layers, `sizes` of each, side by side.
+    """Several linear layers of one input, packed into one: `whole` concatenates their outputs, of these `sizes`.
 
     `names` are those of the layers.
     """
@@ -121,7 +121,7 @@ class JointProjection(nn.Module):
 
     @classmethod
     def of(cls, pack: Pack, layers: Sequence[nn.Linear], names: Sequence[str] = QUERY_KEY_VALUE) -> JointProjection:
-        """Layers of one input, packed as one."""
+        """Pack layers of one input into one."""
         return cls(pack(layers), [layer.out_features for layer in layers], names)
 
     def forward(self, rows: Tensor) -> list[Tensor]:
@@ -129,7 +129,7 @@ class JointProjection(nn.Module):
         return list(self.whole(rows).split(self.sizes, dim=-1))
 
     def parts(self) -> list[JointPart]:
-        """A module for each layer, where one is wanted alone."""
+        """A module for each layer, to call one of them alone."""
         return [JointPart(self, index) for index in range(len(self.sizes))]
 
 
@@ -142,15 +142,15 @@ class JointPart(nn.Module):
         self.index = index
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The outputs [..., size] of this layer alone; computes the others too."""
+        """The outputs [..., size] of this layer; the other layers are computed too and dropped."""
         parts: list[Tensor] = self.joint(rows)
         return parts[self.index]
 
 
 def document_positions(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Positions [rows], int64, of rows that hold documents of these lengths end to end; each begins anew.
+    """Positions [rows], int64, of documents of these lengths packed end to end; they restart at 0 in each document.
 
-    All layers of a batch are given the same tensor, which a GPU fetches without anybody waiting.
+    The tensor is cached, so that all layers of a batch share it, and is copied to a GPU without synchronising.
     """
     return _counted(lengths).to(device) if in_trace() else _document_positions(lengths, device)
 

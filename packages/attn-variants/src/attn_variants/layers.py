@@ -1,4 +1,4 @@
-"""Layers of mechanisms by name."""
+"""Build the layer of a mechanism by its name."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ else:
 
 
 def layer(mechanism: str | Mechanism, **options: Any) -> nn.Module:
-    """The attention layer of a mechanism, with random weights.
+    """Build the attention layer of a mechanism, with randomly initialised weights.
 
         gqa = attn_variants.layer("gqa", hidden_size=512, num_heads=8, num_kv_heads=2)
         out = gqa(torch.randn(2, 100, 512))  # [batch, query_len, hidden_size]
 
-    Every installed mechanism can be named, from this package or from a plugin; `attn list mechanisms` shows them. The
-    layer takes inputs [batch, query_len, hidden_size] and returns the same shape; mechanisms for cross-attention take
-    the encoder's output [batch, key_len, hidden_size] as second argument. `forward` also takes a padding mask by
-    keyword, bool [batch, key_len], True where a key is real.
+    Every installed mechanism is available by name, from this package or from a plugin; `attn list mechanisms` lists
+    them. The layer takes inputs [batch, query_len, hidden_size] and returns the same shape; mechanisms for
+    cross-attention take the encoder's output [batch, key_len, hidden_size] as second argument. `forward` also takes
+    the keyword `key_padding_mask`, bool [batch, key_len], True where a key is real.
 
     Args:
-        mechanism: The name of a mechanism, such as "mha", "gqa", "mla", "sliding_window" or "retnet"; where two
-            packages own a name, "package/name".
+        mechanism: The name of a mechanism, such as "mha", "gqa", "mla", "sliding_window" or "retnet"; or
+            "package/name" if two packages register the same name.
         **options: The fields of `attn_core.MechanismConfig` (`hidden_size`, `num_heads`, `num_kv_heads`, `head_dim`,
             `causal`, `bias`, `rotary`, `dropout`, ...) and the mechanism's own options, such as `window` of
-            "sliding_window"; `attn show NAME` lists them. `causal` is True by default where a mechanism can be
-            causal.
+            "sliding_window"; `attn show NAME` lists them. `causal` is True by default if the mechanism can be causal.
 
     Raises:
         UnknownName: There is no mechanism, or no option, of this name.
-        AmbiguousName: Two packages own the name.
+        AmbiguousName: Two packages register the name.
         InvalidValue: An option is missing, or has a value that is not allowed.
         Incompatible: Options exclude one another.
     """
@@ -52,7 +51,7 @@ def layer(mechanism: str | Mechanism, **options: Any) -> nn.Module:
 
 
 def configured(mechanism: Mechanism, **options: Any) -> MechanismConfig:
-    """The config of these fields, shared and own ones together; raises as `layer` does."""
+    """Build a mechanism's config from shared fields and its own options; raises the same errors as `layer`."""
     fields = {field.name: field for field in dataclasses.fields(mechanism.Config)}
     for name in options:
         if name not in fields:

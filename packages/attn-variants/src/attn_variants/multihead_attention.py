@@ -1,4 +1,4 @@
-"""A stand-in for `torch.nn.MultiheadAttention` that computes any mechanism."""
+"""A replacement for `torch.nn.MultiheadAttention` that computes any mechanism."""
 
 from __future__ import annotations
 
@@ -21,43 +21,44 @@ from attn_variants.spec_layer import SpecLayer
 from attn_variants.tensor_masks import with_tensor, without_tensors
 
 Result = tuple[Tensor, Tensor | None]
-"""Outputs, and attention weights where they are wanted."""
+"""The outputs, and the attention weights if they were requested, else None."""
 
 
 class MultiheadAttention(nn.Module):
     """Attention between `query`, `key` and `value`, with the interface of `torch.nn.MultiheadAttention`.
 
-    As in torch, and unlike everywhere else in attn, **True in a mask hides**: `key_padding_mask` is True where a key is
-    padding, a bool `attn_mask` is True where a query may *not* attend to a key. Differences from torch:
+    As in PyTorch, and unlike everywhere else in attn, **True in a mask hides**: `key_padding_mask` is True where a key
+    is padding, a bool `attn_mask` is True where a query may *not* attend to a key. Differences from PyTorch:
 
     - `batch_first` is True by default.
     - A query that may attend to no key gives zeros, not NaN.
     - `is_causal=True` needs no `attn_mask`. Queries are then aligned with the last keys.
-    - `add_bias_kv` and `add_zero_attn` do not exist.
-    - State dicts of torch's module (`in_proj_weight`, ...) can be loaded; those of this one have names of their own.
+    - `add_bias_kv` and `add_zero_attn` are not supported.
+    - State dicts of PyTorch's module (`in_proj_weight`, ...) can be loaded; this module saves other parameter names.
 
-    Mechanisms of the softmax family (`Mechanism.spec`) take every argument of `forward`. Others, such as "linear" or
-    "mla", compute self-attention of one tensor, without `attn_mask`, and give weights only where they have some; what
-    a mechanism cannot do raises `Incompatible`.
+    Mechanisms that are computed from a spec alone (`Mechanism.spec`, the softmax family) accept every argument of
+    `forward`. Others, such as "linear" or "mla", compute self-attention: `query`, `key` and `value` must be the same
+    tensor (`key` and `value` for cross-attention), `attn_mask` must be None, and weights can be requested only if the
+    mechanism has attention weights. Unsupported arguments raise `Incompatible`.
 
     Args:
         embed_dim: Size of queries and outputs.
         num_heads: Number of query heads, each of `embed_dim / num_heads` elements.
-        dropout: The probability with which attention weights become zero in training.
+        dropout: The probability with which attention weights are set to zero in training.
         bias: Whether the projections have biases.
         kdim: Size of keys, `embed_dim` by default.
         vdim: Size of values, `embed_dim` by default.
         batch_first: Whether tensors are [batch, length, embed_dim], else [length, batch, embed_dim].
         mechanism: The name of the mechanism.
-        device: Where the parameters live.
-        dtype: The type of the parameters.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
         **options: Further fields of the mechanism's config, such as `num_kv_heads` of "gqa" or `window` of
-            "sliding_window". `causal` is False by default where the mechanism allows it, as masks are given per call.
+            "sliding_window". `causal` is False by default if the mechanism allows it, as masks are given per call.
 
     Raises:
         UnknownName: There is no mechanism, or no option, of this name.
         InvalidValue: A value is not allowed.
-        Incompatible: The mechanism has no dropout of weights, or cannot have a `kdim` or `vdim` of its own.
+        Incompatible: The mechanism does not support `dropout`, or `kdim` or `vdim` other than `embed_dim`.
     """
 
     in_proj_bias = None
@@ -102,7 +103,7 @@ class MultiheadAttention(nn.Module):
 
     @property
     def takes_pairs(self) -> bool:
-        """Whether the mechanism is nothing but projections and a spec, so that any query may meet any key."""
+        """Whether the layer is a plain `SpecLayer` without an inner module, which can score any query-key pair."""
         return type(self.attention) is SpecLayer and self.attention.inner is None
 
     def forward(  # noqa: PLR0913 -- the signature of torch's module
@@ -116,7 +117,7 @@ class MultiheadAttention(nn.Module):
         average_attn_weights: bool = True,  # noqa: FBT001, FBT002 -- as torch's
         is_causal: bool = False,  # noqa: FBT001, FBT002 -- as torch's
     ) -> Result:
-        """Attend.
+        """Compute attention outputs and, if requested, attention weights.
 
         Args:
             query: [batch, query_len, embed_dim]; [query_len, batch, embed_dim] unless `batch_first`; or, without a
@@ -125,20 +126,21 @@ class MultiheadAttention(nn.Module):
             value: [batch, key_len, vdim], in the same layout.
             key_padding_mask: [batch, key_len], or [key_len] without a batch. Bool, **True where a key is padding** and
                 gets no weight; or floating point, added to the scores.
-            need_weights: Whether to return attention weights too. They cost memory for all pairs: False is faster.
+            need_weights: Whether to return attention weights too. They are held for all query-key pairs: False is
+                faster and takes less memory.
             attn_mask: [query_len, key_len] or [batch * num_heads, query_len, key_len]. Bool, **True where a query may
                 not attend to a key**; or floating point, added to the scores.
-            average_attn_weights: Whether weights are the mean over the heads.
-            is_causal: Whether attention is causal. Beside an `attn_mask` it says that this mask is the causal one.
+            average_attn_weights: Whether to average the returned weights over the heads.
+            is_causal: Whether attention is causal. Given with an `attn_mask`, it is a hint that the mask is causal.
 
         Returns:
-            Outputs in the layout of the queries, and weights [batch, query_len, key_len], those of each head
-            [batch, num_heads, query_len, key_len] unless averaged, without the batch axis where the inputs have none;
-            None unless `need_weights`.
+            Outputs in the layout of `query`; and weights [batch, query_len, key_len] if averaged over heads, else
+            [batch, num_heads, query_len, key_len], without the batch axis if the inputs have none, or None unless
+            `need_weights`.
 
         Raises:
-            InvalidValue: Shapes or types do not fit.
-            Incompatible: The mechanism cannot do this.
+            InvalidValue: Shapes or dtypes do not match.
+            Incompatible: The mechanism does not support these arguments.
         """
         same = Same(keys=key is query, values=value is key)
         require_tensors("[batch, length, embed_dim] or [length, embed_dim]", query=query, key=key, value=value)
@@ -180,13 +182,13 @@ class MultiheadAttention(nn.Module):
         return layer.output(out.flatten(-2)), weights
 
     def _check_type(self, query: Tensor) -> None:
-        """Raise `InvalidValue` unless the inputs have the type of the parameters; autocast converts them."""
+        """Raise `InvalidValue` unless the query has the dtype of the parameters; not under autocast, which converts."""
         own = next(self.parameters(), query).dtype
         if query.dtype != own and not torch.is_autocast_enabled(query.device.type):
             raise InvalidValue.of("query.dtype", str(query.dtype), f"{own}, as the parameters")
 
     def _check_possible(self, same: Same, masks: Masks, *, need_weights: bool) -> None:
-        """Raise `Incompatible` for what a mechanism that computes in its own way cannot do."""
+        """Raise `Incompatible` for arguments that a mechanism with a computation of its own does not support."""
         name, cross = self.mechanism.name, self.config.cross
         if not same.values or not (cross or same.keys):
             wanted = "key and value must be one tensor" if cross else "query, key and value must be one tensor"
@@ -230,12 +232,12 @@ class MultiheadAttention(nn.Module):
         self.attention.reset_parameters()
 
     def extra_repr(self) -> str:
-        """Mechanism, heads and causality."""
+        """The mechanism, heads and causality, for `repr`."""
         return summary(self.mechanism, self.config)
 
 
 class Same(NamedTuple):
-    """Whether keys are the tensor of the queries, and values that of the keys."""
+    """Whether `key` is the same tensor as `query`, and `value` the same as `key`."""
 
     keys: bool
     values: bool
@@ -254,7 +256,10 @@ class Masks(NamedTuple):
 
     @classmethod
     def of(cls, padding: Tensor | None, mask: Tensor | None, shape: tuple[int, int, int, int]) -> Masks:
-        """From torch's masks, for [batch, num_heads, query_len, key_len]; raises `InvalidValue`."""
+        """Convert PyTorch's masks for scores of `shape`, [batch, num_heads, query_len, key_len].
+
+        Raises `InvalidValue` for masks of other shapes or dtypes.
+        """
         batch, heads, queries, keys = shape
         if padding is not None:
             if getattr(padding, "ndim", None) == 1 and batch == 1:
@@ -272,20 +277,23 @@ class Masks(NamedTuple):
         return cls(None, bias if mask is None else bias + mask)
 
     def with_hint(self, *, is_causal: bool) -> Masks:
-        """Where a mask is said to be the causal one, and aligned as ours is, the rule in place of the tensor."""
+        """Apply the `is_causal` argument: a square 2-D mask declared causal is replaced by the causal rule.
+
+        A mask of another shape is kept, without the rule.
+        """
         if not is_causal or self.mask is None:
             return self._replace(is_causal=is_causal)
         square = self.mask.dim() == 2 and self.mask.shape[0] == self.mask.shape[1]
         return self._replace(mask=None, is_causal=True) if square else self
 
     def narrowed(self, spec: AttentionSpec) -> AttentionSpec:
-        """The spec under these masks too."""
+        """Add these masks to those of the spec."""
         causal = dataclasses.replace(spec, mask=causal_mask(spec.mask, is_causal=self.is_causal))
         return with_tensor(causal, self.mask)
 
 
 def named(query: Tensor, key: Tensor, value: Tensor) -> list[tuple[str, Tensor]]:
-    """The inputs with their names, for errors."""
+    """The inputs with their names, for error messages."""
     return [("query", query), ("key", key), ("value", value)]
 
 
@@ -306,13 +314,13 @@ TORCH_NAMES: Mapping[str, str] = {
     "out_proj.weight": "attention.output.weight",
     "out_proj.bias": "attention.output.bias",
 }
-"""Parameters of `torch.nn.MultiheadAttention` that this module has as they are, by name."""
+"""Maps the names of parameters of `torch.nn.MultiheadAttention` to the names of the same parameters here."""
 
 
 def load_torch_parameters(module: MultiheadAttention, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-    """Rename and split the parameters of a `torch.nn.MultiheadAttention` in `state_dict`, where it has them.
+    """Rename and split any parameters of a `torch.nn.MultiheadAttention` in `state_dict`.
 
-    A hook of `load_state_dict`; the last of `others` is the list of error messages.
+    A pre-hook of `load_state_dict`; the last of `others` is its list of error messages.
     """
     errors: list[str] = others[-1]
     for theirs, ours in TORCH_NAMES.items():

@@ -1,4 +1,4 @@
-"""Which kernel reads cached rows in place, decided once per element type, device and form of rows."""
+"""The choice of the kernel that reads cached rows in place, made once per dtype, device and form of rows."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from attn_core.kernels.dispatch import KernelTable
 from torch import Tensor
 
 PLAIN, CODED = ("plain",), ("int8", "int4")
-"""Forms of rows that `in_place` and `coded_in_place` of a view give; see `RowsInPlace`."""
+"""The forms of rows that the methods `in_place` and `coded_in_place` of a view return; see `RowsInPlace`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reached:
-    """Rows of a cache in place, and the kernel that reads them."""
+    """Rows of a cache that a kernel can read in place, and the plan that runs the kernel."""
 
     plan: PagedPlan
     rows: RowsInPlace
@@ -38,7 +38,7 @@ class Reached:
     ) -> Tensor | None:
         """Outputs [tokens, heads, value_size] of queries [tokens, heads, key_size], defined for these requests only.
 
-        All rows of the step must be in the cache. None where this chip can run none of the kernels, which is said once.
+        All rows of the step must already be in the cache. None, with one log message, if no kernel runs on this chip.
         """
         operands = PagedAttentionInputs(
             query=query, batch=batch, rows=self.rows, requests=tuple(requests), parameters=parameters
@@ -47,7 +47,7 @@ class Reached:
 
 
 class PagedPlan:
-    """The kernels of `attend_paged` for one spec; where none accepts, rows are gathered instead.
+    """The paged attention kernels for one spec; if none supports it, rows are gathered instead.
 
     `latent` is True for the cached rows of latent attention (MLA).
     """
@@ -58,11 +58,14 @@ class PagedPlan:
         self._table = KernelTable(installed().kernels, PagedAttendKernel, partial(_problem, spec))
 
     def reach(self, query: Tensor, view: Any) -> Reached | None:
-        """The rows of a view for queries of this type and device; None where no kernel reads them in place."""
+        """The rows of a view in place, for queries of this dtype and device; None if no kernel reads them in place.
+
+        Raises `NotGraphSafe` if the kernel cannot read them in a step that is recorded as a graph.
+        """
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
         for method, forms in (("in_place", PLAIN), ("coded_in_place", CODED)):
-            # Whether any kernel accepts is known without asking the view, and mostly none does.
+            # Checked before calling the view, as usually no kernel supports the form.
             if not any(self.kernel(query, form) for form in forms) or not hasattr(view, method):
                 continue
             rows: RowsInPlace | None = getattr(view, method)()
@@ -74,12 +77,12 @@ class PagedPlan:
         return None
 
     def run(self, operands: PagedAttentionInputs) -> Tensor | None:
-        """What the cheapest kernel that this chip can run computes; None where there is none."""
+        """The output of the cheapest kernel that runs on this chip; None if there is none."""
         call = self._call(operands.query, operands.rows.form)
         return self._table.run_below(call, lambda kernel: kernel.run(self.spec, operands))
 
     def kernel(self, query: Tensor, form: str) -> PagedAttendKernel | None:
-        """The kernel for queries of this type and device over rows of this form, or None."""
+        """The kernel for queries of this dtype and device over rows of this form, or None."""
         if form not in self._forms or not self._table.kernels:
             return None
         return self._table.find(*self._call(query, form))
@@ -89,7 +92,7 @@ class PagedPlan:
 
 
 def reads(kernel: PagedAttendKernel, rows: RowsInPlace | None) -> bool:
-    """Whether a kernel computes over rows of this kind: of a step that is recorded, or of any other."""
+    """Whether a kernel can read rows of this class; static rows are those of steps recorded as a graph."""
     if isinstance(rows, StaticMixedRows):
         return kernel.static_mixed
     return kernel.static or not isinstance(rows, StaticRows)

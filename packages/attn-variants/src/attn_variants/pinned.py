@@ -1,4 +1,4 @@
-"""Tokens that a layer keeps for good beside a window of the latest, such as attention sinks."""
+"""Tokens that a layer keeps permanently beside a window of the most recent ones, such as attention sinks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from attn_variants.compute.kept import in_trace
 
 
 class PinnedRows:
-    """A `PagedView` whose rows are those of some positions of a sequence, from a slot, and those of a window.
+    """A `PagedView` that combines the rows at pinned positions, kept in a slot, with those of a window, `recent`.
 
-    `slot` is the view of the pinned rows and what it reads, fields [requests, positions, ...] by the window's names.
+    `slot` is the view of the pinned rows and their fields [requests, positions, ...], named as those of the window.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class PinnedRows:
         self._places = (_made if in_trace() else _kept)(positions, batch.positions.device)
 
     def append(self, fields: Fields) -> Fields:
-        """Remember this step's rows [tokens, ...] in the window, and those at the pinned positions in the slot."""
+        """Write this step's rows [tokens, ...] to the window, and those at pinned positions to the slot as well."""
         shown = self.recent.append(fields)
         if isinstance(self.batch, StaticBatch):
             return self._append_in_place(fields, shown)
@@ -49,7 +49,7 @@ class PinnedRows:
         }
 
     def _append_in_place(self, fields: Fields, shown: Fields) -> Fields:
-        """The same of one row a request, whatever its position: the host does not know it."""
+        """`append` for one row per request, without reading positions on the host, as graph capture requires."""
         numbers, early = self._find(self.batch.positions)
         places, here = (self.batch.request_of, numbers), {}
         for name, held in self._held.items():
@@ -63,14 +63,14 @@ class PinnedRows:
         }
 
     def _ends(self, requests: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The numbers [requests] of some requests and the positions behind their last rows."""
+        """The indices [requests] of the given requests, and the position after the last row of each."""
         if isinstance(self.batch, StaticBatch):
             return self.batch.request_of, self.batch.positions + 1
         ends = [self.batch.contexts[r] + self.batch.lengths[r] for r in requests]
         return self._places.new_tensor(list(requests)), self._places.new_tensor(ends)
 
     def rows(self, requests: Sequence[int]) -> Rows:
-        """The pinned rows of these requests, then those in the window that are not among them."""
+        """The pinned rows of these requests, followed by the other rows in their window."""
         recent = self.recent.rows(requests)
         chosen, ends = self._ends(requests)
         places = self._places.expand(len(chosen), -1)
@@ -84,7 +84,7 @@ class PinnedRows:
         return Rows(fields, torch.cat([places, recent.positions], dim=1), key_padding_mask)
 
     def _find(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The number of the pinned position that each of some positions is, and whether it is one."""
+        """For each position, the index of the pinned position that equals it, and whether there is one."""
         numbers = torch.searchsorted(self._places, positions.contiguous()).clamp(max=len(self._positions) - 1)
         return numbers, self._places[numbers] == positions
 
@@ -95,15 +95,15 @@ def _made(positions: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 _kept = lru_cache(maxsize=64)(_made)
-"""Positions, int64, brought to a device once."""
+"""Cached int64 tensors of positions, one for each device."""
 
 
 def kept_rows(mask: Mask, batch: RaggedBatch, state: LayerState) -> PagedView:
-    """The view of the keys and values that a layer with this mask keeps, its pinned ones included where it has such."""
+    """The view of the keys and values that a layer with this mask caches, including pinned ones if it has any."""
     view: PagedView = state["kv"]
     if PINNED not in state:
         return view
     held = state[PINNED].read()
-    # A layer that shares the rows of another may pin none of its own.
+    # A layer that shares the cache of another layer may have no pinned positions in its own mask.
     positions = pinned_positions(mask, next(iter(held.values())).shape[1])
     return PinnedRows(batch, view, (state[PINNED], held), positions) if positions else view

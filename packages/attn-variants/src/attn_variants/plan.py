@@ -1,4 +1,4 @@
-"""Which kernel computes a spec, decided once per kind of call."""
+"""The choice of the kernel that computes a spec, made once per kind of call."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from torch import Tensor
 from attn_variants.kernels.attend import MANY_KEYS, BlockSparse
 
 ALL_SEEN = frozenset({"full", "causal"})
-"""Masks under which the choice of a kernel on a CPU does not depend on the lengths."""
+"""The masks for which the choice of a kernel on a CPU does not depend on the lengths."""
 
 COMPILED = 4096
-"""Number of queries and keys for which the kernel of a compiled graph, made for all lengths, is chosen."""
+"""The number of queries and keys for which the kernel of a compiled graph, which serves all lengths, is chosen."""
 
 VARLEN = True
-"""Of the key of a call: rows hold several documents."""
+"""The last item of the key of a call whose sequences hold several documents."""
 
 Flags = tuple[bool, bool, bool, bool, bool]
-"""Whether gradients are wanted, rows are padded, positions are given, those of keys are, and weights are dropped."""
+"""Whether there are gradients, padding, given positions (of queries or keys), given key positions, and dropout."""
 
 Lengths = tuple[int, int]
-"""Queries and keys, rounded up to powers of two; zeros where not known."""
+"""The numbers of queries and keys, rounded up to powers of two; zeros if they do not matter."""
 
 
 class KernelPlan:
-    """The kernels of one spec. `name` asks for one kernel, which then raises where it refuses."""
+    """The kernels of one spec. With `name` only that kernel is used, and calls it does not support raise."""
 
     def __init__(self, spec: AttentionSpec, name: str | None = None) -> None:
         self.spec = spec
@@ -45,10 +45,11 @@ class KernelPlan:
         return KernelPlan(self.spec, self.name)
 
     def run(self, operands: AttentionInputs, spec: AttentionSpec | None = None) -> Tensor:
-        """The output [batch, query, heads, value_size] from the chosen kernel; raises `KernelRefused`.
+        """Compute the output [batch, query, heads, value_size] by the chosen kernel.
 
-        Varlen texts that no kernel takes together are computed one by one. `spec` is computed instead of the plan's own
-        where the two differ in tensors only; see `tensor_masks.without_tensors`.
+        Documents packed end to end (varlen) that no kernel computes in one call are computed one by one. `spec`, which
+        may differ from the plan's own in tensors only, is computed in its place; see `tensor_masks.without_tensors`.
+        Raises `KernelRefused` if the plan's kernel does not support the call.
         """
         spec = spec or self.spec
         device = operands.query.device.type
@@ -61,7 +62,7 @@ class KernelPlan:
             if together is not None:
                 return together
             if torch.compiler.is_compiling():
-                # Made by a part of torch that only a process which compiles need load.
+                # Imported here, as it needs torch modules that only processes which compile should load.
                 from attn_variants.compute.in_graph import uncompiled
 
                 apart: Tensor = uncompiled(self.run, operands)
@@ -86,24 +87,24 @@ class KernelPlan:
         return self._table.run(call, lambda kernel: kernel.run(spec, operands))
 
     def run_without(self, operands: AttentionInputs, kernel: str) -> Tensor:
-        """The same by any other kernel than the one of this name."""
+        """Like `run`, but without the kernel of this name."""
         if kernel not in self._without:
             self._without[kernel] = KernelPlan(self.spec)
             self._without[kernel]._table.leave_out(kernel)  # noqa: SLF001 -- of this class
         return self._without[kernel].run(operands)
 
     def _compiled(self, kernel: AttendKernel, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-        """The same in a graph."""
+        """Run a kernel while torch.compile traces."""
         if kernel.name == BlockSparse.name:
             names = self.masks()
-            # Its operators are made by a part of torch that only a process which compiles need load.
+            # Imported here, as it needs torch modules that only processes which compile should load.
             from attn_variants.compute.block_sparse.compiled import attend
 
             return attend(spec, names, operands)
         return kernel.run_in_graph(spec, self.spec_name() if spec is self.spec else "", operands)
 
     def _caution(self, call: tuple[Any, ...], keys: int) -> None:
-        """Say once what is to be said of the kernel of a call over many keys, unless it was asked for by name."""
+        """Log, once, the remark of the kernel chosen for a call over many keys, unless it was chosen by name."""
         if self.name is not None or call in self._cautioned:
             return
         self._cautioned.add(call)
@@ -112,8 +113,8 @@ class KernelPlan:
             say_once(remark)
 
     def run_together(self, operands: AttentionInputs, spec: AttentionSpec | None = None) -> Tensor | None:
-        """The output for several documents in one call of the cheapest kernel, or the one of this plan's name, that
-        takes them so; None where none does."""
+        """The output for several documents in one call of the cheapest kernel that supports it, or of the kernel
+        named by this plan; None if there is none."""
         query = operands.query
         padded, drops = operands.key_padding_mask is not None, operands.dropout is not None
         flags = torch.is_grad_enabled(), padded, False, False, drops
@@ -124,12 +125,13 @@ class KernelPlan:
         return self._table.run_below(call, lambda kernel: kernel.run(spec or self.spec, operands))
 
     def spec_name(self) -> str:
-        """The name of the spec in a compiled graph, by which others compute it where this chip cannot run the kernel,
-        unless that was asked for by name; "" where it has none."""
+        """The name under which compiled graphs refer to the spec; "" if it has none.
+
+        Unless the plan names a kernel, another one replaces a kernel that this chip cannot run."""
         return named_spec(self.spec) if self.name else replaceable_spec(self.spec, self.run_without)
 
     def masks(self) -> str:
-        """The names of the masks in a compiled graph."""
+        """The name under which compiled graphs refer to the mask of the spec."""
         from attn_variants.compute.block_sparse.compiled import named
 
         return named(self.spec.mask)
@@ -160,7 +162,7 @@ def _problem(
 
 
 def of_one_type(operands: AttentionInputs, dtype: torch.dtype) -> AttentionInputs:
-    """Operands whose queries, keys and values are of the type that autocast asks for; float64 stays, as in torch."""
+    """Convert queries, keys and values to the dtype of autocast; float64 is left as it is, as in PyTorch."""
     if operands.query.dtype == torch.float64:
         return operands
     names = ("query", "key", "value")
@@ -168,15 +170,15 @@ def of_one_type(operands: AttentionInputs, dtype: torch.dtype) -> AttentionInput
 
 
 def no_rows(operands: AttentionInputs) -> tuple[int, ...]:
-    """The shape of an empty output."""
+    """The shape of an output without queries."""
     return operands.query.shape[0], 0, operands.query.shape[2], operands.value.shape[-1]
 
 
 def rounded(length: int) -> int:
-    """The next power of two; 0 stays."""
+    """Round up to a power of two; 0 stays 0."""
     return 1 << (length - 1).bit_length() if length else 0
 
 
-# torch.compile calls this while tracing and keeps the names, as of `KernelTable.index`.
+# torch.compile calls these while tracing and keeps their results as constants, as for `KernelTable.index`.
 KernelPlan.spec_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
 KernelPlan.masks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001

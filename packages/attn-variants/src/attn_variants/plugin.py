@@ -1,4 +1,4 @@
-"""What this package offers. Nothing here imports torch, nor a mechanism before mechanisms are asked for."""
+"""The plugin hooks of this package. Importing this module imports neither torch nor any mechanism."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attn_core.plugins.hooks import Command
 
 @hookimpl
 def attn_mechanisms() -> list[Mechanism]:
-    """Every mechanism of the package."""
+    """The mechanisms of this package."""
     from attn_variants.mechanisms.offered import offered
 
     return offered()
@@ -19,7 +19,7 @@ def attn_mechanisms() -> list[Mechanism]:
 
 @hookimpl
 def attn_kernels() -> list[Kernel[Any]]:
-    """The kernels for `attend`, for chosen blocks and for linear recurrences."""
+    """The kernels for `attend`, for attention over selected blocks, and for linear recurrences."""
     from attn_variants.kernels.attend import Banded, BlockSparse, Plain, TorchSdpa
     from attn_variants.kernels.recurrence import PlainChunked, PlainRecurrent
     from attn_variants.kernels.selected import SelectedBlocksTiled, SelectedBlocksWhole
@@ -33,19 +33,19 @@ def attn_kernels() -> list[Kernel[Any]]:
 
 @hookimpl
 def attn_commands() -> list[Command]:
-    """`attn tune`."""
+    """The command `attn tune`."""
     summary = "Measure the kernels of attention on this machine's GPU."
     return [Command(name="tune", summary=summary, target="attn_variants.commands:tune")]
 
 
 @hookimpl
 def attn_spec_layers() -> list[Callable[..., Any]]:
-    """The layer that computes any spec."""
+    """The factory of the layer that computes any spec."""
     return [spec_layer]
 
 
 def spec_layer(spec: AttentionSpec, config: MechanismConfig, inner: InnerAttention | None = None) -> Any:
-    """A fresh `SpecLayer` with random weights around `inner`."""
+    """Build a `SpecLayer` around `inner`, with randomly initialised weights."""
     from attn_variants.spec_layer import SpecLayer
 
     layer = SpecLayer(

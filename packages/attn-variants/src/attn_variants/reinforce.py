@@ -1,4 +1,4 @@
-"""Hard attention that samples one key per query in training; `attn_core.reinforce` has the loss that trains it.
+"""Hard attention that samples one key per query in training; the loss that trains it is in `attn_core.reinforce`.
 
 Xu et al. 2015 (arXiv 1502.03044), section 4.1; Williams 1992.
 """
@@ -17,10 +17,10 @@ from attn_variants.compute.plain import attention_weights, summed
 
 
 class SamplingAttention(InnerAttention, SamplesKeys, nn.Module):
-    """In training one key per query, sampled from the softmax of the scores; otherwise hard attention, as `spec` says.
+    """Samples one key per query from the softmax of the scores in training; computes `spec`, hard attention, otherwise.
 
     A fraction `expected` of the training passes uses the softmax weights themselves, which lowers the variance of the
-    gradient; such a pass keeps no `samples`. Samples are drawn from torch's global generator.
+    gradient; such a pass stores no `samples`. Samples are drawn from torch's global generator.
     """
 
     def __init__(self, spec: AttentionSpec, *, expected: float) -> None:
@@ -47,13 +47,13 @@ class SamplingAttention(InnerAttention, SamplesKeys, nn.Module):
 
 
 def sample_keys(probabilities: Tensor) -> tuple[Tensor, SampledKeys]:
-    """One key per query, sampled from attention weights [batch, num_heads, query_len, key_len].
+    """Sample one key per query from attention weights [batch, num_heads, query_len, key_len].
 
     Returns one-hot weights of the same shape, and the log probabilities and entropies. A key of probability zero is
     never sampled; a query whose probabilities are all zero gets zero weights.
     """
     any_key = probabilities.detach().sum(-1, keepdim=True) > 0
-    # multinomial refuses rows of zeros: they sample from equal probabilities, and the sample is masked out below.
+    # multinomial raises for rows of zeros: these sample uniformly, and the sample is masked out below.
     odds = torch.where(any_key, probabilities.detach(), 1.0).flatten(0, -2)
     index = torch.multinomial(odds, 1).view(*probabilities.shape[:-1], 1)
     weights = torch.zeros_like(probabilities).scatter(-1, index, 1.0) * any_key

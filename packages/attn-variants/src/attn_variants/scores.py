@@ -1,4 +1,4 @@
-"""Scores of queries and keys."""
+"""Score functions of queries and keys: scaled dot product, general, additive, concat, cosine and location."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.nn.functional import softplus
 from attn_variants.compute.pairs import Pairs
 
 PIECE = 1 << 24
-"""Most elements of the hidden layer of all pairs held at once where no gradient is wanted."""
+"""The largest number of elements of the hidden layer of all pairs that is held at once when no gradient is needed."""
 
 
 def init_additive(score: Additive, heads: Heads) -> dict[str, Tensor]:
-    """Fresh W_q [heads, key_size, units], W_k [num_kv_heads, key_size, units], b and v [heads, units].
+    """Initial W_q [heads, key_size, units], W_k [num_kv_heads, key_size, units], b and v [heads, units].
 
-    W are drawn from N(0, 0.001²) and b is zero as in Bahdanau et al. 2015, appendix B.1. There v is zero too, which
-    leaves W without a gradient in the first step; here v is uniform in ±1/√units so that all learn from the start.
+    W are drawn from N(0, 0.001²) and b is zero as in Bahdanau et al. 2015, appendix B.1. There v is zero too, so that
+    W gets no gradient in the first step; here v is uniform in ±1/√units, and all weights learn from the start.
     """
     units = score.units(heads)
     return {
@@ -34,7 +34,7 @@ def init_additive(score: Additive, heads: Heads) -> dict[str, Tensor]:
 
 
 def init_concat(score: Concat, heads: Heads) -> dict[str, Tensor]:
-    """Fresh W = [W_k | W_q], uniform in ±0.1 as in the code of Luong et al. 2015, b = 0 and v."""
+    """Initial W = [W_k | W_q], uniform in ±0.1 as in the code of Luong et al. 2015, b = 0 and v of `init_vector`."""
     units = score.units(heads)
     of_key, of_query = ((torch.rand(heads.query, 2 * heads.key_size, units) * 2 - 1) * 0.1).chunk(2, dim=1)
     return {
@@ -46,15 +46,15 @@ def init_concat(score: Concat, heads: Heads) -> dict[str, Tensor]:
 
 
 def init_vector(heads: int, units: int) -> Tensor:
-    """v [heads, units], uniform in ±1/√units."""
+    """Initial v [heads, units], uniform in ±1/√units."""
     drawn: Tensor = (torch.rand(heads, units) * 2 - 1) * units**-0.5
     return drawn
 
 
 def projected_keys(heads: Heads, key: Tensor, weight: Tensor) -> Tensor:
-    """W_k k, [..., key, heads of W_k, units], of keys [..., key, num_kv_heads, key_size], in their type.
+    """W_k k, [..., key, heads of W_k, units], for keys [..., key, num_kv_heads, key_size], in the dtype of the keys.
 
-    W_k [num_kv_heads or heads, key_size, units]; what additive and concat scores may be given in place of keys.
+    W_k is [num_kv_heads or heads, key_size, units]. Additive and concat scores take these in place of keys.
     """
     if weight.shape[0] != heads.key_value:
         key = key[..., list(heads.group_of), :]
@@ -63,17 +63,20 @@ def projected_keys(heads: Heads, key: Tensor, weight: Tensor) -> Tensor:
 
 
 def additive_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Scores [batch, heads, query, key] of queries [batch, heads, query, key_size] and keys [batch, num_kv_heads,
-    key, key_size], or, without `key_weight`, of projected keys [batch, num_kv_heads, key, units]."""
+    """Scores vᵀ tanh(W_q q + W_k k + b), [batch, heads, query, key].
+
+    Queries are [batch, heads, query, key_size], keys [batch, num_kv_heads, key, key_size] or, without `key_weight` in
+    the parameters, already projected [batch, num_kv_heads, key, units].
+    """
     hidden_query = torch.matmul(query, parameters["query_weight"]) + parameters["bias"][:, None, :]
     hidden_key = torch.matmul(key, parameters["key_weight"]) if "key_weight" in parameters else key
     return _all_scores(hidden_query, of_query_heads(heads, hidden_key), parameters["vector"])
 
 
 def concat_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Scores vᵀ tanh(W [k; q] + b); shapes as of `additive_scores`, but projected keys are those of all query heads.
+    """Scores vᵀ tanh(W [k; q] + b); shapes as in `additive_scores`, but projected keys have one head per query head.
 
-    W [k; q] is the sum of its halves' products.
+    W [k; q] is computed as W_k k + W_q q.
     """
     hidden_query = torch.matmul(query, parameters["query_weight"]) + parameters["bias"][:, None, :]
     own = "key_weight" in parameters
@@ -108,15 +111,15 @@ def cosine_scores(query: Tensor, key: Tensor, sharpness: Tensor, eps: float) -> 
 def location_scores(query: Tensor, weight: Tensor, keys: int, positions: Tensor | None) -> Tensor:
     """(W q)_j for the positions j of the keys, [batch, heads, query, key].
 
-    `query` [batch, heads, query, key_size], `weight` [heads, longest, key_size]; `positions` [batch or 1, key] of the
-    keys are 0 to `keys` where they are None. Raises `InvalidValue` for a position from `longest` on.
+    `query` [batch, heads, query, key_size], `weight` [heads, longest, key_size]; `positions` [batch or 1, key] are
+    those of the keys, by default 0 to `keys` - 1. Raises `InvalidValue` for positions of `longest` or more.
     """
     longest = weight.shape[1]
     if positions is None:
         if keys > longest:
             raise InvalidValue.of("key", f"{keys} keys", f"at most {longest}, as location-based scores have rows")
         return torch.matmul(query, weight[:, :keys].transpose(-1, -2))
-    # A compiled graph cannot look at a position; there torch refuses one that has no row.
+    # A compiled graph cannot read a position; there index_select itself fails for one out of range.
     if keys and not torch.compiler.is_compiling() and int(positions.max()) >= longest:
         given = f"a key at position {int(positions.max())}"
         raise InvalidValue.of("key", given, f"positions below {longest}, as location-based scores have rows")
@@ -125,7 +128,7 @@ def location_scores(query: Tensor, weight: Tensor, keys: int, positions: Tensor 
 
 
 def scores(pairs: Pairs) -> Tensor:
-    """Scores [batch, heads, query, key]."""
+    """The scores [batch, heads, query, key] of the spec's score function."""
     score, heads, query, key = pairs.spec.score, pairs.spec.heads, pairs.query, pairs.key
     weights = pairs.weights("score")
     if score.kind == "additive":
@@ -146,7 +149,7 @@ def scores(pairs: Pairs) -> Tensor:
 
 
 def scale_of(score: Score, size: int) -> float:
-    """What products of a query and a key are multiplied by: 1/√d_k, the scale that the score names, or 1."""
+    """The factor of query-key products: the scale of a `ScaledDot`, by default 1/√d_k; 1 for other scores."""
     if not isinstance(score, ScaledDot):
         return 1.0
     return float(size) ** -0.5 if score.scale is None else score.scale

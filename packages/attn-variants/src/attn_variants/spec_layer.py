@@ -1,4 +1,4 @@
-"""The layer that computes any `AttentionSpec`: projections, rotary positions, a kernel, the output."""
+"""The layer that computes any `AttentionSpec`: projections, rotary embedding, attention kernel, output projection."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from attn_variants.scores import projected_keys
 from attn_variants.stepping import attend_ragged, cos_sin_of_batch
 
 KEY_WEIGHT = "score.key_weight"
-"""What a score projects keys by: the layer has done so before a kernel gets them."""
+"""The name of the weight by which additive and concat scores project keys; applied by the layer, not by the kernel."""
 
 
 class SpecLayer(nn.Module):
-    """Attention of a spec over inputs of `hidden_size`.
+    """An attention layer that computes a spec over inputs of `hidden_size`.
 
-    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where the parts
-    of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a module,
-    computes what lies between projections and output. A layer that `shares_kv` attends to the keys and values of
-    another layer, and has no `key` and `value`; one whose score reads no keys has no `key`. `projected` are the heads
-    of the projections, where those differ from the heads of attention. `context`, where it is set and active, says
-    that the rows of a sequence are split over ranks. `dropout` is the probability with which
-    attention weights of whole sequences become zero in training.
+    Learned parameters: `query`, `key`, `value`, `output` (`nn.Linear`, Glorot-uniform weights, zero biases) and, if the
+    parts of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. The module
+    `inner`, if given, computes attention between the projections and the output. With `shares_kv` the layer attends to
+    the keys and values of another layer and has no `key` and `value`; without keys in its score it has no `key`.
+    `projected` gives the head sizes of the projections if they differ from those of the attention. `context`, if set
+    and active, splits the tokens of a sequence over ranks (context parallelism). `dropout` is the probability with
+    which attention weights are set to zero when training on whole sequences.
     """
 
     def __init__(
@@ -101,18 +101,18 @@ class SpecLayer(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def replace_output(self, *, bias: bool) -> None:
-        """Draw the output projection anew, with or without a bias whatever the others have."""
+        """Replace the output projection by a newly initialised one, with or without a bias."""
         old = cast("nn.Linear", self.output)
         self.output = fresh_linear(old.in_features, old.out_features, bias=bias)
 
     def leave_out_projections(self) -> None:
-        """Queries, keys, values and outputs are the inputs themselves from now on: one head of their width."""
+        """Replace all projections by identities: queries, keys and values are the inputs, one head of their width."""
         self.query, self.output = nn.Identity(), nn.Identity()
         self.key = None if self.key is None else nn.Identity()
         self.value = nn.Identity()
 
     def pack(self, pack: Pack) -> None:
-        """Pack the projections for serving; those of one input as one."""
+        """Pack the projections for serving; query, key and value of one input become a single joint projection."""
         if not self._projections():
             return
         query, *memory, output = self._projections()
@@ -129,26 +129,26 @@ class SpecLayer(nn.Module):
         self.query, self.key, self.value = self.joint.parts()
 
     def joint_layers(self) -> list[nn.Linear]:
-        """Queries, keys and values, where one input is projected to all of them, by linear layers of their own."""
+        """The query, key and value layers if all three are `nn.Linear` and project the same input, else []."""
         if self.spec.cross or self.shares_kv:
             return []
         found = [module for module in (self.query, self.key, self.value) if isinstance(module, nn.Linear)]
         return found if len(found) == len(QUERY_KEY_VALUE) else []
 
     def parts(self) -> AttentionParts | None:
-        """What the layer is made of once it is packed; None where that is not all that it computes."""
+        """The spec and projections of a packed layer; None if it is not packed or computes more than these."""
         if self.joint is None or self.inner is not None or type(self) is not SpecLayer:
             return None
         cos_sin = partial(cos_sin_of_batch, self)
         return AttentionParts(spec=self.spec, projections=self.joint.whole, output=self.output, cos_sin=cos_sin)
 
     def use_kernel(self, name: str | None) -> None:
-        """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
+        """Use the kernel of this name from now on; None chooses the cheapest that supports each call."""
         self._plan = KernelPlan(self.spec, name)
         # The newest token of a causal sequence attends to all cached keys: no mask is needed.
         last = dataclasses.replace(self.spec, mask=Full()) if self.spec.mask.kind == "causal" else self.spec
         self._last_plan = KernelPlan(last, name)
-        # A kernel asked for by name also computes the steps.
+        # A kernel chosen by name also computes the engine's steps.
         self._paged = PagedPlan(self.spec) if name is None and self.inner is None else None
         self.last_needs_positions = last.located or self.inner is not None
 
@@ -161,11 +161,12 @@ class SpecLayer(nn.Module):
         shared_kv: Fields | None = None,
         lengths: Sequence[int] | Tensor | None = None,
     ) -> Tensor:
-        """Attend over whole sequences; with `lengths`, each row holds documents of these lengths end to end.
+        """Compute attention over whole sequences.
 
-        `query` [batch, query, hidden_size]; `source` [batch, key, hidden_size] where the spec is cross, else None;
+        `query` [batch, query, hidden_size]; `source` [batch, key, hidden_size] for cross-attention, else None;
         `key_padding_mask` [batch, key], bool, True where a key is real; `shared_kv`, the keys and values of another
-        layer. Returns [batch, query, hidden_size].
+        layer; `lengths`, those of the documents packed end to end in each sequence, which attend only to themselves.
+        Returns [batch, query, hidden_size].
         """
         if lengths is not None:
             others = {"source": source, "key_padding_mask": key_padding_mask, "shared_kv": shared_kv}
@@ -176,12 +177,12 @@ class SpecLayer(nn.Module):
     def _forward_documents(
         self, rows: Tensor, lengths: Sequence[int] | Tensor, others: Mapping[str, object | None]
     ) -> Tensor:
-        """Self-attention within each of the documents that fill rows [batch, sum of lengths, hidden_size] end to end.
+        """Self-attention within each of the documents packed end to end in `rows` [batch, sum of lengths, hidden_size].
 
-        Positions count from 0 in every document. Layers that compute more than their spec take one document at a time.
-        Lengths that are a tensor [documents], int64, on the CPU, let a compiled graph serve documents of any lengths.
-        Raises `InvalidValue` for lengths whose sum is not the number of rows, and for `others`, further arguments of
-        `forward` by name.
+        Positions restart at 0 in every document. Layers that compute more than their spec run one document at a time.
+        With lengths as an int64 tensor [documents] on the CPU, one compiled graph serves documents of any lengths.
+        Raises `InvalidValue` if the lengths do not sum to the number of rows, if the layer is a cross-attention, or if
+        one of `others`, the further arguments of `forward` by name, is given.
         """
         given = sorted(name for name, value in others.items() if value is not None)
         if given or self.spec.cross:
@@ -199,7 +200,7 @@ class SpecLayer(nn.Module):
         return self._attend_documents(rows, varlen, document_positions(varlen.keys, rows.device))
 
     def _attend_documents(self, rows: Tensor, varlen: Varlen | VarlenStarts, positions: Tensor) -> Tensor:
-        """The same of documents whose rows have these positions [rows]."""
+        """`_forward_documents` for checked lengths; `positions` [rows] are those of the rows in their documents."""
         cos_sin = None
         if self.spec.rotary is not None:
             longest = rows.shape[-2] if isinstance(varlen, VarlenStarts) else max(varlen.keys, default=1)
@@ -216,7 +217,7 @@ class SpecLayer(nn.Module):
         key_padding_mask: Tensor | None = None,
         shared_kv: Fields | None = None,
     ) -> Tensor:
-        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        """Attention weights [batch, heads, query, key]; see `forward` for the arguments."""
         operands = self._operands(query, source, key_padding_mask, shared_kv)
         if self.inner is None:
             return attention_weights(self.spec, operands)
@@ -229,49 +230,50 @@ class SpecLayer(nn.Module):
         return self.remembered(query, key, value)
 
     def encode(self, source: Tensor) -> Mapping[str, Fields]:
-        """State "source" of one source [source, hidden_size]: "key", "value" [source, num_kv_heads, head_dim].
+        """The state "source" of one encoder output [source, hidden_size]: its keys and values.
 
-        Keys are as the score projects them, if it does.
+        "key" and "value" are [source, num_kv_heads, head_dim]. If the score projects keys, they are stored projected.
         """
         return {"source": self.remembered(source, *self._memory(source))}
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """One engine step: attend for the new rows [tokens, hidden_size] of all requests; returns [tokens,
-        hidden_size].
+        """Compute one engine step over the new hidden states [tokens, hidden_size] of all requests.
+
+        Returns [tokens, hidden_size].
         """
         out = attend_ragged(self, query, batch, state)
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
     def attend(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
-        """Outputs [batch, query, heads, value_size] over operands projected from rows [batch, query, hidden_size]."""
+        """Outputs [batch, query, heads, value_size] of operands projected from `rows` [batch, query, hidden_size]."""
         if self.context is not None and self.context.active:
             return self.context.attend(self.spec, operands)
         return self._attend(rows, operands, self._plan)
 
     def split_tokens(self, group: dist.ProcessGroup) -> ContextParallel:
-        """What splits the tokens of sequences over a process group, for the `context` of the layers of a model."""
+        """The `context` that splits the tokens of sequences over a process group, for all layers of a model."""
         return ContextParallel(Striped(group.size()), group)
 
     def require_token_split(self, tokens: int, ranks: int) -> None:
-        """Raise `Incompatible` where the tokens of a sequence cannot be split over ranks, and `InvalidValue` unless the
-        ranks divide them."""
+        """Raise `Incompatible` if the tokens of a sequence cannot be split over ranks, and `InvalidValue` unless their
+        number is a multiple of the ranks."""
         if type(self) is not SpecLayer or self.inner is not None or self.dropout or self.shares_kv:
             raise Incompatible("a layer that computes more than its scores, or drops weights, is not split by tokens")
         require_context_parallel(self.spec, tokens, ranks)
 
     def attend_together(self, operands: AttentionInputs) -> Tensor | None:
-        """`attend` of several documents end to end in one call; None where nothing computes that."""
+        """`attend` for several documents packed end to end in one call; None if no kernel supports that."""
         kind = type(self)
-        # One that gives rows positions of its own counts them from the first row of all.
+        # A layer that overrides these sets positions of its own, which would count from the first document's first row.
         own = kind._attend is not SpecLayer._attend or kind.operands is not SpecLayer.operands  # noqa: SLF001
         return None if own or self.inner is not None else self._plan.run_together(operands)
 
     def attend_last(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
-        """As `attend`, for one query [batch, 1, heads, key_size] that comes after all its keys."""
+        """Like `attend`, for one query [batch, 1, heads, key_size] per sequence, which attends to all its keys."""
         return self._attend(rows, operands, self._last_plan)
 
     def reach(self, query: Tensor, view: Any) -> Reached | None:
-        """The cached rows of a view in place for these queries; None where no kernel reads them in place."""
+        """The cached rows of a view, with a kernel that reads them in place for these queries; None if none does."""
         return None if self._paged is None else self._paged.reach(query, view)
 
     def operands(
@@ -281,7 +283,7 @@ class SpecLayer(nn.Module):
         key_padding_mask: Tensor | None = None,
         positions: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> AttentionInputs:
-        """AttentionInputs of queries [batch, query, heads, key_size] and remembered fields [batch, key, ...].
+        """Build attention inputs from queries [batch, query, heads, key_size] and cached fields [batch, key, ...].
 
         `positions` are those of queries and keys; see `AttentionInputs`.
         """
@@ -297,35 +299,32 @@ class SpecLayer(nn.Module):
         )
 
     def remembered(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
-        """The fields of the cache for rows [..., hidden_size]: values, and keys, as the score projects them, unless it
-        reads none.
-        """
+        """The cache fields of hidden states [..., hidden_size]: values, and the keys that the score reads, if any."""
         read = {"key": self._scored_key(key)} if self.spec.score.reads_keys else {}
         return {**read, "value": value, **self.inner_fields(rows)}
 
     def inner_fields(self, rows: Tensor) -> Fields:
-        """The inner module's own fields of the cache for rows [..., hidden_size]."""
+        """The inner module's own cache fields for hidden states [..., hidden_size]."""
         remembered: Fields = {} if self.inner is None else self.inner.remember(rows)
         return remembered
 
     def project_query(self, rows: Tensor) -> Tensor:
-        """Queries [..., heads, key_size] of rows [..., hidden_size], normed if the spec says so, without rotary
-        positions.
-        """
+        """Queries [..., heads, key_size] of rows [..., hidden_size], normalised if the spec has a norm, not rotated."""
         heads = self.spec.heads
         query = by_heads(self.query(rows), heads.query)
         return self._normed(query, "query_gain")
 
     def project(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [..., heads, size] of rows [..., tokens, hidden_size], turned to their positions."""
+        """Rotated queries and keys, and values, [..., heads, size] of rows [..., tokens, hidden_size]."""
         if self.joint is None and not self.joint_layers():
             return self.project_rotated(rows, cos_sin), *self.project_memory(rows, cos_sin)
         query, key, value = self._projected(rows)
         return self._turned(query, cos_sin), self._turned(key, cos_sin), value
 
     def project_appended(self, rows: Tensor, cos_sin: CosSin | None, view: Any) -> Tensor | None:
-        """Turned queries [tokens, heads, key_size] of rows [tokens, hidden_size], whose keys, turned, and values are
-        written to where a view keeps them, all at once; None where no kernel does that."""
+        """Project, rotate and write keys and values into the cache of a view in one kernel call; None if none can.
+
+        Returns the rotated queries [tokens, heads, key_size] of rows [tokens, hidden_size]."""
         rotary, kept = self.spec.rotary, view.in_place() if hasattr(view, "in_place") else None
         if rotary is None or cos_sin is None or kept is None or kept.form != "plain":
             return None
@@ -335,20 +334,19 @@ class SpecLayer(nn.Module):
         return rotate_appended((query, key, value), cos_sin, kept, interleaved=rotary.interleaved)
 
     def project_rotated(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
-        """Queries [..., tokens, heads, size] of rows [..., tokens, hidden_size], turned to their positions."""
+        """Queries [..., tokens, heads, size] of rows [..., tokens, hidden_size], rotated to their positions."""
         return self._turned(self.project_query(rows), cos_sin)
 
     def project_memory(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor]:
-        """Keys, turned, and values [..., tokens, heads, size] of rows [..., tokens, hidden_size]."""
+        """Rotated keys, and values, [..., tokens, heads, size] of rows [..., tokens, hidden_size]."""
         key, value = self._memory(rows)
         return self._turned(key, cos_sin), value
 
     def project_each(self, query: Tensor, key: Tensor, value: Tensor) -> AttentionInputs:
-        """Projections of inputs that differ: [batch, query_len, hidden_size], [batch, key_len, hidden_size] and the
-        same.
+        """Project separate inputs: queries [batch, query_len, hidden_size], keys and values [batch, key_len, ...].
 
-        Queries are aligned with the last keys, unless the spec is cross. Raises `InvalidValue` where rotary positions
-        are turned and there are more queries than keys.
+        Queries are aligned with the last keys, except in cross-attention. Raises `InvalidValue` if there is a rotary
+        embedding and there are more queries than keys.
         """
         projected, (keys, values) = self.project_query(query), self._memory(key, value)
         cos_sin = self.cos_sin_to(key.shape[-2], key)
@@ -361,7 +359,7 @@ class SpecLayer(nn.Module):
         return self.operands(projected, fields, None, (self._query_positions(query), None))
 
     def cos_sin_to(self, length: int, like: Tensor) -> CosSin | None:
-        """The turns of positions 0 to `length`, exclusive, or None where positions do not turn anything."""
+        """Cosines and sines of positions 0 to `length`, exclusive; None without a rotary embedding."""
         if self.spec.rotary is None:
             return None
         if self.context is not None and self.context.active:
@@ -370,19 +368,19 @@ class SpecLayer(nn.Module):
         return cos_sin_to(self.spec.rotary, self.rotated, length, like)
 
     def part_weights(self) -> Mapping[str, Tensor]:
-        """The learned tensors of what a kernel computes, named as in `AttentionSpec.weights`: all but `KEY_WEIGHT`."""
+        """The learned tensors that kernels take, named as in `AttentionSpec.weights`: all but `KEY_WEIGHT`."""
         modifiers = {f"modifiers.{kind}": part for kind, part in self.modifiers.items()}
         found = named_weights({"score": self.score, **modifiers, "distribution": self.distribution})
         return {name: weight for name, weight in found.items() if name != KEY_WEIGHT}
 
     def _scored_key(self, key: Tensor) -> Tensor:
-        """What of keys [..., heads, size] the score is given: themselves, or what it projects them to."""
+        """The keys [..., heads, size] as the score reads them: projected by `KEY_WEIGHT` if it has one."""
         if self.score is None or not self.spec.score.projects_keys:
             return key
         return projected_keys(self.spec.heads, key, cast("Tensor", self.score.key_weight))
 
     def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [..., heads, size], normed if the spec says so, without rotary positions."""
+        """Queries, keys and values [..., heads, size], normalised if the spec has a norm, not rotated."""
         layers = self.joint_layers() if self.joint is None else []
         if self.joint is None and not layers:
             return self.project_query(rows), *self._memory(rows)
@@ -412,7 +410,7 @@ class SpecLayer(nn.Module):
         return [cast("nn.Linear", module) for module in own if not isinstance(module, nn.Identity | None)]
 
     def _query_positions(self, query: Tensor) -> Tensor | None:
-        """Positions [1, query_len] of queries that attend to another sequence: counted from 0, not aligned with it."""
+        """Positions [1, query_len] of queries in cross-attention, counted from 0; None if the spec uses none."""
         return torch.arange(query.shape[-2], device=query.device)[None] if self._counts else None
 
     def _memory(self, rows: Tensor, value_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -445,7 +443,10 @@ class SpecLayer(nn.Module):
 
 
 def documents_in_graph(rows: Tensor, lengths: Tensor) -> tuple[VarlenStarts, Tensor]:
-    """Documents of lengths [documents], int64, on the CPU, and positions of their rows, which begin anew in each."""
+    """The document starts and row positions, which restart at 0 in each document, computed inside a compiled graph.
+
+    `lengths` [documents] is an int64 tensor on the CPU.
+    """
     ends = lengths.cumsum(0)
     first = torch.repeat_interleave(ends - lengths, lengths, output_size=rows.shape[-2])
     starts = torch.nn.functional.pad(ends, (1, 0))

@@ -1,4 +1,4 @@
-"""One engine step of a spec layer: the new rows of many requests against their KV cache."""
+"""One engine step of a `SpecLayer`: the new tokens of many requests attend to their KV cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attn_variants.pinned import kept_rows
 
 
 class StepLayer(Protocol):
-    """What one engine step needs of a layer; see `attn_variants.spec_layer.SpecLayer`."""
+    """The interface of a layer that an engine step uses; see `attn_variants.spec_layer.SpecLayer`."""
 
     spec: AttentionSpec
     shares_kv: bool
@@ -37,12 +37,12 @@ class StepLayer(Protocol):
         ...
 
     def project(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [tokens, heads, size] of rows [tokens, hidden_size]."""
+        """Rotated queries and keys, and values, [tokens, heads, size] of rows [tokens, hidden_size]."""
         ...
 
     def project_appended(self, rows: Tensor, cos_sin: CosSin | None, view: Any) -> Tensor | None:
-        """As `project_rotated`, with keys and values written to where a view keeps them; None where no kernel does
-        that."""
+        """Like `project_rotated`, and write keys and values into the cache of a view in the same kernel call; None if
+        no kernel can."""
         ...
 
     def remembered(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
@@ -54,7 +54,7 @@ class StepLayer(Protocol):
         ...
 
     def reach(self, query: Tensor, view: Any) -> Reached | None:
-        """The cached rows of a view in place; None where no kernel reads them there."""
+        """The cached rows of a view, with a kernel that reads them in place; None if none does."""
         ...
 
     def attend(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
@@ -62,11 +62,11 @@ class StepLayer(Protocol):
         ...
 
     def attend_together(self, operands: AttentionInputs) -> Tensor | None:
-        """`attend` of several documents end to end in one call; None where nothing computes that."""
+        """`attend` for several documents packed end to end in one call; None if no kernel supports that."""
         ...
 
     def attend_last(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
-        """As `attend`, for one query that comes after all its keys."""
+        """Like `attend`, for one query per sequence, which attends to all its keys."""
         ...
 
     def operands(
@@ -83,15 +83,14 @@ class StepLayer(Protocol):
 _COS_SIN: WeakKeyDictionary[RaggedBatch, dict[tuple[Rotary, int, torch.dtype, torch.device], CosSin]] = (
     WeakKeyDictionary()
 )
-"""Cosines and sines of the positions of live batches, which all layers of a model share."""
+"""The rotary cosines and sines of each live batch, shared by all layers of a model."""
 
 
 def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-    """Outputs [tokens, heads, value_size] of the new rows [tokens, hidden_size]; appends their keys and values to the
-    cache.
+    """Outputs [tokens, heads, value_size] of the new rows [tokens, hidden_size], whose keys and values are cached.
 
-    A kernel that reads the cache in place computes all requests at once; otherwise cached rows are gathered, for all
-    requests with one new token together and for the others one by one.
+    A kernel that reads the cache in place computes all requests at once. Otherwise the cached rows are gathered: for
+    requests with one new token in one batch, for the others one request at a time.
     """
     query, view, fresh = remember(layer, rows, batch, state)
     reached = layer.reach(query, view)
@@ -112,9 +111,9 @@ def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: Lay
 
 
 def attend_mixed(layer: StepLayer, query: Tensor, batch: StaticMixedBatch, reached: Reached | None) -> Tensor:
-    """As `attend_ragged`, of a step that is recorded: starts of sequences are read from the cache, too.
+    """`attend_ragged` for a step recorded as a graph: tokens that start a sequence read their keys from the cache too.
 
-    Raises `NotGraphSafe` where no kernel reads the cache in place.
+    Raises `NotGraphSafe` if no kernel reads the cache in place.
     """
     out = None if reached is None else reached.attend(query, batch, layer.part_weights(), ())
     if out is None:
@@ -123,9 +122,9 @@ def attend_mixed(layer: StepLayer, query: Tensor, batch: StaticMixedBatch, reach
 
 
 def attend_starts(layer: StepLayer, new: tuple[Tensor, Tensor, Fields], starts: Sequence[Span], out: Tensor) -> None:
-    """Write the outputs of spans that start a sequence; one call computes all of them where a kernel takes several.
+    """Write the outputs of spans that start a sequence to `out`, in one kernel call if a kernel supports that.
 
-    `new` are the rows, queries and fields of all tokens.
+    `new` holds the rows, queries and cache fields of all tokens.
     """
     rows, query, fields = new
     if len(starts) > 1:
@@ -149,7 +148,7 @@ def attend_starts(layer: StepLayer, new: tuple[Tensor, Tensor, Fields], starts: 
 def prefills_and_rest(batch: RaggedBatch) -> tuple[list[Span], list[Span]]:
     """Spans that start a sequence with several tokens, and the other spans.
 
-    The former attend to their own new keys only and need not read the cache.
+    The former attend only to their own new keys and need not read the cache.
     """
     starts: list[Span] = []
     others: list[Span] = []
@@ -162,9 +161,11 @@ def prefills_and_rest(batch: RaggedBatch) -> tuple[list[Span], list[Span]]:
 def remember(
     layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: LayerState
 ) -> tuple[Tensor, PagedView, Fields | None]:
-    """Queries [tokens, heads, key_size] of the new rows, the view of the cache that they attend to, and the fields
-    appended to it; None for the last where keys and values are those of another layer or of the encoder, and where a
-    kernel has written them without giving them out.
+    """Project the new rows and append their keys and values to the cache.
+
+    Returns the queries [tokens, heads, key_size], the view of the cache that they attend to, and the appended fields.
+    The fields are None if the keys and values are those of another layer or of the encoder, and if a kernel has written
+    them to the cache without returning them.
     """
     if layer.spec.cross:
         return layer.project_query(rows), state["source"], None
@@ -184,7 +185,7 @@ def attend_gathered(
 ) -> Tensor:
     """Outputs [tokens, heads, value_size] at these spans, uninitialised elsewhere, over gathered rows of the cache.
 
-    `new` are the rows and queries of all tokens.
+    `new` holds the rows and queries of all tokens.
     """
     rows, query = new
     out = query.new_empty(query.shape[0], layer.spec.heads.query, layer.spec.heads.value_size)
@@ -223,19 +224,19 @@ def attend_chunk(layer: StepLayer, rows: Tensor, query: Tensor, positions: Tenso
 
 
 def key_positions(layer: StepLayer, remembered: Rows) -> Tensor | None:
-    """Positions of the cached rows; None for those of an encoder, which count from 0."""
+    """The positions of the cached rows; None for encoder outputs, which are counted from 0."""
     return None if layer.spec.cross else remembered.positions
 
 
 def cos_sin_of_batch(layer: StepLayer, rows: Tensor, batch: RaggedBatch) -> CosSin | None:
-    """Cosines and sines of the rows' positions; None without rotary positions."""
+    """Cosines and sines of the positions of the batch; None without a rotary embedding."""
     if layer.spec.rotary is None:
         return None
     return batch_cos_sin(layer.spec.rotary, layer.rotated, rows, batch)
 
 
 def batch_cos_sin(rotary: Rotary, rotated: int, rows: Tensor, batch: RaggedBatch) -> CosSin:
-    """Cosines and sines [tokens, 1, rotated] of a batch's positions, in the type and on the device of `rows`."""
+    """Cosines and sines [tokens, 1, rotated] of a batch's positions, in the dtype and on the device of `rows`."""
     known = _COS_SIN.setdefault(batch, {})
     key = rotary, rotated, rows.dtype, rows.device
     if key not in known:

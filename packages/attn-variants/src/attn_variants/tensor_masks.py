@@ -1,7 +1,7 @@
 """Masks and biases that are given as tensors, one entry per pair of a query and a key.
 
-They are values of a call, unlike the masks and modifiers of `attn_core`, which are configuration: two of them are equal
-only if they are the same object, and kernels are chosen without looking at their entries.
+They are data of one call, unlike the masks and modifiers of `attn_core`, which are configuration: two of them are equal
+only if they are the same object, and kernels are chosen without reading their entries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TensorMask(Mask):
 
     `tensor` is bool, broadcasts to [batch, num_heads, query_len, key_len] and is True where a query may attend to a key
     (the convention of `scaled_dot_product_attention`). Row i belongs to query i of the call and column j to key j. None
-    stands for any tensor: that is how kernels are chosen.
+    is a placeholder for any tensor, used when a kernel is chosen.
     """
 
     tensor: Tensor | None
@@ -32,7 +32,10 @@ class TensorMask(Mask):
     kind = "tensor"
 
     def allows(self, query: Any, key: Any) -> Any:
-        """Bool [batch or 1, num_heads or 1, query_len, key_len]; raises `InvalidValue` for other numbers of rows."""
+        """Bool [batch or 1, num_heads or 1, query_len, key_len].
+
+        Raises `InvalidValue` if the tensor does not broadcast to these positions, or without a tensor.
+        """
         if self.tensor is None or not isinstance(query, Tensor):
             raise InvalidValue.of("mask", "a tensor", "a mask with a rule where single pairs are asked for")
         shape = (query.shape[-2], key.shape[-1])
@@ -42,12 +45,12 @@ class TensorMask(Mask):
 
     @property
     def lookahead(self) -> int | None:
-        """As far as the base mask allows."""
+        """The lookahead of the base mask."""
         return self.base.lookahead
 
     @property
     def heads(self) -> int | None:
-        """How many masks the base mask has, one per head; None if it is the same for all heads."""
+        """The number of masks of the base mask, one per head; None if it is the same for all heads."""
         return self.base.heads
 
     @property
@@ -57,7 +60,7 @@ class TensorMask(Mask):
 
     @property
     def closed(self) -> bool:
-        """False: nothing is known of the entries without reading them."""
+        """Always False, as the entries are not read."""
         return False
 
     def over(self, keys: Any) -> Mask:
@@ -76,7 +79,7 @@ class TensorMask(Mask):
 class TensorBias(Modifier):
     """Adds `tensor`, which broadcasts to [batch, num_heads, query_len, key_len], to the scores.
 
-    Entries must be finite: pairs that may not attend belong in a `TensorMask`. None stands for any tensor.
+    Entries must be finite: pairs that may not attend belong in a `TensorMask`. None is a placeholder for any tensor.
     """
 
     tensor: Tensor | None
@@ -85,24 +88,24 @@ class TensorBias(Modifier):
 
 
 ANY_BIAS = TensorBias(None)
-"""Stands for every `TensorBias` where a kernel is chosen."""
+"""The placeholder for every `TensorBias` when a kernel is chosen."""
 
 
 @lru_cache(maxsize=256)
 def any_tensor(base: Mask) -> TensorMask:
-    """What stands for every `TensorMask` over this base mask where a kernel is chosen."""
+    """The placeholder for every `TensorMask` over this base mask when a kernel is chosen."""
     return TensorMask(None, base)
 
 
 def without_tensors(spec: AttentionSpec) -> AttentionSpec:
-    """The spec with placeholders for tensors: equal for all calls that differ in the entries of tensors only."""
+    """The spec with placeholders for tensors, which makes it equal for calls that differ only in their tensors."""
     mask = any_tensor(spec.mask.base) if isinstance(spec.mask, TensorMask) else spec.mask
     modifiers = tuple(ANY_BIAS if isinstance(modifier, TensorBias) else modifier for modifier in spec.modifiers)
     return dataclasses.replace(spec, mask=mask, modifiers=modifiers)
 
 
 def with_tensor(spec: AttentionSpec, mask: Tensor | None) -> AttentionSpec:
-    """The spec under one more mask, as `scaled_dot_product_attention` takes it; None changes nothing.
+    """Add a mask tensor, as taken by `scaled_dot_product_attention`, to the spec; None changes nothing.
 
     A bool tensor is True where a query may attend. A floating-point tensor is added to the scores after the modifiers
     of the spec; entries of -inf hide a key. Both broadcast to [batch, num_heads, query_len, key_len]. Raises
@@ -114,7 +117,7 @@ def with_tensor(spec: AttentionSpec, mask: Tensor | None) -> AttentionSpec:
         return dataclasses.replace(spec, mask=TensorMask(mask, spec.mask))
     if not mask.dtype.is_floating_point:
         raise InvalidValue.of("mask", str(mask.dtype), "a bool tensor (True may attend) or a floating-point bias")
-    # A row of nothing but -inf must give zeros, not NaN: that is what hidden keys give.
+    # A row of only -inf must give zeros, not NaN, as hidden keys do.
     hidden = mask == -torch.inf
     bias = TensorBias(mask.masked_fill(hidden, 0.0))
     return dataclasses.replace(spec, mask=TensorMask(~hidden, spec.mask), modifiers=(*spec.modifiers, bias))

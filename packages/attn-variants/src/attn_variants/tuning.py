@@ -1,7 +1,7 @@
-"""Measuring what kernels of attention cost on this machine's GPU: `attn tune`.
+"""Benchmarks of the attention kernels on this machine's GPU, for `attn tune`.
 
-Times are of calls one after the other, so that what the processor does to start one counts where it takes longer than
-the GPU. A kernel whose result is not right is noted as one that failed, and never chosen.
+Calls are timed back to back, so that the launch overhead of the CPU counts if it exceeds the time on the GPU. A kernel
+with a wrong result is recorded as failed, and never chosen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from attn_core.masks import Prefix
 from torch import Tensor
 
 TOKENS, HEADS = 16384, 16
-"""Queries of all sequences of a call together, and heads."""
+"""The number of keys of all sequences of a call together, from which the batch size follows, and of heads."""
 
 MASKS = {
     "causal": Causal(),
@@ -33,30 +33,31 @@ MASKS = {
     "window": Window(left=1023),
     "prefix": Causal() | Prefix(512),
 }
-"""The masks that are measured."""
+"""The masks that are benchmarked."""
 
 LONG_MASKS = {"window": 1024, "prefix": 1024}
-"""Keys from above which these masks are measured: with fewer they leave nearly all."""
+"""These masks are benchmarked with more keys than this; with fewer, they allow nearly all pairs."""
 
 LENGTHS = (1024, 4096, 16384, 512)
-"""Keys of a sequence; those that matter most first."""
+"""The numbers of keys of a sequence, the most important first."""
 
 MOST_SCORES = 1 << 31
-"""Pairs of all heads up to which the plain computation is measured: beyond, its scores do not fit."""
+"""The largest number of scores for which the plain computation is measured: more do not fit in memory."""
 
 SHORT = 1280
-"""Keys over which kernels are compared with the plain computation: more than a window, and than kernels call few."""
+"""The number of keys for checking results against the plain computation: more than the window, and more than the number
+below which kernels take another path for few keys."""
 
 WORST = 0.02
-"""The largest error of a right result or gradient, relative to that of the plain computation in float32."""
+"""The largest error of a correct output or gradient, relative to the plain computation in float32."""
 
 WARMING, ROUNDS, CALLS = 2, 3, 4
-"""Calls that are not measured, and rounds of calls whose mean time is taken; of the plain computation, of one."""
+"""Warm-up calls, timed rounds, and calls per round (one for the plain computation)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A call that is measured."""
+    """A kind of call that is benchmarked."""
 
     dtype: torch.dtype
     head_dim: int
@@ -67,25 +68,25 @@ class Case:
 
     @property
     def queries(self) -> int:
-        """Queries of a sequence: one in decoding."""
+        """The number of queries of a sequence: one in decoding."""
         return 1 if self.decoding else self.keys
 
     @property
     def batch(self) -> int:
-        """Sequences."""
+        """The number of sequences."""
         return max(1, TOKENS // self.keys)
 
     def shorter(self) -> Case:
-        """The same with few keys, to find out whether a kernel is right."""
+        """The same case with fewer keys, for checking the result of a kernel."""
         return dataclasses.replace(self, keys=min(self.keys, SHORT))
 
     def spec(self) -> AttentionSpec:
-        """What is computed."""
+        """The attention spec of the case."""
         heads = Heads(query=HEADS, key_value=HEADS, key_size=self.head_dim, value_size=self.head_dim)
         return AttentionSpec(heads=heads, mask=MASKS[self.mask])
 
     def problem(self, device: str) -> AttendProblem:
-        """What kernels are asked."""
+        """The problem by which kernels decide whether they support the case, and at what cost."""
         dtype = str(self.dtype).removeprefix("torch.")
         return attend_problem(
             self.spec(),
@@ -98,7 +99,7 @@ class Case:
         )
 
     def inputs(self, device: torch.device, batch: int) -> AttentionInputs:
-        """Normal numbers, the same for every kernel."""
+        """Normally distributed inputs, the same for every kernel."""
         made = torch.Generator(device).manual_seed(0)
         rows = [
             torch.randn(batch, length, HEADS, self.head_dim, dtype=self.dtype, device=device, generator=made)
@@ -109,7 +110,7 @@ class Case:
 
 
 def cases(head_dims: tuple[int, ...] = (64, 128), dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)) -> list[Case]:
-    """What is measured, what training and serving meet most first."""
+    """The cases to benchmark, the most common in training and serving first."""
     found = []
     for mask, keys, dtype, head_dim, gradients in itertools.product(MASKS, LENGTHS, dtypes, head_dims, (True, False)):
         if keys > LONG_MASKS.get(mask, 0):
@@ -125,7 +126,7 @@ def cases(head_dims: tuple[int, ...] = (64, 128), dtypes: tuple[torch.dtype, ...
 
 
 def measure(wanted: list[Case], device: torch.device, seconds: float = float("inf")) -> Iterator[Times]:
-    """The times of every kernel that accepts, case by case; none is begun when so many seconds are over."""
+    """Yield the times of every kernel that supports a case, case by case; stop when the seconds are used up."""
     ends = time.monotonic() + seconds
     right: dict[tuple[object, ...], bool] = {}
     for case in wanted:
@@ -143,7 +144,7 @@ def measure(wanted: list[Case], device: torch.device, seconds: float = float("in
 
 
 def accepting(case: Case, device: torch.device) -> list[AttendKernel]:
-    """The kernels that accept a case, the plain computation first."""
+    """The kernels that support a case, the plain computation first."""
     problem = case.problem(device.type)
     found = [
         kernel
@@ -157,7 +158,7 @@ def accepting(case: Case, device: torch.device) -> list[AttendKernel]:
 
 
 def is_right(kernel: AttendKernel, case: Case, device: torch.device) -> bool:
-    """Whether a kernel computes what the plain computation does in float32, gradients included."""
+    """Whether a kernel matches the plain computation in float32, in its output and gradients."""
     if kernel.name == PLAIN:
         return True
     inputs = case.inputs(device, batch=2)
@@ -178,7 +179,7 @@ ROWS = ("query", "key", "value")
 
 
 def results(kernel: AttendKernel, case: Case, inputs: AttentionInputs) -> list[Tensor]:
-    """The output, and the gradients where they are wanted."""
+    """The output, followed by the gradients of query, key and value if the case has them."""
     with nullcontext() if case.gradients else torch.no_grad():
         out = kernel.run(case.spec(), inputs)
     if not case.gradients:
@@ -188,7 +189,7 @@ def results(kernel: AttendKernel, case: Case, inputs: AttentionInputs) -> list[T
 
 
 def microseconds(kernel: AttendKernel, case: Case, device: torch.device) -> float | None:
-    """The time of a call, with its gradients where they are wanted; None where the kernel fails."""
+    """The time of a call in microseconds, including the backward pass if the case has one; None if the kernel fails."""
     try:
         inputs = case.inputs(device, case.batch)
         calls = 1 if kernel.name == PLAIN else CALLS
@@ -201,14 +202,14 @@ def microseconds(kernel: AttendKernel, case: Case, device: torch.device) -> floa
 
 
 def mean_time(call: Callable[[], object], device: torch.device, calls: int) -> float:
-    """Seconds of a call, one of several started one after the other; the median of rounds."""
+    """The mean time of one of several back-to-back calls, in seconds; the median over the rounds."""
     for _ in range(WARMING):
         call()
     return statistics.median(one_round(call, device, calls) for _ in range(ROUNDS))
 
 
 def one_round(call: Callable[[], object], device: torch.device, calls: int) -> float:
-    """The mean time of the calls of a round."""
+    """The mean time of the calls of one round, in seconds."""
     wait(device)
     began = time.perf_counter()
     for _ in range(calls):
@@ -218,13 +219,13 @@ def one_round(call: Callable[[], object], device: torch.device, calls: int) -> f
 
 
 def wait(device: torch.device) -> None:
-    """Return when the device has done all it was given."""
+    """Wait until the device has finished all submitted work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def table_of(rows: list[Times], gpu: devices.Gpu) -> CostTable:
-    """The table of what was measured on a class of devices."""
+    """The cost table of the times measured on a GPU."""
     origin = {
         "torch": torch.__version__,
         "triton": installed_version("triton"),
@@ -235,7 +236,7 @@ def table_of(rows: list[Times], gpu: devices.Gpu) -> CostTable:
 
 
 def installed_version(name: str) -> str:
-    """The version of a package, "none" where it is not installed."""
+    """The version of a package, or "none" if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Differential attention: the difference of two softmax maps cancels what both attend to."""
+"""Differential attention: the difference of two softmax maps, which cancels their common noise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class Differential(DeclaredMechanism):
-    """Heads in pairs: the maps of a pair are subtracted, weighted by a learned λ, and read values twice as wide."""
+    """Heads in pairs: the second softmax map of a pair, times a learned λ, is subtracted from the first, and the result
+    is applied to values twice as wide."""
 
     name = "differential"
     splits_heads = True
@@ -43,10 +44,11 @@ class Differential(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`num_heads` counts softmax maps, two to a head of the paper, so it is even, as `num_kv_heads` is.
+        """`num_heads` counts softmax maps, two for each head of the paper, so it must be even, and so must
+        `num_kv_heads`.
 
-        `lambda_init` is λ's part that is not learned; left out it follows from `depth`, the number of layers below:
-        0.8 - 0.6 e^(-0.3 depth).
+        `lambda_init` is the part of λ that is not learned; by default it follows from `depth`, the number of layers
+        below: 0.8 - 0.6 e^(-0.3 depth).
         """
 
         depth: int = 0
@@ -67,17 +69,17 @@ class Differential(DeclaredMechanism):
     drops_weights = True
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The softmax attention of every map."""
+        """The softmax attention that computes every map."""
         return AttentionSpec(heads=config.head_layout, mask=Causal() if config.causal else Full(), rotary=config.rotary)
 
     def inner(self, config: MechanismConfig) -> Difference:
-        """The difference with random λ."""
+        """The module that subtracts the maps, with random λ."""
         from attn_differential.difference import Difference
 
         return Difference(config.head_layout.key_size, initial=lambda_init(config))
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Twice the pairs of the softmax attention, once for each half of the values; and λ and the norm."""
+        """Twice the pairs of softmax attention, once for each half of the values, and the parameters of λ and norm."""
         once = super().cost(config, shape)
         fixed = self.projection_cost(config, shape)
         return Cost(
@@ -95,5 +97,5 @@ def lambda_init(config: MechanismConfig) -> float:
 
 @hookimpl
 def attn_mechanisms() -> list[Mechanism]:
-    """What this plugin offers."""
+    """The mechanisms of this plugin."""
     return [Differential()]

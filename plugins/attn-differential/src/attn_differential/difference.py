@@ -1,4 +1,4 @@
-"""The difference of two maps and the norm of what it reads."""
+"""The difference of two softmax maps, applied to the values, and the norm of the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVIATION = 0.1
 
 
 class Difference(InnerAttention, nn.Module):
-    """Adjacent heads of `size` in pairs: (A₁ - λ A₂) V, normalised per pair and scaled by 1 - λ_init.
+    """Pairs of adjacent heads of `size` elements: (A₁ - λ A₂) V, normalised per pair and scaled by 1 - λ_init.
 
     Learned: `lambdas` [4, size] (λ_q1, λ_k1, λ_q2, λ_k2, drawn from N(0, 0.1²)) and `norm` (`nn.RMSNorm` of 2 size).
     """
@@ -26,7 +26,7 @@ class Difference(InnerAttention, nn.Module):
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- as every inner one
         """Outputs [batch, query, heads / 2, 2 size]."""
-        # A pair reads the values of two heads, one after the other; each half is an attention of its own.
+        # The values of a pair are those of two heads concatenated; each half is computed by a separate attention.
         halves = operands.value[:, :, 0::2], operands.value[:, :, 1::2]
         read = [attend(dataclasses.replace(operands, value=half.repeat_interleave(2, dim=2))) for half in halves]
         both = torch.cat(read, dim=-1)
@@ -40,6 +40,6 @@ class Difference(InnerAttention, nn.Module):
         return both[:, 0::2] - self.share().to(both.dtype) * both[:, 1::2]
 
     def share(self) -> Tensor:
-        """λ, at least float32."""
+        """λ, a scalar in at least float32."""
         q1, k1, q2, k2 = (self.lambdas if self.lambdas.dtype == torch.float64 else self.lambdas.float()).unbind(0)
         return torch.exp((q1 * k1).sum()) - torch.exp((q2 * k2).sum()) + self.initial

@@ -1,4 +1,4 @@
-"""DeepSeek sparse attention (DSA): a light indexer scores all past tokens, and a query reads the best."""
+"""DeepSeek sparse attention (DSA): a light indexer scores all past tokens, and a query attends to the best."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Dsa(DeclaredMechanism):
-    """An indexer of a few small heads scores every past token; all heads of a query attend to its best tokens."""
+    """An indexer with a few small heads scores every past token; all heads of a query attend to its best tokens."""
 
     name = "dsa"
     splits_heads = True
@@ -50,29 +50,30 @@ class Dsa(DeclaredMechanism):
     Config = DsaConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The causal attention that is thinned out."""
+        """The causal attention that is restricted to the selected tokens."""
         return AttentionSpec(heads=config.head_layout, mask=Causal(), rotary=config.rotary)
 
     def inner(self, config: MechanismConfig) -> SelectedTokens:
-        """The indexer with random weights, and the attention to what it chooses."""
+        """The indexer with random weights, and the attention to the tokens that it selects."""
         from attn_dsa.selection import SelectedTokens
 
         return SelectedTokens(self.spec(config), DsaConfig.of(config))
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
-        """Causal attention up to `top` tokens, of which all are chosen; beyond, tokens are chosen and read here."""
+        """Causal attention up to `top` tokens, which are all selected; beyond, the module's own attention."""
         if tokens <= DsaConfig.of(config).top:
             return super().computations(config, tokens)
         return (Computation(part="indexer and attention"),)
 
     def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
-        """One index key, shared by the heads of the indexer."""
+        """One index key per token, shared by the heads of the indexer."""
         return {"index": Field((DsaConfig.of(config).index_size,))}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Up to `top` keys that of causal attention and of index keys; beyond, that of the indexer and of the pairs.
+        """Up to `top` keys, the cost of causal attention and index keys; beyond, that of the indexer and attention.
 
-        One query gathers its `top` keys; more meet all keys, of which they read `top` at most.
+        A single query gathers its `top` keys; several queries are multiplied with all keys, of which they use at most
+        `top`.
         """
         own = DsaConfig.of(config)
         index_keys = 2 * shape.batch * shape.query * config.hidden_size * own.index_size
@@ -82,7 +83,7 @@ class Dsa(DeclaredMechanism):
             return super().cost(config, shape) + keys
         per_pair = self.spec(config).pair_flops()
         met = shape.query * (own.top if shape.query == 1 else shape.key)
-        # A query that reads its best k tokens reads as many as one that reads its last k.
+        # A query that attends to its best k tokens has as many pairs as one that attends to its last k.
         read = (Causal() & Window(left=own.top - 1)).count(shape.query, shape.key)
         index = self._index_cost(config, shape)
         pairs = Cost(
@@ -91,7 +92,7 @@ class Dsa(DeclaredMechanism):
         return self.projection_cost(config, shape) + keys + index + pairs
 
     def _index_cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Index queries and weights, and their scores of all keys."""
+        """The cost of index queries and weights, and of scoring all keys."""
         own = DsaConfig.of(config)
         queries = 2 * shape.batch * shape.query * config.hidden_size * own.index_heads * (own.index_size + 1)
         per_pair = 2 * shape.batch * own.index_heads * (own.index_size + 1)
@@ -103,5 +104,5 @@ class Dsa(DeclaredMechanism):
 
 @hookimpl
 def attn_mechanisms() -> list[Mechanism]:
-    """What this plugin offers."""
+    """The mechanisms of this plugin."""
     return [Dsa()]

@@ -1,4 +1,4 @@
-"""The lightning indexer: which past tokens are worth reading, and the loss that trains it."""
+"""The lightning indexer, which scores the past tokens of each query, and the loss that trains it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from attn_dsa.options import DsaConfig
 
 
 def turn(rows: Tensor, positions: Tensor, rotary: Rotary, turned: int) -> Tensor:
-    """Rows [batch, token, heads, size] with the first `turned` elements turned to positions [batch or 1, token].
+    """Apply rotary positions [batch or 1, token] to the first `turned` elements of `rows` [batch, token, heads, size].
 
-    Element i meets element i + turned / 2, as in the indexer of DeepSeek-V3.2, whatever the pairing of the keys is.
+    Element i is paired with element i + turned / 2, as in the indexer of DeepSeek-V3.2, even if the attention's own
+    keys use another pairing.
     """
     frequencies = torch.tensor(rotary.frequencies(turned), dtype=torch.float64, device=rows.device)
     angles = positions.to(torch.float64)[..., None, None] * frequencies
@@ -30,10 +31,10 @@ EPSILON = 1e-6
 
 
 class Indexer(nn.Module):
-    """I = Σ_j w_j ReLU(q_j · k / √size) / √heads over a few small heads that share one normed key per token.
+    """I = Σ_j w_j ReLU(q_j · k / √size) / √heads over a few small heads that share one normalised key per token.
 
-    Learned: `query`, `key` and `weight` (`nn.Linear` without bias) and `norm` (`nn.LayerNorm`). Inputs are taken as
-    they are: no gradient passes to them.
+    Learned: `query`, `key` and `weight` (`nn.Linear` without bias) and `norm` (`nn.LayerNorm`). Inputs are detached: no
+    gradient flows to them.
     """
 
     def __init__(self, options: DsaConfig) -> None:
@@ -47,21 +48,22 @@ class Indexer(nn.Module):
         self.scale: float = (size * heads) ** -0.5
 
     def keys(self, rows: Tensor) -> Tensor:
-        """Index keys [..., size] of rows [..., hidden_size], not yet turned to their positions."""
+        """Index keys [..., size] of hidden states [..., hidden_size], before rotary positions are applied."""
         keys: Tensor = self.norm(self.key(rows.detach()))
         return keys
 
     def queries(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Index queries [batch, query, heads, size] of rows [batch, query, hidden_size], at least float32."""
+        """Index queries [batch, query, heads, size] of hidden states [batch, query, hidden_size], with rotary
+        positions, at least float32."""
         query = wide(self.query(rows.detach())).reshape(*rows.shape[:-1], self.options.index_heads, -1)
         return self._turned(query, positions)
 
     def turned_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
-        """Index keys [batch, key, size] turned to their positions [batch or 1, key], at least float32."""
+        """Index keys [batch, key, size] with rotary positions [batch or 1, key] applied, at least float32."""
         return self._turned(wide(keys)[:, :, None], positions)[:, :, 0]
 
     def weights(self, rows: Tensor) -> Tensor:
-        """What each index head counts, [batch, query, heads], at least float32, the scale of products included."""
+        """The weights of index heads [batch, query, heads], at least float32, times 1 / √(size · heads)."""
         return wide(self.weight(rows.detach())) * self.scale
 
     def _turned(self, rows: Tensor, positions: Tensor) -> Tensor:
@@ -72,9 +74,10 @@ class Indexer(nn.Module):
 
 
 def index_scores(query: Tensor, weights: Tensor, key: Tensor) -> Tensor:
-    """I [batch, query, key].
+    """The index scores I [batch, query, key].
 
-    Of index queries [batch, query, heads, size], weights [batch, query, heads] and keys [batch, key, size].
+    They are computed from index queries [batch, query, heads, size], head weights [batch, query, heads] and index keys
+    [batch, key, size].
     """
     products = torch.relu(query.flatten(1, 2) @ key.transpose(1, 2))
     per_head = products.reshape(*query.shape[:3], -1)
@@ -83,10 +86,10 @@ def index_scores(query: Tensor, weights: Tensor, key: Tensor) -> Tensor:
 
 
 def divergence(scores: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-    """KL(p ‖ softmax(I)) over the chosen keys, [batch, query], 0 where there are none.
+    """KL(p ‖ softmax(I)) over the chosen keys, [batch, query], 0 for queries without any (equation 4 of the paper).
 
-    `scores` I [batch, query, key]; `weights` [batch, heads, query, key] of the attention, whose mean over the heads is
-    p and gets no gradient (equation 4 of the paper).
+    `scores` are I [batch, query, key]; p is the mean over heads of the attention's `weights` [batch, heads, query,
+    key], which get no gradient.
     """
     target = weights.detach().mean(1)
     lowest = torch.finfo(scores.dtype).min / 2
@@ -96,22 +99,23 @@ def divergence(scores: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
 
 
 def with_loss(output: Tensor, loss: Tensor) -> Tensor:
-    """The output as it is; going back, `loss`, a scalar, gets the gradient 1 besides."""
+    """Return `output` unchanged; in the backward pass the scalar `loss` also gets the gradient 1, as if it were added
+    to the training loss."""
     same: Tensor = _WithLoss.apply(output, loss)  # type: ignore[no-untyped-call]
     return same
 
 
 class _WithLoss(Function):
-    """As `with_loss`."""
+    """The autograd function of `with_loss`."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, loss: Tensor) -> Tensor:
-        """`output`, unchanged."""
+        """Return a view of `output`."""
         ctx.save_for_backward(loss)
         return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient of the output, and 1."""
+        """The gradient of the output, and 1 for the loss."""
         (loss,) = ctx.saved_tensors
         return gradients[0], torch.ones_like(loss)

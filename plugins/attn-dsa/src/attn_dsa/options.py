@@ -13,9 +13,10 @@ COUNTS = ("index_heads", "index_size", "top")
 
 @dataclass(frozen=True, kw_only=True)
 class DsaConfig(MechanismConfig):
-    """`index_heads` of `index_size` elements score the past; a query reads its `top` tokens.
+    """The indexer scores past tokens with `index_heads` heads of `index_size` elements; a query attends to its `top`
+    tokens.
 
-    `align` weighs the loss that draws the indexer's shares to those of the attention while training.
+    `align` is the weight of the training loss that aligns the softmax of index scores with the attention weights.
     """
 
     index_heads: int = 4
@@ -34,5 +35,5 @@ class DsaConfig(MechanismConfig):
 
     @property
     def turned(self) -> int:
-        """Elements of an index head that rotary positions turn."""
+        """The number of elements of an index head that rotary positions are applied to."""
         return 0 if self.rotary is None else int(self.index_size * self.rotary.fraction)

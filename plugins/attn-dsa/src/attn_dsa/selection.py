@@ -19,10 +19,10 @@ NEVER = float("-inf")
 
 
 def choose(scores: Tensor, allowed: Tensor, top: int) -> Tensor:
-    """Bool [batch, query, key]: the `top` allowed keys of largest score, all where there are fewer.
+    """A mask [batch, query, key], bool, of the `top` allowed keys with the largest scores, or of all if they are fewer.
 
-    Of equal scores, which are common where ReLU gives 0, those further back in the memory win: the same ones however
-    many tokens are computed at once. There must be at least `top` keys.
+    Of equal scores, which are common because ReLU gives 0, the last keys are chosen, so that the choice does not depend
+    on how many tokens are computed at once. There must be at least `top` keys.
     """
     with torch.no_grad():
         scores = scores.masked_fill(~allowed, NEVER)
@@ -35,8 +35,8 @@ def choose(scores: Tensor, allowed: Tensor, top: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """Queries [batch, query, heads, size], scaled; index queries [batch, query, index_heads, index_size] and their
-    weights [batch, query, index_heads]; positions [batch, query]. All at least float32."""
+    """A tile of queries: `query` [batch, query, heads, size], scaled; index queries `index` [batch, query, index_heads,
+    index_size] with `weights` [batch, query, index_heads]; `positions` [batch, query]. Floats are at least float32."""
 
     query: Tensor
     index: Tensor
@@ -44,7 +44,7 @@ class Tile:
     positions: Tensor
 
     def pieces(self, length: int) -> Iterator[Tile]:
-        """Tiles of at most `length` queries, in order."""
+        """Split into tiles of at most `length` queries, in order."""
         for start in range(0, self.positions.shape[1], length):
             at = slice(start, start + length)
             yield Tile(self.query[:, at], self.index[:, at], self.weights[:, at], self.positions[:, at])
@@ -52,8 +52,9 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Keys and values [batch, key, groups, size], index keys [batch, key, index_size], turned, at least float32;
-    positions [batch or 1, key]; `key_padding_mask` [batch, key], or None where all keys are real."""
+    """Keys and values [batch, key, groups, size], index keys `index` [batch, key, index_size] with rotary positions,
+    all at least float32; `positions` [batch or 1, key]; `key_padding_mask` [batch, key], or None if all keys are
+    real."""
 
     key: Tensor
     value: Tensor
@@ -63,33 +64,33 @@ class Memory:
 
 
 def chosen_keys(tile: Tile, memory: Memory, mask: Mask, top: int) -> tuple[Tensor, Tensor]:
-    """Which keys each query reads, bool [batch, query, key], and the index scores [batch, query, key]."""
+    """The mask of the keys that each query attends to, bool, and index scores, both [batch, query, key]."""
     scores = index_scores(tile.index, tile.weights, memory.index)
     allowed = seen_pairs(mask, tile.positions, memory.positions, memory.key_padding_mask)[:, 0]
     return choose(scores, allowed, min(top, scores.shape[-1])), scores
 
 
 def masked_weights(tile: Tile, memory: Memory, spec: AttentionSpec, chosen: Tensor) -> Tensor:
-    """Weights [batch, heads, query, key], zero outside `chosen` [batch, query, key]."""
+    """Attention weights [batch, heads, query, key], zero outside the mask `chosen` [batch, query, key]."""
     key = of_query_heads(spec.heads, memory.key.transpose(1, 2))
     return shares(tile.query.transpose(1, 2) @ key.transpose(-1, -2), chosen[:, None])
 
 
 def masked(tile: Tile, memory: Memory, spec: AttentionSpec, top: int) -> Tensor:
-    """Outputs [batch, query, heads, value_size]."""
+    """Outputs [batch, query, heads, value_size], computed with all keys and a mask of the chosen ones."""
     chosen, _ = chosen_keys(tile, memory, spec.mask, top)
     return _summed(masked_weights(tile, memory, spec, chosen), memory, spec)
 
 
 def masked_and_far(tile: Tile, memory: Memory, spec: AttentionSpec, top: int) -> tuple[Tensor, Tensor]:
-    """As `masked`, and how far the indexer is from the attention, [batch, query]."""
+    """The outputs of `masked`, and the divergence of the indexer from the attention, [batch, query]."""
     chosen, scores = chosen_keys(tile, memory, spec.mask, top)
     weights = masked_weights(tile, memory, spec, chosen)
     return _summed(weights, memory, spec), divergence(scores, weights, chosen)
 
 
 def gathered(tile: Tile, memory: Memory, spec: AttentionSpec, top: int) -> Tensor:
-    """Outputs [batch, 1, heads, value_size] of one query each, which touch no other keys and values than the chosen."""
+    """Outputs [batch, 1, heads, value_size] of one query per sequence, which only reads the chosen keys and values."""
     chosen, _ = chosen_keys(tile, memory, spec.mask, top)
     found = chosen[:, 0].byte().topk(top, dim=-1)
     sequence = torch.arange(len(chosen), device=chosen.device)[:, None]
@@ -106,11 +107,11 @@ def _summed(weights: Tensor, memory: Memory, spec: AttentionSpec) -> Tensor:
 Read = TypeVar("Read")
 
 PIECE = 1 << 21
-"""Most scores held at once, but while compiling."""
+"""The largest number of scores that are held at once, except in compiled code."""
 
 
 class SelectedTokens(InnerAttention, nn.Module):
-    """Each query attends to the `top` tokens that `indexer` gives the largest scores, the same in all heads."""
+    """Each query attends to the `top` tokens with the largest scores of `indexer`, the same in all heads."""
 
     def __init__(self, spec: AttentionSpec, options: DsaConfig) -> None:
         super().__init__()
@@ -119,11 +120,11 @@ class SelectedTokens(InnerAttention, nn.Module):
         self.indexer = Indexer(options)
 
     def remember(self, rows: Tensor) -> Fields:
-        """ "index": one key [..., index_size] of rows [..., hidden_size]."""
+        """The field "index": index keys [..., index_size] of hidden states [..., hidden_size]."""
         return {"index": self.indexer.keys(rows)}
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
-        """Outputs [batch, query, heads, value_size]; `attend`, causal attention, where every token is chosen."""
+        """Outputs [batch, query, heads, value_size]; by `attend`, causal attention, if all tokens are chosen."""
         if self.training and self.options.align > 0 and torch.is_grad_enabled():
             return self._aligned(rows, operands)
         if operands.key.shape[1] <= self.options.top:
@@ -134,7 +135,7 @@ class SelectedTokens(InnerAttention, nn.Module):
         return torch.cat(self._in_pieces(masked, tile, memory), dim=1).to(rows.dtype)
 
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
-        """Weights [batch, heads, query, key], zero where a token is not chosen."""
+        """Attention weights [batch, heads, query, key], zero for tokens that are not chosen."""
         if operands.key.shape[1] <= self.options.top:
             return attend(operands)
         tile, memory = self._tile(rows, operands), self._memory(operands)
@@ -142,7 +143,7 @@ class SelectedTokens(InnerAttention, nn.Module):
         return masked_weights(tile, memory, self.spec, chosen)
 
     def _aligned(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
-        """The outputs; going back, they move the indexer too."""
+        """The outputs; their backward pass also trains the indexer, with the loss of `divergence`."""
         tile, memory = self._tile(rows, operands), self._memory(operands)
         outputs, losses = zip(*self._in_pieces(masked_and_far, tile, memory), strict=True)
         loss = torch.cat(losses, dim=1)
@@ -155,7 +156,7 @@ class SelectedTokens(InnerAttention, nn.Module):
         return with_loss(torch.cat(outputs, dim=1).to(rows.dtype), loss)
 
     def _in_pieces(self, read: Callable[..., Read], tile: Tile, memory: Memory) -> list[Read]:
-        """What `read` gives for the tile, piece by piece."""
+        """The results of `read` for the tile, split into pieces so that at most `PIECE` scores are held at once."""
         largest = max(self.options.index_heads, self.spec.heads.query)
         length = max(1, PIECE // max(1, largest * memory.key[:, :, 0, 0].numel()))
         further = memory, self.spec, self.options.top
@@ -163,7 +164,7 @@ class SelectedTokens(InnerAttention, nn.Module):
             return [read(tile, *further)]
         if not torch.is_grad_enabled():
             return [read(piece, *further) for piece in tile.pieces(length)]
-        # Scores of all pairs are not kept for the backward pass, which computes them again, a piece at a time.
+        # Scores are not stored for the backward pass, which recomputes them piece by piece.
         return [checkpoint(read, piece, *further, use_reentrant=False) for piece in tile.pieces(length)]
 
     def _tile(self, rows: Tensor, operands: AttentionInputs) -> Tile:

@@ -1,4 +1,4 @@
-"""Forgetting attention (FoX): softmax attention that forgets by gates which the data opens and closes."""
+"""Forgetting attention (FoX): softmax attention with data-dependent forget gates."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from attn_forgetting.gates import ForgetGates
 
 CARRIED = 3
-"""Elements that queries and keys of whole sequences have beside their own."""
+"""The number of elements that are added to queries and keys of whole sequences, to carry the gates' bias."""
 
 
 class Forgetting(DeclaredMechanism):
-    """Every token carries a forget gate; a score falls by the logarithms of all gates between its key and its query."""
+    """Every token has a forget gate; the logarithms of all gates between key and query are added to a score."""
 
     name = "forgetting"
     splits_heads = True
@@ -52,27 +52,27 @@ class Forgetting(DeclaredMechanism):
     }
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The causal softmax attention that forgets."""
+        """The causal softmax attention to which the gates' bias is added."""
         return AttentionSpec(heads=config.head_layout, mask=Causal(), rotary=config.rotary)
 
     def inner(self, config: MechanismConfig) -> ForgetGates:
-        """The gates with random weights."""
+        """The module of the gates, with random weights."""
         from attn_forgetting.gates import ForgetGates
 
         return ForgetGates(self.spec(config), config.hidden_size)
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
-        """Its own module: the gates' bias is computed here, whole sequences by torch's fused function."""
+        """The module's own computation, which adds the bias, by torch's fused attention for whole sequences."""
         return (Computation(),)
 
     def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
-        """The logarithm of the gate of every head, in float32: sums of thousands of them decide a weight."""
+        """The logarithm of the gate of every head, in float32, because thousands of them are summed."""
         return {"gate": Field((config.num_heads,), dtype="float32")}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """That of the softmax attention and of the gates, which always have a bias.
+        """The cost of softmax attention and of the gates, which always have a bias.
 
-        Queries, keys and values of whole sequences have three more elements, for the gates.
+        For whole sequences queries, keys and values have three more elements, which carry the gates' bias.
         """
         flops = 2 * shape.batch * shape.query * config.hidden_size * config.num_heads
         whole = shape.whole
@@ -84,5 +84,5 @@ class Forgetting(DeclaredMechanism):
 
 @hookimpl
 def attn_mechanisms() -> list[Mechanism]:
-    """What this plugin offers."""
+    """The mechanisms of this plugin."""
     return [Forgetting()]

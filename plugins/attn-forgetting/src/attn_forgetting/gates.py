@@ -1,4 +1,4 @@
-"""Forget gates, and softmax attention under their bias."""
+"""Forget gates, and softmax attention with their bias."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.nn.functional import logsigmoid, pad, scaled_dot_product_attention
 def from_the_start(heads: Heads, operands: AttentionInputs, sums: Tensor) -> Tensor:
     """Outputs [batch, query, heads, value_size] of whole sequences.
 
-    `sums` [batch, heads, key] are those of the gates' logarithms up to each token. Queries and keys carry them in three
-    more elements, whose products are D, so that a fused kernel, which knows of no bias, computes all tile by tile,
-    forward and backward.
+    `sums` [batch, heads, key] are the sums of the gates' logarithms up to each token. Queries and keys get three more
+    elements, whose products add up to the bias D, so that a fused kernel without support for biases computes forward
+    and backward passes tile by tile.
     """
-    # Whole parts cancel exactly however large the sums are, and come first, before anything small is added.
+    # Integer parts cancel exactly, however large the sums are; they are first, so that they are summed first.
     whole = sums.detach().round()
-    # What all scores of a query have in common changes nothing, so its own rest is left out.
+    # The fractional part of the query's own sum is left out, as a term that all scores of a query share has no effect.
     rest = (
         whole - sums
         if operands.key_padding_mask is None
@@ -29,7 +29,7 @@ def from_the_start(heads: Heads, operands: AttentionInputs, sums: Tensor) -> Ten
     key, value = (of_query_heads(heads, wide(rows).transpose(1, 2)) for rows in (operands.key, operands.value))
     query = torch.cat([torch.stack([whole, one, one], -1).to(query), query], -1)
     key = torch.cat([torch.stack([one, -whole, rest], -1).to(key), key], -1)
-    # Kernels are fused where queries, keys and values have one size.
+    # torch uses fused kernels only if queries, keys and values have the same size.
     widest = max(query.shape[-1], heads.value_size)
     query, key, value = (pad(rows, (0, widest - rows.shape[-1])) for rows in (query, key, value))
     out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=1.0)[..., : heads.value_size]
@@ -39,9 +39,9 @@ def from_the_start(heads: Heads, operands: AttentionInputs, sums: Tensor) -> Ten
 
 
 class ForgetGates(InnerAttention, nn.Module):
-    """Softmax attention whose scores fall by log f of every token after the key, up to the query's own.
+    """Softmax attention that adds to each score the log f of every token after the key, up to the query's own.
 
-    Learned: `gate` (`nn.Linear` from `hidden_size` to one gate a head, uniform by Glorot's rule, its bias zero).
+    Learned: `gate` (`nn.Linear` from `hidden_size` to one gate per head, with Glorot uniform weights and zero bias).
     """
 
     def __init__(self, spec: AttentionSpec, hidden_size: int) -> None:
@@ -52,7 +52,7 @@ class ForgetGates(InnerAttention, nn.Module):
         nn.init.zeros_(self.gate.bias)
 
     def remember(self, rows: Tensor) -> Fields:
-        """ "gate": log f [..., heads] of rows [..., hidden_size], at least float32."""
+        """The field "gate": log f [..., heads] of hidden states [..., hidden_size], at least float32."""
         return {"gate": logsigmoid(wide(self.gate(rows)))}
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
@@ -65,7 +65,7 @@ class ForgetGates(InnerAttention, nn.Module):
         return out.transpose(1, 2).to(operands.value.dtype)
 
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
-        """Weights [batch, heads, query, key]."""
+        """Attention weights [batch, heads, query, key]."""
         heads = self.spec.heads
         query = wide(operands.query).transpose(1, 2) * heads.key_size**-0.5
         key = of_query_heads(heads, wide(operands.key).transpose(1, 2))
@@ -75,9 +75,9 @@ class ForgetGates(InnerAttention, nn.Module):
 
 
 def forgotten(operands: AttentionInputs) -> Tensor:
-    """D [batch, heads, query, key], float64: the sums of log f from after key to query.
+    """The bias D [batch, heads, query, key], float64: the sums of log f from the token after the key to the query.
 
-    Keys stand at positions 0, 1, ... Padding forgets nothing. Above the diagonal D means nothing.
+    Keys are at positions 0, 1, ... Padding counts as log f = 0. Above the diagonal D is undefined.
     """
     sums = gate_sums(operands)
     places = positions(operands)[0][:, None].expand(*sums.shape[:2], -1)
@@ -85,7 +85,7 @@ def forgotten(operands: AttentionInputs) -> Tensor:
 
 
 def gate_sums(operands: AttentionInputs) -> Tensor:
-    """c [batch, heads, key], float64: the sum of log f up to each key. Padding forgets nothing."""
+    """The sums c [batch, heads, key], float64, of log f up to each key. Padding counts as log f = 0."""
     gates = operands.fields["gate"].double()
     if operands.key_padding_mask is not None:
         gates = gates.masked_fill(~operands.key_padding_mask[..., None], 0.0)

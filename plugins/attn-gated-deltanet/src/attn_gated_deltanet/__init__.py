@@ -1,4 +1,4 @@
-"""Gated DeltaNet: a memory that fades and that keys overwrite."""
+"""Gated DeltaNet: linear attention with the delta rule and a data-dependent decay."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from attn_gated_deltanet.config import GatedDeltaConfig, gated_delta_step
 
 
 class GatedDeltaNet(ComputedMechanism):
-    """The delta rule on a memory that fades by one factor a head and token, as the token says.
+    """The delta rule on a memory that decays by one factor per head and token, computed from the token.
 
-    Queries, keys and values pass a short convolution and SiLU; queries and keys have length one. The output is normed a
-    head and gated by SiLU.
+    Queries, keys and values pass a short convolution and SiLU; queries and keys are normalised to length one. The
+    output is normalised per head and gated by SiLU.
     """
 
     name = "gated_deltanet"
@@ -66,7 +66,7 @@ class GatedDeltaNet(ComputedMechanism):
     Config = GatedDeltaConfig
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `GatedDeltaLayer`; raises `InvalidValue` or `Incompatible` for what a recurrence cannot do."""
+        """A new `GatedDeltaLayer`; raises `InvalidValue` or `Incompatible` for a config that it does not support."""
         from attn_gated_deltanet.layer import GatedDeltaLayer
 
         own = GatedDeltaConfig.of(config)
@@ -75,34 +75,37 @@ class GatedDeltaNet(ComputedMechanism):
         )
 
     def joint_parameters(self, config: MechanismConfig) -> Mapping[str, tuple[int, ...]]:
-        """Queries, keys and values, which one convolution passes over."""
+        """The sizes of queries, keys and values in `filters`, the convolution that they share."""
         sizes = GatedDeltaConfig.of(config).sizes
         return {"filters": (sizes.into, sizes.into, sizes.out)}
 
     def split_options(self, config: MechanismConfig, ranks: int) -> Mapping[str, Any]:
-        """A rank's share of the queries and keys."""
+        """The option `key_heads` for a rank, which has an equal share of them.
+
+        Raises `InvalidValue` if the ranks do not divide `key_heads`.
+        """
         shared = GatedDeltaConfig.of(config).key_heads
         if shared is not None and shared % ranks:
             raise InvalidValue.of("tp", ranks, f"a divisor of the {shared} key_heads of mechanism {self.name!r}")
         return {} if shared is None else {"key_heads": shared // ranks}
 
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
-        """What kernels may compute in place of the layer."""
+        """The recurrence that kernels may compute in place of the layer."""
         heads, _, key, value = GatedDeltaConfig.of(config).sizes
         layout = Heads(query=heads, key_value=heads, key_size=key, value_size=value)
         return RecurrenceSpec(heads=layout, decay="head", delta_rule=True)
 
     def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
-        """A decode step over states in place."""
+        """The decode step that kernels may compute with in-place update of the states."""
         own = GatedDeltaConfig.of(config)
         return gated_delta_step(own.sizes, own.taps)
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
-        """The recurrence, where a kernel costs less than the layer's own plain computation."""
+        """The recurrence, by a kernel only if it costs less than the layer's own plain computation."""
         return tuple(dataclasses.replace(call, below=1.0) for call in super().computations(config, tokens))
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """One matrix a head in float32, and the last inputs of the convolution in the model's type."""
+        """One matrix per head in float32, and the last inputs of the convolution in the model's dtype."""
         own = GatedDeltaConfig.of(config)
         sizes = own.sizes
         memory = {"S": Field((sizes.heads, sizes.key, sizes.value), dtype="float32")}
@@ -111,7 +114,7 @@ class GatedDeltaNet(ComputedMechanism):
         return {"memory": Slot(memory)}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections and the rule by chunks, as torch counts: matrix products, not the triangular systems."""
+        """The cost of projections and the chunked rule as torch counts it: matrix products, no triangular solves."""
         own = GatedDeltaConfig.of(config)
         sizes = own.sizes
         heads, _, key, value = sizes
@@ -133,5 +136,5 @@ class GatedDeltaNet(ComputedMechanism):
 
 @hookimpl
 def attn_mechanisms() -> list[Mechanism]:
-    """What this plugin offers."""
+    """The mechanisms of this plugin."""
     return [GatedDeltaNet()]

@@ -1,4 +1,4 @@
-"""The options of Gated DeltaNet, and the sizes that follow; without torch."""
+"""The options of Gated DeltaNet, and the sizes that follow from them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
 
 class Sizes(NamedTuple):
-    """`heads` memories of `key` times `value` elements, and `key_heads` queries and keys of `key` elements."""
+    """`heads` memories of `key` times `value` elements each, and `key_heads` queries and keys of `key` elements."""
 
     heads: int
     key_heads: int
@@ -23,22 +23,22 @@ class Sizes(NamedTuple):
 
     @property
     def into(self) -> int:
-        """Elements of all queries of a token; its keys have as many."""
+        """The number of elements of all queries of a token, which is also that of its keys."""
         return self.key_heads * self.key
 
     @property
     def out(self) -> int:
-        """Elements of all values of a token."""
+        """The number of elements of all values of a token."""
         return self.heads * self.value
 
     @property
     def channels(self) -> int:
-        """Elements of all queries, keys and values of a token."""
+        """The number of elements of all queries, keys and values of a token."""
         return 2 * self.into + self.out
 
 
 def gated_delta_step(sizes: Sizes, taps: int) -> RecurrentStepSpec:
-    """What a layer asks kernels to compute of a decode step."""
+    """The decode step that a layer requests from kernels."""
     return RecurrentStepSpec(
         num_heads=sizes.heads,
         num_key_heads=sizes.key_heads,
@@ -57,10 +57,11 @@ def gated_delta_step(sizes: Sizes, taps: int) -> RecurrentStepSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaConfig(MechanismConfig):
-    """`value_size` of a head, by default its key size; `taps` of the convolution; `chunk` changes speed only.
+    """`value_size` of a head, by default its key size; `taps` is the width of the convolution; `chunk` only changes the
+    speed.
 
-    `key_heads`, by default as many as heads, is how many queries and keys a token has: neighbouring heads, each
-    with values, gates and a memory of its own, use the same (Qwen3-Next). `norm_eps` is the output norm's.
+    `key_heads`, by default the number of heads, is the number of queries and keys of a token: neighbouring heads, each
+    with its own values, gates and memory, share them (Qwen3-Next). `norm_eps` is that of the output norm.
     """
 
     value_size: int | None = None
@@ -79,6 +80,6 @@ class GatedDeltaConfig(MechanismConfig):
 
     @property
     def sizes(self) -> Sizes:
-        """How many heads there are, and how large they are."""
+        """The numbers and sizes of heads."""
         size = self.head_layout.key_size
         return Sizes(self.num_heads, self.key_heads or self.num_heads, size, self.value_size or size)

@@ -29,7 +29,7 @@ UNIT_EPS = 1e-6
 
 
 class Projected(NamedTuple):
-    """What the linear layers of these names make of rows [..., hidden_size]."""
+    """The outputs of the linear layers of these names for hidden states [..., hidden_size]."""
 
     query: Tensor
     key: Tensor
@@ -40,7 +40,8 @@ class Projected(NamedTuple):
 
 
 class Joint(nn.Module):
-    """Layers of one input as one, `whole`, that gives their outputs, `sizes` of each, side by side."""
+    """Several layers that read the same input, joined to `whole`, which returns their outputs, of `sizes` elements
+    each, concatenated."""
 
     def __init__(self, whole: nn.Module, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class Joint(nn.Module):
 
 
 class JointPart(nn.Module):
-    """One of the layers of a `Joint`; computes the others too."""
+    """One of the layers of a `Joint`; a call computes the others too."""
 
     def __init__(self, joint: Joint, index: int) -> None:
         super().__init__()
@@ -69,8 +70,9 @@ class JointPart(nn.Module):
 class GatedDeltaLayer(nn.Module):
     """Gated DeltaNet over inputs of `hidden_size`.
 
-    Learned: `query`, `key`, `value`, `gate`, `fade`, `strength`, `output` (`nn.Linear`), `filters` [channels, taps],
-    the newest token last, `rate` [heads], natural logarithms, `fade_bias` [heads] and `norm` [value_size].
+    Learned: `query`, `key`, `value`, `gate`, `fade` (decay), `strength` (β), `output` (`nn.Linear`), `filters`
+    [channels, taps], with the newest token last, `rate` [heads], as natural logarithms, `fade_bias` [heads] and `norm`
+    [value_size].
     """
 
     def __init__(self, sizes: Sizes, *, hidden_size: int, bias: bool, taps: int, chunk: int, eps: float) -> None:
@@ -93,10 +95,9 @@ class GatedDeltaLayer(nn.Module):
         self.norm = nn.Parameter(torch.ones(sizes.value))
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
+        """Compute whole sequences, [batch, tokens, hidden_size] to [batch, tokens, hidden_size].
 
-        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
-        given.
+        `key_padding_mask` [batch, tokens], bool, is True for real tokens. Raises `InvalidValue` if a source is given.
         """
         refuse_source(source)
         projected = self._projected(query)
@@ -104,12 +105,12 @@ class GatedDeltaLayer(nn.Module):
         return self._out(self._read(rule, self._empty(rule), query)[0], projected.gate, query.dtype)
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The effective weights [batch, heads, query, key] of the values in what each head reads, unnormed."""
+        """The effective weights [batch, heads, query, key] of the values in each head's output, before its norm."""
         refuse_source(source)
         return weights(self._rule(self._projected(query), key_padding_mask, None)[0])
 
     def join(self, pack: Pack) -> None:
-        """Join all layers of the input as one, of floats, whose outputs no format rounds."""
+        """Join all layers that read the input to one matrix of floats, so that no format rounds their outputs."""
         layers = [getattr(self, name) for name in Projected._fields]
         self.joint = Joint(pack(layers), [layer.out_features for layer in layers])
         for index, name in enumerate(Projected._fields):
@@ -117,7 +118,7 @@ class GatedDeltaLayer(nn.Module):
         self.output = pack([cast("nn.Linear", self.output)])
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """New rows [tokens, hidden_size] of many requests -> [tokens, hidden_size].
+        """Compute the new tokens of many requests, [tokens, hidden_size] to [tokens, hidden_size].
 
         Reads and replaces the state "memory": "S" [requests, heads, key_size, value_size], float32, and "tail"
         [requests, taps - 1, channels].
@@ -153,8 +154,8 @@ class GatedDeltaLayer(nn.Module):
         return torch.cat(outs)
 
     def _step_in_place(self, rows: Tensor, view: Any, request: int | None = None) -> Tensor | None:
-        """The output of a decode step by a kernel over states in place, of all requests of a view or of one of them;
-        None where there is none, or another kernel was asked for by name."""
+        """The output of a decode step by a kernel that updates states in place, for all requests of a view or for one
+        of them; None if there is no such kernel, or if another kernel was chosen by name."""
         if self.plan.name is not None:
             return None
 
@@ -186,14 +187,14 @@ class GatedDeltaLayer(nn.Module):
         )
 
     def _projected(self, rows: Tensor) -> Projected:
-        """What all layers of the input make of rows [..., hidden_size]."""
+        """The outputs of all layers that read the input, for `rows` [..., hidden_size]."""
         if self.joint is not None:
             return Projected(*self.joint(rows))
         return Projected(*(getattr(self, name)(rows) for name in Projected._fields))
 
     def _read(self, rule: Rule, memory: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and memory, see `by_chunks`, from a kernel where one is quicker, for rows [batch, tokens,
-        hidden_size].
+        """The result of `by_chunks`, computed by a kernel if that is faster; `rows` [batch, tokens, hidden_size] are
+        the layer's input.
         """
         query, key, value, decay, strength = (part.transpose(1, 2) for part in rule)
         steps = Steps(query, key, value, decay, strength[..., 0])
@@ -219,12 +220,12 @@ class GatedDeltaLayer(nn.Module):
         return Rule(query * sizes.key**-0.5, key, by_heads(value, sizes.heads), decay, strength), tail
 
     def _for_each_head(self, rows: Tensor) -> Tensor:
-        """[batch, heads, tokens, key] of queries or keys [batch, key_heads, tokens, key]."""
+        """Repeat queries or keys [batch, key_heads, tokens, key] for each head, [batch, heads, tokens, key]."""
         share = self.sizes.heads // self.sizes.key_heads
         return rows if share == 1 else rows.repeat_interleave(share, dim=1)
 
     def _convolved(self, rows: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Rows [batch, tokens, channels] after the convolution and SiLU, and its last taps - 1 inputs."""
+        """The output of the convolution and SiLU for `rows` [batch, tokens, channels], and its last taps - 1 inputs."""
         taps, tokens = self.filters.shape[1], rows.shape[1]
         known = pad(rows, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(rows.dtype), rows], dim=1)
         filters = wide(self.filters)
@@ -244,14 +245,14 @@ class GatedDeltaLayer(nn.Module):
 
 
 def refuse_source(source: Tensor | None) -> None:
-    """Raise `InvalidValue` where a source is given."""
+    """Raise `InvalidValue` if a source is given."""
     if source is not None:
         raise InvalidValue.of("source", tuple(source.shape), "None: 'gated_deltanet' runs over one sequence")
 
 
 def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
-    """Rows [tokens, hidden_size] as sequences [requests, tokens, hidden_size] of one length, and which requests they
-    belong to.
+    """Split `rows` [tokens, hidden_size] into groups of sequences of the same length [requests, tokens, hidden_size],
+    each with the slice of its requests.
     """
     if batch.decoding:
         yield rows[:, None], slice(0, batch.requests)
@@ -261,16 +262,16 @@ def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
 
 
 def multiplied_in(rows: Tensor) -> torch.dtype:
-    """The type in which linear layers multiply rows: autocast's, or their own."""
+    """The dtype in which linear layers multiply `rows`: that of autocast if it is on, else that of `rows`."""
     kind = rows.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Rows [..., size] of length one."""
+    """Normalise `rows` [..., size] to length one."""
     return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + UNIT_EPS)
 
 
 def by_heads(rows: Tensor, heads: int) -> Tensor:
-    """[batch, heads, tokens, size] of rows [batch, tokens, heads · size]."""
+    """Reshape `rows` [batch, tokens, heads · size] to [batch, heads, tokens, size]."""
     return rows.reshape(*rows.shape[:-1], heads, rows.shape[-1] // heads).transpose(1, 2)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Rule(NamedTuple):
-    """What happens at some tokens."""
+    """The inputs of the rule at some tokens, in the shapes above."""
 
     query: Tensor
     key: Tensor
@@ -23,7 +23,8 @@ class Rule(NamedTuple):
 
 
 def by_chunks(rule: Rule, memory: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Outputs [batch, heads, tokens, value_size] and the memory after them; `chunk` tokens meet pair by pair."""
+    """Outputs [batch, heads, tokens, value_size] and the memory after the last token, computed in chunks of `chunk`
+    tokens: pairwise within a chunk, through the memory between chunks."""
     tokens = rule.key.shape[2]
     if tokens == 0:
         return rule.value, memory
@@ -37,7 +38,7 @@ def by_chunks(rule: Rule, memory: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
 
 
 def one_chunk(rule: Rule, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs and memory of a few tokens, in the WY form (Yang et al. 2024, arXiv 2412.06464, §3.3)."""
+    """Outputs and memory after one chunk of tokens, in the WY form (Yang et al. 2024, arXiv 2412.06464, §3.3)."""
     total = rule.decay.cumsum(2)
     early, size = total.exp(), rule.value.shape[-1]
     told = rule.strength * torch.cat([rule.value, rule.key * early], dim=-1)
@@ -60,12 +61,12 @@ def weights(rule: Rule) -> Tensor:
 
 
 def overlap(rule: Rule, total: Tensor) -> Tensor:
-    """How much each key, times its strength, tells of the keys before it, [batch, heads, tokens, tokens]."""
+    """The decayed products of each key, times its strength, with earlier keys, [batch, heads, tokens, tokens]."""
     return (rule.strength * faded_pairs(rule.key, rule.key, total)).tril(-1)
 
 
 def faded_pairs(query: Tensor, key: Tensor, total: Tensor) -> Tensor:
-    """q_i·k_j e^(total_i - total_j) for j ≤ i, else zero, [batch, heads, tokens, tokens]."""
+    """The decayed products q_i·k_j e^(total_i - total_j) for j ≤ i, else zero, [batch, heads, tokens, tokens]."""
     pairs = torch.matmul(query, key.transpose(-1, -2))
     later = torch.ones(pairs.shape[-2:], dtype=torch.bool, device=pairs.device).triu(1)
     return pairs * (total - total.transpose(-1, -2)).masked_fill(later, -torch.inf).exp()

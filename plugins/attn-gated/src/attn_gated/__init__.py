@@ -1,4 +1,4 @@
-"""Gated attention: what each head reads passes a sigmoid gate of the query's own row."""
+"""Gated attention: the output of each head is multiplied by a sigmoid gate that depends on the query's token."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Gated(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`per` "element" gates every element of a head by itself (the paper's best), "head" a head as a whole.
+        """`per` "element" has a gate for every element of a head (the best in the paper), "head" one for each head.
 
-        With `norm_eps` the queries and keys of every head are normed first (Qwen3-Next).
+        With `norm_eps` the queries and keys of every head are normalised first (Qwen3-Next).
         """
 
         per: str = "element"
@@ -67,7 +67,7 @@ class Gated(DeclaredMechanism):
     drops_weights = True
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The softmax attention that is gated."""
+        """The softmax attention whose output is gated."""
         own = self.Config.of(config)
         return AttentionSpec(
             heads=own.head_layout,
@@ -77,13 +77,13 @@ class Gated(DeclaredMechanism):
         )
 
     def inner(self, config: MechanismConfig) -> Gate:
-        """The gate with random weights."""
+        """The module of the gate, with random weights."""
         from attn_gated.gate import Gate
 
         return Gate(config.hidden_size, heads=config.num_heads, gates=gates_of(config), bias=config.bias)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """That of the softmax attention and of one more projection of the queries' rows."""
+        """The cost of softmax attention and of one more projection of the queries' hidden states."""
         gates = gates_of(config)
         flops = 2 * shape.batch * shape.query * config.hidden_size * gates
         biases = gates if config.bias else 0
@@ -92,12 +92,12 @@ class Gated(DeclaredMechanism):
 
 
 def gates_of(config: MechanismConfig) -> int:
-    """How many gates one row has."""
+    """The number of gates per token."""
     per_head = isinstance(config, Gated.Config) and config.per == "head"
     return config.num_heads if per_head else config.num_heads * config.head_layout.value_size
 
 
 @hookimpl
 def attn_mechanisms() -> list[Mechanism]:
-    """What this plugin offers."""
+    """The mechanisms of this plugin."""
     return [Gated()]

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 
 class Gate(InnerAttention, nn.Module):
-    """Multiplies each head's output by σ(x W_g); `gates` of all heads, one each or one per element.
+    """Multiplies each head's output by σ(x W_g); `gates` is their total number, one per head or one per element.
 
-    Learned: `gate` (`nn.Linear`, uniform by Glorot's rule).
+    Learned: `gate` (`nn.Linear` with Glorot uniform weights).
     """
 
     def __init__(self, hidden_size: int, *, heads: int, gates: int, bias: bool) -> None:
@@ -22,7 +22,8 @@ class Gate(InnerAttention, nn.Module):
             nn.init.zeros_(self.gate.bias)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
-        """Gated outputs [batch, query, heads, value_size] of rows [batch, query, hidden_size]."""
+        """Gated outputs [batch, query, heads, value_size]; the gates read the hidden states `rows` [batch, query,
+        hidden_size]."""
         gates = torch.sigmoid(self.gate(rows))
         return attend(operands) * torch.unflatten(gates, -1, (self.heads, -1))
 

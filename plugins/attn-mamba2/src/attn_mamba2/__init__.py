@@ -1,4 +1,4 @@
-"""Mamba-2: state space duality, one decay a head and token."""
+"""Mamba-2: state space duality, with one decay per head and token."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from attn_mamba2.config import Mamba2Config, mamba2_step
 
 
 class Mamba2(ComputedMechanism):
-    """A state space model with one decay a head and token, as attention without a softmax.
+    """A state space model with one decay per head and token, computed as attention without a softmax.
 
-    x, B and C pass a short convolution and SiLU; every head adds its own input by D; the output is gated by SiLU, then
-    normed a group.
+    x, B and C pass a short convolution and SiLU; D is a skip connection from the input of each head; the output is
+    gated by SiLU, then normalised per group.
     """
 
     name = "mamba2"
@@ -59,7 +59,7 @@ class Mamba2(ComputedMechanism):
     Config = Mamba2Config
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `Mamba2Layer`; raises `InvalidValue` or `Incompatible` for what a recurrence cannot do."""
+        """A new `Mamba2Layer`; raises `InvalidValue` or `Incompatible` for a config that it does not support."""
         from attn_mamba2.layer import Mamba2Layer
 
         own = Mamba2Config.of(config)
@@ -68,11 +68,11 @@ class Mamba2(ComputedMechanism):
         )
 
     def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
-        """A decode step over states in place."""
+        """The decode step that kernels may compute with in-place update of the states."""
         return mamba2_step(Mamba2Config.of(config).sizes)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """One matrix a head in float32, and the last inputs of the convolution in the model's type."""
+        """One matrix per head in float32, and the last inputs of the convolution in the model's dtype."""
         sizes = Mamba2Config.of(config).sizes
         memory = {"S": Field((sizes.num_heads, sizes.state, sizes.head), dtype="float32")}
         if sizes.taps > 1:
@@ -80,7 +80,7 @@ class Mamba2(ComputedMechanism):
         return {"memory": Slot(memory)}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections and the recurrence by chunks, as torch counts: matrix products only."""
+        """The cost of projections and the chunked recurrence as torch counts it: matrix products only."""
         own = Mamba2Config.of(config)
         sizes = own.sizes
         into = sizes.inner + sizes.channels + sizes.num_heads
@@ -103,5 +103,5 @@ class Mamba2(ComputedMechanism):
 
 @hookimpl
 def attn_mechanisms() -> list[Mechanism]:
-    """What this plugin offers."""
+    """The mechanisms of this plugin."""
     return [Mamba2()]

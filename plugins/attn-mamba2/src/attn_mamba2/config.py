@@ -1,4 +1,4 @@
-"""The options of Mamba-2, and the sizes that follow; without torch."""
+"""The options of Mamba-2, and the sizes that follow from them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
 
 class Sizes(NamedTuple):
-    """Heads, groups of heads that share B and C, the size of B and C, the size of a head's x, and taps."""
+    """The numbers of heads and of groups of heads that share B and C, the sizes of B and C (`state`) and of a head's x
+    (`head`), and the width of the convolution (`taps`)."""
 
     num_heads: int
     groups: int
@@ -22,17 +23,17 @@ class Sizes(NamedTuple):
 
     @property
     def inner(self) -> int:
-        """Elements of x of all heads."""
+        """The number of elements of x of all heads."""
         return self.num_heads * self.head
 
     @property
     def channels(self) -> int:
-        """Elements that pass the convolution: x, B and C."""
+        """The number of elements that pass the convolution: x, B and C."""
         return self.inner + 2 * self.groups * self.state
 
 
 def mamba2_step(sizes: Sizes) -> RecurrentStepSpec:
-    """What a layer asks kernels to compute of a decode step: C, B and x are queries, keys and values."""
+    """The decode step that a layer requests from kernels, where C, B and x are queries, keys and values."""
     return RecurrentStepSpec(
         num_heads=sizes.num_heads,
         num_key_heads=sizes.groups,
@@ -52,10 +53,11 @@ def mamba2_step(sizes: Sizes) -> RecurrentStepSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Config(MechanismConfig):
-    """`state_size` of B and C; `groups` of heads that share them; x of a head is `expand` times its size wide.
+    """`state_size` is the size of B and C, `groups` the number of groups of heads that share them; the x of a head is
+    `expand` times as wide as the head.
 
-    `taps` of the convolution; `chunk` tokens meet pair by pair, which changes the speed only. `norm_eps` is added to
-    the mean squares of the last norm.
+    `taps` is the width of the convolution; `chunk`, the number of tokens that are computed pairwise, only changes the
+    speed. `norm_eps` is added to the mean squares of the last norm.
     """
 
     state_size: int = 128
@@ -75,5 +77,5 @@ class Mamba2Config(MechanismConfig):
 
     @property
     def sizes(self) -> Sizes:
-        """What the layer is made of."""
+        """The sizes of the layer's parts."""
         return Sizes(self.num_heads, self.groups, self.state_size, self.expand * self.head_layout.value_size, self.taps)

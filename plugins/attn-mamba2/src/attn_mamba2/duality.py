@@ -1,4 +1,4 @@
-"""State space duality: S_t = e^(g_t) S_{t-1} + B_t v_t^T, read as o_t = S_t^T C_t, one decay g_t ≤ 0 a head.
+"""State space duality: S_t = e^(g_t) S_{t-1} + B_t v_t^T, read as o_t = S_t^T C_t, with one decay g_t ≤ 0 per head.
 
 Shapes: C and B [batch, groups, tokens, state_size], values v [batch, heads, tokens, head_dim], log decays g [batch,
 heads, tokens, 1], memories S [batch, heads, state_size, head_dim]; heads of a group are consecutive.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class System(NamedTuple):
-    """What happens at some tokens."""
+    """The inputs of the recurrence at some tokens, in the shapes above: C (`reading`), B (`writing`), v and g."""
 
     reading: Tensor
     writing: Tensor
@@ -22,7 +22,8 @@ class System(NamedTuple):
 
 
 def by_chunks(system: System, memory: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Outputs [batch, heads, tokens, head_dim] and the memory after them; `chunk` tokens meet pair by pair."""
+    """Outputs [batch, heads, tokens, head_dim] and the memory after the last token, computed in chunks of `chunk`
+    tokens: pairwise within a chunk, through the memory between chunks."""
     tokens = system.value.shape[2]
     if tokens == 0:
         return system.value, memory
@@ -36,7 +37,7 @@ def by_chunks(system: System, memory: Tensor, chunk: int) -> tuple[Tensor, Tenso
 
 
 def one_chunk(system: System, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs and memory of a few tokens (Dao & Gu 2024, arXiv 2405.21060, §6)."""
+    """Outputs and memory after one chunk of tokens (Dao & Gu 2024, arXiv 2405.21060, §6)."""
     share = system.value.shape[1] // system.reading.shape[1]
     total = system.decay.cumsum(2)
     last = total[:, :, -1:]
@@ -47,7 +48,7 @@ def one_chunk(system: System, memory: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def weights(system: System) -> Tensor:
-    """C_i·B_j e^(total_i - total_j) for j ≤ i, else zero, [batch, heads, tokens, tokens]: the weights of the values."""
+    """The weights of the values: C_i·B_j e^(total_i - total_j) for j ≤ i, else zero, [batch, heads, tokens, tokens]."""
     share = system.value.shape[1] // system.reading.shape[1]
     pairs = torch.matmul(system.reading, system.writing.transpose(-1, -2)).repeat_interleave(share, dim=1)
     total = system.decay.cumsum(2)

@@ -25,15 +25,15 @@ from attn_mamba2.config import Sizes, mamba2_step
 from attn_mamba2.duality import System, by_chunks, weights
 
 STEPS = (1e-3, 1e-1)
-"""The range that fresh step sizes are drawn from, log-evenly, as in the authors' code."""
+"""The range of initial step sizes, which are log-uniform, as in the authors' code."""
 
 
 class Mamba2Layer(nn.Module):
     """The mixer of Mamba-2 over inputs of `hidden_size`.
 
     Learned: `input` (`nn.Linear` to gate, x, B, C and step sizes, in this order), `output`, `filters` [channels, taps],
-    the newest token last, `filter_bias` [channels], `rate` [heads], natural logarithms, `step_bias` and `skip` [heads],
-    and `norm` [inner].
+    with the newest token last, `filter_bias` [channels], `rate` [heads], as natural logarithms, `step_bias` and `skip`
+    [heads], and `norm` [inner].
     """
 
     def __init__(self, sizes: Sizes, *, hidden_size: int, bias: bool, chunk: int, norm_eps: float) -> None:
@@ -48,22 +48,21 @@ class Mamba2Layer(nn.Module):
         self.filter_bias = nn.Parameter(torch.empty(sizes.channels).uniform_(-spread, spread))
         self.rate = nn.Parameter(torch.arange(1.0, sizes.num_heads + 1).log())
         step = torch.empty(sizes.num_heads).uniform_(*(math.log(size) for size in STEPS)).exp()
-        # The inverse of softplus, so that a bias alone gives the step that was drawn.
+        # The inverse of softplus, so that the bias alone results in the step that was drawn.
         self.step_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
         self.skip = nn.Parameter(torch.ones(sizes.num_heads))
         self.norm = nn.Parameter(torch.ones(sizes.inner))
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
+        """Compute whole sequences, [batch, tokens, hidden_size] to [batch, tokens, hidden_size].
 
-        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
-        given.
+        `key_padding_mask` [batch, tokens], bool, is True for real tokens. Raises `InvalidValue` if a source is given.
         """
         self._refuse(source)
         return self._run(query, key_padding_mask, None, None)[0]
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The effective weights [batch, heads, query, key] of x in what each head reads, without skip and gate."""
+        """The effective weights [batch, heads, query, key] of x in the output of each head, before skip and gate."""
         self._refuse(source)
         _, mixed, step = self._projected(query, key_padding_mask)
         system, _ = self._system(self._convolved(mixed, key_padding_mask, None)[0], step)
@@ -71,7 +70,7 @@ class Mamba2Layer(nn.Module):
         return weights(system) * step
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """New rows [tokens, hidden_size] of many requests -> [tokens, hidden_size].
+        """Compute the new tokens of many requests, [tokens, hidden_size] to [tokens, hidden_size].
 
         Reads and replaces the state "memory": "S" [requests, heads, state_size, head_dim], float32, and "tail"
         [requests, taps - 1, channels].
@@ -104,8 +103,8 @@ class Mamba2Layer(nn.Module):
         return torch.cat(outs)
 
     def _step_in_place(self, rows: Tensor, view: Any, request: int | None = None) -> Tensor | None:
-        """The output of a decode step by a kernel over states in place, of all requests of a view or of one of them;
-        None where there is none."""
+        """The output of a decode step by a kernel that updates states in place, for all requests of a view or for one
+        of them; None if there is no such kernel."""
         out = self.step_plan.run(
             self.step_spec,
             rows,
@@ -120,7 +119,7 @@ class Mamba2Layer(nn.Module):
         return found
 
     def _step_inputs(self, rows: Tensor, state: SlotsInPlace) -> RecurrentStepInputs:
-        """What a kernel is given for a decode step of rows [requests, hidden_size]."""
+        """The inputs of a kernel for a decode step with hidden states `rows` [requests, hidden_size]."""
         sizes, shared = self.sizes, self.sizes.groups * self.sizes.state
         parts = torch.split(self.input(rows), [sizes.inner, sizes.inner, shared, shared, sizes.num_heads], dim=-1)
         gate, value = (part.reshape(len(rows), sizes.num_heads, sizes.head) for part in parts[:2])
@@ -139,7 +138,7 @@ class Mamba2Layer(nn.Module):
     def _run(
         self, rows: Tensor, key_padding_mask: Tensor | None, memory: Tensor | None, tail: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Outputs [batch, tokens, hidden_size], the memory and the tail after them."""
+        """Outputs [batch, tokens, hidden_size], and the memory and the convolution's last inputs after them."""
         gate, mixed, step = self._projected(rows, key_padding_mask)
         mixed, tail = self._convolved(mixed, key_padding_mask, tail)
         system, value = self._system(mixed, step)
@@ -150,7 +149,7 @@ class Mamba2Layer(nn.Module):
         return self._out(out.transpose(1, 2).flatten(-2), gate, rows.dtype), memory, tail
 
     def _projected(self, rows: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Gates, the input of the convolution, and step sizes, zero where a token is padded."""
+        """Gates, the input of the convolution, and step sizes, which are zero for padding."""
         sizes = self.sizes
         parts = torch.split(wide(self.input(rows)), [sizes.inner, sizes.channels, sizes.num_heads], dim=-1)
         step = softplus(parts[2] + wide(self.step_bias))
@@ -161,7 +160,7 @@ class Mamba2Layer(nn.Module):
         )
 
     def _convolved(self, rows: Tensor, key_padding_mask: Tensor | None, tail: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Rows [batch, tokens, channels] after the convolution and SiLU, and its last taps - 1 inputs."""
+        """The output of the convolution and SiLU for `rows` [batch, tokens, channels], and its last taps - 1 inputs."""
         taps, tokens, filters = self.sizes.taps, rows.shape[1], wide(self.filters)
         rows = rows if key_padding_mask is None else torch.where(key_padding_mask[..., None], rows, 0)
         known = pad(rows, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(rows.dtype), rows], dim=1)
@@ -174,7 +173,7 @@ class Mamba2Layer(nn.Module):
         ]
 
     def _system(self, mixed: Tensor, step: Tensor) -> tuple[System, Tensor]:
-        """The system of what left the convolution and of step sizes, and x [batch, heads, tokens, head_dim]."""
+        """The `System` from the output of the convolution and step sizes, and x [batch, heads, tokens, head_dim]."""
         sizes = self.sizes
         shared = sizes.groups * sizes.state
         value, writing, reading = torch.split(mixed, [sizes.inner, shared, shared], dim=-1)
@@ -197,8 +196,8 @@ class Mamba2Layer(nn.Module):
 
 
 def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
-    """Rows [tokens, hidden_size] as sequences [requests, tokens, hidden_size] of one length, and which requests they
-    belong to.
+    """Split `rows` [tokens, hidden_size] into groups of sequences of the same length [requests, tokens, hidden_size],
+    each with the slice of its requests.
     """
     if batch.decoding:
         yield rows[:, None], slice(0, batch.requests)
@@ -208,5 +207,5 @@ def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
 
 
 def by_heads(rows: Tensor, heads: int) -> Tensor:
-    """[batch, heads, tokens, size] of rows [batch, tokens, heads · size]."""
+    """Reshape `rows` [batch, tokens, heads · size] to [batch, heads, tokens, size]."""
     return rows.reshape(*rows.shape[:-1], heads, rows.shape[-1] // heads).transpose(1, 2)

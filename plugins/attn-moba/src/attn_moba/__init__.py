@@ -1,4 +1,4 @@
-"""Mixture of block attention (MoBA): each query reads its own block and the best of the past ones."""
+"""Mixture of block attention (MoBA): each query attends to its own block and the best of the past ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Moba(DeclaredMechanism):
-    """Keys in blocks; a query scores past blocks by their mean key and attends to the best of them and to its own."""
+    """Keys are split into blocks; a query scores past blocks by their mean key and attends to the best and its own."""
 
     name = "moba"
     splits_heads = True
@@ -49,7 +49,7 @@ class Moba(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """Blocks of `block` tokens, of which a query reads at most `top`, its own included."""
+        """Blocks have `block` tokens; a query attends to at most `top` of them, its own included."""
 
         block: int = 512
         top: int = 3
@@ -60,24 +60,25 @@ class Moba(DeclaredMechanism):
                 require_whole(name, getattr(self, name), ge=1)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The causal attention that is thinned out."""
+        """The causal attention that is restricted to the chosen blocks."""
         return AttentionSpec(heads=config.head_layout, mask=Causal(), rotary=config.rotary)
 
     def inner(self, config: MechanismConfig) -> BlockMixture:
-        """The choice of blocks and the attention to them; it learns nothing."""
+        """The choice of blocks and the attention to them; it has no learned weights."""
         from attn_moba.blocks import BlockMixture
 
         block, top = sizes(config)
         return BlockMixture(self.spec(config), block=block, top=top)
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
-        """Blocks are chosen here and read by a kernel."""
+        """Attention to the chosen blocks by a kernel; the blocks are chosen by this module."""
         return (Computation(part="chosen blocks", asked=SelectedBlocksSpec(heads=config.head_layout)),)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections, a score for each block, and the pairs of every query and the keys of its blocks.
+        """The cost of projections, a score for each block, and the pairs of every query and the keys of its blocks.
 
-        As without gradients, where a block meets just those who chose it; in training up to 63 more queries a block.
+        This is the cost of inference, where a block is only computed for the queries that chose it; in training it is
+        computed for up to 63 more queries per block.
         """
         heads = config.head_layout
         block, top = sizes(config)
@@ -93,12 +94,12 @@ class Moba(DeclaredMechanism):
 
 
 def sizes(config: MechanismConfig) -> tuple[int, int]:
-    """Tokens of a block and blocks of a query."""
+    """The number of tokens per block, and of blocks per query."""
     own = Moba.Config.of(config)
     return own.block, own.top
 
 
 @hookimpl
 def attn_mechanisms() -> list[Mechanism]:
-    """What this plugin offers."""
+    """The mechanisms of this plugin."""
     return [Moba()]

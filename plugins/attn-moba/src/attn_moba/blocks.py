@@ -13,13 +13,13 @@ NEVER = float("-inf")
 
 
 def choose(query: Tensor, key: Tensor, key_padding_mask: Tensor, own: Tensor, top: int) -> Tensor:
-    """Blocks [batch, query, heads, top], int64: the own one and the best before it; -1 where there are fewer.
+    """The chosen blocks [batch, query, heads, chosen], int64: the own one, then the best before it; -1 for none.
 
-    There are no more than `top` and than all blocks.
+    The number chosen is the smaller of `top` and the number of blocks.
 
-    `query` [batch, query, heads, size], `key` [batch, block, heads, within, size], `key_padding_mask` [batch, block,
-    within], `own` [batch, query] the block that each query stands in. A block's score is the product of the query and
-    the mean of the block's real keys. No gradient passes through the choice.
+    `query` is [batch, query, heads, size], `key` [batch, block, heads, within, size], `key_padding_mask` [batch, block,
+    within], and `own` [batch, query] the block that contains each query. A block's score is the product of the query
+    and the mean of the block's real keys. No gradient flows through the choice.
     """
     with torch.no_grad():
         real = key_padding_mask[:, :, None, :, None]
@@ -57,10 +57,10 @@ class BlockMixture(InnerAttention, nn.Module):
         return found[:, :, :, 0].transpose(1, 2).to(operands.value.dtype)
 
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
-        """Weights [batch, heads, query, key], zero outside the chosen blocks."""
+        """Attention weights [batch, heads, query, key], zero outside the chosen blocks."""
         chosen, places = self._chosen(operands)
         blocks = -(-operands.key.shape[1] // self.block)
-        # The index -1, no block, is moved behind the last block.
+        # The index -1, which means no block, is replaced by one after the last block.
         seen = torch.zeros(*chosen.shape[:-1], blocks + self.top, dtype=torch.bool, device=chosen.device)
         seen = seen.scatter(-1, torch.where(chosen < 0, blocks + self.top - 1, chosen), value=True)
         keys = seen[..., :blocks].repeat_interleave(self.block, dim=-1)[..., : operands.key.shape[1]].transpose(1, 2)
@@ -70,22 +70,22 @@ class BlockMixture(InnerAttention, nn.Module):
         return shares(scores, keys & past & self._keep(operands)[:, None, None])
 
     def _chosen(self, operands: AttentionInputs) -> tuple[Tensor, Tensor]:
-        """The blocks that `choose` gives, and positions of the queries [batch, query]."""
+        """The blocks that `choose` returns, and the positions of the queries [batch, query]."""
         places = positions(operands)[0].expand(operands.query.shape[0], -1)
         keys = self._of_heads(operands.key), self._blocks(self._keep(operands))
         return choose(wide(operands.query), *keys, places // self.block, self.top), places
 
     def _keep(self, operands: AttentionInputs) -> Tensor:
-        """Which keys are real, [batch, key]."""
+        """The mask of real keys [batch, key], bool."""
         given = operands.key_padding_mask
         return operands.key.new_ones(operands.key.shape[:2], dtype=torch.bool) if given is None else given
 
     def _of_heads(self, rows: Tensor) -> Tensor:
-        """What each query head reads, in blocks: [batch, block, heads, within, size] of [batch, key, groups, size]."""
+        """Keys or values [batch, key, groups, size] by query head and block, [batch, block, heads, within, size]."""
         return self._blocks(wide(rows)[:, :, list(self.spec.heads.group_of)]).transpose(2, 3)
 
     def _blocks(self, rows: Tensor) -> Tensor:
-        """[batch, block, within, ...] of rows [batch, key, ...], with zeros behind the last."""
+        """Split `rows` [batch, key, ...] into blocks [batch, block, within, ...], padded with zeros at the end."""
         missing = -rows.shape[1] % self.block
         filled = pad(rows, (0, 0) * (rows.dim() - 2) + (0, missing))
         return torch.unflatten(filled, 1, (-1, self.block))

@@ -1,4 +1,4 @@
-"""Native sparse attention (NSA): a compressed view, selected blocks and a window, joined by gates."""
+"""Native sparse attention (NSA): attention to compressed blocks, selected blocks and a window, combined by gates."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 
 class Nsa(DeclaredMechanism):
-    """Every query reads averages of all past blocks, the best blocks whole, and its last tokens; gates weigh the three.
+    """Every query attends to compressed keys of all past blocks, to all tokens of the best blocks, and to a window of
+    recent tokens; gates weight the three outputs.
 
-    Keys and values are shared by the branches, as in the code of flash-linear-attention; the paper gives each its own.
+    The branches share keys and values, as in the code of flash-linear-attention; in the paper each has its own.
     """
 
     name = "nsa"
@@ -60,7 +61,7 @@ class Nsa(DeclaredMechanism):
     Config = NsaConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The branch of the window."""
+        """The attention of the window branch."""
         window = Window(left=NsaConfig.of(config).window - 1)
         return AttentionSpec(heads=config.head_layout, mask=Causal() & window, rotary=config.rotary)
 
@@ -71,12 +72,12 @@ class Nsa(DeclaredMechanism):
         return Branches(self.spec(config), NsaConfig.of(config))
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
-        """Kernels compute the window and read the selected blocks; compressed ones are met here."""
+        """The window and the selected blocks by kernels, the compressed blocks by this module."""
         selected = Computation(part="selected blocks", asked=SelectedBlocksSpec(heads=config.head_layout))
         return Computation(part="window", asked=self.spec(config)), selected, Computation(part="compressed blocks")
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """Keys and values of all tokens, if its own: a later query may select any block."""
+        """Keys and values of all tokens, as a later query may select any block; nothing if they are another layer's."""
         if config.shares_kv:
             return {}
         heads = config.head_layout
@@ -84,9 +85,10 @@ class Nsa(DeclaredMechanism):
         return {"kv": Paged({name: Field(shape) for name, shape in shapes.items()})}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """That of the window, of compressing all keys, of pairs with compressed and selected keys, and of the gates.
+        """The cost of the window, of compressing all keys, of pairs with compressed and selected keys, and of gates.
 
-        As without gradients, where a block meets just those who chose it; in training up to 63 more queries a block.
+        This is the cost of inference, where a block is only computed for the queries that chose it; in training it is
+        computed for up to 63 more queries per block.
         """
         heads, own = config.head_layout, NsaConfig.of(config)
         queries = shape.batch * shape.query
@@ -109,5 +111,5 @@ class Nsa(DeclaredMechanism):
 
 @hookimpl
 def attn_mechanisms() -> list[Mechanism]:
-    """What this plugin offers."""
+    """The mechanisms of this plugin."""
     return [Nsa()]

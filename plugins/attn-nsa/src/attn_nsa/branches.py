@@ -1,4 +1,4 @@
-"""The branches of NSA: compressed blocks, selected blocks and a window, weighed by gates."""
+"""The branches of NSA: compressed blocks, selected blocks and a window, weighted by gates."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from attn_nsa.options import NsaConfig
 
 
 class Compression(nn.Module):
-    """φ: blocks of `length` rows of `size`, one every `stride` rows, to one row each: W₂ relu(W₁ [r₁ + p₁; ...]).
+    """φ compresses each block of `length` rows of `size` elements, one every `stride` rows, to a single row:
+    W₂ relu(W₁ [r₁ + p₁; ...]).
 
-    Learned: `places` [length, size], zero at first, and `mix` and `output` (`nn.Linear` without bias); the same for
-    all heads.
+    Learned, and shared by all heads: `places` [length, size], initially zero, and `mix` and `output` (`nn.Linear`
+    without bias).
     """
 
     def __init__(self, size: int, *, length: int, stride: int) -> None:
@@ -28,7 +29,7 @@ class Compression(nn.Module):
         self.output = nn.Linear(size, size, bias=False)
 
     def forward(self, rows: Tensor, key_padding_mask: Tensor) -> Tensor:
-        """[batch, block, heads, size] of rows [batch, key, heads, size], in their type; padding counts as zeros."""
+        """Compress `rows` [batch, key, heads, size] to [batch, block, heads, size]; padding counts as zeros."""
         blocks = windows(rows, self.length, self.stride) + self.places[:, None]
         blocks = blocks * windows(key_padding_mask, self.length, self.stride)[..., None, None]
         out: Tensor = self.output(torch.relu(self.mix(blocks.transpose(2, 3).flatten(3))))
@@ -36,31 +37,32 @@ class Compression(nn.Module):
 
 
 def windows(rows: Tensor, length: int, stride: int) -> Tensor:
-    """[batch, block, length, ...] of rows [batch, key, ...]: one every `stride` rows, zeros behind the last row."""
+    """Blocks [batch, block, length, ...] of `rows` [batch, key, ...], one every `stride`, with zeros at the end."""
     blocks = (rows.shape[1] + stride - 1) // stride
     missing = (blocks - 1) * stride + length - rows.shape[1]
-    # A stride longer than a block would leave rows out; the options forbid it.
+    # A stride longer than a block would skip rows; the options do not allow it.
     filled = pad(rows, (0, 0) * (rows.dim() - 2) + (0, missing))
     return filled.unfold(1, length, stride).movedim(-1, 2)
 
 
 NEVER = float("-inf")
 ALWAYS = 1e6
-"""More than a sum of shares can be."""
+"""A score larger than any sum of attention weights."""
 
 
 def select(shares_of_blocks: Tensor, own: Tensor, blocks: int, options: NsaConfig) -> Tensor:
-    """Blocks [batch, groups, query, top], int64, -1 where there are fewer; no gradient passes through the choice.
+    """The selected blocks [batch, groups, query, selected], int64, -1 if there are fewer.
 
-    There are no more than `options.top` and than all blocks.
+    The number selected is the smaller of `options.top` and `blocks`, the number of blocks. No gradient flows through
+    the choice.
 
-    `shares_of_blocks` [batch, groups, query, compressed] are what the heads of a group give to compressed blocks, `own`
-    [batch, query] the block that each query stands in, `blocks` how many there are. A block is worth the shares of the
-    compressed blocks in it, each by its overlap (equation 9 of the paper); the own block, the first and the one before
-    the own always come first.
+    `shares_of_blocks` [batch, groups, query, compressed] are the attention weights of compressed blocks, summed over
+    the heads of a group; `own` [batch, query] is the block that contains each query. The score of a block is the sum of
+    the weights of the compressed blocks in it, each times its overlap (equation 9 of the paper); the own block, the
+    first and the one before the own are always selected first.
     """
     with torch.no_grad():
-        # A compressed block covers so many strides; each stride gets the shares of all blocks over it.
+        # A compressed block covers `cover` strides; each stride gets the weights of all compressed blocks over it.
         cover, strides = options.compress // options.stride, options.select // options.stride
         length = shares_of_blocks.shape[-1]
         behind = pad(shares_of_blocks, (cover - 1, blocks * strides - length))
@@ -71,16 +73,16 @@ def select(shares_of_blocks: Tensor, own: Tensor, blocks: int, options: NsaConfi
         for rank, fixed in enumerate((block == here - 1, block == 0, block == here)):
             worth = worth.masked_fill(fixed, ALWAYS * (rank + 1))
         worth = worth.masked_fill(block > here, NEVER)
-        # Blocks are worth the same where φ gives zeros, as ReLU may: then the first are taken, however many there are.
+        # Scores can be equal, as ReLU lets φ give zeros: the stable sort then prefers the first blocks.
         ordered, indices = worth.sort(dim=-1, descending=True, stable=True)
         best = slice(min(options.top, blocks))
         return indices[..., best].masked_fill(ordered[..., best] == NEVER, -1)
 
 
 class Branches(InnerAttention, nn.Module):
-    """Compressed, selected and near keys, each an attention of its own, weighed by sigmoid gates of the query's row.
+    """Separate attentions to compressed, selected and near keys, weighted by sigmoid gates of the query's token.
 
-    Learned: `compress_key`, `compress_value` (`Compression`) and `gates` (`nn.Linear`, three a head, with a bias).
+    Learned: `compress_key`, `compress_value` (`Compression`) and `gates` (`nn.Linear` with bias, three gates per head).
     """
 
     def __init__(self, spec: AttentionSpec, options: NsaConfig) -> None:
@@ -95,7 +97,7 @@ class Branches(InnerAttention, nn.Module):
         self.gates = nn.Linear(options.hidden_size, 3 * heads.query)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
-        """Outputs [batch, query, heads, value_size]; `attend` is the branch of the window."""
+        """Outputs [batch, query, heads, value_size]; `attend` computes the window branch."""
         if rows.shape[1] == 0:
             return attend(operands)
         gates: Tensor = torch.unflatten(torch.sigmoid(self.gates(rows)), -1, (3, -1, 1))
@@ -115,20 +117,21 @@ class Branches(InnerAttention, nn.Module):
         return out
 
     def _grouped(self, query: Tensor) -> Tensor:
-        """Scaled queries [batch, groups, query, shared, size] of queries [batch, query, heads, size]."""
+        """Scaled queries [batch, query, heads, size] by key/value head, [batch, groups, query, shared, size]."""
         return torch.unflatten(wide(query), 2, (self.groups, -1)).transpose(1, 2) * self.scale
 
     def _compressed(
         self, query: Tensor, places: Tensor, operands: AttentionInputs, key_padding_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Outputs [batch, groups, query, shared, value_size] and weights [..., compressed] over whole blocks."""
+        """Outputs [batch, groups, query, shared, value_size] and weights [batch, groups, query, shared, compressed] of
+        attention to the compressed blocks that end at or before the query."""
         key = wide(self.compress_key(operands.key, key_padding_mask)).permute(0, 2, 3, 1)
         value = wide(self.compress_value(operands.value, key_padding_mask)).transpose(1, 2)
         options = self.options
         last = torch.arange(key.shape[-1], device=key.device) * options.stride + options.compress - 1
         real = windows(key_padding_mask, options.compress, options.stride).any(-1)
         seen = (last <= places[..., None]) & real[:, None]
-        # Queries and heads as rows of one product: beside an axis of queries, torch would copy the keys for each.
+        # Queries and heads are rows of one product: with a separate axis of queries torch would copy the keys for each.
         scores = torch.unflatten(query.flatten(2, 3) @ key, 2, query.shape[2:4])
         weights = shares(scores, seen[:, None, :, None])
         return torch.unflatten(weights.flatten(2, 3) @ value, 2, query.shape[2:4]), weights
@@ -136,7 +139,7 @@ class Branches(InnerAttention, nn.Module):
     def _selected(
         self, query: Tensor, weights: Tensor, places: Tensor, operands: AttentionInputs, key_padding_mask: Tensor
     ) -> Tensor:
-        """Outputs [batch, groups, query, shared, value_size] over the selected blocks."""
+        """Outputs [batch, groups, query, shared, value_size] of attention to the selected blocks."""
         size = self.options.select
         key, value, real = (windows(rows, size, size) for rows in (operands.key, operands.value, key_padding_mask))
         chosen = select(weights.sum(3), places // size, key.shape[1], self.options)

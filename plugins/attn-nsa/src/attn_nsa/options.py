@@ -11,9 +11,10 @@ from attn_core.errors import InvalidValue
 
 @dataclass(frozen=True, kw_only=True)
 class NsaConfig(MechanismConfig):
-    """Sizes in tokens: compressed blocks of `compress` every `stride`, `top` selected blocks of `select`, a `window`.
+    """Sizes in tokens: a block of `compress` tokens every `stride` tokens is compressed, `top` blocks of `select`
+    tokens are selected, and the `window` includes the query's own token.
 
-    `stride` divides the two block sizes. The window counts the query's own token.
+    `stride` divides the two block sizes.
     """
 
     compress: int = 32
@@ -31,11 +32,11 @@ class NsaConfig(MechanismConfig):
                 raise InvalidValue.of(name, getattr(self, name), f"a multiple of the stride {self.stride}")
 
     def compressed(self, keys: int) -> int:
-        """How many compressed blocks begin within so many keys."""
+        """The number of compressed blocks that start within `keys` keys."""
         return -(-keys // self.stride)
 
     def compressed_seen(self, shape: Shape | Step) -> int:
-        """Pairs of a query and a compressed block that ends before it or with it, of one head."""
+        """The number of pairs of a query and a compressed block that ends at or before it, for one head."""
         return shape.batch * (self._compressed_upto(shape.key) - self._compressed_upto(shape.key - shape.query))
 
     def _compressed_upto(self, tokens: int) -> int:

@@ -1,6 +1,6 @@
-"""OLMo 2 (OLMo Team 2025, arXiv 2501.00656) for attn: its checkpoints of Hugging Face and its GGUF files.
+"""OLMo 2 (OLMo Team 2025, arXiv 2501.00656) for attn: reads its Hugging Face checkpoints and GGUF files.
 
-Hooks import what they return: this module is loaded whenever `attn` starts.
+The hooks import what they return only when called, because this module is loaded whenever `attn` starts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from attn_core import hookimpl
 
 @hookimpl
 def attn_adapters() -> list[Any]:
-    """The layout of `model_type` olmo2."""
+    """The adapter for checkpoints with `model_type` olmo2."""
     from attn_olmo2.olmo2 import Olmo2Adapter
 
     return [Olmo2Adapter()]
@@ -20,7 +20,7 @@ def attn_adapters() -> list[Any]:
 
 @hookimpl
 def attn_gguf_architectures() -> list[Any]:
-    """The GGUF architecture olmo2, whose tensors the gguf library names."""
+    """The GGUF architecture olmo2, with tensor names from the gguf library."""
     from attn_models.weights.gguf_families import TURNED, GgufFamily
 
     return [GgufFamily("olmo2", "olmo2", read=TURNED).architecture()]

@@ -1,8 +1,8 @@
-"""OLMo 2 as data: which key of its config.json is which field of the decoder, and which tensor which parameter.
+"""The adapter for OLMo 2: maps keys of its config.json to fields of the decoder, and tensors to parameters.
 
-It is Llama's decoder with two changes (arXiv 2501.00656, section 3.1). Norms come after sublayers, within the residual:
-h = x + norm(attention(x)), y = h + norm(mlp(h)). Queries and keys are normalised before their rotation, each by the
-mean square over all of its heads together.
+It is Llama's decoder with two changes (arXiv 2501.00656, section 3.1). Norms follow the sublayers, inside the residual
+branch: h = x + norm(attention(x)), y = h + norm(mlp(h)). Queries and keys are normalised before rotary positions are
+applied, each by the mean square over all of its heads together.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ AFTER = {"attended_norm": "post_attention_layernorm", "fed_norm": "post_feedforw
 
 
 class Olmo2Adapter(FamilyAdapter):
-    """Folders of `Olmo2ForCausalLM`, read and written.
+    """Reads and writes checkpoint folders of `Olmo2ForCausalLM`.
 
-    `attention_bias` gives biases to all four projections of attention, and to nothing else.
+    `attention_bias` adds biases to all four projections of attention, and to no other layer.
     """
 
     model_type = "olmo2"
@@ -29,5 +29,5 @@ class Olmo2Adapter(FamilyAdapter):
     names = LLAMA_NAMES | QK_NORM | AFTER
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
-        """The norm of queries and keys, the same in all layers."""
+        """The options of the norm of queries and keys, the same in all layers."""
         return {"norm_eps": values["rms_norm_eps"], "norm_over": "all_heads"}

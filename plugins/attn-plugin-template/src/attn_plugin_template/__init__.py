@@ -1,4 +1,4 @@
-"""KERPLE: attention that fades with the logarithm of the distance."""
+"""KERPLE: attention with a learned logarithmic penalty on distance."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from attn_core.modifiers import ScoreFunction
 
 
 def logarithmic_bias(score: Any, head: Any, query: Any, key: Any, *, log_r1: Any, log_r2: Any) -> Any:
-    """Scores [batch, heads, query, key] less r1 log(1 + r2 |i - j|), r1 and r2 each learned per head.
+    """Subtract r1 log(1 + r2 |i - j|) from scores [batch, heads, query, key]; r1 and r2 are learned per head.
 
-    `head`, `query` and `key` are integer tensors that broadcast with the scores: the head's number and both positions.
-    `log_r1` and `log_r2` [heads] are logarithms, so that r1 and r2 stay above zero, as the paper asks.
+    `head`, `query` and `key` are integer tensors that broadcast with the scores: the index of the head and both
+    positions. `log_r1` and `log_r2` [heads] are logarithms, so that r1 and r2 are positive, as the paper requires.
     """
     distance = (query - key).abs().to(score.dtype)
     return score - log_r1.exp()[head] * (1 + log_r2.exp()[head] * distance).log()
@@ -47,7 +47,7 @@ class Kerple(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`r1` is the strength of the bias before training, `r2` how soon it sets in; both are above zero."""
+        """The initial values of r1, the strength of the bias, and r2, the scale of distances; both are above zero."""
 
         r1: float = 1.0
         r2: float = 1.0
@@ -58,7 +58,7 @@ class Kerple(DeclaredMechanism):
                 require_number(name, getattr(self, name), gt=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The attention as data: module, learned weights, state, price and serving follow from it."""
+        """The attention as data, from which the module, learned weights, state, cost and serving are derived."""
         own = self.Config.of(config)
         bias = ScoreFunction(
             logarithmic_bias,
@@ -75,5 +75,5 @@ class Kerple(DeclaredMechanism):
 
 @hookimpl
 def attn_mechanisms() -> list[Mechanism]:
-    """What this plugin offers."""
+    """The mechanisms of this plugin."""
     return [Kerple()]

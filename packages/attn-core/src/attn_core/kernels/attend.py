@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Varlen:
-    """`queries[t]` queries and `keys[t]` keys of document t, end to end; document 0 begins each row of a batch.
+    """The lengths of documents concatenated in each row: document t has `queries[t]` queries and `keys[t]` keys.
 
-    Each document is attended alone: positions start anew, queries are aligned to the end of their own keys. Raises
-    `InvalidValue` for a negative length, and where not every document has both.
+    Attention is computed within each document: positions restart, and queries are aligned to the end of their own keys.
+    Raises `InvalidValue` for a negative length, and for different numbers of documents.
     """
 
     queries: tuple[int, ...]
@@ -45,7 +45,7 @@ class Varlen:
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> Varlen:
-        """Documents that attend to themselves."""
+        """The documents of these lengths in self-attention."""
         return cls(tuple(lengths), tuple(lengths))
 
     def spans(self) -> Iterator[tuple[slice, slice]]:
@@ -56,29 +56,29 @@ class Varlen:
 
 @dataclass(frozen=True, eq=False)
 class VarlenStarts:
-    """`Varlen` in a graph of torch.compile, which serves documents of all lengths: where `queries` and `keys` of each
-    begin, and where those of the last end, both int64 [documents + 1], on the CPU (flash-attn's `cu_seqlens`).
+    """`Varlen` for a torch.compile graph, which serves documents of any lengths: the starts of the `queries` and `keys`
+    of each document and the end of the last one, both int64 [documents + 1], on the CPU (flash-attn's `cu_seqlens`).
     """
 
     queries: Tensor
     keys: Tensor
 
     def known(self) -> Varlen:
-        """The lengths as numbers; raises as `Varlen`."""
+        """The lengths as Python numbers; raises the errors of `Varlen`."""
         return Varlen(
             *(tuple(stop - start for start, stop in pairwise(ends.tolist())) for ends in (self.queries, self.keys))
         )
 
 
 def starts(lengths: Sequence[int]) -> list[int]:
-    """Where each document begins, and where the last one ends."""
+    """The start of each document, and the end of the last one."""
     return list(accumulate(lengths, initial=0))
 
 
 def texts(operands: AttentionInputs) -> Iterator[AttentionInputs]:
-    """The inputs of each document; raises `InvalidValue`, see `check_varlen`.
+    """The inputs of each document by itself; raises `InvalidValue`, see `check_varlen`.
 
-    Where weights are dropped, rows of a batch are counted on from document to document.
+    For dropout, the rows of a batch are numbered on from document to document.
     """
     varlen = known_varlen(operands)
     check_varlen(operands)
@@ -97,13 +97,13 @@ def texts(operands: AttentionInputs) -> Iterator[AttentionInputs]:
 
 
 def known_varlen(operands: AttentionInputs) -> Varlen | None:
-    """The lengths of the documents as numbers; None where each row is one."""
+    """The lengths of the documents as Python numbers; None where each row is one document."""
     varlen = operands.varlen
     return varlen.known() if isinstance(varlen, VarlenStarts) else varlen
 
 
 def check_varlen(operands: AttentionInputs) -> None:
-    """Raise `InvalidValue` unless the texts are all that queries and keys hold, at positions that follow from them."""
+    """Raise `InvalidValue` unless the documents are as long as queries and keys, and no positions are given."""
     varlen = known_varlen(operands)
     if varlen is None:
         return
@@ -115,12 +115,12 @@ def check_varlen(operands: AttentionInputs) -> None:
 
 
 TILE = 64
-"""Queries that a kernel which skips keys takes together, for `AttendProblem.density`."""
+"""The number of queries for which a kernel skips keys together, in the estimate of `AttendProblem.density`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecProblem(Problem):
-    """What kernels of softmax attention ask of an `AttentionSpec`, whichever the operation.
+    """The properties of an `AttentionSpec` by which kernels of softmax attention accept or refuse it.
 
     `score`, `modifiers`, `mask` and `distribution` are the kinds of its parts. `irregular_groups` says that key/value
     heads are shared by unequal numbers of query heads, `head_masks` that heads have masks of their own, `length_bound`
@@ -141,7 +141,7 @@ class SpecProblem(Problem):
 
 
 def spec_fields(spec: AttentionSpec) -> dict[str, Any]:
-    """The fields of a `SpecProblem` by name."""
+    """The fields of a spec's `SpecProblem` by name."""
     return {
         "score": spec.score.kind,
         "modifiers": tuple(modifier.kind for modifier in spec.modifiers),
@@ -161,14 +161,14 @@ def spec_fields(spec: AttentionSpec) -> dict[str, Any]:
 class AttendProblem(SpecProblem):
     """Attention over whole sequences.
 
-    `padded` says that a padding mask or explicit positions are given, `has_positions` that positions are,
-    `kv_unordered` that those of keys are: they may stand in any order. `varlen` says that rows hold several documents,
-    see `Varlen`; where no kernel takes that, documents are computed one by one. `dropout` says that attention weights
-    are dropped at random, `weights` that they are returned.
+    `padded` says that a padding mask or explicit positions are given, `has_positions` that positions are given,
+    `kv_unordered` that positions of keys are, which may then be in any order. `varlen` says that rows hold several
+    documents, see `Varlen`; where no kernel accepts that, documents are computed one by one. `dropout` says that
+    attention weights are dropped at random, `weights` that they are returned.
 
-    For prices: `queries` and `keys` are lengths, 0 where unknown. `density` is the share of all pairs that is left to a
-    kernel which skips, for every `TILE` neighbouring queries, the keys that none of them may see. `reach` is the number
-    of neighbouring positions that hold all that a query can see, 0 where there is no bound.
+    For cost estimates, `queries` and `keys` are lengths, 0 where unknown. `density` is the share of all pairs that
+    remains for a kernel which skips, for every `TILE` neighbouring queries, the keys that none of them may see. `reach`
+    is the number of neighbouring positions that hold all keys of a query, 0 where there is no bound.
     """
 
     operation: ClassVar[str] = "attend"
@@ -187,7 +187,7 @@ class AttendProblem(SpecProblem):
     reach: int = 0
 
     def measured_as(self) -> dict[str, Any] | None:
-        """Softmax attention of equal heads with nothing but a mask, over as many queries as keys, or of one query."""
+        """The call as it is measured: softmax attention with only a mask, for as many queries as keys or one query."""
         named = (*MEASURED, *self.priced)
         defaults = type(self).defaults()
         other = any(getattr(self, name) != default for name, default in defaults.items() if name not in named)
@@ -198,7 +198,7 @@ class AttendProblem(SpecProblem):
 
 
 MEASURED = ("dtype", "device", "mask", "key_size", "value_size", "query_heads", "key_value_heads", "gradients")
-"""Fields in which measured calls differ, and numbers of heads, on which shares depend little."""
+"""Fields in which measured calls differ, and the numbers of heads, which hardly affect relative times."""
 
 
 def attend_problem(
@@ -206,9 +206,8 @@ def attend_problem(
 ) -> AttendProblem:
     """The problem of computing `spec` over given tensors.
 
-    `padded` says that a key mask or explicit positions are given. Known may be: `has_positions`, that positions are
-    explicit, and `kv_unordered`, that those of keys are; `varlen`, that rows hold several documents; `dropout`, that
-    weights are dropped; `weights`, that they are wanted too; `queries` and `keys`, the lengths.
+    `padded` says that a key padding mask or explicit positions are given. `known` are the optional fields
+    `has_positions`, `kv_unordered`, `varlen`, `dropout`, `weights`, `queries` and `keys` of `AttendProblem`.
     """
     queries, keys = int(known.get("queries", 0)), int(known.get("keys", 0))
     return AttendProblem(
@@ -230,7 +229,7 @@ def attend_problem(
 
 
 def reach_of(mask: Mask) -> int:
-    """How many neighbouring positions hold all that a query can see; 0 where there is no bound."""
+    """The number of neighbouring positions that hold all keys that a query can see; 0 where there is no bound."""
     if mask.lookback is None or mask.lookahead is None:
         return 0
     return mask.lookback + mask.lookahead + 1
@@ -242,12 +241,12 @@ class AttentionInputs:
 
     `query` [batch, query, heads, key_size]; `key` [batch, key, key_value_heads, key_size]; `value`
     [batch, key, key_value_heads, value_size]. `query_positions` and `key_positions` [batch or 1, length], int64,
-    absolute, are None where positions are plainly aligned to the end of the keys. Queries are consecutive, each one
-    position behind the last, wherever the first stands; keys whose positions are given may stand anywhere.
-    `key_padding_mask` [batch, key], bool, is None where every key is real. `parameters` are the score's weights by
-    name; see `Score.weights`. `fields` [batch, key, ...] are what an `InnerAttention` remembers besides keys and
-    values. `varlen` says which documents lie end to end in every row; None where a row is one. `dropout` says which
-    weights become zero; None where all stay.
+    absolute, are None where queries are simply aligned to the end of the keys. Query positions are consecutive, from
+    any first position; key positions, where they are given, may be any. `key_padding_mask` [batch, key], bool, True
+    where a key is real, is None where every key is. `parameters` are the learned weights by name; see
+    `AttentionSpec.weights`. `fields` [batch, key, ...] are what an `InnerAttention` caches besides keys and values.
+    `varlen` are the documents that are concatenated in every row; None where a row is one document. `dropout`
+    determines which weights become zero; None where none does.
     """
 
     query: Tensor
@@ -272,19 +271,20 @@ class AttendKernel(Kernel[AttendProblem]):
         """The output [batch, query, heads, value_size]."""
 
     def run_in_graph(self, spec: AttentionSpec, name: str, operands: AttentionInputs) -> Tensor:
-        """The same while torch.compile traces.
+        """Like `run`, but called while torch.compile traces.
 
-        `name` is what `named_spec` or `replaceable_spec` calls the spec, "" where it has no name.
+        `name` is the name of the spec from `named_spec` or `replaceable_spec`, "" if it has none.
         """
         return self.run(spec, operands)
 
 
 SPECS: dict[str, AttentionSpec] = {}
-"""The specs that compiled graphs of this process name."""
+"""The specs that compiled graphs of this process refer to, by name."""
 
 
 def named_spec(spec: AttentionSpec) -> str:
-    """A name by which `SPECS` has the spec, the same in every process; "" for one that holds functions or tensors."""
+    """Add the spec to `SPECS` by a name that is the same in every process, which is returned; "" for a spec that holds
+    functions or tensors, which is not added."""
     said = repr(spec)
     if " at 0x" in said or "tensor(" in said:
         return ""
@@ -294,11 +294,11 @@ def named_spec(spec: AttentionSpec) -> str:
 
 
 NEXT: dict[str, Callable[[AttentionInputs, str], Tensor]] = {}
-"""What computes the specs of these names by another kernel than the one of this name, which this chip cannot run."""
+"""By name of a spec: computes it without the kernel of the given name, which this device cannot run."""
 
 
 def replaceable_spec(spec: AttentionSpec, run: Callable[[AttentionInputs, str], Tensor]) -> str:
-    """A name as of `named_spec`, another one than that, by which `NEXT` has `run` for operators of compiled graphs."""
+    """Like `named_spec`, by another name, by which `NEXT` also has `run`, as a fallback for compiled graphs."""
     name = named_spec(spec)
     if not name:
         return ""
@@ -309,16 +309,16 @@ def replaceable_spec(spec: AttentionSpec, run: Callable[[AttentionInputs, str], 
 
 
 BAND = "band"
-"""The mask, in a paged problem, of a query that sees itself and all, or the last so many, before it."""
+"""`mask` of a paged problem in which a query sees itself and all earlier keys, or a fixed number of the latest ones."""
 LATENT = "latent"
-"""The rows, in a paged problem, of latent attention: see `PagedAttentionInputs`."""
+"""`rows` of a paged problem of latent attention: see `PagedAttentionInputs`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagedAttendProblem(SpecProblem):
-    """Attention of new rows to remembered ones where a cache keeps them; fields as of `SpecProblem`.
+    """Attention of new tokens to cached rows in the cache's memory; fields as in `SpecProblem`.
 
-    `mask` is `BAND` for every causal band. `rows` says how the cache keeps rows: `RowsInPlace.form`, or `LATENT`.
+    `mask` is `BAND` for every causal band. `rows` is the form of the cached rows: `RowsInPlace.form`, or `LATENT`.
     """
 
     operation: ClassVar[str] = "attend_paged"
@@ -327,7 +327,7 @@ class PagedAttendProblem(SpecProblem):
 
 
 def paged_problem(spec: AttentionSpec, *, dtype: str, device: str, rows: str = "plain") -> PagedAttendProblem:
-    """The problem of attending to remembered rows; `rows` is `RowsInPlace.form`, or `LATENT`."""
+    """The problem of attending to cached rows in place; `rows` is `RowsInPlace.form`, or `LATENT`."""
     fields, band = spec_fields(spec), band_of(spec.mask)
     if band is not None and band.right == 0:
         fields["mask"] = BAND
@@ -338,9 +338,9 @@ def paged_problem(spec: AttentionSpec, *, dtype: str, device: str, rows: str = "
 class PagedAttentionInputs:
     """The tensors of one call of a `PagedAttendKernel`.
 
-    `query` [tokens, heads, key_size] are the new rows of the batch, in its order; those of `requests` are wanted, what
-    comes out for others means nothing. `rows` are what they meet, this step's included: fields "key" [rows,
-    key_value_heads, key_size] and "value"; or of latent attention "latent" [rows, value_size], which is both the value
+    `query` [tokens, heads, key_size] are the queries of all tokens of the batch, in its order; outputs are only needed
+    for `requests`, others are undefined. `rows` are the cached rows, this step's included, with the fields "key" [rows,
+    key_value_heads, key_size] and "value"; or in latent attention "latent" [rows, value_size], which is both the value
     and the first part of the key, and "rotary_key" [rows, rest], the other part. `parameters` as in `AttentionInputs`.
     """
 
@@ -352,11 +352,11 @@ class PagedAttentionInputs:
 
 
 class PagedAttendKernel(Kernel[PagedAttendProblem]):
-    """Computes attention to rows where a cache keeps them.
+    """Computes attention to cached rows in the cache's memory.
 
-    Where no kernel accepts, rows are gathered and an `AttendKernel` computes the same. `static` says that it computes
-    `StaticRows` too: then what it asks of the host depends on the number of requests alone. `static_mixed` says the
-    same of `StaticMixedRows` and the number of tokens.
+    Where no kernel accepts, rows are gathered and an `AttendKernel` computes the same. `static` says that the kernel
+    also supports `StaticRows`: its work on the host then depends only on the number of requests. `static_mixed` says
+    the same for `StaticMixedRows` and the number of tokens.
     """
 
     problem: ClassVar[type[Problem]] = PagedAttendProblem

@@ -1,8 +1,8 @@
-"""Kernels, the problems they are asked, and the conditions under which they accept.
+"""The base classes of kernels and problems, and the conditions under which a kernel accepts a problem.
 
-An operation is a subclass of `Problem`, which says as data what is to be computed, and a subclass of `Kernel`, whose
-`run` says by its types what kernels of the operation are given and return. A plugin declares one of its own in the
-same way: nothing here or in `dispatch` knows which operations there are.
+An operation consists of a subclass of `Problem`, which describes a computation as data, and a subclass of `Kernel`,
+whose `run` defines the inputs and outputs of the operation's kernels. A plugin can define an operation in the same way:
+nothing here or in `dispatch` depends on which operations exist.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from attn_core.errors import InvalidValue
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One call of an operation, as data. Subclasses name the operation and add fields, each with a default.
+    """One kind of call of an operation, as data. Subclasses name the operation and add fields, each with a default.
 
-    Every default is the plainest case; a kernel that does not mention a field accepts its default only, so a field that
-    is added later is refused until a kernel says otherwise. Fields in `priced` are the exception: they change what a
-    call costs, never what it means, so a kernel that does not mention them accepts them all.
+    Every default is the simplest case. A kernel whose `accepts` lacks a field only accepts its default, so that a field
+    that is added later is refused until a kernel declares support. Fields in `priced` are the exception: they affect
+    the cost of a call, not its result, so that a kernel whose `accepts` lacks them accepts all their values.
     """
 
     operation: ClassVar[str]
@@ -39,7 +39,7 @@ class Problem:
         return _defaults(cls)  # type: ignore[arg-type]  # classes can be hashed
 
     def measured_as(self) -> dict[str, Any] | None:
-        """The fields of the `MeasuredCall` that the problem is one of; None where nothing like it is measured."""
+        """The fields of the `MeasuredCall` of this problem; None for problems that are never measured."""
         return None
 
 
@@ -114,11 +114,11 @@ P = TypeVar("P", bound=Problem)
 
 
 class Kernel(ABC, Generic[P]):
-    """One way to compute an operation. `accepts` maps fields of its problems to conditions.
+    """An implementation of an operation. `accepts` maps fields of its problems to conditions.
 
-    The kernel class of an operation sets `problem` and adds an abstract method, `run` where there is one way to call
-    it. `alters` says how results differ from what is defined by more than the rounding of their type; a kernel that
-    says so runs only where it is asked for by name.
+    The base class of an operation's kernels sets `problem` and adds an abstract method, usually `run`. `alters`
+    describes how results differ from the operation's definition by more than rounding; a kernel that sets it only runs
+    where it is selected by name.
     """
 
     name: ClassVar[str]
@@ -165,17 +165,17 @@ class Kernel(ABC, Generic[P]):
         return reasons + self.further_refusals(problem)
 
     def further_refusals(self, problem: P) -> list[str]:
-        """Reasons that no condition on one field can say, each with a field in front."""
+        """Further reasons, which no condition on a single field can express, each starting with a field's name."""
         return []
 
     @abstractmethod
     def cost(self, problem: P) -> float:
-        """Predicted time as a share of the plain computation's; the least wins."""
+        """The predicted time relative to the plain computation's; the kernel of the lowest cost is chosen."""
 
     def remark(self, problem: P) -> str | None:
-        """What is worth knowing where this kernel is chosen for the problem; None where nothing is."""
+        """A note for users if this kernel is chosen for the problem; None for no note."""
         return None
 
     def unsupported(self, error: Exception) -> str | None:
-        """Why this chip cannot run the kernel, where that is what an error of `run` means; None for other errors."""
+        """Why this device cannot run the kernel, if an `error` of `run` means that; None for other errors."""
         return None

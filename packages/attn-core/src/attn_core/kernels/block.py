@@ -1,4 +1,4 @@
-"""A whole decoder block as one fused computation: its parts, problem and kernels."""
+"""Whole decoder blocks as fused computations: parts, problem and kernels."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionParts:
-    """What the layer of a spec is made of once its weights are packed.
+    """The parts of a spec's layer whose weights are packed.
 
-    `projections` maps rows [..., width] to queries, keys and values side by side, `output` what heads read to rows.
-    `cos_sin(rows, batch)` gives cosines and signed sines [tokens, 1, rotated], float32, for the positions of a batch;
-    None where positions turn nothing.
+    `projections` maps hidden states [..., width] to concatenated queries, keys and values; `output` is the output
+    projection. `cos_sin(rows, batch)` returns cosines and signed sines [tokens, 1, rotated], float32, for the positions
+    of a batch; None without rotary positions.
     """
 
     spec: AttentionSpec
@@ -34,7 +34,7 @@ class AttentionParts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GatedParts:
-    """W₂ (SiLU(W_g x) ⊙ W₁ x) once its weights are packed: `both` maps rows to gate and up side by side."""
+    """W₂ (SiLU(W_g x) ⊙ W₁ x) with packed weights: `both` maps x to W_g x and W₁ x, concatenated; `down` is W₂."""
 
     both: Any
     down: Any
@@ -42,7 +42,7 @@ class GatedParts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BlockParts:
-    """x + attention(norm(x)), then x + feed_forward(norm(x)), norms are RMSNorm with a gain [hidden_size] and `eps`."""
+    """x + attention(norm(x)), then x + feed_forward(norm(x)); norms are RMSNorm with a gain [hidden_size] and `eps`."""
 
     attention: AttentionParts
     feed_forward: GatedParts
@@ -52,7 +52,7 @@ class BlockParts:
 
 
 class BlockStep(Protocol):
-    """One block's step."""
+    """The step of one block."""
 
     def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor | None:
         """The block's output for `hidden` [tokens, hidden_size], which it may overwrite; None, with nothing computed,
@@ -61,22 +61,22 @@ class BlockStep(Protocol):
 
 
 class StackStep(Protocol):
-    """The steps of blocks, each of which is given what comes from the one before."""
+    """The step of consecutive blocks, each of which gets the output of the one before."""
 
     def step(self, hidden: Tensor, batch: RaggedBatch, states: Iterable[LayerState]) -> Tensor | None:
         """The output of the last block for `hidden` [tokens, hidden_size], which may be overwritten; None, with nothing
         computed, where the kernel cannot read the states of a block. `states` are those of each block, in order, and
-        may be asked for one by one."""
+        may be consumed lazily."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockProblem(Problem):
-    """A pre-norm block with a gated feed-forward; what is not said is as of `BlockParts`.
+    """A pre-norm block with a gated feed-forward network, as described by `BlockParts`.
 
     `linears` is the class, "module.name", of the modules that multiply by packed weights, "mixed" where they differ.
-    Of attention, fields are as of `SpecProblem`; `mask` is `BAND` for causal masks and windows without dilation,
-    `query_key_norm` says that queries and keys are normed, `cross` that keys come from another sequence.
+    The fields of the attention are as in `SpecProblem`; `mask` is `BAND` for causal masks and causal windows without
+    dilation, `query_key_norm` says that queries and keys are normalised, `cross` that keys come from another sequence.
     """
 
     operation: ClassVar[str] = "block"
@@ -130,8 +130,8 @@ class BlockKernel(Kernel[BlockProblem]):
 
     @abstractmethod
     def build(self, parts: BlockParts) -> BlockStep:
-        """The step of a block; keeps the parts."""
+        """Build the step of a block, which keeps a reference to the parts."""
 
     def stack(self, steps: Sequence[Any]) -> StackStep | None:
-        """Steps that `build` gave as one, which may be faster than one after another; None where it is not offered."""
+        """Combine steps from `build` into one, which may be faster than one after another; None if not supported."""
         return None

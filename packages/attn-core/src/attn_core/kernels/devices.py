@@ -1,4 +1,4 @@
-"""What GPU this machine has, asked of its driver without a tensor library."""
+"""Queries about this machine's GPU, made to its driver without a tensor library."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     import torch
 
 DRIVERS = (("libcuda.so.1", "cuInit", "cuDeviceGetCount"), ("libamdhip64.so", "hipInit", "hipGetDeviceCount"))
-"""Libraries that drive GPUs, with their functions that start them and count devices."""
+"""GPU driver libraries, each with the names of its functions to initialise it and to count devices."""
 
 NO_GPU = "this machine has no GPU, or no driver for it"
-"""Why a kernel for GPUs is not available where there is none."""
+"""Why a GPU kernel is not available on a machine without a GPU."""
 
 MAJOR, MINOR = 75, 76
 """Numbers of the driver's attributes for the two parts of the compute capability."""
@@ -27,7 +27,7 @@ class Gpu(NamedTuple):
 
 
 def sent(here: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the CPU on a device. A GPU fetches it by itself, from pinned memory: nobody waits for the copy."""
+    """Copy a CPU tensor to a device; for a GPU asynchronously, from pinned memory, so that the host does not wait."""
     if device.type != "cuda":
         return here.to(device)
     return here.pin_memory().to(device, non_blocking=True)
@@ -35,12 +35,12 @@ def sent(here: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @cache
 def has_gpu() -> bool:
-    """Whether some driver sees a GPU."""
+    """Whether any driver finds a GPU."""
     return any(devices(*driver) for driver in DRIVERS)
 
 
 def devices(library: str, start: str, count: str) -> int:
-    """GPUs that a driver sees; 0 where it is not installed or does not work."""
+    """The number of GPUs that a driver finds; 0 if it is not installed or does not work."""
     try:
         driver = ctypes.CDLL(library)
         if getattr(driver, start)(0) != 0:
@@ -54,7 +54,7 @@ def devices(library: str, start: str, count: str) -> int:
 
 @cache
 def nvidia_gpu() -> Gpu | None:
-    """The first GPU of NVIDIA that this process sees; None without one."""
+    """The first NVIDIA GPU that is visible to this process; None without one."""
     library, start, count = DRIVERS[0]
     if not devices(library, start, count):
         return None

@@ -1,4 +1,4 @@
-"""Choosing a kernel for a problem of any operation, explaining the choice, and remembering it."""
+"""Choosing a kernel for a problem of any operation, explaining the choice, and caching it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Verdict(Generic[K]):
-    """What one kernel says of a problem: its cost, or why it refused.
+    """The verdict of one kernel on a problem: its cost, or the reasons why it refuses.
 
-    `cost` is a share of the plain computation's time, measured on this machine's GPU where `measured_on` names it, else
-    predicted. `remark` is what is worth knowing where the kernel is chosen.
+    `cost` is relative to the plain computation's time: measured on this machine's GPU if `measured_on` names it, else
+    predicted. `remark` is a note for users if the kernel is chosen.
     """
 
     kernel: K
@@ -35,14 +35,14 @@ class Verdict(Generic[K]):
 
     @property
     def accepted(self) -> bool:
-        """Whether the kernel would run."""
+        """Whether the kernel accepts the problem."""
         return self.cost is not None
 
 
 def explain(kernels: Iterable[K], problem: Problem, name: str | None = None) -> list[Verdict[K]]:
-    """The verdict of every kernel, the chosen one first, then by cost, then those that refused.
+    """The verdict of every kernel: those that accept by ascending cost, the chosen one first, then those that refuse.
 
-    Kernels that alter what is computed refuse unless they are asked for by this name.
+    A kernel that alters results (`Kernel.alters`) refuses unless `name` is its name.
     """
     verdicts = []
     for kernel in kernels:
@@ -55,16 +55,16 @@ def explain(kernels: Iterable[K], problem: Problem, name: str | None = None) -> 
 
 
 def accepting(kernel: K, problem: Problem) -> Verdict[K]:
-    """The verdict of a kernel that accepts; a measured cost goes before a predicted one."""
+    """The verdict of a kernel that accepts; a measured cost takes precedence over a predicted one."""
     share, device = measured_share(problem, kernel.name)
     cost = kernel.cost(problem) if share is None else share
     return Verdict(kernel, (), cost, None if share is None else device, kernel.remark(problem))
 
 
 def choose(kernels: Registry[K], problem: Problem, name: str | None = None) -> K:
-    """The accepting kernel of least predicted cost, or the one called `name`.
+    """The accepting kernel of the lowest cost, or the one called `name`.
 
-    Raises `KernelRefused` where the named kernel, or every kernel, refuses; nothing is replaced silently.
+    Raises `KernelRefused` where the named kernel, or every kernel, refuses; a named kernel is never replaced silently.
     """
     asked = [kernels.get(name)] if name else list(kernels)
     verdicts = explain(asked, problem, name)
@@ -79,23 +79,23 @@ _said: set[str] = set()
 
 
 def say_once(text: str) -> None:
-    """A warning in the log, the first time that this process has it to say."""
+    """Log a warning, only once per process."""
     if text not in _said:
         _said.add(text)
         log.warning("%s", text)
 
 
 def say_replaced(kernel: str, why: str) -> None:
-    """Say once that a kernel does not run on this chip, so that another computes."""
+    """Warn once that this device cannot run a kernel, so that another kernel is used."""
     say_once(f"kernel {kernel} does not run on this chip, the next one computes: {why}")
 
 
 class Replaceable:
-    """An operator of compiled graphs that runs one kernel, in whose place the next computes on a chip that cannot.
+    """An operator of compiled graphs that runs one kernel, or the next one on a device that cannot run the first.
 
-    A graph is made before its kernels run, so that it is the operator which finds out. `kind` in `run` is all by which
-    calls are told apart, the same forwards and backwards: a result of the next kernel has nothing of what the backward
-    program of the first reads, so that once a call of a kind failed, all later ones go to the next.
+    A graph is compiled before its kernels run, so that the operator has to detect this. `kind` in `run` identifies a
+    kind of call, the same in the forward and the backward pass: after a first failure, all later calls of the kind use
+    the next kernel, because its results lack what the first kernel's backward pass reads.
     """
 
     def __init__(self, kernel: str, unsupported: Callable[[Exception], str | None]) -> None:
@@ -104,9 +104,10 @@ class Replaceable:
         self._replaced: set[Hashable] = set()
 
     def run(self, kind: Hashable, compute: Callable[[], Result], replace: Callable[[], Result] | None) -> Result:
-        """`compute`; where its error means that this chip cannot run the kernel, `replace`, which is said once.
+        """The result of `compute`, or, if its error means that this device cannot run the kernel, of `replace`.
 
-        Other errors are raised, and all where `replace` is None: for a kernel that was asked for by name.
+        The replacement is logged once. Other errors are raised, and all errors if `replace` is None, as for a kernel
+        that was selected by name.
         """
         if replace is None:
             return compute()
@@ -122,20 +123,20 @@ class Replaceable:
         return replace()
 
     def forget(self) -> None:
-        """Try the kernel again for calls of every kind."""
+        """Clear the recorded failures, so that the kernel is tried again for calls of every kind."""
         self._replaced.clear()
 
 
 NONE = -1
-"""The index where no kernel is chosen."""
+"""The index that stands for no kernel."""
 
 
 class KernelTable(Generic[K]):
-    """The kernels of one kind, of which one is chosen once per kind of call.
+    """The kernels of one operation, of which one is chosen once per kind of call.
 
-    `kind` is the kernel class of an operation, `problem` makes the problem of a kind of call from its arguments, which
-    must be hashable. `name` asks for one kernel. A layer keeps a table and asks it in every call: the problem is only
-    made, and the kernels only asked, for the first call of a kind. May be asked while torch.compile traces.
+    `kind` is the kernel class of the operation; `problem` makes the problem of a kind of call from its arguments, which
+    must be hashable. `name` selects one kernel. A layer keeps a table and queries it in every call: the problem is made
+    and the kernels are compared only for the first call of a kind. It may be used while torch.compile traces.
     """
 
     def __init__(
@@ -156,23 +157,23 @@ class KernelTable(Generic[K]):
         self._failed: dict[tuple[Any, ...], set[str]] = {}
 
     def __deepcopy__(self, _memo: object) -> KernelTable[K]:
-        """A new table of the same kernels, which are not copied."""
+        """Create a new table of the same kernels, which are not copied."""
         return KernelTable(self.registry, self.kind, self.problem, self.name)
 
     def find(self, *call: Any, below: float = math.inf) -> K | None:
-        """The accepting kernel of least predicted cost, None where all refuse or cost no less than `below`."""
+        """The accepting kernel of the lowest cost; None where all refuse or cost no less than `below`."""
         index: int = self.index(call, below)
         return None if index == NONE else self.kernels[index]
 
     def require(self, *call: Any) -> K:
-        """The accepting kernel of least predicted cost; raises as `choose` where there is none."""
+        """The accepting kernel of the lowest cost; raises `KernelRefused` if there is none."""
         index: int = self.required_index(call)
         return self.kernels[index]
 
     def run(self, call: tuple[Any, ...], compute: Callable[[K], Result]) -> Result:
-        """`compute` of the kernel that `require` gives; where this chip cannot run it, of the next, which is said once.
+        """Call `compute` with the kernel of `require`, or with the next one if this device cannot run the kernel.
 
-        A kernel that was asked for by name is not replaced: its error is raised.
+        The replacement is logged once. A kernel that was selected by name is not replaced: its error is raised.
         """
         while True:
             kernel = self.require(*call)
@@ -187,7 +188,7 @@ class KernelTable(Generic[K]):
     def run_below(
         self, call: tuple[Any, ...], compute: Callable[[K], Result], below: float = math.inf
     ) -> Result | None:
-        """The same of the kernel that `find` gives; None where there is none, or none is left."""
+        """Like `run`, but with the kernel of `find`; returns None if there is none, or none is left."""
         while (kernel := self.find(*call, below=below)) is not None:
             try:
                 return compute(kernel)
@@ -199,23 +200,23 @@ class KernelTable(Generic[K]):
         return None
 
     def unsupported(self, kernel: K, error: Exception) -> str | None:
-        """Why this chip cannot run a kernel, where that is what its error means; None where the error is to be raised:
-        for any other, and for a kernel that was asked for by name."""
+        """Why this device cannot run a kernel, if its error means that; None if the error is to be raised, which
+        includes any error of a kernel that was selected by name."""
         return None if self.name else kernel.unsupported(error)
 
     def exclude(self, call: tuple[Any, ...], kernel: K, why: str) -> None:
-        """Choose another kernel for this kind of call from now on."""
+        """Do not choose this kernel again for this kind of call; logs once that it is replaced, and `why`."""
         self._failed.setdefault(call, set()).add(kernel.name)
         self._chosen = {key: index for key, index in self._chosen.items() if key[1:] != call}
         say_replaced(kernel.name, why)
 
     def leave_out(self, name: str) -> None:
-        """Choose among the other kernels alone from now on, whatever the call is."""
+        """Remove the kernel of this name from the table, for all kinds of calls."""
         self.kernels = tuple(kernel for kernel in self.kernels if kernel.name != name)
         self._chosen.clear()
 
     def index(self, call: tuple[Any, ...], below: float = math.inf) -> int:
-        """The place of the chosen kernel among `kernels`, `NONE` where there is none."""
+        """The index of the chosen kernel in `kernels`, or `NONE`."""
         key = (below, *call)
         index = self._chosen.get(key)
         if index is None:
@@ -228,14 +229,14 @@ class KernelTable(Generic[K]):
         return index
 
     def required_index(self, call: tuple[Any, ...]) -> int:
-        """The same; raises as `choose` where there is none."""
+        """Like `index`, but raises `KernelRefused` if there is no kernel."""
         index = self.index(call)
         if index == NONE:
             choose(self.registry, self.problem(*call), self.name)
         return index
 
 
-# torch.compile calls these while tracing and keeps the number; a kernel object could not be kept so. This is all that
-# torch.compiler.assume_constant_result does, which would import the compiler, two seconds, into every process.
+# torch.compile calls these while tracing and keeps the number as a constant, which it cannot do with a kernel object.
+# torch.compiler.assume_constant_result does no more, but would import the compiler, two seconds, in every process.
 KernelTable.index._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
 KernelTable.required_index._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001

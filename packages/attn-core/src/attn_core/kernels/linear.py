@@ -1,4 +1,4 @@
-"""Linear layers as they are served: how weights are kept, and who multiplies by them."""
+"""Linear layers for inference: formats of packed weights, and the kernels that multiply by them."""
 
 from __future__ import annotations
 
@@ -15,51 +15,50 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 WEIGHT_FORMATS = ("float32", "bfloat16", "int8", "int4", "fp8")
-"""What the weights of linear layers may be kept as.
+"""The formats in which weights of linear layers can be packed.
 
-`int8` has a step per output, `int4` a step and a least value per 32 inputs, as GGUF's Q4_1; `fp8` are floats of 8 bits
-(e4m3, arXiv 2209.05433) times a scale per output, on GPUs."""
+`int8` has a step per output, `int4` a step and a minimum per 32 inputs, as GGUF's Q4_1; `fp8` are 8-bit floats
+(e4m3, arXiv 2209.05433) with a scale per output, on GPUs."""
 
 BLOCK_FORMATS = {"q8_0": 8, "q4_0": 4, "q4_1": 4, "q4_k": 4, "q6_k": 6, "int4_zeros": 4}
-"""Formats in which files store weights and in which they stay, with the bits of a weight: blocks of GGUF, and four bits
-with a step and a zero point per 32 inputs, as GPTQ and AWQ have them. Weights come to a kernel as uint8
+"""Formats of stored weights that are kept in memory as they are, with the bits per weight: blocks of GGUF, and four
+bits with a step and a zero point per 32 inputs, as in GPTQ and AWQ. A kernel gets weights as uint8
 [outputs, bytes of a row]."""
 
 FP8_FORMATS = {"fp8_channel": 8, "fp8_block": 8}
-"""Formats of checkpoints in FP8 (e4m3), in which weights stay on GPUs, with the bits of a weight: a scale for each
-output, and one for 128 inputs of an output, as blocks of 128 x 128 have them (DeepSeek-V3, arXiv 2412.19437). Weights
-come to a kernel as uint8 [outputs, bytes of a row]: a float32 scale before all codes, or before each 128."""
+"""Formats of FP8 (e4m3) checkpoints that are kept as they are on GPUs, with the bits per weight: one scale per output,
+and one per 128 inputs of an output, as for blocks of 128 x 128 (DeepSeek-V3, arXiv 2412.19437). A kernel gets weights
+as uint8 [outputs, bytes of a row]: a float32 scale before all codes of a row, or before every 128."""
 
 STORED_FORMATS = BLOCK_FORMATS | FP8_FORMATS
-"""All formats in which weights of files stay as they are, with the bits of a weight."""
+"""All formats in which stored weights are kept as they are, with the bits per weight."""
 
 MOST_BITS = {"int8": 8, "int4": 4, "fp8": 8}
-"""Formats that say how many bits a weight takes at most, and round inputs."""
+"""Formats that limit the bits per weight, and that round inputs, too."""
 
 QUANTIZATIONS = ("auto", "none", *WEIGHT_FORMATS)
-"""What a server may be told to do with the weights of a model: `auto` packs them as they are stored where that changes
-no number but for rounding in float32 and keeps requests alone equal to requests in a crowd, else nothing."""
+"""The options for packing the weights of a served model: `auto` packs them as they are stored where results only change
+by rounding in float32 and do not depend on the other requests of a batch, else it packs nothing."""
 
 Pack = Callable[[Sequence["nn.Linear"]], "nn.Module"]
-"""Turns linear layers of the same inputs into one module without training: [..., inputs] to their outputs side by
-side.
+"""Packs linear layers of one input into a single module for inference: [..., inputs] to their concatenated outputs.
 
-A layer that joins layers of one input, or keeps some as they are, has a method `pack(pack)`, which replaces those that
-it only calls. In an attention without it, and in what it leaves, linear layers are packed one by one; `read_weights`, a
-tuple of attributes of the module that they are in, names those whose matrices are read apart from their products. Where
-weights stay floats as they are, `join(pack)` is called in place of `pack(pack)` if a layer has it: it may join narrow
-layers too, which other formats would round.
+A layer that joins linear layers of one input, or keeps some unpacked, has a method `pack(pack)`, which replaces those
+that it only calls. In an attention layer without this method, and where it leaves them, linear layers are packed one by
+one; a module's `read_weights`, a tuple of attribute names, lists its linear layers whose matrices are also read outside
+of products. Where weights stay unchanged floats, `join(pack)` is called instead of `pack(pack)` if a layer has it: it
+may join narrow layers, too, which other formats would round.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearProblem(Problem):
-    """Products of rows with the weights of a linear layer, kept in a format.
+    """Products of rows with the weights of a linear layer, packed in a format.
 
     `weights` is the format, of `WEIGHT_FORMATS` or `STORED_FORMATS`; `inputs` and `outputs` are sizes in elements;
-    `dtype` is that of the weights as they are given. `exact` asks that a row gives the same bits alone
-    and beside others, `float32` that inputs and sums are float32 to the end, `weight_only` that weights alone are in
-    FP8, and inputs are not.
+    `dtype` is the type of the weights as they are given. `exact` requires that a row has bitwise the same result in a
+    batch of any size, `float32` that inputs and sums are float32 throughout, `weight_only` that only weights are in
+    FP8, not inputs.
     """
 
     operation: ClassVar[str] = "linear"
@@ -73,13 +72,13 @@ class LinearProblem(Problem):
 
 
 class LinearKernel(Kernel[LinearProblem]):
-    """One way to keep weights in a format and to multiply rows by them.
+    """An implementation of packing weights in a format and multiplying rows by them.
 
-    Each row of the product depends on its own row of inputs only, however many are computed together, but for
-    rounding: `exact` says that not even that changes. `float32` says that inputs and sums are float32 to the end, so
-    that weights that the format holds as they are stored lose nothing; `weight_only`, of formats of FP8, that inputs
-    keep 16 bits. What is accepted follows from these, from `devices`, types of devices, and from `sizes`, conditions on
-    inputs and outputs.
+    Each row of a product depends only on its own row of inputs, however many rows are computed together, except for
+    rounding; `exact` says that rounding does not differ either. `float32` says that inputs and sums are float32
+    throughout, so that weights in a stored format lose no precision; `weight_only`, for FP8 formats, that inputs keep
+    16 bits. `accepts` follows from these, from `devices`, the types of devices, and from `sizes`, conditions on inputs
+    and outputs.
     """
 
     problem: ClassVar[type[Problem]] = LinearProblem
@@ -104,26 +103,26 @@ class LinearKernel(Kernel[LinearProblem]):
 
     @abstractmethod
     def cost(self, problem: LinearProblem) -> float:
-        """Predicted time for a batch of 16 rows, as a share of torch's own float32 product; the least wins."""
+        """The predicted time for a batch of 16 rows relative to torch's own float32 product; the lowest is chosen."""
 
     @abstractmethod
     def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
-        """A module [..., inputs] to [..., outputs], in the type of its input, for weight [outputs, inputs], or
-        uint8 [outputs, bytes of a row] of a stored format."""
+        """Build a module from [..., inputs] to [..., outputs], in the type of its input, for weight [outputs, inputs],
+        or uint8 [outputs, bytes of a row] of a stored format."""
 
     def join(self, packed: Sequence[Any]) -> Any | None:
-        """Modules that `pack` made, of the same inputs, as one: their outputs side by side; None where it is not
-        offered."""
+        """Join modules from `pack`, of the same input, into one with their concatenated outputs; None if this is not
+        supported."""
         return None
 
 
 def linear_problem(form: str, sizes: tuple[int, int], *, quantization: str, dtype: str, device: str) -> LinearProblem:
-    """What a model that computes in `dtype` asks of weights in a format, of `sizes` outputs and inputs, where
-    `quantization` says how it is packed.
+    """The problem of a linear layer of `sizes` (outputs, inputs) in the weight format `form`, in a model that computes
+    in `dtype` and is packed with the option `quantization`.
 
-    Where nobody asked for another format, which is `auto` and blocks that stay as they are stored, a row has the same
-    bits in any crowd, and inputs and sums are float32 to the end where the model computes in float32. Inputs are
-    rounded to FP8 where `fp8` says so, and not because weights are stored so.
+    With `auto`, and for stored formats that are kept as they are, results must be `exact`, and inputs and sums float32
+    throughout if the model computes in float32. Inputs are rounded to FP8 only for the option `fp8`, not because
+    weights are stored in FP8.
     """
     exact = quantization == "auto" or (form in STORED_FORMATS and quantization not in MOST_BITS)
     return LinearProblem(
@@ -139,7 +138,7 @@ def linear_problem(form: str, sizes: tuple[int, int], *, quantization: str, dtyp
 
 
 def explain_linear(kernels: Iterable[LinearKernel], problem: LinearProblem) -> list[Verdict[LinearKernel]]:
-    """The verdicts, as of `explain`, of the kernels of the problem's format that compute as exactly as it asks."""
+    """The verdicts, as from `explain`, of the kernels of the problem's format that are as exact as it requires."""
     told = {"exact": problem.exact, "float32": problem.float32, "weight_only": problem.weight_only}
     asked = (kernel for kernel in kernels if kernel.weights == problem.weights)
     return explain(

@@ -1,7 +1,7 @@
-"""Measured times of kernels, one file for each class of GPU: what `attn tune` writes, and what is shipped.
+"""Measured times of kernels, in one file per model of GPU: written by `attn tune`, or shipped with this package.
 
-A file says of which device, with which versions, at which shape, and for each kind of call how many microseconds each
-kernel took. Kernels are compared by these times where a call is like one that was measured, else by what they predict.
+A file records the device, the versions, the shape, and for each kind of call the microseconds that each kernel took.
+Kernels are compared by these times where a call is similar to a measured one, else by the costs that they predict.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from attn_core.kernels.base import Problem
 log = logging.getLogger(__name__)
 
 FOLDER = "ATTN_TUNING"
-"""The variable that names the folder of what was measured here; without it, attn in the user's folder of caches."""
+"""Environment variable: the folder of this machine's measurements; by default, attn in the user's cache folder."""
 
 SHIPPED = Path(__file__).parent / "costs"
 """Measurements that come with this package."""
@@ -33,12 +33,12 @@ PLAIN = "plain"
 """The kernel whose time is the unit of costs."""
 
 ALIKE = 1.0
-"""Powers of two between the shares of pairs of two masks of one kind, up to which a measurement of one is of both."""
+"""The largest ratio, in powers of two, of the densities of two masks of one kind that share measurements."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredCall:
-    """A kind of call. `queries` is 1, or equal to `keys`; `density` is as of `AttendProblem`."""
+    """A kind of call that is measured. `queries` is 1, or equal to `keys`; `density` is as in `AttendProblem`."""
 
     operation: str
     dtype: str
@@ -52,7 +52,7 @@ class MeasuredCall:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Times:
-    """Microseconds of kernels by name in a kind of call; None of a kernel that failed."""
+    """The microseconds of each kernel, by name, for a kind of call; None for a kernel that failed."""
 
     call: MeasuredCall
     microseconds: Mapping[str, float | None]
@@ -60,7 +60,7 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CostTable:
-    """What was measured on a class of devices; `origin` says with which versions, when, and at which shape."""
+    """The measurements on a model of GPU; `origin` records the versions, the date and the shape."""
 
     device: str
     capability: tuple[int, int]
@@ -69,7 +69,7 @@ class CostTable:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> CostTable:
-        """The table of a file's content; raises `KeyError`, `TypeError` or `ValueError` where that is none."""
+        """Build the table from a file's content; raises `KeyError`, `TypeError` or `ValueError` if that is invalid."""
         major, minor = map(int, content["capability"])
         rows = []
         for row in content["rows"]:
@@ -82,7 +82,7 @@ class CostTable:
         return cls(device=device, capability=(major, minor), origin=origin, rows=tuple(rows))
 
     def content(self) -> dict[str, Any]:
-        """What a file holds."""
+        """The content of a file with this table."""
         rows = [{**asdict(row.call), "microseconds": dict(row.microseconds)} for row in self.rows]
         return {
             "device": self.device,
@@ -92,7 +92,7 @@ class CostTable:
         }
 
     def share(self, asked: MeasuredCall, kernel: str) -> float | None:
-        """The time of a kernel as a share of the plain computation's, infinite where it failed; None if not known."""
+        """The time of a kernel relative to the plain computation's, infinite where it failed; None if not known."""
         row = self.nearest(asked, kernel)
         if row is None:
             return None
@@ -102,12 +102,13 @@ class CostTable:
         return None if plain is None else time / plain
 
     def nearest(self, asked: MeasuredCall, kernel: str) -> Times | None:
-        """The measurement of this kernel of the most similar call: as long as can be, heads rather larger."""
+        """The measurement of this kernel for the most similar call by `distance`; None if no call is comparable."""
         alike = [row for row in self.rows if kernel in row.microseconds and comparable(row.call, asked)]
         return min(alike, key=lambda row: distance(row.call, asked), default=None)
 
     def plain(self, call: MeasuredCall) -> float | None:
-        """The plain computation's time; where its scores did not fit, what fewer keys took, times the pairs."""
+        """The plain computation's time; where it was not measured, as its scores did not fit into memory, the time for
+        the nearest number of keys, scaled by the number of pairs."""
         known = [
             (row.call.keys, time)
             for row in self.rows
@@ -120,7 +121,8 @@ class CostTable:
 
 
 def comparable(measured: MeasuredCall, asked: MeasuredCall, *, exactly: bool = False) -> bool:
-    """Whether two calls differ in lengths, and unless `exactly` in the size of heads, alone."""
+    """Whether a measured call applies to another one: they may differ in lengths and, unless `exactly`, in the size of
+    heads, with densities within `ALIKE`; with `exactly`, in any density."""
     same = ("operation", "dtype", "mask", "gradients", *(("head_dim",) if exactly else ()))
     if any(getattr(measured, name) != getattr(asked, name) for name in same):
         return False
@@ -130,13 +132,14 @@ def comparable(measured: MeasuredCall, asked: MeasuredCall, *, exactly: bool = F
 
 
 def distance(measured: MeasuredCall, asked: MeasuredCall) -> tuple[float, float]:
-    """How far a measurement is from a call: in powers of two of the size of heads, then of the keys."""
+    """How far a measured call is from another one: by the size of heads, of which larger ones are preferred, then by
+    the number of keys, both in powers of two."""
     heads = math.log2(measured.head_dim / asked.head_dim)
     return (heads if heads >= 0 else 1 - heads), abs(math.log2(measured.keys / asked.keys))
 
 
 def measured_share(problem: Problem, kernel: str) -> tuple[float | None, str | None]:
-    """The measured cost of a kernel for a problem, and the device it was measured on; None for what is not known."""
+    """The measured cost of a kernel for a problem, and the device it was measured on; None and None if not measured."""
     if problem.device != "cuda":
         return None, None
     asked, table = problem.measured_as(), table_here()
@@ -148,7 +151,7 @@ def measured_share(problem: Problem, kernel: str) -> tuple[float | None, str | N
 
 @cache
 def table_here() -> CostTable | None:
-    """The measurements for this machine's GPU: its user's, those of its name, those of its compute capability."""
+    """The measurements for this machine's GPU: the user's, else shipped ones for its name or compute capability."""
     gpu = devices.nvidia_gpu()
     if gpu is None:
         return None
@@ -161,18 +164,18 @@ def table_here() -> CostTable | None:
 
 
 def path_of(gpu: devices.Gpu) -> Path:
-    """Where `attn tune` keeps what it measures on this class of devices."""
+    """The path of the measurements of `attn tune` on this model of GPU."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attn"
     return Path(os.environ.get(FOLDER) or home) / f"costs-{slug(gpu.name)}.json"
 
 
 def slug(name: str) -> str:
-    """The name of a device as a part of a file's name, such as nvidia-h200."""
+    """The name of a device as part of a file name, such as nvidia-h200."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def read(path: Path) -> CostTable | None:
-    """The table of a file; None, and a warning where there is a file that is no table."""
+    """Read the table of a file; None if there is no file or, with a warning, if its content is invalid."""
     try:
         return CostTable.of(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -183,7 +186,7 @@ def read(path: Path) -> CostTable | None:
 
 
 def write(path: Path, table: CostTable) -> Path:
-    """Put the table where it is found from now on; readers see the old file or the new one, whole."""
+    """Write the table to `path`, atomically, for use from now on; returns `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     number, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
     try:
@@ -198,7 +201,7 @@ def write(path: Path, table: CostTable) -> Path:
 
 
 def text_of(table: CostTable) -> str:
-    """JSON with a line for each kind of call."""
+    """The table as JSON with one line for each kind of call."""
     content = table.content()
     rows: Iterable[str] = (json.dumps(row) for row in content.pop("rows"))
     head = json.dumps(content, indent=1).removesuffix("\n}")

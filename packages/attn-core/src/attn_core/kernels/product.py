@@ -1,6 +1,6 @@
-"""Linear layers, activations and attention as they are trained: with gradients, of weights that change every step.
+"""Linear layers, activations and attention in training: with gradients, and with weights that change every step.
 
-Where nobody accepts, the caller computes with its tensor library, which is the definition.
+Where no kernel accepts, the caller uses its tensor library, which is the definition.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from attn_core.dropout import Dropout
 
 SMALLEST_PRODUCT = 1 << 20
-"""Multiplications of a product below which calling a kernel costs more than it saves."""
+"""Number of multiplications of a product below which calling a kernel costs more than it saves."""
 
 
 SMALLEST_ACTIVATION = 1 << 14
-"""Elements below which the same holds for an activation."""
+"""Number of elements of an activation below which calling a kernel costs more than it saves."""
 
 FORMS: tuple[Activation, ...] = get_args(Activation)
 """Activations by name: x σ(x), GELU, and GELU by tanh."""
@@ -33,9 +33,9 @@ FORMS: tuple[Activation, ...] = get_args(Activation)
 
 @dataclass(frozen=True, kw_only=True)
 class ProductProblem(Problem):
-    """A linear layer of at least `SMALLEST_PRODUCT` multiplications. `gradients` says that those are wanted.
+    """A linear layer of at least `SMALLEST_PRODUCT` multiplications. `gradients` says that gradients are needed.
 
-    `multiplied_in` is the element type to which operands are rounded before they are multiplied, those of the gradients
+    `multiplied_in` is the element type to which operands are rounded before they are multiplied, in the backward pass,
     too; sums, results and gradients have the type `dtype`.
     """
 
@@ -46,7 +46,7 @@ class ProductProblem(Problem):
 
 
 class ProductKernel(Kernel[ProductProblem]):
-    """Computes linear layers while they are trained."""
+    """Computes linear layers in training."""
 
     problem: ClassVar[type[Problem]] = ProductProblem
 
@@ -59,7 +59,7 @@ class ProductKernel(Kernel[ProductProblem]):
 def product_kernel(
     rows: Tensor, weight: Tensor, bias: Tensor | None, multiplied_in: str = "float32"
 ) -> ProductKernel | None:
-    """The kernel for such a layer; None where the tensor library is as good, and where there is none.
+    """The kernel for a linear layer; None if no kernel is faster than the tensor library.
 
     `multiplied_in` as in `ProductProblem`. Not to be called while torch.compile traces.
     """
@@ -87,7 +87,7 @@ def _problem(dtype: Any, device: str, gradients: bool, multiplied_in: str) -> Pr
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationProblem(Problem):
-    """An activation of at least `SMALLEST_ACTIVATION` elements. `gradients` says that those are wanted."""
+    """An activation of at least `SMALLEST_ACTIVATION` elements. `gradients` says that gradients are needed."""
 
     operation: ClassVar[str] = "activation"
 
@@ -96,17 +96,17 @@ class ActivationProblem(Problem):
 
 
 class ActivationKernel(Kernel[ActivationProblem]):
-    """Computes activations while they are trained."""
+    """Computes activations in training."""
 
     problem: ClassVar[type[Problem]] = ActivationProblem
 
     @abstractmethod
     def activated(self, rows: Tensor, form: Activation) -> Tensor:
-        """f(x) of each element (arXiv 1606.08415 for GELU), with gradients; the shape and type stay."""
+        """f(x) of each element (arXiv 1606.08415 for GELU), with gradients, in the shape and type of `rows`."""
 
 
 def activation_kernel(rows: Tensor, form: Activation) -> ActivationKernel | None:
-    """The kernel for such an activation, as `product_kernel`."""
+    """The kernel for an activation, or None, as for `product_kernel`."""
     table = activation_table()
     if table is None or rows.numel() < SMALLEST_ACTIVATION:
         return None
@@ -127,8 +127,8 @@ def _activation(form: str, dtype: Any, device: str, gradients: bool) -> Activati
 
 @dataclass(frozen=True, kw_only=True)
 class WholeAttentionProblem(Problem):
-    """Softmax attention of all queries to all keys, or to those before them: of at least `SMALLEST_PRODUCT`
-    multiplications a product. `dropout` says that weights are dropped at random, `gradients` that those are wanted.
+    """Full or causal softmax attention over whole sequences, of at least `SMALLEST_PRODUCT` multiplications per
+    product. `dropout` says that weights are dropped at random, `gradients` that gradients are needed.
     """
 
     operation: ClassVar[str] = "whole_attention"
@@ -139,7 +139,7 @@ class WholeAttentionProblem(Problem):
 
 
 class WholeAttentionKernel(Kernel[WholeAttentionProblem]):
-    """Computes such attention while it is trained."""
+    """Computes softmax attention over whole sequences in training."""
 
     problem: ClassVar[type[Problem]] = WholeAttentionProblem
 
@@ -149,16 +149,16 @@ class WholeAttentionKernel(Kernel[WholeAttentionProblem]):
     ) -> Tensor:
         """softmax(scale q k^T) v, [batch, heads, queries, value_size], with gradients.
 
-        `query` [batch, heads, queries, key_size]; `key` and `value` [batch, shared, keys, size], whose heads divide
-        those of queries. With `causal`, queries stand at the last keys and see none behind them. `dropout` says which
-        weights become zero.
+        `query` [batch, heads, queries, key_size]; `key` and `value` [batch, shared, keys, size], where the number of
+        `shared` heads divides that of `heads`. With `causal`, queries are aligned to the end of the keys and see no
+        later keys. `dropout` determines which weights become zero.
         """
 
 
 def whole_attention_kernel(
     query: Tensor, key: Tensor, value: Tensor, *, causal: bool, dropout: bool = False
 ) -> WholeAttentionKernel | None:
-    """The kernel for such attention, as `product_kernel`; None for what is no such attention, too."""
+    """The kernel for attention over whole sequences, or None, as for `product_kernel` and for unsuitable inputs."""
     table = whole_attention_table()
     if table is None or any(rows.dim() != 4 or rows.dtype != query.dtype for rows in (query, key, value)):
         return None
@@ -172,7 +172,7 @@ def whole_attention_kernel(
 
 @cache
 def whole_attention_table() -> KernelTable[WholeAttentionKernel] | None:
-    """The kernels of whole attention; None where none can run on this machine."""
+    """The kernels of attention over whole sequences; None where none can run on this machine."""
     table = KernelTable(installed().kernels, WholeAttentionKernel, _attention)
     return table if any(kernel.available() is None for kernel in table.kernels) else None
 

@@ -1,4 +1,4 @@
-"""Linear recurrences: problem, inputs and kernels, and which kernel computes a layer."""
+"""Linear recurrences: problem, inputs, kernels, and the choice of a layer's kernel."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ else:
     Tensor = Any
 
 Decay = Literal["none", "head", "channel"]
-"""What of a memory fades at a rate of its own: nothing, each head, each channel of the keys."""
+"""Granularity of the decay of a memory: none, one rate per head, or one rate per channel of the keys."""
 
 
 class Steps(NamedTuple):
-    """The updates of a memory S [batch, heads, key_size, value_size] and what is read from it, for some tokens.
+    """The tokens of a linear recurrence, which update a memory S [batch, heads, key_size, value_size] and read from it.
 
     Additive, where `strength` is None:   S_t = diag(e^decay_t) S_{t-1} + k_t v_t^T
     By the delta rule, with strength β:   S_t = S' + β_t k_t (v_t - S'^T k_t)^T with S' = diag(e^decay_t) S_{t-1}
     Read after the update in both cases:  o_t = S_t^T q_t
 
     `query` and `key` [batch, tokens, heads, key_size], `value` [batch, tokens, heads, value_size]; `decay`, natural
-    logarithms, at most 0 and finite, [batch or 1, tokens, heads, key_size] a channel or [..., 1] a head, None where
-    nothing is forgotten; `strength` [batch, tokens, heads]. All of one floating type.
+    logarithms, at most 0 and finite, [batch or 1, tokens, heads, key_size] per channel or [..., 1] per head, None
+    without decay; `strength` [batch, tokens, heads]. All of one floating type.
     """
 
     query: Tensor
@@ -41,10 +41,10 @@ class Steps(NamedTuple):
     strength: Tensor | None = None
 
     def kept(self, key_padding_mask: Tensor | None) -> Steps:
-        """The steps with those of padded tokens undone; `key_padding_mask` [batch, tokens], bool, True where a token is
-        real.
+        """The same tokens, of which padding has no effect; `key_padding_mask` [batch, tokens], bool, is True where a
+        token is real.
 
-        A padded token neither writes nor lets anything fade; what it reads means nothing.
+        A padded token neither writes to the memory nor decays it; its output is undefined.
         """
         if key_padding_mask is None:
             return self
@@ -58,17 +58,17 @@ class Steps(NamedTuple):
         )
 
     def narrowed(self, dtype: Any) -> Steps:
-        """The steps with queries, keys and values in this type; decays and strengths stay as they are."""
+        """The steps with queries, keys and values converted to `dtype`; decays and strengths stay as they are."""
         return self._replace(query=self.query.to(dtype), key=self.key.to(dtype), value=self.value.to(dtype))
 
     def nothing(self) -> Tensor:
-        """An empty memory for these steps."""
+        """An empty memory, zeros [batch, heads, key_size, value_size], for these steps."""
         batch, _, heads, size = self.key.shape
         return self.key.new_zeros(batch, heads, size, self.value.shape[-1])
 
     @property
     def fades(self) -> Decay:
-        """What fades at a rate of its own."""
+        """The granularity of the decay."""
         if self.decay is None:
             return "none"
         return "head" if self.decay.shape[-1] == 1 else "channel"
@@ -76,7 +76,7 @@ class Steps(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrenceSpec:
-    """A linear recurrence as data: every head keeps a memory; `delta_rule` says that keys write by the delta rule."""
+    """A linear recurrence as data, with one memory per head; `delta_rule` says that it uses the delta rule."""
 
     heads: Heads
     decay: Decay = "none"
@@ -85,9 +85,9 @@ class RecurrenceSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrenceProblem(Problem):
-    """A linear recurrence. `decay` says what is forgotten, `delta_rule` that keys write by the delta rule.
+    """A linear recurrence with this granularity of `decay`; `delta_rule` says that it uses the delta rule.
 
-    `tokens` of each sequence, for prices: 0 where unknown.
+    `tokens` is the number of tokens of each sequence, for cost estimates; 0 where unknown.
     """
 
     operation: ClassVar[str] = "recurrence"
@@ -106,7 +106,7 @@ class RecurrenceProblem(Problem):
 def recurrence_problem(
     spec: RecurrenceSpec, *, dtype: str, device: str, gradients: bool = False, tokens: int = 0
 ) -> RecurrenceProblem:
-    """The problem of computing a recurrence; `tokens` of a sequence, 0 where they are not known."""
+    """The problem of computing a recurrence over sequences of `tokens` tokens, 0 where that is not known."""
     return RecurrenceProblem(
         decay=spec.decay,
         delta_rule=spec.delta_rule,
@@ -122,10 +122,10 @@ def recurrence_problem(
 
 
 class RecurrenceKernel(Kernel[RecurrenceProblem]):
-    """Computes what linear recurrences read and remember.
+    """Computes the outputs and the memories of linear recurrences.
 
-    One that `mixes` takes queries, keys and values of 16 bits beside decays, strengths and memories of float32, and
-    sums in float32; it is handed them so where the model computes in 16 bits. All others are handed float32.
+    A kernel with `mixes` takes queries, keys and values of 16 bits together with decays, strengths and memories in
+    float32, and sums in float32; it gets such inputs where the model computes in 16 bits. Other kernels get float32.
     """
 
     problem: ClassVar[type[Problem]] = RecurrenceProblem
@@ -135,27 +135,28 @@ class RecurrenceKernel(Kernel[RecurrenceProblem]):
     def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
         """Outputs [batch, tokens, heads, value_size] and the memory [batch, heads, key_size, value_size] after them.
 
-        `before` is the memory at the start, None for an empty one. `chunk` tokens may meet pair by pair, which
-        changes the speed only; kernels may take another number. Gradients flow to steps and `before`.
+        `before` is the memory at the start, None for an empty one. `chunk` is the number of tokens that may be computed
+        pairwise at once, which only affects the speed; kernels may use another number. Gradients flow to steps and
+        `before`.
         """
 
     def run_replaceable(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-        """The same where nobody asked for this kernel by name: what runs it later, as an operator of a compiled graph
-        does, lets the next one compute where this chip cannot run it."""
+        """Like `run`, for a kernel that was not selected by name: an operator of a compiled graph, which runs it later,
+        may use the next kernel if this device cannot run it."""
         return self.run(steps, before, chunk)
 
 
 NARROW = 2
-"""Bytes of an element of 16 bits."""
+"""Bytes of a 16-bit element."""
 
 Kind = tuple[int, int, int, Decay, bool]
-"""Heads, their key and value size, what fades, and whether keys write by the delta rule."""
+"""Number of heads, their key and value size, the granularity of the decay, and whether the delta rule is used."""
 
 
 class RecurrenceDispatcher:
-    """Chooses the kernels of one layer's recurrence among `kernels`, which `installed().kernels` are.
+    """Chooses the kernels of one layer's recurrence among `kernels`, usually `installed().kernels`.
 
-    `name` asks for one kernel, which then raises where it refuses.
+    `name` selects one kernel; an error is raised where it refuses.
     """
 
     def __init__(self, kernels: Registry[Kernel[Any]], name: str | None = None) -> None:
@@ -163,16 +164,16 @@ class RecurrenceDispatcher:
         self.table = KernelTable(kernels, RecurrenceKernel, _problem, name)
 
     def run(self, steps: Steps, before: Tensor | None, chunk: int, computed: Any = None) -> tuple[Tensor, Tensor]:
-        """Outputs and memory, see `RecurrenceKernel.run`; raises `KernelRefused` where nobody accepts.
+        """Outputs and memory, see `RecurrenceKernel.run`; raises `KernelRefused` where no kernel accepts.
 
-        `computed` as of `handed`; outputs are in the type of the steps. Where this chip cannot run the kernel, the next
-        one computes, which is said once.
+        `computed` is as in `handed`; outputs have the type of the steps. If this device cannot run the kernel, the next
+        one is used, which is logged once.
         """
         found = self.run_below(steps, before, chunk, computed)
         return self.required(steps, before, single=False).run(steps, before, chunk) if found is None else found
 
     def decode(self, steps: Steps, before: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for one token of each sequence."""
+        """Like `run`, for one token of each sequence."""
         found = self.run_below(steps, before, 1, single=True)
         return self.required(steps, before, single=True).run(steps, before, 1) if found is None else found
 
@@ -186,8 +187,8 @@ class RecurrenceDispatcher:
         single: bool = False,
         below: float = math.inf,
     ) -> tuple[Tensor, Tensor] | None:
-        """As `run`, or for a `single` token of each sequence as `decode`, of a kernel that costs less than `below`;
-        None where there is none, for a layer with a plain computation of its own."""
+        """Like `run`, or like `decode` for a `single` token of each sequence, with a kernel that costs less than
+        `below`; None if there is none, for a layer with a plain computation of its own."""
         if single:
             kernel, given = self.kernel(steps, before, single=True, below=below), steps
         else:
@@ -208,9 +209,9 @@ class RecurrenceDispatcher:
     def handed(
         self, steps: Steps, before: Tensor | None, computed: Any, *, below: float = math.inf
     ) -> tuple[RecurrenceKernel | None, Steps]:
-        """The kernel for several tokens, as of `kernel`, and the steps that it is given.
+        """The kernel for several tokens, as from `kernel`, and the steps to pass to it.
 
-        `computed` is the type in which the model multiplies, None for that of the steps: where it has 16 bits and the
+        `computed` is the type of the model's matrix products, None for that of the steps: if it has 16 bits and the
         kernel `mixes`, queries, keys and values are rounded to it.
         """
         if computed is not None and computed.itemsize == NARROW:
@@ -220,7 +221,7 @@ class RecurrenceDispatcher:
         return self.kernel(steps, before, below=below), steps
 
     def required(self, steps: Steps, before: Tensor | None, *, single: bool) -> RecurrenceKernel:
-        """The kernel, as of `kernel`; raises `KernelRefused` where nobody accepts."""
+        """The kernel, as from `kernel`; raises `KernelRefused` where no kernel accepts."""
         kernel = self.kernel(steps, before, single=single)
         if kernel is None:
             asked = f"kernel {self.name!r} does not compute" if self.name else "no installed kernel computes"
@@ -236,16 +237,16 @@ class RecurrenceDispatcher:
         below: float = math.inf,
         dtype: Any = None,
     ) -> RecurrenceKernel | None:
-        """The accepting kernel of least predicted cost, None where all refuse or cost no less than `below`.
+        """The accepting kernel of the lowest cost; None where all refuse or cost no less than `below`.
 
-        `single` says that each sequence has one token, `dtype` in which type queries, keys and values are handed on,
-        None for their own. A layer with a plain computation of its own asks below 1, which is what that costs.
+        `single` says that each sequence has one token; `dtype` is the type in which queries, keys and values are passed
+        on, None for their own. A layer with a plain computation of its own sets `below` to 1, the cost of that.
         """
         return self.table.find(*_call(steps, before, single=single, dtype=dtype), below=below)
 
 
 def _call(steps: Steps, before: Tensor | None, *, single: bool, dtype: Any = None) -> tuple[Kind, Any, str, bool, bool]:
-    """The kind of a call."""
+    """The arguments of `_problem` for a call."""
     value = steps.value
     gradients = any(part is not None and part.requires_grad for part in (*steps, before))
     kind = value.shape[2], steps.key.shape[3], value.shape[3], steps.fades, steps.strength is not None

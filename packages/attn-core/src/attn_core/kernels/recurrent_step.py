@@ -1,7 +1,7 @@
-"""A decode step of a linear recurrence over states in slots: what a layer asks of kernels, and what they are given.
+"""Decode steps of linear recurrences over states in slots: problem, inputs, kernels, and the choice of a kernel.
 
-A kernel of this operation computes one token of each request, from the layer's input projections to what its output
-projection is given, and reads and writes the states where a store keeps them.
+A kernel of this operation computes one token of each request, from the outputs of the layer's input projections to the
+input of its output projection, and reads and writes the states in the store's memory.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ OutputGate = Literal["none", "silu", "sigmoid"]
 class RecurrentStepSpec:
     """A decode step as data: a memory S [key_size, value_size] for each of `num_heads` heads, and what surrounds it.
 
-    Queries and keys have `num_key_heads` heads, each used by as many neighbouring memories; values, decays, strengths
-    and gates have `num_heads`. In this order:
+    Queries and keys have `num_key_heads` heads, each shared by the same number of consecutive memories; values, decays,
+    strengths and gates have `num_heads`. The operations, in this order:
 
     - a causal convolution over the last `taps` queries, keys and values, each channel by itself; 0 for none
     - `feature_map`: SiLU of queries, keys and values, or elu(x) + 1 of queries and keys
-    - `rotary` positions of queries and keys, of which "halves" or neighbouring "pairs" turn together
-    - `unit`: queries and keys of length one (their squared length plus 1e-6); then both are scaled
+    - `rotary` positions of queries and keys, with pairs of elements from both "halves" or of neighbours ("pairs")
+    - `unit`: queries and keys are normalised to length one (1e-6 is added to the squared length); then both are scaled
     - g, the log decay of each head or channel (`decay`): given as it is ("log"), ln σ(x) / temperature ("log_sigmoid"),
       or -e^rate softplus(x + bias) ("softplus")
     - `step_size`: values v are multiplied by softplus(x + bias), the step size of Mamba-2
@@ -81,18 +81,18 @@ class RecurrentStepSpec:
 
     @property
     def channels(self) -> int:
-        """Elements of the queries, keys and values of a token."""
+        """Number of elements of the queries, keys and values of a token."""
         return 2 * self.num_key_heads * self.key_size + self.num_heads * self.value_size
 
     @property
     def columns(self) -> int:
-        """Columns of a memory."""
+        """Number of columns of a memory."""
         return self.value_size + self.normalizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentStepProblem(RecurrentStepSpec, Problem):
-    """A decode step of this kind, of rows of `dtype`; memories are float32."""
+    """A decode step of a linear recurrence on inputs of `dtype`; memories are float32."""
 
     operation: ClassVar[str] = "recurrent_step"
 
@@ -102,14 +102,14 @@ class RecurrentStepProblem(RecurrentStepSpec, Problem):
 def recurrent_step_problem(
     spec: RecurrentStepSpec, *, dtype: str, device: str, gradients: bool = False
 ) -> RecurrentStepProblem:
-    """The problem of computing a step as the spec says."""
+    """The problem of computing a decode step of this spec."""
     known = {field.name: getattr(spec, field.name) for field in dataclasses.fields(RecurrentStepSpec)}
     return RecurrentStepProblem(**known, dtype=dtype, device=device, gradients=gradients)
 
 
 class ConvolutionInputs(NamedTuple):
     """A causal convolution of each channel: `weight` [channels, taps], the newest token last, and `bias` [channels] or
-    None. `starts` are the first channels of queries, of keys and of values, each of which lie side by side."""
+    None. `starts` are the first channels of queries, of keys and of values, each of which are consecutive."""
 
     weight: Tensor
     bias: Tensor | None
@@ -117,9 +117,9 @@ class ConvolutionInputs(NamedTuple):
 
 
 class DecayInputs(NamedTuple):
-    """What log decays follow from: `rows` [requests, num_heads, key_size or 1], or [1, ...] where they are the same for
-    all; `rate` [num_heads], natural logarithms, and `bias` [num_heads, key_size or 1] of the form "softplus", the
-    `temperature` of "log_sigmoid"."""
+    """The inputs from which log decays are computed: `rows` [requests, num_heads, key_size or 1], or [1, ...] where
+    they are the same for all requests; for the form "softplus", `rate` [num_heads], natural logarithms, and `bias`
+    [num_heads, key_size or 1]; for "log_sigmoid", `temperature`."""
 
     rows: Tensor
     rate: Tensor | None = None
@@ -128,8 +128,9 @@ class DecayInputs(NamedTuple):
 
 
 class OutputInputs(NamedTuple):
-    """What outputs become: `skip` [num_heads]; `norm` [value_size] the same for all heads, [num_heads * value_size], or
-    None, and its `eps`; `gate` [requests, num_heads, value_size]; `normalizer_eps` is added to what divides."""
+    """The parameters of the operations on outputs: `skip` [num_heads]; the gain `norm`, [value_size] for all heads,
+    [num_heads * value_size], or None, and its `eps`; `gate` [requests, num_heads, value_size]; `normalizer_eps` is
+    added to the normalizer's divisor."""
 
     skip: Tensor | None = None
     norm: Tensor | None = None
@@ -145,11 +146,11 @@ NO_OUTPUT = OutputInputs()
 class RecurrentStepInputs:
     """The tensors of a step, floats of any type, dense along their last axis.
 
-    `query`, `key` [requests, num_key_heads, key_size] and `value` [requests, num_heads, value_size] as they were
-    projected. `state` says where the memories "S" [slots, num_heads, key_size, columns], float32, and the last inputs
-    of the convolution "tail" [slots, taps - 1, channels] lie; requests are in different slots. `scales` multiply
-    queries and keys. `cos_sin` are cosines and signed sines [requests, 1, rotated], float32, as of `RotaryKernel`.
-    `strength` [requests, num_heads] are β before their sigmoid.
+    `query`, `key` [requests, num_key_heads, key_size] and `value` [requests, num_heads, value_size] are the outputs of
+    the projections. `state` holds the memories "S" [slots, num_heads, key_size, columns], float32, and the last inputs
+    of the convolution, "tail" [slots, taps - 1, channels]; requests have different slots. `scales` are the factors of
+    queries and keys. `cos_sin` are cosines and signed sines [requests, 1, rotated], float32, as for `RotaryKernel`.
+    `strength` [requests, num_heads] are β before the sigmoid.
     """
 
     spec: RecurrentStepSpec
@@ -174,17 +175,18 @@ class RecurrentStepKernel(Kernel[RecurrentStepProblem]):
     def run(self, inputs: RecurrentStepInputs) -> Tensor:
         """Outputs [requests, num_heads * value_size] in the type of the values; the states of the slots are replaced.
 
-        Where this chip cannot run the kernel, it raises before any state is changed. Grids and addresses of what it
-        reads follow from the shapes and the addresses of the inputs alone, so that it may be recorded as a CUDA graph.
+        On a device that cannot run the kernel, it raises before any state is changed. Its launch grids and the
+        addresses that it reads depend only on the shapes and addresses of the inputs, so that it can be captured in a
+        CUDA graph.
         """
 
 
 PLAIN = 1.0
-"""What a layer's own computation of a step costs: kernels that cost no less are not taken."""
+"""The cost of a layer's own computation of a step: kernels that cost no less are not used."""
 
 
 class RecurrentStepDispatcher:
-    """Chooses the kernels of one layer's decode steps among `kernels`, which `installed().kernels` are."""
+    """Chooses the kernels of one layer's decode steps among `kernels`, usually `installed().kernels`."""
 
     def __init__(self, kernels: Registry[Kernel[Any]]) -> None:
         offered: Any = RecurrentStepKernel
@@ -208,12 +210,12 @@ class RecurrentStepDispatcher:
         gradients: bool,
         request: int | None = None,
     ) -> Tensor | None:
-        """What a kernel makes of a decode step, see `RecurrentStepKernel.run`; None where the layer is to compute it.
+        """Compute a decode step with a kernel, see `RecurrentStepKernel.run`; None if the layer has to compute it.
 
-        That is where no kernel accepts, and where the store behind `view`, a `SlotView`, does not show where its states
-        lie. `like` are the layer's input rows, of all requests of the batch or of one that computes one token beside
-        others that compute several, of which `request` is the number; `inputs` is called only where there is a kernel.
-        Where this chip cannot run one, the next is taken, which is said once.
+        That is if no kernel accepts, or if `view`, a `SlotView`, gives no access to the store's memory. `like` are the
+        layer's inputs, from which type and device are read: those of all requests of the batch or, with `request`, of
+        the request of that number, which computes one token while others compute several. `inputs` is called only if
+        there is a kernel. If this device cannot run a kernel, the next one is used, which is logged once.
         """
         if not self.able:
             return None
@@ -232,8 +234,8 @@ class RecurrentStepDispatcher:
     def single_tokens(
         self, batch: RaggedBatch, step: Callable[[Span, RaggedBatch], Tensor | None]
     ) -> Iterator[tuple[Span, Tensor]]:
-        """The requests that compute one token beside others that compute several, and what `step` makes of each alone,
-        as in a step of single tokens; none where no kernel can, or `step` has None for one."""
+        """For each request of one token in a batch in which others have several: its span, and the output of `step` for
+        it alone. Ends where `step` returns None; empty if no kernel can run on this machine."""
         for span, alone in batch.single_tokens() if self.able else ():
             out = step(span, alone)
             if out is None:

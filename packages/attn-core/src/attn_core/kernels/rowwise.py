@@ -1,6 +1,6 @@
-"""Operations on each row alone, between the matrices of a block and behind the last: what their kernels are asked.
+"""Row-wise operations between the matrix products of a block and after the last one: problems and kernels.
 
-Where nobody accepts, the caller computes with its tensor library, which is the definition.
+Where no kernel accepts, the caller uses its tensor library, which is the definition.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ ROW_FORMS = {
     GATE: ("silu", "gelu", "gelu_tanh"),
     CROSS_ENTROPY: ("plain",),
 }
-"""The forms of each operation: of norms alone or of a sum; what rotary positions pair; the activation of a gate."""
+"""The forms of each operation: a norm of rows or of a sum; the pairs of rotary positions; the activation of a gate."""
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """How predictions are judged: rows whose target is `ignored` do not count, the share `smoothing` of a target is
-    spread over all ids (Szegedy et al. 2016, arXiv 1512.00567, section 7), and logits z are first cap · tanh(z / cap).
+    """The parameters of cross-entropy: rows whose target is `ignored` do not count; label smoothing spreads the share
+    `smoothing` of a target over all ids (Szegedy et al. 2016, arXiv 1512.00567, section 7); and with `cap`, logits z
+    are first replaced by cap · tanh(z / cap).
     """
 
     ignored: int = -100
@@ -53,9 +54,9 @@ class Targets:
 
 @dataclass(frozen=True, kw_only=True)
 class RowProblem(Problem):
-    """An operation on rows of `row_size` elements: a row to be normed, a head, a gate, logits over a vocabulary.
+    """An operation on rows of `row_size` elements: hidden states, heads, gates, or logits over a vocabulary.
 
-    `form` is one of the operation's in `ROW_FORMS`.
+    `form` is one of the operation's forms in `ROW_FORMS`.
     """
 
     row_size: int = 0
@@ -64,25 +65,25 @@ class RowProblem(Problem):
 
 
 class NormProblem(RowProblem):
-    """RMSNorm, alone or of a sum."""
+    """RMSNorm, of rows or of a sum of rows."""
 
     operation: ClassVar[str] = RMS_NORM
 
 
 class RotaryProblem(RowProblem):
-    """Rotary positions, of which halves or neighbours are pairs."""
+    """Rotary positions, with pairs of elements from both halves or of neighbours."""
 
     operation: ClassVar[str] = ROTARY
 
 
 class GateProblem(RowProblem):
-    """A gate, by its activation."""
+    """A gate; `form` is its activation."""
 
     operation: ClassVar[str] = GATE
 
 
 class CrossEntropyProblem(RowProblem):
-    """Losses of logits."""
+    """Cross-entropy losses of logits."""
 
     operation: ClassVar[str] = CROSS_ENTROPY
 
@@ -91,7 +92,7 @@ P = TypeVar("P", bound=RowProblem)
 
 
 class RowKernel(Kernel[P]):
-    """A kernel of one of these operations."""
+    """Base class of the kernels of row-wise operations."""
 
 
 class NormKernel(RowKernel[NormProblem]):
@@ -101,11 +102,14 @@ class NormKernel(RowKernel[NormProblem]):
 
     @abstractmethod
     def norm(self, rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
-        """Rows [..., width] normed, in their type; `gain` [width] may be of another."""
+        """Normalised rows [..., width], in the type of `rows`; `gain` [width] may have another type."""
 
     @abstractmethod
     def norm_sum(self, rows: Tensor, added: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-        """`rows` + `added`, of its type or a narrower one, and that normed, both [..., width] in the rows' type."""
+        """`rows` + `added`, and the same normalised, both [..., width] in the type of `rows`.
+
+        `added` has this type or a narrower one.
+        """
 
 
 class RotaryKernel(RowKernel[RotaryProblem]):
@@ -115,10 +119,11 @@ class RotaryKernel(RowKernel[RotaryProblem]):
 
     @abstractmethod
     def rotate(self, rows: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) -> Tensor:
-        """Rows [..., tokens, heads, size] turned, in their type; elements behind those that turn stay.
+        """Rotated rows [..., tokens, heads, size], in the type of `rows`; elements after the first `turned` are kept.
 
-        `cosines` and `sines` [tokens or ..., tokens, 1, turned], float32, are the same for both elements of a pair, but
-        that the sine of the first is negative. Pairs are neighbours where `interleaved`, else of both halves.
+        `cosines` and `sines` [tokens or ..., tokens, 1, turned], float32, have equal values for both elements of a
+        pair, except that the sine of the first is negated. Pairs are neighbours if `interleaved`, else one element is
+        of each half.
         """
 
     def rotate_appended(
@@ -129,28 +134,28 @@ class RotaryKernel(RowKernel[RotaryProblem]):
         *,
         interleaved: bool,
     ) -> Tensor | None:
-        """Queries turned, and keys, turned, and values written to where rows are kept, by one kernel; None where it is
-        none.
+        """Rotate queries, which are returned, and keys, and write the keys and values to the cache, all in one kernel;
+        None if this is not supported.
 
-        `projected` are queries, keys and values [tokens, heads, size], `turns` cosines and sines as of `rotate`; `kept`
-        has the fields "key" and "value", in the type of the queries, and says where the rows of these tokens go.
+        `projected` are queries, keys and values [tokens, heads, size], `turns` cosines and sines as in `rotate`; `kept`
+        has the fields "key" and "value", in the type of the queries, and the slots of these tokens.
         """
         del projected, turns, kept, interleaved
         return None
 
 
 class GateKernel(RowKernel[GateProblem]):
-    """f(gate) ⊙ up (Shazeer 2020, arXiv 2002.05202), f computed again for the gradients."""
+    """f(gate) ⊙ up (Shazeer 2020, arXiv 2002.05202); f is recomputed in the backward pass."""
 
     problem: ClassVar[type[Problem]] = GateProblem
 
     @abstractmethod
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-        """Rows [..., width] of gates and of what they let through, of one type."""
+        """f(gate) ⊙ up of rows [..., width] of one type."""
 
 
 class CrossEntropyKernel(RowKernel[CrossEntropyProblem]):
-    """Losses of logits, and their gradients in the same memory."""
+    """Cross-entropy losses of logits, and their gradients in the memory of the logits."""
 
     problem: ClassVar[type[Problem]] = CrossEntropyProblem
 
@@ -158,8 +163,8 @@ class CrossEntropyKernel(RowKernel[CrossEntropyProblem]):
     def losses(self, logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> Tensor:
         """Cross-entropy [rows], float32, in nats, of `ids` [rows], int64, under `logits` [rows, vocabulary].
 
-        With `gradients`, those of each row's loss stand where its logits stood. Ignored rows have loss and gradients 0;
-        ids outside the vocabulary, which the caller should refuse, NaN.
+        With `gradients`, the gradients of each row's loss overwrite its logits. Ignored rows have loss and gradients 0;
+        ids outside the vocabulary, which the caller should refuse, have NaN.
         """
 
 
@@ -171,7 +176,7 @@ PROBLEMS: Mapping[str, type[RowProblem]] = {
 def row_problem(
     operation: str, row_size: int, *, form: str, dtype: str, device: str, gradients: bool = False
 ) -> RowProblem:
-    """The problem of rows of `row_size` elements: those of a norm, of a rotated head, of a gate, of a vocabulary.
+    """The problem of a row-wise operation on rows of `row_size` elements, see `RowProblem`.
 
     Raises `InvalidValue` for an operation or form that does not exist.
     """
@@ -187,10 +192,10 @@ Result = TypeVar("Result")
 
 
 def row_kernel(kind: Callable[..., Row], form: str, rows: Tensor, *others: Tensor | None) -> Row | None:
-    """The kernel for rows [..., row_size]; None where the plain computation is as good, and where there is none.
+    """The kernel for rows [..., row_size]; None if no kernel is faster than the plain computation.
 
-    `kind` is a class of this module, `others` are the other tensors that gradients may flow to. Not to be called while
-    torch.compile traces, which joins such operations by itself.
+    `kind` is a kernel class of this module, `others` are the other tensors that gradients may flow to. Not to be called
+    while torch.compile traces, which fuses such operations by itself.
     """
     table = row_table(kind)
     if table is None or rows.stride(-1) != 1:
@@ -203,9 +208,9 @@ def row_kernel(kind: Callable[..., Row], form: str, rows: Tensor, *others: Tenso
 def row_result(
     kind: Callable[..., Row], form: str, compute: Callable[[Row], Result], rows: Tensor, *others: Tensor | None
 ) -> Result | None:
-    """What `compute` makes of the kernel for rows, as of `row_kernel`; None where the plain computation is to be taken.
+    """The result of `compute` for the kernel for rows, as from `row_kernel`; None if there is no such kernel.
 
-    Where this chip cannot run the kernel, that of the next one, which is said once.
+    If this device cannot run the kernel, the next one is used, which is logged once.
     """
     table = row_table(kind)
     if table is None or rows.stride(-1) != 1:
@@ -218,7 +223,7 @@ def row_result(
 
 @cache
 def row_table(kind: Any) -> KernelTable[Any] | None:
-    """The kernels of this kind; None where none can run on this machine."""
+    """The kernels of the class `kind`; None where none can run on this machine."""
     table = KernelTable(installed().kernels, kind, partial(_problem, kind.problem.operation))
     return table if any(kernel.available() is None for kernel in table.kernels) else None
 

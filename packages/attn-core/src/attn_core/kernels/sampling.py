@@ -1,10 +1,10 @@
-"""Choosing the next token of each row of logits, and log probabilities: what their kernels are asked.
+"""Sampling the next token of each row of logits, and log probabilities: problem, inputs and kernels.
 
-A token is drawn with whole numbers, so that its choice does not depend on who computes it, nor in which order: with the
-highest score h, a token of score s weighs round(2^32 · e^((s - h) · inverse_temperature)), where e^x is a polynomial in
-float32 without fused operations, and of up to 2^21 such weights every sum in float64 is exact. `attn_engine.sampler` is
-the definition, in NumPy; a kernel gives the same tokens. One that weighs less than half of one, e^-22.9 times what the
-likeliest does, is never drawn.
+Tokens are drawn with integer weights, so that the result does not depend on the implementation nor on the order of
+summation: with the highest score h, a token of score s has the weight round(2^32 · e^((s - h) · inverse_temperature)),
+where e^x is a polynomial in float32 without fused operations; sums of up to 2^21 such weights are exact in float64.
+`attn_engine.sampler` is the definition, in NumPy; a kernel returns the same tokens. A token whose weight is below one
+half before rounding, e^-22.9 times that of the most likely token, is never drawn.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LogProbability = tuple[float, list[tuple[int, float]]]
-"""The log probability of a token, and the most likely (id, log probability) at its place; in nats."""
+"""The log probability of a token, and (id, log probability) of the most likely tokens at its position; in nats."""
 
 
 class Draw(NamedTuple):
-    """How the token of one row is chosen.
+    """The parameters by which the token of one row is drawn.
 
-    Where they are given, all [vocab_size]: `seen`, bool, tokens that `repetition_penalty` changes; `counts`, float32,
-    what the two other penalties are multiplied with; `allowed`, bool. `logit_bias` is by token id. An
-    `inverse_temperature` of 0 takes the most likely token. `point`, in [0, 1), is the place in the cumulative
-    distribution: by token id, or, with `top_k` (0 for all) or `top_p` below 1, by rank.
+    An `inverse_temperature` of 0 takes the most likely token. `point`, in [0, 1), is the point of the cumulative
+    distribution that is drawn: by token id, or, with `top_k` (0 for all) or `top_p` below 1, by rank. `logit_bias` is
+    by token id. Optional, all [vocab_size]: `seen`, bool, the tokens to which `repetition_penalty` applies; `counts`,
+    float32, by which the two other penalties are multiplied; `allowed`, bool, the tokens that may be drawn.
     """
 
     inverse_temperature: float
@@ -51,7 +51,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingProblem(Problem):
-    """Tokens of rows of logits over `vocab_size` tokens, in their type."""
+    """Choosing tokens from rows of logits of the type `dtype` over `vocab_size` tokens."""
 
     operation: ClassVar[str] = "sampling"
 
@@ -59,21 +59,21 @@ class SamplingProblem(Problem):
 
 
 class SamplingKernel(Kernel[SamplingProblem]):
-    """Chooses tokens of rows, each by itself."""
+    """Chooses a token for each row of logits, independently of other rows."""
 
     problem: ClassVar[type[Problem]] = SamplingProblem
 
     @abstractmethod
     def choose(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-        """A token for each row of logits [rows, vocab_size]; -1 where the scores of a row are no finite numbers."""
+        """A token for each row of logits [rows, vocab_size]; -1 for a row whose scores are not finite numbers."""
 
     @abstractmethod
     def log_probabilities(self, logits: Tensor, tokens: Sequence[int], top_logprobs: int) -> list[LogProbability]:
-        """Of each row of finite logits [rows, vocab_size] that of its token, and so many of the most likely."""
+        """For each row of finite logits [rows, vocab_size]: that of its token, and of the `top_logprobs` likeliest."""
 
 
 def sampling_kernel(vocab_size: int, device: str) -> SamplingKernel | None:
-    """The kernel for float32 logits on this type of device; None where the caller's definition computes."""
+    """The kernel for float32 logits on this type of device; None if the caller is to compute the definition."""
     found: KernelTable[Any] = KernelTable(installed().kernels, SamplingKernel, partial(_problem, device))
     return found.find(vocab_size)
 

@@ -31,9 +31,9 @@ class KeyBlocks(NamedTuple):
 class SelectedBlocks(NamedTuple):
     """Scaled queries and the blocks chosen for their group.
 
-    `query` [batch, groups, query, shared, size]; `chosen` [batch, groups, query, top], int64: first the block that the
-    query stands in, then different earlier ones, -1 where there is none; `places` [batch, query], int64, positions,
-    beyond which no key is seen.
+    `query` [batch, groups, query, shared, size]; `chosen` [batch, groups, query, top], int64: first the query's own
+    block, then distinct earlier ones, -1 where there is none; `places` [batch, query], int64, the positions of the
+    queries, which see no later keys.
     """
 
     query: Tensor
@@ -43,7 +43,7 @@ class SelectedBlocks(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedBlocksSpec:
-    """Attention to chosen blocks as data."""
+    """Attention to selected blocks as data."""
 
     heads: Heads
 
@@ -65,7 +65,7 @@ class SelectedBlocksProblem(Problem):
 def selected_blocks_problem(
     spec: SelectedBlocksSpec, *, dtype: str, device: str, gradients: bool, padded: bool
 ) -> SelectedBlocksProblem:
-    """The problem of attending to selected blocks; `padded` as of `SelectedBlocksProblem`."""
+    """The problem of attending to selected blocks; `padded` as in `SelectedBlocksProblem`."""
     heads = spec.heads
     return SelectedBlocksProblem(
         key_size=heads.key_size,
@@ -86,35 +86,36 @@ class SelectedBlocksKernel(Kernel[SelectedBlocksProblem]):
 
     @abstractmethod
     def run(self, selected: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
-        """Outputs [batch, groups, query, shared, value_size]; a query that sees nothing gives zeros."""
+        """Outputs [batch, groups, query, shared, value_size], zeros for a query that sees no key."""
 
 
 class SelectedBlocksDispatcher:
-    """Chooses the kernels by which one layer attends to selected blocks, among `installed().kernels`."""
+    """Chooses the kernels by which one layer attends to selected blocks, usually among `installed().kernels`."""
 
     def __init__(self, kernels: Registry[Kernel[Any]], heads: Heads) -> None:
         self.table = KernelTable(kernels, SelectedBlocksKernel, partial(_problem, SelectedBlocksSpec(heads=heads)))
 
     def run(self, selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> Tensor:
-        """Outputs, see `SelectedBlocksKernel.run`, over the keys of these inputs; raises `KernelRefused`.
+        """Outputs, see `SelectedBlocksKernel.run`; raises `KernelRefused` where no kernel accepts.
 
-        Where this chip cannot run the kernel, the next one computes, which is said once.
+        `operands` are the inputs from which queries and blocks were made. If this device cannot run the kernel, the
+        next one is used, which is logged once.
         """
         call = call_of(selected, blocks, operands)
         return self.table.run(call, lambda kernel: kernel.run(selected, blocks))
 
     def run_in_graph(self, selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> Tensor:
-        """The same while torch.compile traces, which is before kernels run, so that none is replaced."""
+        """Like `run`, but called while torch.compile traces: no kernel runs yet, so that none is replaced."""
         return self.table.require(*call_of(selected, blocks, operands)).run(selected, blocks)
 
 
 def call_of(selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> tuple[Any, str, bool, bool]:
-    """By what calls are told apart: the type and device of queries, whether gradients are wanted, and whether queries
-    lie behind keys or some are padding."""
+    """The kind of a call: type and device of the queries, whether gradients are needed, and whether there are other
+    keys than those of the queries, explicit positions or padding."""
     query = selected.query
     gradients = any(rows.requires_grad for rows in (query, blocks.key, blocks.value))
     given = operands.key_padding_mask, operands.query_positions, operands.key_positions
-    # A bool of its own: a comparison of lengths that a compiler follows is none yet.
+    # bool(), because torch.compile makes a symbolic value of a comparison of lengths.
     behind = bool(operands.query.shape[1] != operands.key.shape[1])
     return query.dtype, query.device.type, gradients, behind or any(part is not None for part in given)
 

@@ -1,4 +1,4 @@
-"""Masks as values: which keys a query may see, how many pairs are allowed, how far back a cache must remember."""
+"""Masks as values: which keys a query may see, how many pairs are allowed, and how far back a cache must reach."""
 
 from attn_core.masks.bands import (
     Band,

@@ -23,7 +23,7 @@ class Full(Mask):
     kind = "full"
 
     def allows(self, query: Positions, key: Positions) -> Any:
-        # Always true, also for the negative positions of queries that outnumber the keys; broadcasts both.
+        # Always true, also for negative query positions (more queries than keys); broadcasts both operands.
         return (query <= key) | (query > key)
 
     def runs(self, query: int, keys: int) -> Runs:
@@ -35,7 +35,7 @@ class Full(Mask):
 
 @dataclass(frozen=True)
 class Causal(Mask):
-    """A query sees itself and what came before (Vaswani et al. 2017, section 3.2.3)."""
+    """A query sees itself and all earlier positions (Vaswani et al. 2017, section 3.2.3)."""
 
     kind = "causal"
 
@@ -138,10 +138,10 @@ class Prefix(Mask):
 
 @dataclass(frozen=True, kw_only=True)
 class Chunked(Mask):
-    """Positions are cut into chunks of `size`; a query sees its own chunk, `back` before it and `ahead` after it.
+    """Positions are cut into chunks of `size`; a query sees its own chunk, `back` chunks before and `ahead` after it.
 
-    With `Causal` and no others it is Llama 4's chunked attention; with one on either side block-local attention
-    (Parmar et al. 2018, arXiv 1802.05751, in one dimension).
+    With `Causal` and no other chunks it is Llama 4's chunked attention; with one chunk on either side it is block-local
+    attention (Parmar et al. 2018, arXiv 1802.05751, in one dimension).
     """
 
     size: int
@@ -173,10 +173,10 @@ class Chunked(Mask):
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkRing(Mask):
-    """As `Chunked`, but before the first chunk stands the last, and behind the last the first.
+    """Like `Chunked`, but the chunks form a ring: the last chunk precedes the first.
 
-    The local attention of the Reformer's code (Kitaev et al. 2020, arXiv 2001.04451). A chunk that is met on both ways
-    round is seen once. The last chunk is that of the last of `length` keys (see `over`).
+    The local attention of the Reformer's code (Kitaev et al. 2020, arXiv 2001.04451). A chunk that is reached in both
+    directions is seen once. The last chunk is that of the last of `length` keys (see `over`).
     """
 
     size: int
@@ -208,16 +208,16 @@ class ChunkRing(Mask):
         return merged((place * self.size, min(keys, (place + 1) * self.size)) for place in sorted(near))
 
     def _chunks(self, length: Positions) -> Any:
-        """How many chunks there are, at least one."""
+        """The number of chunks, at least one."""
         chunks = (length + self.size - 1) // self.size
         return chunks + (chunks < 1) * 1
 
 
 @dataclass(frozen=True)
 class Segments(Mask):
-    """Documents of these lengths laid end to end; a token sees its own document only, and what is behind them nothing.
+    """Concatenated documents of these lengths; a token sees its own document only, and a token after them sees nothing.
 
-    With `Causal`, packed documents are what they are alone, provided that positions start anew in each.
+    With `Causal`, packed documents give the same results as each alone, provided that positions restart in each.
     """
 
     lengths: tuple[int, ...]
@@ -260,14 +260,14 @@ class Segments(Mask):
 
 
 class Band(NamedTuple):
-    """Places before and after itself that a query sees; None is no bound."""
+    """The numbers of positions before and after itself that a query sees; None means no bound."""
 
     left: int | None
     right: int | None
 
 
 def band_of(mask: Mask) -> Band | None:
-    """The band that a mask is, or None where it is something else."""
+    """The band that a mask is equal to; None for any other mask."""
     if isinstance(mask, Full):
         return Band(None, None)
     if isinstance(mask, Causal):
@@ -282,14 +282,14 @@ def band_of(mask: Mask) -> Band | None:
 
 
 class PackedBand(NamedTuple):
-    """A band within each of the texts of these lengths, laid end to end."""
+    """A band within each of the concatenated documents of these lengths."""
 
     band: Band
     lengths: tuple[int, ...]
 
 
 def varlen_band_of(mask: Mask) -> PackedBand | None:
-    """The band within texts that a mask is, or None where it is something else."""
+    """The band within documents that a mask is equal to; None for any other mask."""
     if isinstance(mask, Segments):
         return PackedBand(Band(None, None), mask.lengths)
     if isinstance(mask, Both):

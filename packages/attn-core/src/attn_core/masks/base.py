@@ -1,6 +1,6 @@
-"""Masks as values: the predicate on positions, and what follows from it.
+"""Masks as values: a predicate on positions, and the bounds and counts that follow from it.
 
-Positions are absolute integers. Query i of n queries over S keys stands at position S - n + i (bottom-right alignment).
+Positions are absolute integers. Query i of n queries over S keys has position S - n + i (bottom-right alignment).
 Predicates use operators only, so that they take ints and integer tensors alike.
 
 Two kinds of mask need more before their predicate can be evaluated: `mask.over(keys)` binds a mask that depends on the
@@ -37,7 +37,7 @@ class Mask(ABC):
     def allows(self, query: Positions, key: Positions) -> Any:
         """Whether the query at position `query` may see the key at `key`; True keeps. Broadcasts.
 
-        Raises `InvalidValue` where the mask depends on the number of keys or on the head and was not told.
+        Raises `InvalidValue` for a mask that depends on the number of keys or on the head and is bound to none.
         """
 
     @property
@@ -51,8 +51,8 @@ class Mask(ABC):
         return UNBOUNDED
 
     def reach(self, keys: int | None) -> Reach:
-        """What a decoder must keep of the keys up to a query's own, in a context of `keys` tokens; None where the
-        context has no end."""
+        """The keys, up to a query's own, that a decoder must cache in a context of `keys` tokens; None is an unbounded
+        context."""
         return Reach(None if self.lookback is None else self.lookback + 1)
 
     @property
@@ -62,17 +62,17 @@ class Mask(ABC):
 
     @property
     def heads(self) -> int | None:
-        """For how many heads the mask says something of its own; None where it is the same for all."""
+        """The number of heads, for a mask that differs by head; None where it is the same for all heads."""
         return None
 
     @property
     def by_length(self) -> bool:
-        """Whether the mask depends on the number of keys and was not told it yet."""
+        """Whether the mask depends on the number of keys and is not bound to one yet (see `over`)."""
         return False
 
     @property
     def closed(self) -> bool:
-        """Whether `runs` are known in closed form, so that asking for them is cheap however many keys there are."""
+        """Whether `runs` has a closed form, so that it is cheap for any number of keys."""
         return True
 
     @property
@@ -82,11 +82,11 @@ class Mask(ABC):
 
     @property
     def split(self) -> tuple[Mask, ...]:
-        """Masks that allow together what this one does, no pair twice, each with neighbours of its own `period`."""
+        """Masks that together allow the same pairs as this one, no pair twice, each with its own `period`."""
         return (self,)
 
     def over(self, keys: Positions) -> Mask:
-        """The mask over `keys` keys: an int, or a tensor that broadcasts with the positions."""
+        """The mask bound to `keys` keys: an int, or a tensor that broadcasts with the positions."""
         return self
 
     def of_head(self, head: int) -> Mask:
@@ -94,18 +94,18 @@ class Mask(ABC):
         return self
 
     def keys_of(self, query: int, keys: int) -> range:
-        """The smallest range of key positions, of `keys` in all, that holds every key `query` can see."""
+        """The range of key positions, of `keys` in all, that `lookback` and `lookahead` let the query see."""
         first = 0 if self.lookback is None else max(0, query - self.lookback)
         last = keys if self.lookahead is None else min(keys, query + self.lookahead + 1)
         return range(first, max(first, last))
 
     def runs(self, query: int, keys: int) -> Runs:
-        """The keys, of `keys` in all, that the query at position `query` sees."""
+        """The keys, of `keys` in all, that the query at position `query` sees, as sorted ranges."""
         bound = self.over(keys)
         return of_keys(key for key in self.keys_of(query, keys) if bound.allows(query, key))
 
     def count(self, queries: int, keys: int) -> int:
-        """Allowed pairs of `queries` queries aligned to the end of `keys` keys; exact.
+        """The exact number of allowed pairs of `queries` queries aligned to the end of `keys` keys.
 
         Where the mask differs by head, the sum over its heads.
         """
@@ -124,9 +124,9 @@ class Mask(ABC):
 
 @dataclass(frozen=True)
 class Pair(Mask):
-    """Two masks that something is made of; raises `InvalidValue` where they differ by head for other numbers of heads.
+    """Base class of masks that combine two masks; `over` and `of_head` are applied to each of them.
 
-    What it is made of is resolved part by part.
+    Raises `InvalidValue` where both masks differ by head, for different numbers of heads.
     """
 
     one: Mask
@@ -173,7 +173,7 @@ class Pair(Mask):
 
 @dataclass(frozen=True)
 class Both(Pair):
-    """What both masks allow."""
+    """Allows the pairs that both masks allow."""
 
     def allows(self, query: Positions, key: Positions) -> Any:
         return self.one.allows(query, key) & self.other.allows(query, key)
@@ -203,7 +203,7 @@ class Both(Pair):
 
 @dataclass(frozen=True)
 class Either(Pair):
-    """What one of the masks, or both, allow."""
+    """Allows the pairs that at least one of the masks allows."""
 
     def allows(self, query: Positions, key: Positions) -> Any:
         return self.one.allows(query, key) | self.other.allows(query, key)
@@ -229,7 +229,7 @@ class Either(Pair):
 
 @dataclass(frozen=True)
 class Not(Mask):
-    """What the mask does not allow."""
+    """Allows the pairs that the mask does not allow."""
 
     mask: Mask
     kind = "composite"
@@ -264,7 +264,7 @@ class Not(Mask):
 
 
 def tighter(one: int | None, other: int | None) -> int | None:
-    """The smaller of two bounds; None is none."""
+    """The smaller of two bounds; None means no bound."""
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)
@@ -276,9 +276,9 @@ def _looser(one: int | None, other: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class PerHead(Mask):
-    """`masks[h]` is the mask of query head h; as many as there are heads.
+    """A mask for each head: `masks[h]` is that of query head h.
 
-    It has no predicate of its own: kernels ask each head's mask by `of_head`.
+    It has no predicate of its own: kernels get the mask of each head by `of_head`.
     """
 
     masks: tuple[Mask, ...]
@@ -328,17 +328,17 @@ class PerHead(Mask):
 
 
 def widest(bounds: list[int | None]) -> int | None:
-    """The largest of some bounds; None where one is missing."""
+    """The largest of some bounds; None, no bound, where one of them is None."""
     known = [bound for bound in bounds if bound is not None]
     return max(known) if len(known) == len(bounds) else None
 
 
 @dataclass(frozen=True)
 class Predicate(Mask):
-    """A mask given as a function of positions, FlexAttention's `mask_mod` without batch and head.
+    """A mask given as a function of positions: FlexAttention's `mask_mod` without batch and head.
 
-    `function(query, key)` must use operators that take integers and tensors alike. `back` and `ahead`
-    state the bounds that the function keeps; without them nothing is assumed.
+    `function(query, key)` must use operators that take integers and tensors alike. `back` and `ahead` are the bounds
+    `lookback` and `lookahead` that the function respects; None means no known bound.
     """
 
     function: Callable[[Positions, Positions], Any]
@@ -366,15 +366,15 @@ class Predicate(Mask):
 
 
 LONGEST = 1 << 40
-"""No context has as many tokens."""
+"""More tokens than any context has."""
 
 
 @lru_cache(maxsize=256)
 def pinned_positions(mask: Mask, count: int) -> tuple[int, ...]:
-    """The first `count` keys that decoding by the mask pins, ascending; all of them where there are fewer.
+    """The first `count` keys that decoding with the mask pins, ascending; all of them if there are fewer.
 
-    A mask that pins keys without end, such as the last of every block, does so within a context: here within one that
-    is long enough.
+    A mask may pin a number of keys that grows with the context, such as the last of every block; a context that is long
+    enough is then assumed.
     """
     found, keys = mask.reach(None), max(1, count)
     if found.window is None and mask.reach(keys).window is not None:
@@ -386,20 +386,20 @@ def pinned_positions(mask: Mask, count: int) -> tuple[int, ...]:
 
 
 def told(field: str, length: Positions | None) -> Positions:
-    """The length that a mask was told; raises `InvalidValue` where it was not."""
+    """`length`, the number of keys that a mask is bound to; raises `InvalidValue` if it is None."""
     if length is None:
         raise InvalidValue.of(field, length, "the number of keys: ask mask.over(keys)")
     return length
 
 
 def pick(table: Sequence[int] | bytes, index: Positions) -> Any:
-    """Entries of a table at an int or an integer tensor; of the index's kind. The index must be within the table."""
+    """The entries of a table at `index`, an int or an integer tensor with values within the table."""
     if isinstance(index, int):
         return table[index]
     return index.new_tensor(list(table))[index]
 
 
 def within(position: Positions, length: int) -> tuple[Positions, Any]:
-    """The positions, with 0 in place of those outside 0 to `length`, exclusive, and which are inside."""
+    """The positions with 0 in place of those outside 0 to `length`, exclusive; and whether each is inside."""
     inside = (position >= 0) & (position < length)
     return position * inside, inside

@@ -13,17 +13,18 @@ from attn_core.masks.base import Mask, Positions, told
 from attn_core.masks.ranges import Runs, merged, run
 
 MODULUS = 2**31 - 1
-"""A prime below which products of two numbers fit into 64 bits."""
+"""A prime; the product of two smaller numbers fits into 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BigBird(Mask):
     """A window of three blocks, the first and last block global, and `random` random blocks per row of blocks and head.
 
-    Zaheer et al. 2020 (arXiv 2007.14062), internal transformer construction. The random blocks of a row are drawn by
-    `seed`, one of each of `random` equal shares of the blocks that are neither in the window nor global, so they never
-    overlap with these nor with each other. They depend on the number of keys `length` (see `over`) and on the `head`
-    (see `of_head`). At most (5 + 2 random) blocks of keys are all seen, as in the authors' code.
+    Zaheer et al. 2020 (arXiv 2007.14062), internal transformer construction. The blocks that are neither in the window
+    nor global are divided into `random` equal shares, of each of which `seed` draws one block per row, so that the
+    random blocks never overlap with those nor with each other. They depend on the number of keys `length` (see `over`)
+    and on the `head` (see `of_head`). Up to (5 + 2 random) blocks of keys, every query sees all, as in the authors'
+    code.
     """
 
     block: int = 64
@@ -56,7 +57,7 @@ class BigBird(Mask):
 
     @property
     def dense_below(self) -> int:
-        """The largest number of keys of which all are seen."""
+        """The largest number of keys for which every query sees all keys."""
         return (5 + 2 * self.random) * self.block
 
     def allows(self, query: Positions, key: Positions) -> Any:
@@ -65,7 +66,7 @@ class BigBird(Mask):
         near = (column - row <= 1) & (row - column <= 1)
         seen = near | (column == 0) | (column == last) | (row == 0) | (row == last)
         inner = (column >= 1) & (column < last) & (row >= 1) & (row < last) & (near ^ True)
-        # Among the blocks that may be drawn those left of the window keep their number, those right of it move up.
+        # Blocks that may be drawn are ranked: those right of the window move up by the excluded blocks.
         rank = column - 1 - (column > row) * self._excluded(row, last)
         for share in range(self.random):
             seen = seen | (inner & (rank == self._drawn(row, last, share)))
@@ -94,17 +95,17 @@ class BigBird(Mask):
         return sum(self.of_head(head).count(queries, keys) for head in range(self.heads))
 
     def _excluded(self, row: Positions, last: Positions) -> Any:
-        """How many of the blocks 1 to last, exclusive, are in the window of one of them."""
+        """The number of blocks from 1 to `last`, exclusive, that are in the window of block `row`."""
         return 3 - (row == 1) * 1 - (row == last - 1) * 1
 
     def _drawn(self, row: Positions, last: Positions, share: int) -> Any:
-        """The number, among the blocks that may be drawn, of the one that a share gives to a row."""
+        """The rank, among the blocks that may be drawn, of the one that is drawn for a row from a share."""
         if self.head is None:
             raise InvalidValue.of("big_bird.head", self.head, "the number of a head: ask mask.of_head(head)")
         blocks = last - 1 - self._excluded(row, last)
         first, stop = share * blocks // self.random, (share + 1) * blocks // self.random
         width = stop - first
-        # Where there is nothing to draw from, nothing is: `inner` is false there, but the division must be possible.
+        # Avoids a division by zero where a share is empty; nothing is drawn there, because `inner` is false.
         width = width * (width > 0) + (width <= 0) * 1
         return first + scrambled(row * (row > 0), self.seed, self.head, share) % width
 
@@ -115,7 +116,7 @@ def _runs_of_row(mask: BigBird, row: int, keys: int, length: int) -> tuple[tuple
 
 
 def scrambled(number: Positions, *salt: int) -> Any:
-    """A number below 2^31 that looks random, from numbers from 0; the same for an int and a tensor of it."""
+    """Hash whole numbers from 0 to a pseudo-random number below 2^31, equally for ints and tensors."""
     mixed = number % MODULUS + 1
     for grain in (*salt, 0):
         mixed = (mixed * 48271 + grain) % MODULUS

@@ -1,4 +1,4 @@
-"""Masks given pair by pair: dense tables, graphs, blocks of a table, and trees of draft tokens."""
+"""Masks given pair by pair: dense tables, graphs, block-sparse tables, and trees of draft tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attn_core.masks.ranges import Runs, merged, of_keys, run, unite
 
 @dataclass(frozen=True)
 class Dense(Mask):
-    """Row q says which keys the query at position q sees, a byte each; outside of the table nothing is seen.
+    """A table whose row q marks the keys that the query at position q sees, one byte each; nothing is seen outside it.
 
     Build it with `Dense.of`, from nested lists such as a boolean tensor's `tolist()`.
     """
@@ -29,12 +29,12 @@ class Dense(Mask):
 
     @classmethod
     def of(cls, rows: Iterable[Iterable[object]]) -> Self:
-        """The mask of rows of truth values."""
+        """Build the mask from rows of truth values."""
         return cls(tuple(bytes(bool(entry) for entry in row) for row in rows))
 
     @property
     def columns(self) -> int:
-        """Keys of the table."""
+        """Number of keys in the table."""
         return len(self.rows[0]) if self.rows else 0
 
     def allows(self, query: Positions, key: Positions) -> Any:
@@ -65,7 +65,7 @@ class Dense(Mask):
 
 @dataclass(frozen=True)
 class Graph(Mask):
-    """Node i of the graph stands at position i and sees the nodes listed for it; a node without any sees nothing.
+    """A directed graph: node i, at position i, sees the nodes `neighbours[i]`, and nothing if there are none.
 
     Build it with `Graph.of`, from edges (query, key).
     """
@@ -81,7 +81,7 @@ class Graph(Mask):
 
     @classmethod
     def of(cls, nodes: int, edges: Iterable[tuple[int, int]]) -> Graph:
-        """The graph of `nodes` nodes in which, for each edge (query, key), the query sees the key."""
+        """Build the graph of `nodes` nodes in which, for each edge (query, key), the query sees the key."""
         seen: list[set[int]] = [set() for _ in range(nodes)]
         for query, key in edges:
             if not (0 <= query < nodes and 0 <= key < nodes):
@@ -115,7 +115,7 @@ class Graph(Mask):
 
 @dataclass(frozen=True)
 class BlockSparse(Mask):
-    """Positions are cut into blocks of `block`; a query of block r sees the key blocks `rows[r]`, wholly."""
+    """Positions are cut into blocks of `block`; a query of block r sees all keys of the blocks `rows[r]`."""
 
     block: int
     rows: tuple[tuple[int, ...], ...]
@@ -153,8 +153,8 @@ class BlockSparse(Mask):
 class Tree(Mask):
     """A node sees itself, its ancestors and all of the context before the tree (Miao et al. 2023, arXiv 2305.09781).
 
-    Node i stands at position `context + i` and `parents[i]` is its parent's number, -1 for a root. Positions of the
-    context see each other causally. Every path from a root to a leaf sees exactly what it would see alone.
+    Node i has position `context + i`, and `parents[i]` is the number of its parent, -1 for a root. Positions of the
+    context see each other causally. A path from a root to a leaf sees exactly what it would see without the others.
     """
 
     parents: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What kernels derive from a mask: blocks to compute, the share of pairs left, FlexAttention's `mask_mod`."""
+"""What kernels derive from a mask: the blocks to compute, the density, and FlexAttention's `mask_mod`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from attn_core.masks.ranges import Runs, merged, size
 
 @dataclass(frozen=True, kw_only=True)
 class BlockLayout:
-    """Blocks of `block` queries by `block` keys; the last of either may be shorter.
+    """Blocks of `block` queries by `block` keys; the last block of either may be shorter.
 
-    `full[r]` are the key blocks of which every query of block r sees every key, `partial[r]` those of which some pair
-    is allowed and some is not, both ascending; all others are empty.
+    `full[r]` are the key blocks of which every query of block r sees every key, `partial[r]` those of which some pairs
+    are allowed and some are not, both ascending; all others are empty.
     """
 
     block: int
@@ -33,10 +33,10 @@ class BlockLayout:
 
 
 def blocks(mask: Mask, queries: int, keys: int, block: int) -> BlockLayout:
-    """The layout of a mask over `queries` queries aligned to the end of `keys` keys; exact.
+    """The exact layout of a mask over `queries` queries aligned to the end of `keys` keys.
 
-    Found from the runs of each query, never from all pairs. Raises `InvalidValue` for a mask that differs by head: each
-    head's mask has a layout of its own.
+    Computed from the runs of each query, not from all pairs. Raises `InvalidValue` for a mask that differs by head:
+    each head's mask has its own layout.
     """
     require_whole("block", block, ge=1)
     if mask.heads is not None:
@@ -62,15 +62,15 @@ def add_pairs(pairs: Counter[int], runs: Runs, block: int) -> None:
 
 
 SAMPLES = 8
-"""Tiles that are looked at, evenly spread."""
+"""Largest number of tiles that are sampled, evenly spread."""
 
 
 @lru_cache(maxsize=256)
 def density(mask: Mask, queries: int, keys: int, tile: int) -> float:
-    """The share, from 0 to 1, estimated from a few tiles of `tile` queries and at most four heads.
+    """The share of pairs, from 0 to 1, that a kernel computes which skips keys that no query of a tile sees.
 
-    Queries are taken in the order of `tiled`. Both lengths are at least 1. Where runs are not known in closed form it
-    is 1: finding them would take longer than the attention.
+    Estimated from a few tiles of `tile` queries, as `tiled` forms them, and at most four heads. Both lengths are at
+    least 1. It is 1 for a mask whose runs have no closed form: finding them would take longer than the attention.
     """
     if not mask.closed:
         return 1.0
@@ -82,12 +82,12 @@ def density(mask: Mask, queries: int, keys: int, tile: int) -> float:
 
 
 def seen_by_tiles(mask: Mask, queries: int, keys: int, tile: int) -> float:
-    """The share of the keys that a query meets, in the mean over a few tiles of each mask that this one is split in."""
+    """The mean share of the keys that tiles see, summed over the masks that this one is split into."""
     return sum(share_of_part(part, queries, keys, tile) for part in mask.split)
 
 
 def share_of_part(mask: Mask, queries: int, keys: int, tile: int) -> float:
-    """The share of the keys that a tile sees, in the mean over a few tiles."""
+    """The mean share of the keys that a tile sees, over at most `SAMPLES` tiles."""
     tiles = tiled(mask, queries, tile)
     places = range(SAMPLES) if len(tiles) > SAMPLES else range(len(tiles))
     chosen = [tiles[(2 * place + 1) * len(tiles) // (2 * len(places))] for place in places]
@@ -95,7 +95,7 @@ def share_of_part(mask: Mask, queries: int, keys: int, tile: int) -> float:
 
 
 def tiled(mask: Mask, queries: int, tile: int) -> list[range]:
-    """The queries in tiles of at most `tile` that see nearly the same keys: neighbours, `mask.period` apart."""
+    """Divide the queries into tiles of at most `tile` queries, `mask.period` apart, that see nearly the same keys."""
     step = mask.period
     return [
         range(start, min(start + tile * step, queries), step)
@@ -105,19 +105,19 @@ def tiled(mask: Mask, queries: int, tile: int) -> list[range]:
 
 
 def seen_by(mask: Mask, rows: range, queries: int, keys: int) -> Runs:
-    """The keys that some of the queries `rows` see; queries are numbered from 0 and aligned to the end of the keys."""
+    """The keys that any of the queries `rows` sees; queries are numbered from 0 and aligned to the end of the keys."""
     offset = keys - queries
     return merged(sorted({piece for row in rows for piece in mask.runs(row + offset, keys)}))
 
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
-"""`(batch, head, query, key)` -> whether the pair may meet; integer tensors that broadcast, in and out."""
+"""A function of integer tensors (batch, head, query, key) that broadcast: whether the query may see the key."""
 
 
 def mask_mod(mask: Mask, queries: int, keys: int) -> MaskMod:
-    """The function that `torch.nn.attention.flex_attention.create_block_mask` takes.
+    """The `mask_mod` function of a mask for `torch.nn.attention.flex_attention.create_block_mask`.
 
-    FlexAttention counts queries from 0; here query 0 of `queries` stands at position `keys - queries`.
+    FlexAttention counts queries from 0; query 0 of `queries` has the position `keys - queries`.
     """
     bound, offset = mask.over(keys), keys - queries
 

@@ -1,11 +1,11 @@
-"""Sets of keys as sorted, disjoint ranges `(start, stop)`, and the operations of sets on them."""
+"""Sets of keys as sorted, disjoint ranges `(start, stop)`, and set operations on them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 Runs = list[tuple[int, int]]
-"""Keys from each `start` to before its `stop`; neighbours never touch."""
+"""Ranges of keys from `start` to `stop`, exclusive, in ascending order; neighbouring ranges never touch."""
 
 
 def size(runs: Runs) -> int:
@@ -14,7 +14,7 @@ def size(runs: Runs) -> int:
 
 
 def run(start: int, stop: int) -> Runs:
-    """The one run from `start` to before `stop`, or none where that is empty."""
+    """The run from `start` to `stop`, exclusive, or no run if that is empty."""
     return [(start, stop)] if start < stop else []
 
 
@@ -37,14 +37,14 @@ def merged(pieces: Iterable[tuple[int, int]]) -> Runs:
 
 
 def unite(one: Runs, other: Runs) -> Runs:
-    """Keys of one, the other or both."""
+    """The union of two sets of keys."""
     if not one or not other:
         return one or other
     return merged(sorted(one + other))
 
 
 def intersect(one: Runs, other: Runs) -> Runs:
-    """Keys of both."""
+    """The intersection of two sets of keys."""
     found: Runs = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -59,6 +59,6 @@ def intersect(one: Runs, other: Runs) -> Runs:
 
 
 def complement(runs: Runs, keys: int) -> Runs:
-    """Those of `keys` keys that are not in the runs, which lie among them."""
+    """The keys from 0 to `keys`, exclusive, that are not in the runs, none of which exceeds that range."""
     edges = [0, *(edge for run in runs for edge in run), keys]
     return [(edges[i], edges[i + 1]) for i in range(0, len(edges), 2) if edges[i] < edges[i + 1]]

@@ -1,4 +1,4 @@
-"""What of the keys before a query a decoder must keep: the latest ones, and some that are kept for good."""
+"""Which keys before a query a decoder must cache: a window of the latest ones, and some that are pinned for good."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from attn_core.masks.ranges import Runs, intersect, size, unite
 
 @dataclass(frozen=True)
 class Reach:
-    """Of keys up to a query's own, those that it or a later query may see: the last `window`, its own included, and
-    the `pinned` ones, wherever the query stands. Without a `window`, None, all keys may be seen, and none is pinned.
+    """The keys, up to a query's own, that it or a later query may see: the last `window`, its own included, and the
+    `pinned` ranges, wherever the query is. If `window` is None, all keys may be seen, and none is pinned.
 
-    It may hold keys that no query sees, and never lacks one that some query does.
+    It may contain keys that no query sees, but never lacks one that some query sees.
     """
 
     window: int | None = None
@@ -20,7 +20,7 @@ class Reach:
 
     @classmethod
     def of(cls, window: int | None, pinned: Runs) -> Reach:
-        """With pinned keys as runs; none where there is no window."""
+        """Build a reach from pinned keys given as runs, which are dropped if `window` is None."""
         return cls(window, () if window is None else tuple(pinned))
 
     @property
@@ -34,15 +34,15 @@ class Reach:
         return tuple(key for start, stop in self.pinned for key in range(start, stop))
 
     def __or__(self, other: Reach) -> Reach:
-        """Of a mask that allows what either does."""
+        """The reach of a mask that allows what either mask allows."""
         if self.window is None or other.window is None:
             return Reach()
         return Reach.of(max(self.window, other.window), unite(list(self.pinned), list(other.pinned)))
 
     def __and__(self, other: Reach) -> Reach:
-        """Of a mask that allows what both do.
+        """The reach of a mask that allows what both masks allow.
 
-        What the narrower window leaves out, and the other mask shows, is pinned by the narrower mask.
+        Beyond the narrower window, both masks only allow keys that the mask with that window pins.
         """
         if self.window is None or other.window is None:
             return other if self.window is None else self

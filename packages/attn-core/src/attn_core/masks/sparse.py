@@ -18,7 +18,7 @@ from attn_core.masks.reach import Reach
 class GlobalKeys(Mask):
     """The keys at `positions` are seen by every query, and no others.
 
-    It is what a global token adds to the windows of the others (Beltagy et al. 2020).
+    This is what global tokens add to the windows of the other tokens (Beltagy et al. 2020).
     """
 
     positions: tuple[int, ...]
@@ -52,7 +52,7 @@ class GlobalTokens(GlobalKeys):
         return is_one_of(key, self.positions) | is_one_of(query, self.positions)
 
     def reach(self, keys: int | None) -> Reach:
-        """The global tokens, and before each of them, which sees all, whatever comes earlier."""
+        """All keys up to the last global token, which sees everything before it."""
         return Reach.of(0, run(0, max(self._among(keys), default=-1) + 1))
 
     def runs(self, query: int, keys: int) -> Runs:
@@ -64,7 +64,7 @@ class GlobalTokens(GlobalKeys):
 
 
 def is_one_of(position: Positions, positions: tuple[int, ...]) -> Any:
-    """Whether positions are among some."""
+    """Whether each position is one of `positions`."""
     found = position < 0
     for one in positions:
         found = found | (position == one)
@@ -73,7 +73,7 @@ def is_one_of(position: Positions, positions: tuple[int, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Earlier(Mask):
-    """Every `stride`-th position before the `stride` last ones: what a column adds to the window beside it."""
+    """Every `stride`-th position more than `stride` before the query: what `Strided.column` adds to `Strided.local`."""
 
     stride: int
     kind = "strided"
@@ -144,9 +144,9 @@ class Strided(Mask):
 
 @dataclass(frozen=True, kw_only=True)
 class Summaries(Mask):
-    """The last `cells` cells of every block, up to a query's own position: they carry what a block says to later ones.
+    """The last `cells` positions (cells) of every block, up to a query's own: they summarise a block for later ones.
 
-    With a `shift` s, those s times `cells` before the last ones, so that every head can have its own.
+    With a `shift` s, the cells that are s times `cells` before the last ones, so that every head can have its own.
     """
 
     block: int
@@ -176,7 +176,7 @@ class Summaries(Mask):
         return 0
 
     def reach(self, keys: int | None) -> Reach:
-        """The summary cells of a context that ends."""
+        """The summary cells of a bounded context; all keys of an unbounded one."""
         return Reach() if keys is None else Reach.of(0, self.runs(keys - 1, keys))
 
     def runs(self, query: int, keys: int) -> Runs:
@@ -188,7 +188,7 @@ class Summaries(Mask):
         return sum(map(self._before, range(max(0, keys - queries) + 1, keys + 1)))
 
     def _before(self, stop: int) -> int:
-        """How many summary cells there are before a position."""
+        """The number of summary cells before the position `stop`."""
         blocks, rest = divmod(stop, self.block)
         return blocks * self.cells + min(max(rest - self.first, 0), self.cells)
 
@@ -237,9 +237,9 @@ class Fixed(Mask):
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbourhood(Mask):
-    """A query sees exactly `size` keys: those around it, or at an edge the nearest (Hassani et al. 2023, 2204.07143).
+    """A query sees exactly `size` keys: those around it, or the nearest ones at an edge (Hassani et al. 2023).
 
-    The first key is clamp(i - ⌊size/2⌋, 0, n - size) in one dimension; of fewer than `size` keys all are seen. With a
+    arXiv 2204.07143. The first key is clamp(i - ⌊size/2⌋, 0, n - size); of fewer than `size` keys all are seen. With a
     `dilation` d the same holds among the positions that differ from the query's by multiples of d. The mask depends on
     the number of keys `length`; see `over`.
     """
@@ -257,7 +257,7 @@ class Neighbourhood(Mask):
         length = told("neighbourhood.length", self.length)
         step, residue = self.dilation, query % self.dilation
         own, other = query // step, key // step
-        last = (length - residue + step - 1) // step - self.size  # where the last neighbourhood of the residue starts
+        last = (length - residue + step - 1) // step - self.size  # start of the last neighbourhood of this residue
         first = own - self.size // 2
         # key >= clamp(first, 0, last) and key < clamp(first, 0, last) + size, without a clamp.
         begun = (other >= first) | (other >= last)
@@ -297,8 +297,8 @@ class Neighbourhood(Mask):
 class NeighbourhoodGrid(Mask):
     """`Neighbourhood` along both axes of a plane of `rows` by `columns` cells, which positions fill row by row.
 
-    A query sees exactly size² cells, shifted at the edges (Hassani et al. 2023, arXiv 2204.07143, section 3.1). Keys
-    that a shorter sequence lacks are not seen; positions behind the plane see nothing.
+    A query sees exactly size² cells, shifted at the edges (Hassani et al. 2023, arXiv 2204.07143, section 3.1). In a
+    sequence shorter than the plane, missing keys are not seen; positions after the plane see nothing.
     """
 
     size: int
@@ -346,6 +346,6 @@ class NeighbourhoodGrid(Mask):
 
     @property
     def _reach(self) -> int:
-        """The distance of two cells as far apart as a neighbourhood holds, in positions."""
+        """The largest distance in positions between a query and a key of its neighbourhood."""
         span = (self.size - 1) * self.dilation
         return min(span, self.rows - 1) * self.columns + min(span, self.columns - 1)

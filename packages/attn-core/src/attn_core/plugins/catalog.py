@@ -1,4 +1,4 @@
-"""Everything that is installed, by name."""
+"""The catalogue of everything that installed plugins offer, by name."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from attn_core.spec import AttentionSpec
 from attn_core.stores import CacheFamily
 
 LAYOUTS = "attn-models"
-"""The distribution whose layouts no plugin replaces: a folder that everybody knows must not change its meaning."""
+"""The distribution whose layouts no other plugin can replace, so that a known `model_type` always means the same."""
 
 
 class Catalog:
-    """What the plugins offer, each kind asked for when it is first needed.
+    """What the plugins offer; each kind of item is collected when it is first needed.
 
-    A hook that raises marks its plugin broken; the others' items stay.
+    A hook that raises marks its plugin as broken; the items of other plugins are kept.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -50,17 +50,17 @@ class Catalog:
 
     @cached_property
     def linears(self) -> Registry[LinearKernel]:
-        """Kernels for products with weights."""
+        """Kernels of linear layers."""
         return self._filled("linear kernel", "attn_linears")
 
     @cached_property
     def blocks(self) -> Registry[BlockKernel]:
-        """Kernels for the parts of a block."""
+        """Kernels of whole decoder blocks."""
         return self._filled("block kernel", "attn_blocks")
 
     @cached_property
     def caches(self) -> Registry[CacheFamily]:
-        """Stores for states."""
+        """Cache families, which create state stores."""
         return self._filled("cache", "attn_caches")
 
     @cached_property
@@ -90,7 +90,7 @@ class Catalog:
 
     @property
     def plugins(self) -> list[PluginRecord]:
-        """Every plugin found, loaded or not, sorted; all are asked for what they offer, for that may break one."""
+        """Every plugin found, loaded or not, sorted; items are collected first, since that may mark one as broken."""
         computed = (self.mechanisms, self.kernels, self.linears, self.blocks)
         for offered in (*computed, self.caches, self.models, self.adapters, self.shapes, self.commands):
             len(offered)
@@ -118,7 +118,7 @@ class Catalog:
         raise MissingPackage.of("attn-variants", "computing a declared mechanism")
 
     def _filled(self, kind: str, hook: str, guarded: str | None = None) -> Registry[Any]:
-        """What all plugins return from `hook`; the names of the distribution `guarded` are nobody else's."""
+        """The items that all plugins return from `hook`; only the distribution `guarded` can register its names."""
         registry: Registry[Any] = Registry(kind, lambda: changed_since(self._records.values()), guarded)
         for owner, item in sorted(self.offers(hook), key=lambda offer: offer[0] != guarded):
             try:

@@ -1,4 +1,4 @@
-"""What a plugin may offer. Every hook returns a list; a plugin implements the ones it has something for."""
+"""The hooks of plugins. Every hook returns a list of items; a plugin implements those for which it has items."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A subcommand of `attn`; `target` is "module:typer_app_or_function", imported when it is used."""
+    """A subcommand of `attn`; `target` is "module:typer_app_or_function", imported when the command is used."""
 
     name: str
     summary: str
@@ -31,7 +31,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a doctor's check found: a subject, whether it is well, and a sentence."""
+    """The result of a check of `attn doctor`: what was checked, whether it is fine, and an explanation."""
 
     subject: str
     ok: bool
@@ -50,7 +50,7 @@ def attn_kernels() -> list[Kernel[Any]]:  # type: ignore[empty-body]
 
 @hookspec
 def attn_linears() -> list[LinearKernel]:  # type: ignore[empty-body]
-    """Ways to keep and multiply the weights of linear layers; must not import a tensor library before one runs."""
+    """Kernels that pack and multiply the weights of linear layers; must not import a tensor library before one runs."""
 
 
 @hookspec
@@ -62,13 +62,13 @@ def attn_blocks() -> list[BlockKernel]:  # type: ignore[empty-body]
 def attn_spec_layers() -> list[Callable[..., Any]]:  # type: ignore[empty-body]
     """Functions `(spec, config, inner) -> AttentionLayer` that compute any `AttentionSpec`.
 
-    `inner` is None, or the `InnerAttention` that computes what lies between projections and output.
+    `inner` is None, or the `InnerAttention` between the input projections and the output projection.
     """
 
 
 @hookspec
 def attn_caches() -> list[CacheFamily]:  # type: ignore[empty-body]
-    """Stores for states."""
+    """Cache families, which create state stores."""
 
 
 @hookspec
@@ -108,7 +108,7 @@ def attn_local_stores() -> list[Callable[[], Any]]:  # type: ignore[empty-body]
 
 @hookspec
 def attn_services(cluster: Any) -> list[Any]:  # type: ignore[empty-body]
-    """gRPC services for the server; `cluster` is attn-gateway's, what is returned are its `GrpcService`s."""
+    """gRPC services for the server: `GrpcService`s of attn-gateway, for the `cluster`, which is its `Cluster`."""
 
 
 @hookspec
@@ -118,9 +118,9 @@ def attn_http_servers() -> list[Any]:  # type: ignore[empty-body]
 
 @hookspec
 def attn_versions() -> list[str]:  # type: ignore[empty-body]
-    """Lines of `attn --version` beside the versions; such as what of the processor is used; cheap to make."""
+    """Further lines for `attn --version`, such as the processor features in use; must be cheap to compute."""
 
 
 @hookspec
 def attn_doctor_checks() -> list[Callable[[], list[Finding]]]:  # type: ignore[empty-body]
-    """Checks of this machine and installation."""
+    """Checks of this machine and installation, for `attn doctor`."""

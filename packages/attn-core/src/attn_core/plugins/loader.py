@@ -1,7 +1,7 @@
-"""Finding and loading plugins, so that a broken one is reported and harms nobody else.
+"""Finding and loading plugins, so that a broken plugin is reported and does not affect the others.
 
-pluggy's own loader skips the second plugin of one name without a word, and one plugin that raises at import
-stops all after it; so entry points are read here and only then registered.
+pluggy's own loader silently skips the second plugin of one name, and a plugin that raises at import prevents all
+later ones from loading; therefore entry points are read here and registered one by one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SELECTION = "ATTN_PLUGINS"
 
 
 class PluginStatus(StrEnum):
-    """What became of a plugin."""
+    """The outcome of loading a plugin."""
 
     OK = "ok"
     BROKEN = "broken"
@@ -47,7 +47,7 @@ class PluginStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class PluginRecord:
-    """One entry point of the group, and what became of it; `reason` says why where it is not ok."""
+    """One entry point of the group and the outcome of loading it; `reason` explains any status but OK."""
 
     distribution: str
     version: str
@@ -63,14 +63,14 @@ class PluginRecord:
 
 
 def load_plugins(manager: pluggy.PluginManager, environ: Mapping[str, str] = os.environ) -> list[PluginRecord]:
-    """Load every plugin that fits into `manager`, registered under its distribution; never raises for one."""
+    """Load every compatible plugin into `manager`, registered under its distribution; never raises for a plugin."""
     selected = environ.get(SELECTION)
     names = None if selected is None else {canonicalize_name(n.strip()) for n in selected.split(",") if n.strip()}
     return [record for owner in _owners() for record in _load_all(manager, owner, names)]
 
 
 def changed_since(records: Iterable[PluginRecord]) -> list[str]:
-    """Plugins that were installed, or replaced by another version, after these records were made, each as
+    """Distributions with plugins that were installed, or changed their version, after these records were made, each as
     "distribution version".
     """
     known = {record.distribution: record.version for record in records}
@@ -81,7 +81,7 @@ def changed_since(records: Iterable[PluginRecord]) -> list[str]:
 def _owners() -> list[str]:
     """Distributions that offer plugins, sorted.
 
-    Only their entry points are read: the metadata of some hundred others would take most of a second.
+    Of other distributions only the entry points are read: the metadata of some hundred would take most of a second.
     """
     names = {dist.metadata["Name"] or "" for dist in distributions() if GROUP in _entry_points_text(dist)}
     return sorted(canonicalize_name(name) for name in names if name)
@@ -90,7 +90,7 @@ def _owners() -> list[str]:
 def _entry_points_text(dist: Distribution) -> str:
     try:
         return dist.read_text("entry_points.txt") or ""
-    except (OSError, UnicodeError):  # somebody's damaged file, of which nothing says that it concerns us
+    except (OSError, UnicodeError):  # a damaged file, which may belong to a distribution without plugins
         return ""
 
 
@@ -103,7 +103,7 @@ def _load_all(manager: pluggy.PluginManager, owner: str, names: set[Any] | None)
         reason = f"entry_points.txt: {type(error).__name__}: {error}"
         broken = PluginStatus.BROKEN
         return [PluginRecord(distribution=owner, version="", name="", target="", status=broken, reason=reason)]
-    metadata = dist.metadata  # the file is parsed anew each time it is asked for
+    metadata = dist.metadata  # read once: every access parses the file again
     return [_load(manager, owner, metadata, point, names) for point in points]
 
 
@@ -135,7 +135,7 @@ def _load(
 
 
 def _misfit(metadata: PackageMetadata) -> tuple[PluginStatus, str] | None:
-    """Why the distribution's declared needs are not met, from metadata alone; None if they are."""
+    """Why the requirements of a distribution are not met, from its metadata alone; None if they are."""
     for text in metadata.get_all("Requires-Dist") or ():
         try:
             need = Requirement(text)
@@ -155,7 +155,7 @@ def _misfit(metadata: PackageMetadata) -> tuple[PluginStatus, str] | None:
 
 @cache
 def _is_installed(name: str) -> bool:
-    """Whether a distribution is there; its metadata is not read, for torch's alone takes milliseconds."""
+    """Whether a distribution is installed; its metadata is not read, because torch's alone takes milliseconds."""
     try:
         distribution(name)
     except PackageNotFoundError:
@@ -174,14 +174,14 @@ def _register(manager: pluggy.PluginManager, plugin: ModuleType | object, name: 
         manager.check_pending()
         _require_hooks(manager, plugin)
     except BaseException:
-        # pluggy keeps what it registered before it found the fault.
+        # pluggy does not undo the registration when it finds an error.
         if manager.get_plugin(name) is plugin:
             manager.unregister(plugin)
         raise
 
 
 def _require_hooks(manager: pluggy.PluginManager, plugin: ModuleType | object) -> None:
-    """Raise `TypeError` for a function with the name of a hook that is not marked as one, and where none is marked."""
+    """Raise `TypeError` for a function that has the name of a hook but no marker, and for a plugin without hooks."""
     known = [name for name, item in vars(hooks).items() if manager.parse_hookspec_opts(hooks, name) and callable(item)]
     for name in known:
         if callable(getattr(plugin, name, None)) and manager.parse_hookimpl_opts(plugin, name) is None:
@@ -191,7 +191,7 @@ def _require_hooks(manager: pluggy.PluginManager, plugin: ModuleType | object) -
 
 
 def new_manager() -> pluggy.PluginManager:
-    """A plugin manager that knows the hooks and no plugin yet."""
+    """Create a plugin manager with the hook specifications and no plugins."""
     manager = pluggy.PluginManager(hooks.PROJECT)
     manager.add_hookspecs(hooks)
     return manager

@@ -1,4 +1,4 @@
-"""Named things and the distributions that own them."""
+"""Registries of named items and the distributions that own them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Item = TypeVar("Item", bound=Named)
 class Registry(Generic[Item]):
     """Items by full name `distribution/name`; a short name works as long as one distribution owns it.
 
-    `installed_since` gives the plugins that were installed after the items were found: the errors for unknown names
-    say so. Names of the distribution `guarded`, which registers first, are taken from nobody else.
+    `installed_since` returns the plugins that were installed after the items were found, which errors for unknown names
+    mention. No other distribution can register a name of the distribution `guarded`, which registers first.
     """
 
     def __init__(self, kind: str, installed_since: Callable[[], list[str]] = list, guarded: str | None = None) -> None:
@@ -35,7 +35,7 @@ class Registry(Generic[Item]):
         self._items: dict[str, Item] = {}
 
     def register(self, item: Item, owner: str) -> None:
-        """Add an item of the distribution `owner`."""
+        """Add an item of the distribution `owner`; raises `InvalidValue` for a bad, repeated or guarded name."""
         given: object = item.name
         if not isinstance(given, str) or not given or "/" in given:
             raise InvalidValue.of(f"name of a {self.kind} of {owner}", given, "a word without '/'")
@@ -69,15 +69,15 @@ class Registry(Generic[Item]):
         raise unknown
 
     def name_of(self, item: Item) -> str:
-        """`distribution/name` of an item; its short name where nobody registered it."""
+        """`distribution/name` of an item; its short name if it is not registered."""
         return next((full for full, own in self._items.items() if own is item), item.name)
 
     def get(self, name: str) -> Item:
-        """The item of a short or full name."""
+        """The item of a short or full name; raises `UnknownName` or `AmbiguousName`."""
         return self._items[self.full_name(name)]
 
     def speaking_of(self, word: str) -> list[str]:
-        """At most three names of items whose name, summary or paper has the word: the paper of `lsh` has "Reformer"."""
+        """At most three names of items with the word in name, summary or paper: "Reformer" is in the paper of `lsh`."""
         whole = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
         if not word.strip():
             return []
@@ -85,7 +85,7 @@ class Registry(Generic[Item]):
         return sorted(found, key=lambda name: name.lower() != word.lower())[:3]
 
     def names(self) -> list[str]:
-        """How each item can be called, sorted: its short name, or in full where that has several owners."""
+        """The names of all items, sorted: the short name, or the full one where several distributions own it."""
         short = [item.name for item in self]
         return sorted(item.name if short.count(item.name) == 1 else full for full, item in self._items.items())
 
@@ -95,7 +95,7 @@ class Registry(Generic[Item]):
 
 
 def words_about(item: Named) -> str:
-    """The summary of an item, and title and authors of its paper, where it has them."""
+    """The summary of an item and the title and authors of its paper, if it has these, in one text."""
     paper = getattr(item, "paper", None)
     parts = (getattr(item, "summary", ""), getattr(paper, "title", ""), getattr(paper, "authors", ""))
     return " ".join(parts)

@@ -1,4 +1,4 @@
-// Activations of feed-forward layers while they are trained, and their gradients.
+// Activations of feed-forward layers for training, and their gradients.
 #pragma once
 #include <omp.h>
 
@@ -6,12 +6,12 @@
 
 #include "gemm.hpp"
 
-// An activation and its derivative at the same place; `value` and `slope` are both computed where both are used.
+// An activation and its derivative at the same x; the compiler removes the one that is not used.
 struct Bent {
   Floats value, slope;
 };
 
-// Within ±20, where all of these are straight lines to float32; NaN stays NaN.
+// x clamped to ±20, beyond which all of these activations are linear in float32; NaN stays NaN.
 static inline Floats held(Floats x) { return smaller(all(20.0f), larger(all(-20.0f), x)); }
 
 // x / (1 + e^-x).
@@ -23,7 +23,7 @@ struct Silu {
   }
 };
 
-// x times the share of a normal distribution below x: erfc by Abramowitz and Stegun, 7.1.26, whose error is below 1.5e-7.
+// x Φ(x), with the normal distribution Φ by the erfc of Abramowitz and Stegun, 7.1.26, whose error is below 1.5e-7.
 struct Gelu {
   static Bent at(Floats x) {
     Floats near = held(x), size = larger(near, all(0.0f) - near), z = size * all(0.70710678f);
@@ -33,7 +33,7 @@ struct Gelu {
     p = fmadd(p, t, all(-0.284496736f));
     p = fmadd(p, t, all(0.254829592f));
     Floats beyond = p * t * power * all(0.5f);
-    // The share is `beyond` below 0 and the rest of 1 above.
+    // Φ(x) is `beyond` for x below 0, and 1 - `beyond` above.
     Floats sign = smaller(all(1.0f), larger(all(-1.0f), x * all(1e30f)));
     Floats share = fmadd(sign, all(0.5f) - beyond, all(0.5f));
     return {larger(all(0.0f), x) - size * beyond, fmadd(near * all(0.39894228f), power, share)};
@@ -75,7 +75,7 @@ static void activate(const float* x, const float* change, float* out, int64_t co
 
 enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2 };
 
-// out = f(x), or, where `change` is given, f'(x) * change.
+// out = f(x), or f'(x) * change if `change` is given.
 static void activate(int form, const float* x, const float* change, float* out, int64_t count, int threads) {
   if (form == SILU) return activate<Silu>(x, change, out, count, threads);
   if (form == GELU) return activate<Gelu>(x, change, out, count, threads);

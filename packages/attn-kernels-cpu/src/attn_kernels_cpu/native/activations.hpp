@@ -1,4 +1,4 @@
-// Rows of activations as linear layers take them: float32, or int8 with a scale for every 32 neighbours.
+// Rows of activations as inputs of linear layers: float32, or int8 with a scale per 32 neighbours.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -23,12 +23,12 @@ struct Quantised {
   }
 };
 
-// Where some of the rows of a `Quantised` begin.
+// A view of some rows of a `Quantised`.
 struct QuantisedRows {
   const int8_t* values;
   const float *scale, *sum;
   const int32_t* offset;
-  const int32_t* first = nullptr;  // as `offset`, of the first sixteen of a group; where weights ask for it
+  const int32_t* first = nullptr;  // like `offset`, for the first sixteen of a group; only for formats that need it
 
   QuantisedRows from(size_t row, size_t width) const {
     size_t groups = row * width / GROUP;
@@ -36,10 +36,11 @@ struct QuantisedRows {
   }
 };
 
-// Thirty-two floats as `values`, of which each counts `scale`; `sum` of them, and -128 times their sum as whole numbers.
+// Quantizes thirty-two floats to `values` times `scale`; also `sum`, their scaled sum, and `offset`, -128 times the sum
+// of the integers.
 static inline void quantise_group(const float* x, int8_t* values, float* scale, float* sum, int32_t* offset) {
   Floats a = load16(x), b = load16(x + 16);
-  // As integers the magnitudes of floats keep their order, and NaN comes last.
+  // The bits of magnitudes, compared as integers, have the order of the floats, and NaN is the largest.
   int32_t top = largest_of_ints(larger_ints(magnitude_bits(a), magnitude_bits(b)));
   float largest;
   std::memcpy(&largest, &top, 4);

@@ -1,5 +1,5 @@
-// Products of rows in bfloat16 or int8 parts with panels of such weights, by the tile registers of AMX.
-// Every output is summed over its inputs in one fixed order, whatever the number of rows.
+// Products of rows that are split into bfloat16 or int8 parts with panels of such weights, in the tile registers of
+// AMX. Every output is summed over its inputs in one fixed order, whatever the number of rows.
 #pragma once
 #include <omp.h>
 
@@ -10,15 +10,15 @@
 struct Bfloat16Dots {};
 struct Int8Dots {};
 
-// Compilers want the numbers of registers as they are written.
+// A macro, because the register numbers must be literals.
 #define ADD_DOTS(TO, ROWS, PANEL)                                \
   if constexpr (std::is_same_v<Dots, Int8Dots>)                  \
     _tile_dpbssd(TO, ROWS, PANEL);                               \
   else                                                           \
     _tile_dpbf16ps(TO, ROWS, PANEL)
 
-// Two tiles of rows with two panels: sums [tiles, panels, 16, 16]. Tiles of any type are 1 KB; DEEP of those of rows are
-// multiplied with one of a panel. `between` is done `blocks` times, while the registers multiply.
+// The products of two tiles of rows with two panels: sums [tiles, panels, 16, 16]. Tiles of any dtype are 1 KB; DEEP
+// tiles of rows are multiplied by one of a panel. `between` is called `blocks` times while the registers multiply.
 template <class Dots, int DEEP, class Between>
 static inline void sums_of_two(const uint16_t* rows, size_t next, const uint16_t* panel, size_t other, int blocks, float* sums,
                                Between between) {
@@ -47,7 +47,7 @@ static inline void sums_of_two(const uint16_t* rows, size_t next, const uint16_t
   _tile_stored(3, sums + 768, 64);
 }
 
-// One tile of rows with two panels: sums [panels, 16, 16].
+// The products of one tile of rows with two panels: sums [panels, 16, 16].
 template <class Dots, int DEEP, class Between>
 static inline void sums_of_one(const uint16_t* rows, const uint16_t* panel, size_t other, int blocks, float* sums,
                                Between between) {
@@ -70,13 +70,13 @@ static inline void sums_of_one(const uint16_t* rows, const uint16_t* panel, size
 }
 #undef ADD_DOTS
 
-// The rows of one tile with one pair of panels.
+// The rows of one tile and a pair of panels.
 struct Place {
   int pair, row, rows;
 };
 
-// Sums of up to two tiles of rows with a pair of panels, or of one with two, which are finished while the next are being
-// multiplied.
+// The sums of up to two places, each a tile of rows and a pair of panels, which are finished (scaled and stored) while
+// the next ones are being multiplied.
 template <class Parts, class Pairs>
 struct Unfinished {
   const Pairs& pairs;
@@ -104,12 +104,12 @@ struct Unfinished {
   }
 };
 
-constexpr int NEAR_TILES = 640;  // tiles of weights (1 KB each) that stay in the second cache while rows pass by
+constexpr int NEAR_TILES = 640;  // tiles of weights (1 KB each) that stay in the L2 cache while all rows are multiplied
 
-// Tiles of rows with pairs of panels: two tiles with one pair, or, of a last tile, with two.
+// Multiplies tiles of rows by pairs of panels, two tiles at a time, and a last tile alone.
 template <class Parts, class Pairs>
 static void multiply_share(const Pairs& pairs, const RowTiles& x, Share tiles, Share some) {
-  if (x.rows == 0) return;  // registers cannot have no rows
+  if (x.rows == 0) return;  // registers cannot be configured with zero rows
   using Dots = typename Parts::Dots;
   constexpr int DEEP = Parts::PARTS / Parts::ROWS;
   alignas(64) float sums[2][4 * 256];
@@ -143,27 +143,27 @@ static void multiply_share(const Pairs& pairs, const RowTiles& x, Share tiles, S
   if (few) configure_tiles();
 }
 
-// The threads that share products out among them: by rows where there are many, so that a thread's rows stay in its cache
-// from one product to the next, else by outputs, so that weights are read once.
+// The division of products among threads: by rows if there are many, so that a thread's rows stay in its cache from one
+// product to the next, else by outputs, so that weights are read once.
 struct Team {
   int threads, thread;
   bool by_rows;
 
-  static constexpr int MANY = 8;  // tiles of rows for each thread
+  static constexpr int MANY = 8;  // the fewest tiles of rows per thread for a division by rows
 
   static bool rows_enough(const RowTiles& x, int threads) { return threads == 1 || x.count() >= MANY * threads; }
 
-  // Tiles come in twos, but for the last.
+  // Tiles are assigned in pairs, except for a last one.
   Share tiles(const RowTiles& x) const {
     if (!by_rows) return {0, x.count()};
     Share twos = part_of((x.count() + 1) / 2, threads, thread);
     return {2 * twos.first, std::min(x.count(), 2 * twos.last)};
   }
   Share pairs(int count) const { return by_rows ? Share{0, count} : part_of(count, threads, thread); }
-  // Rows that a thread works on one by one.
+  // The rows that this thread processes one by one.
   Share rows(const RowTiles& x) const { return by_rows ? x.rows_of(tiles(x)) : part_of(x.rows, threads, thread); }
 
-  // Until all have come here, where a thread needs what others made.
+  // A barrier, if this thread needs results of other threads.
   void meet() const {
     if (by_rows) return;
 #pragma omp barrier

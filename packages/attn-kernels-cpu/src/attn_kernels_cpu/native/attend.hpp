@@ -1,11 +1,11 @@
-// Attention of new rows to remembered rows where they lie: no copy, every request by itself.
+// Attention of new tokens over cached keys and values in place, without copies, one request at a time.
 #pragma once
 #include <cmath>
 #include <limits>
 
 #include "linear.hpp"
 
-// Rows of keys or values: row i of head h begins at `at + i * row + h * head`, in elements of `format`.
+// Cached keys or values: row i of head h begins at `at + i * row + h * head`, in elements of `format`.
 struct Memory {
   void* at;
   int64_t row, head;
@@ -16,7 +16,7 @@ struct Heads {
   int32_t query, shared, size;
 };
 
-// What token t sees: rows `numbers[start[t]]` to `numbers[start[t] + count[t] - 1]`, in order of position.
+// The cache rows that token t sees: `numbers[start[t]]` to `numbers[start[t] + count[t] - 1]`, in order of position.
 struct Seen {
   const int64_t *numbers, *start;
   const int32_t* count;
@@ -38,7 +38,7 @@ static inline void scores_of(const float* query, const Element* keys, int64_t ro
   }
 }
 
-// Scores become weights that sum to one; entries past `count`, up to whole sixteens, become zero.
+// Softmax of a row of scores in place; entries past `count`, up to a multiple of sixteen, become zero.
 static inline void softmax_row(float* scores, int count) {
   int whole = (count + 15) / 16 * 16;
   for (int j = count; j < whole; j++) scores[j] = -std::numeric_limits<float>::infinity();
@@ -54,7 +54,7 @@ static inline void softmax_row(float* scores, int count) {
   for (int j = 0; j < whole; j += 16) store16(scores + j, load16(scores + j) * share);
 }
 
-// Outputs of some query heads that share keys and values; `weights` has a row of `stride` for each.
+// Weighted sums of values for some query heads that share them; `weights` has a row of `stride` elements for each head.
 template <int QUERIES, class Element>
 static inline void mix(const float* weights, int stride, const Element* values, int64_t row, const int64_t* numbers,
                        int count, int size, float* out) {

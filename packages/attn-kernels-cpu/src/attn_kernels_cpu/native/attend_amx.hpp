@@ -1,27 +1,29 @@
-// Attention in tiles of bfloat16 (AMX); sums are float32. With one part a number, queries, keys, weights and values are
-// rounded to bfloat16. With three none is: the first eight bits of a number, the next and the last are a bfloat16 each, so
-// that the products of two numbers' parts add up to theirs exactly. Six of the nine are taken; what is left out, second with
-// third, third with second and with third, is less than 2^-22 of a product, 2^-24 of it on average, as its rounding would be.
-// Sums round less often than in float32: registers add 32 products apart from what they hold.
-// Keys are taken in blocks of thirty-two from the first that a token sees, so that a token gets the same bits alone and
-// among its neighbours, as long as all of them see the same first key.
+// Attention in bfloat16 tiles (AMX), with float32 sums. With one part per number, queries, keys, weights and values are
+// rounded to bfloat16. With three parts none is rounded: the first eight bits of a number, the next and the last are a
+// bfloat16 each, and the products of the parts of two numbers add up to theirs exactly. Six of the nine products are
+// computed; those left out (second with third, third with second, third with third) are less than 2^-22 of a product,
+// 2^-24 of it on average, about its rounding error in float32. Sums round less often than in float32: registers sum 32
+// products before adding them to the accumulator.
+// Keys are processed in blocks of thirty-two from the first that a token sees, so a token gets the same bits alone and
+// with its neighbours, as long as all of them see the same first key.
 #pragma once
 #include "amx.hpp"
 #include "attend_tile.hpp"
 
 #ifdef TILE_REGISTERS
-// How many bfloat16 numbers what is multiplied becomes: OF of queries and weights, KEPT of keys and values, which is one
-// where they lie in bfloat16.
+// The number of bfloat16 parts of the operands: OF for queries and weights, KEPT for keys and values, which is one if
+// they are cached in bfloat16.
 template <int OF, int KEPT>
 struct Split {
   static constexpr int KEPT_PARTS = KEPT;
-  static constexpr int ROW = OF == 3 ? 48 : 32;  // floats that hold thirty-two scores, and then all parts of as many weights
+  static constexpr int ROW = OF == 3 ? 48 : 32;  // floats for thirty-two scores, later for all parts of as many weights
 };
 
 template <class Element, int OF>
 using SplitOf = Split<OF, std::is_same_v<Element, float> ? OF : 1>;
 
-// Orders of sixteens of two registers: one after another, or in turns; of all of them, or of the upper halves of 32 bits.
+// Permutations of two groups of sixteen numbers: interleaved, from one register; of the upper halves of 32-bit elements
+// in two registers, interleaved or in order.
 alignas(64) static constexpr uint16_t IN_TURNS[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 alignas(64) static constexpr uint16_t UPPER_IN_TURNS[32] = {1,  33, 3,  35, 5,  37, 7,  39, 9,  41, 11, 43, 13, 45, 15, 47,
@@ -29,8 +31,8 @@ alignas(64) static constexpr uint16_t UPPER_IN_TURNS[32] = {1,  33, 3,  35, 5,  
 alignas(64) static constexpr uint16_t UPPER_HALVES[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                                                           33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
 
-// Sixteen numbers and sixteen others as parts of thirty-two each; three parts in the order of `upper`. What is not finite has
-// NaN as its second part.
+// Splits two times sixteen numbers into PARTS registers of thirty-two bfloat16 numbers each; three parts are in the
+// order of `upper`. The second part of a number that is not finite is NaN.
 template <int PARTS>
 static inline void split32(__m512 low, __m512 high, const uint16_t* upper, __m512i parts[PARTS]) {
   if (PARTS == 1) {
@@ -53,7 +55,7 @@ static inline void neighbours(const float* at, __m512i parts[PARTS]) {
 template <int PARTS>
 static inline void neighbours(const uint16_t* at, __m512i parts[PARTS]) { parts[0] = _mm512_loadu_si512(at); }
 
-// Sixteen numbers and sixteen others, which are zero where they are nowhere, in turns.
+// Interleaves sixteen numbers and sixteen others, which are zero if `second` is null.
 template <int PARTS>
 static inline void in_turns(const float* first, const float* second, __m512i parts[PARTS]) {
   split32<PARTS>(_mm512_loadu_ps(first), second ? _mm512_loadu_ps(second) : _mm512_setzero_ps(), UPPER_IN_TURNS, parts);
@@ -66,9 +68,9 @@ static inline void in_turns(const uint16_t* first, const uint16_t* second, __m51
   parts[0] = _mm512_permutexvar_epi16(_mm512_load_si512(IN_TURNS), low);
 }
 
-// 2^x for weights that become PARTS numbers, by a polynomial for what x is above a whole number, fitted to be off nowhere by
-// more: of degree four, to 3e-6 of it, for what is rounded to bfloat16, of degree six, to 1.4e-8 before its own rounding,
-// else. 0 for -inf, NaN stays NaN.
+// 2^x for weights that are split into PARTS numbers, by a minimax polynomial for the fraction of x: of degree four,
+// with a relative error of 3e-6, for weights that are rounded to bfloat16, otherwise of degree six, with 1.4e-8 before
+// rounding. 0 for -inf, and NaN stays NaN.
 template <int PARTS>
 static inline __m512 two_to_the(__m512 x) {
   const __m512 above = _mm512_reduce_ps(x, 1);
@@ -90,17 +92,17 @@ static inline __m512 two_to_the(__m512 x) {
   return _mm512_scalef_ps(p, x);
 }
 
-// What one task works on: tiles of sixteen rows of queries in turn, all with the same blocks of keys and values, or with
-// blocks that take each other's place.
+// The buffers of a task: one tile of sixteen query rows at a time, and either all blocks of keys and values or a single
+// block that is overwritten.
 struct Roomed {
   uint16_t *queries, *keys, *values;  // tiles [size / 32, OF], blocks of [size / 32, KEPT, 2] and of [size / 16, KEPT]
-  float *scores, *out;                // [blocks, 16, ROW], in which weights take the place of scores, and [16, size]
+  float *scores, *out;                // [blocks, 16, ROW], in which weights overwrite scores, and [16, size]
   int size;
 };
 
 struct AmxRoom {
   TileMemory queries, keys, values, scores, out;
-  std::vector<int> seen;  // keys that each row sees
+  std::vector<int> seen;  // the number of keys that each row sees
 
   template <int OF, int KEPT>
   Roomed with(Split<OF, KEPT> split, int blocks, int kept, int size) {
@@ -110,7 +112,7 @@ struct AmxRoom {
   }
 };
 
-// Keys and values of a head: `count` of them, those of `numbers`, of `size` elements each.
+// The cached keys and values of a head: `count` rows with the numbers `numbers`, of `size` elements each.
 template <class Element>
 struct Remembered {
   const Element *keys, *values;
@@ -122,19 +124,19 @@ struct Remembered {
   const Element* key(int i) const { return keys + numbers[std::min(i, count - 1)] * key_row; }
   const Element* value(int i) const { return values + numbers[i] * value_row; }
 
-  // `asm volatile`: compilers (g++ 12) drop a function that does nothing but prefetch.
+  // `asm volatile`, because compilers (g++ 12) drop a function that only prefetches.
   static void fetch(const Element* row, int elements) {
     asm volatile("");
     for (int d = 0; d < elements; d += 64 / sizeof(Element)) _mm_prefetch((const char*)(row + d), _MM_HINT_T0);
   }
-  // Rows lie too far apart for the chip to see which comes next: key i, or what values come after the last, is sent for.
+  // Prefetches key i or, past the last key, a value: rows are too far apart for hardware prefetching.
   void expect_key(int i) const { i < count ? fetch(key(i), size) : expect_value(i - count, 0, size); }
   void expect_value(int i, int d, int elements) const {
     if (i < count) fetch(value(i) + d, elements);
   }
 };
 
-// Block `b` of keys, turned: tiles [size / 32, PARTS, 2, 16 pairs of elements, 16 keys]. Past the last key it is repeated.
+// Transposes block `b` of keys: tiles [size / 32, PARTS, 2, 16 pairs of elements, 16 keys]. The last key is repeated.
 template <int PARTS, class Element>
 static inline void turn_block(const Remembered<Element>& m, int b, uint16_t* to) {
   for (int d = 0; d < m.size; d += DEPTH, to += PARTS * 2 * TILE)
@@ -154,7 +156,8 @@ static inline void turn_block(const Remembered<Element>& m, int b, uint16_t* to)
     }
 }
 
-// Block `b` of keys as they lie: tiles [2, size / 32, PARTS, 16 keys, 32 elements]. Past the last key it is repeated.
+// Copies block `b` of keys, not transposed: tiles [2, size / 32, PARTS, 16 keys, 32 elements]. The last key is
+// repeated.
 template <int PARTS, class Element>
 static inline void cut_block(const Remembered<Element>& m, int b, uint16_t* to) {
   for (int i = 0; i < DEPTH; i++) {
@@ -170,8 +173,8 @@ static inline void cut_block(const Remembered<Element>& m, int b, uint16_t* to) 
   }
 }
 
-// Elements from `first` on of block `b` of values: tiles [elements / 16, PARTS, 16 pairs of keys, 16 elements]; values past
-// the last are zero. Whether all are numbers: weights of zero do not hide others.
+// Copies elements from `first` on of block `b` of values: tiles [elements / 16, PARTS, 16 pairs of keys, 16 elements],
+// zero past the last value. Returns whether all are finite: a weight of zero does not cancel NaN or infinity.
 template <int PARTS, class Element>
 static inline bool pair_block(const Remembered<Element>& m, int b, int first, int elements, uint16_t* to) {
   const __m512i exponent = _mm512_set1_epi16(0x7f80);
@@ -193,7 +196,7 @@ static inline bool pair_block(const Remembered<Element>& m, int b, int first, in
   return broken == 0;
 }
 
-// A row of queries, scaled, as row `row` of the tiles.
+// Writes a query, scaled, as row `row` of the tiles.
 template <int OF>
 static inline void put_query(const Roomed& r, int row, const float* query, float scale) {
   const __m512 factor = _mm512_set1_ps(scale);
@@ -202,15 +205,15 @@ static inline void put_query(const Roomed& r, int row, const float* query, float
               r.queries + d / DEPTH * OF * TILE + row * DEPTH + d % DEPTH);
 }
 
-// Scores of the tile of rows with the first `blocks` blocks of keys, two blocks at a time: products of four tiles are under
-// way then.
+// The scores of the tile of rows with the first `blocks` blocks of keys, two blocks at a time, so that products of four
+// tiles are in flight.
 template <int OF, int KEPT>
 static inline void score_blocks(Split<OF, KEPT>, const Roomed& r, int blocks) {
   constexpr int ROW = Split<OF, KEPT>::ROW;
   const size_t block = (size_t)DEPTH * r.size * KEPT;
   written();
   for (int b = 0; b < blocks; b += 2) {
-    // A last block by itself is its own neighbour.
+    // A single last block is computed twice.
     const int other = std::min(b + 1, blocks - 1);
     const uint16_t *one = r.keys + b * block, *two = r.keys + other * block;
     _tile_zero(0);
@@ -246,8 +249,8 @@ static inline void turn_tile(const float* from, float* to, int next) {
   for (int i = 0; i < 16; i++) _mm512_store_ps(to + i * next, rows[i]);
 }
 
-// The scores of block `b`, the same to the bit, where it is the tile of rows that is turned and keys, the first of `r`, are as
-// they lie.
+// The scores of block `b`, with the same bits as `score_blocks`, for transposed queries and keys that are not
+// transposed, in the first block of `r`.
 template <int OF, int KEPT>
 static inline void score_as_they_lie(Split<OF, KEPT>, const Roomed& r, int b) {
   constexpr int ROW = Split<OF, KEPT>::ROW;
@@ -271,7 +274,7 @@ static inline void score_as_they_lie(Split<OF, KEPT>, const Roomed& r, int b) {
   for (int h = 0; h < 2; h++) turn_tile(sums[h], r.scores + b * 16 * ROW + h * 16, ROW);
 }
 
-// The first `count` of thirty-two scores; the others weigh nothing.
+// Masks for the first `count` of thirty-two scores.
 struct Few {
   __mmask16 low, high;
   explicit Few(int count)
@@ -295,7 +298,7 @@ static inline __m512 highest(const float* scores, int seen) {
   return _mm512_set1_ps(_mm512_reduce_max_ps(_mm512_max_ps(low, high)));
 }
 
-// Thirty-two weights, low and high, in their parts, 64 bytes each.
+// Splits thirty-two weights into their parts and stores them, 64 bytes per part.
 template <int OF>
 static inline void put_weights(float* at, __m512 low, __m512 high) {
   __m512i parts[OF];
@@ -303,7 +306,7 @@ static inline void put_weights(float* at, __m512 low, __m512 high) {
   for (int part = 0; part < OF; part++) _mm512_store_si512(at + part * 16, parts[part]);
 }
 
-// A row of scores becomes weights where they lay; keys that it does not see weigh zero. What the weights sum up to.
+// Turns a row of scores into weights in place, zero for keys that the row does not see, and returns their sum.
 template <int OF, int KEPT>
 static inline float weigh_row(Split<OF, KEPT>, float* scores, int blocks, int seen) {
   constexpr int BLOCK = 16 * Split<OF, KEPT>::ROW;
@@ -329,8 +332,8 @@ static inline float weigh_row(Split<OF, KEPT>, float* scores, int blocks, int se
   return _mm512_reduce_add_ps(_mm512_add_ps(low_total, high_total));
 }
 
-// Outputs of the tile of rows over the first `blocks` blocks of keys, from element `d`: four panels of elements, or two.
-// `block(b, d, elements)` says where those of a block lie.
+// The outputs of the tile of rows over the first `blocks` blocks of values, from element `d` on: PANELS (four or two)
+// panels of sixteen elements. `block(b, d, elements)` returns the address of these elements of a block.
 template <int PANELS, int OF, int KEPT, class Block>
 static inline void mix_panels(Split<OF, KEPT>, const Roomed& r, int blocks, int d, Block block) {
   constexpr int ROW = Split<OF, KEPT>::ROW, NEXT = KEPT * TILE;
@@ -374,7 +377,7 @@ static inline void mix_blocks(Parts parts, const Roomed& r, int blocks, Block bl
   for (; d < r.size; d += 32) mix_panels<2>(parts, r, blocks, d, block);
 }
 
-// All blocks, keys turned; whether all values are numbers.
+// Copies all blocks, with keys transposed; returns whether all values are finite.
 template <int KEPT, class Element>
 static bool take_blocks(const Roomed& r, const Remembered<Element>& m) {
   bool numbers_only = true;
@@ -386,8 +389,8 @@ static bool take_blocks(const Roomed& r, const Remembered<Element>& m) {
   return numbers_only;
 }
 
-// Rows of queries, of which row i lies at `from(i)` and sees `seen[i]` keys, never fewer than the row before it, with the
-// blocks in `r`; `put(i, out, share)` takes what row i gets, to be multiplied by `share`.
+// Attends query rows to the blocks in `r`: row i is at `from(i)` and sees `seen[i]` keys, never fewer than the row
+// before it. `put(i, out, share)` receives the output of row i, which is to be multiplied by `share`.
 template <int OF, int KEPT, class From, class Put>
 static void attend_tiled(Split<OF, KEPT> split, const Roomed& r, From from, const int* seen, int rows, float scale, Put put) {
   float totals[16];
@@ -402,8 +405,8 @@ static void attend_tiled(Split<OF, KEPT> split, const Roomed& r, From from, cons
   }
 }
 
-// The same for the rows of one token, which sees all of them: `r` has room for a block of keys and one of values, which stay
-// in the first cache.
+// Like `attend_tiled`, for the rows of one token, which sees all keys: `r` has room for one block of keys and one of
+// values, which stay in the L1 cache.
 template <int OF, int KEPT, class Element, class From, class Put>
 static void attend_alone(Split<OF, KEPT> split, const Roomed& r, const Remembered<Element>& m, From from, int rows, float scale,
                          Put put) {

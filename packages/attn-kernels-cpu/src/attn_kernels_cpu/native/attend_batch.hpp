@@ -1,17 +1,18 @@
-// Attention of all new tokens of a batch, shared out between threads: neighbours of a request in tiles, others one by one.
+// Attention of all new tokens of a batch, distributed to threads: neighbouring tokens of a request in tiles, others
+// singly.
 #pragma once
 #include "attend_tile.hpp"
 #ifdef TILE_REGISTERS
 #include "attend_amx.hpp"
 #endif
 
-constexpr int FEWEST = 4;             // neighbours that are worth turning keys for
-constexpr int MOST = 32;              // tokens of a tile
-constexpr int MOST_IN_TILES = 128;
-constexpr int WEIGHTS = 128 * 1024;  // floats that the weights of a tile may fill, to stay in the second cache
+constexpr int FEWEST = 4;             // the fewest neighbours for which transposing keys pays
+constexpr int MOST = 32;              // the most tokens of a tile
+constexpr int MOST_IN_TILES = 128;    // the same with AMX
+constexpr int WEIGHTS = 128 * 1024;  // the most floats of a tile's weights, to stay in the L2 cache
 
-// New rows of queries [tokens, query heads, size], rows `width` apart, and where their outputs go: to rows one after
-// another, or, where it is in tiles, to tiles of bfloat16 unless there are none.
+// Queries [tokens, query heads, size] with a token stride of `width`, and their outputs: contiguous rows `out`, or,
+// with AMX, bfloat16 tiles if `tiles` has any.
 struct Rows {
   const float* query;
   int64_t width;
@@ -28,7 +29,7 @@ struct Attention {
   Seen seen;
   int tokens;
   float scale;
-  int parts;  // numbers of bfloat16 that each number becomes in tiles, one or three; 0: no tiles
+  int parts;  // the bfloat16 numbers that an operand is split into for AMX tiles, one or three; 0: no tiles
 
   int group() const { return heads.query / heads.shared; }
   const float* query(int token, int head) const { return rows.query + token * rows.width + head * heads.size; }
@@ -39,7 +40,8 @@ struct Tile {
   int token, tokens;
 };
 
-// Runs of tokens each of which sees one key more than the one before it, or, unless in tiles, another window of as many.
+// Runs of tokens, each of which sees one key more than the one before it or, without AMX, a window of the same size
+// that is shifted by one.
 static std::vector<Tile> tiles_of(const Attention& a) {
   const Seen& seen = a.seen;
   const int tokens = a.tokens, queries = a.group();
@@ -104,7 +106,7 @@ static void attend_in_tiles(const Attention& a, Tile tile, int shared) {
   const Roomed r = room.with(Of(), memory.blocks(), tile.tokens == 1 ? 1 : memory.blocks(), size);
   if (tile.tokens == 1) return attend_alone(Of(), r, memory, from, rows, a.scale, put);
   if (take_blocks<Of::KEPT_PARTS>(r, memory)) return attend_tiled(Of(), r, from, room.seen.data(), rows, a.scale, put);
-  // What is no number must not reach the rows that do not see it, not even with a weight of zero.
+  // NaN and infinity must not reach rows that do not see them, not even with a weight of zero.
   for (int i = 0; i < tile.tokens; i++) attend_in_tiles<PARTS, Element>(a, {tile.token + i, 1}, shared);
 }
 #endif
@@ -122,10 +124,10 @@ static void attend_some(const Attention& a, Tile tile, int shared) {
                         a.seen.count[t], a.heads.size, a.scale, room, a.out(t, head));
 }
 
-// What the threads of a team do of it together; their registers hold tiles where it is in such.
+// The work of one thread of a team; with AMX its tile registers must be configured.
 static void attend_together(const Attention& a, const std::vector<Tile>& tiles) {
   int shared = a.heads.shared;
-  // The last tokens of a prompt see most: they come first.
+  // The last tokens of a prompt see most keys, so they come first.
 #pragma omp for schedule(dynamic, 1)
   for (int task = (int)tiles.size() * shared - 1; task >= 0; task--) {
     if (a.key.format == FLOAT32)

@@ -1,9 +1,9 @@
-// Attention of neighbouring new tokens of a request: keys are turned once and values read once for many rows.
-// A row goes through the same sums in the same order as in attend.hpp, so that neither can be told from the other.
+// Attention of neighbouring new tokens of a request: keys are transposed once and values read once for many rows.
+// Each row uses the same sums in the same order as attend.hpp, so both give the same bits.
 #pragma once
 #include "attend.hpp"
 
-// Keys [16, size] where they lie become `turned` [size, 16]; past the last of `here` keys it is repeated.
+// Transposes sixteen cached keys [16, size] into `turned` [size, 16]; the last of `here` keys is repeated.
 template <class Element>
 static inline void turn_keys(const Element* keys, int64_t row, const int64_t* numbers, int here, int size,
                              float* turned) {
@@ -15,7 +15,7 @@ static inline void turn_keys(const Element* keys, int64_t row, const int64_t* nu
   }
 }
 
-// Lane partial sums of ROWS queries with sixteen keys: what lane `lane` of the sums in `scores_of` holds for each key.
+// Partial sums of ROWS queries with sixteen keys, equal to lane `lane` of the sums in `scores_of` for each key.
 template <int ROWS>
 static inline void lane_sums(const float* queries, const float* turned, int lane, int size, Floats sums[ROWS]) {
   for (int r = 0; r < ROWS; r++) sums[r] = all(0.0f);
@@ -30,7 +30,7 @@ static inline void added(Floats to[ROWS], const Floats other[ROWS]) {
   for (int r = 0; r < ROWS; r++) to[r] = to[r] + other[r];
 }
 
-// Lanes 4 q to 4 q + 3, added as `sums16` adds them.
+// Partial sums of lanes 4 q to 4 q + 3, added in the order of `sums16`.
 template <int ROWS>
 static inline void quarter(const float* queries, const float* turned, int q, int size, Floats sums[ROWS]) {
   Floats other[ROWS], last[ROWS];
@@ -60,7 +60,7 @@ static inline void score_rows(const float* queries, const float* turned, int siz
   for (int r = 0; r < ROWS; r++) store16(out + (size_t)r * stride, sums[r] * factor);
 }
 
-// Values `first` to `last` - 1, times the weights of ROWS rows, added to `out` [ROWS, size].
+// Adds values `first` to `last` - 1 times the weights of ROWS rows to `out` [ROWS, size].
 template <int ROWS, int PANELS, class Element>
 static inline void mix_panels(const float* weights, int stride, const Element* values, int64_t row,
                               const int64_t* numbers, int first, int last, int size, float* out) {
@@ -91,7 +91,7 @@ static inline void mix_rows(const float* weights, int stride, const Element* val
     mix_panels<ROWS, 1>(weights, stride, values + d, row, numbers, first, last, size, out + d);
 }
 
-// What a row of the tile sees of the tile's keys: `first` to `last` - 1.
+// The keys of the tile that a row of the tile sees: `first` to `last` - 1.
 struct Span {
   int first, last;
 };
@@ -110,7 +110,7 @@ static void mix_tile(const float* weights, int stride, const Element* values, in
     auto alone = [&](int i, int first, int last) {
       mix_rows<1>(from + (size_t)i * stride, stride, values, row, numbers, first, last, size, to + i * size);
     };
-    // What each row sees before and after what all see is added by itself, in its place.
+    // Keys before and after those that all rows see are added for each row separately, in order.
     for (int i = 0; i < many; i++) alone(i, spans[r + i].first, std::min(common.first, spans[r + i].last));
     if (many == MOST_MIXED) mix_rows<MOST_MIXED>(from, stride, values, row, numbers, common.first, common.last, size, to);
     else if (many == 4) mix_rows<4>(from, stride, values, row, numbers, common.first, common.last, size, to);
@@ -125,13 +125,13 @@ struct TileRoom {
   std::vector<Span> spans;
 };
 
-// Rows of queries [rows, size] in `room`, each with its span of the keys `numbers[0]` to `numbers[count - 1]`.
+// Attends the query rows [rows, size] in `room`, each to its span of the keys `numbers[0]` to `numbers[count - 1]`.
 template <class Element>
 static void attend_rows(const Memory& key, const Memory& value, int shared, const int64_t* numbers, int count, int size,
                         float scale, TileRoom& room) {
   const Element* keys = (const Element*)key.at + shared * key.head;
   const Element* values = (const Element*)value.at + shared * value.head;
-  int rows = room.spans.size(), stride = (count + 15) / 16 * 16 + 16;  // a row's last sixteen may reach beyond the tile
+  int rows = room.spans.size(), stride = (count + 15) / 16 * 16 + 16;  // the last sixteen of a row may exceed the tile
   room.weights.resize((size_t)rows * stride);
   room.turned.resize(size * 16);
   room.out.assign((size_t)rows * size, 0.0f);

@@ -1,5 +1,5 @@
-// Softmax attention over whole sequences and its gradients: scores of some neighbouring queries at a time, which the
-// gradients compute again. Queries are aligned to the last keys.
+// Softmax attention over whole sequences and its gradients, with the scores of some neighbouring queries at a time,
+// which are recomputed for the gradients. Queries are aligned to the last keys.
 #pragma once
 #include <omp.h>
 
@@ -8,7 +8,7 @@
 #include "dropout.hpp"
 #include "gemm.hpp"
 
-// [batch, tokens, heads, size], elements of a head side by side.
+// A tensor [batch, tokens, heads, size], contiguous along its last axis, and its strides.
 struct Heads4 {
   float* at;
   int64_t batch, token, head;
@@ -20,8 +20,7 @@ struct Heads4 {
   }
 };
 
-// `logs` [batch, heads, queries]: the logarithm of the sum over which a query's weights are shares. `dropout` is null
-// where no weight is dropped.
+// The argument of attention; `logs` [batch, heads, queries] is the log-sum-exp of each query, `dropout` null for none.
 struct WholeAttention {
   Heads4 query, key, value, out;
   float* logs;
@@ -33,7 +32,7 @@ struct WholeAttention {
   int seen(int query) const { return causal ? std::max(0, std::min(keys, query + 1 + keys - queries)) : keys; }
 };
 
-// What is given and wanted of gradients; those of queries, keys and values are written, in rows side by side.
+// The gradient of the output, `change`, and those of queries, keys and values, which are written.
 struct WholeAttentionChange {
   Heads4 change, query, key, value;
 };
@@ -49,7 +48,7 @@ struct WholeAttentionRoom {
   }
 };
 
-// scores[i] = e^(scale * scores[i] - log) of the first `seen`, 0 behind them up to `count`; gives their sum.
+// scores[i] = e^(scale * scores[i] - log) for the first `seen`, and 0 behind them up to `count`; returns their sum.
 static float weigh(float* scores, int seen, int count, float scale, float log) {
   Floats total = all(0.0f);
   for (int j = 0; j < seen; j += 16) {
@@ -74,7 +73,7 @@ static float largest_score(const float* scores, int seen) {
   return largest;
 }
 
-// Factors of a query's weights, of which `seen` are not zero.
+// The dropout factors of a query's first `seen` weights.
 static const float* factors_of(const WholeAttention& a, int b, int h, int query, int seen, WholeAttentionRoom& room) {
   const uint32_t row = (a.dropout->first + (uint32_t)b) * (uint32_t)a.heads + (uint32_t)h;
   dropout_factors(*a.dropout, row, query, seen, room.factors.data());
@@ -120,8 +119,8 @@ static void attention(const WholeAttention& a) {
   }
 }
 
-// change[j] = weights[j] * (change[j] - the mean of all by their weights) * scale of scores; `came` and `out` are the
-// query's.
+// The gradient of scores: change[j] = weights[j] * (change[j] - Σ weights * change) * scale. The sum is computed as the
+// product of the query's output `out` and its gradient `came`.
 static void score_changes(const float* weights, const float* came, const float* out, const WholeAttention& a, int keys,
                           float* change) {
   Floats dots = all(0.0f);
@@ -152,7 +151,7 @@ static void attention_changes_of_head(const WholeAttention& a, const WholeAttent
       const float* factors = a.dropout ? factors_of(a, b, h, q + i, seen, room) : nullptr;
       if (factors) multiply_by(factors, seen, change);
       score_changes(row, came.at + i * came.row, out.at + i * out.row, a, keys, change);
-      // Values are met by the weights that are left.
+      // Values are multiplied by the weights after dropout.
       if (factors) multiply_by(factors, seen, row);
     }
     gemm({scores, 1, keys}, came, keys, a.value_size, here, c.value.product(b, s, 0, true));
@@ -161,7 +160,7 @@ static void attention_changes_of_head(const WholeAttention& a, const WholeAttent
   }
 }
 
-// Gradients of keys and values are added to what stands there: zeros.
+// All gradients. Those of keys and values are accumulated, so the caller must initialize them with zeros.
 static void attention_changes(const WholeAttention& a, const WholeAttentionChange& c) {
 #pragma omp parallel num_threads(a.threads) if (a.threads > 1)
   {

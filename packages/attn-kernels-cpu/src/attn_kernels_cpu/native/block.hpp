@@ -1,4 +1,5 @@
-// A whole pre-norm block for the new tokens of many requests: attention and a gated feed-forward, each added to what came in.
+// A whole pre-norm block for the new tokens of many requests: attention and a gated feed-forward, with residual
+// connections.
 #pragma once
 #include "attend_batch.hpp"
 
@@ -8,14 +9,14 @@ struct Block {
   float eps, scale;
   Heads heads;
   int32_t rotated, interleaved;
-  int32_t parts;  // of attention in tiles, whose tokens see all before them; see `Attention`
+  int32_t parts;  // for attention with AMX, which requires a mask without a window; see `Attention`
 };
 
-// What all layers of one kind have in common in a step.
+// The part of a step that all layers of one kind share.
 struct Step {
   int32_t tokens, threads;
   const float *cosines, *sines;  // [tokens, rotated], sines signed
-  const int64_t* targets;        // rows of the new tokens
+  const int64_t* targets;        // the cache rows of the new tokens
   Seen seen;
 };
 
@@ -33,7 +34,7 @@ static inline Floats turned_by(Floats x, Floats partner, const float* cosines, c
   return fmadd(partner, load16(sines), x * load16(cosines));
 }
 
-// Elements i and i + half for sixteen i at a time.
+// Rotates the pairs of elements i and i + half, for sixteen i at a time.
 static inline void rotate_halves(float* x, const float* cosines, const float* sines, int half) {
   for (int i = 0; i < half; i += 16) {
     Floats first = load16(x + i), second = load16(x + i + half);
@@ -87,7 +88,7 @@ static void norm_rows(const float* x, int tokens, int width, const float* gain, 
   for (int t = 0; t < tokens; t++) rms_norm_row(x + (size_t)t * width, width, gain, eps, out + (size_t)t * width);
 }
 
-// silu(gate) * up of `both`, which has [gate, up] as its outputs, in `out`; `rows` is room.
+// out = silu(gate) * up, where [gate, up] are the outputs of `both`; `rows` is a buffer for them.
 static void gate(const Linear& both, const float* x, int tokens, float* rows, float* out, int threads) {
   int inner = both.outputs / 2;
   multiply(both, x, tokens, Into{rows, (size_t)(2 * inner), false}, threads);
@@ -95,7 +96,7 @@ static void gate(const Linear& both, const float* x, int tokens, float* rows, fl
   for (int t = 0; t < tokens; t++) silu_gate_row(rows + (size_t)t * 2 * inner, inner, out + (size_t)t * inner);
 }
 
-// hidden [tokens, width] becomes what leaves the block.
+// Applies the block to hidden [tokens, width] in place.
 static void run_block(const Block& b, const LayerStep& s, float* hidden) {
   static thread_local std::vector<float> normed, wide, mixed;
   int width = b.output->outputs, tokens = s.tokens, threads = s.threads;

@@ -1,4 +1,4 @@
-// A whole block whose layers are multiplied in tiles: the threads stay together from its first product to its last.
+// A whole block whose layers are multiplied in AMX tiles, in one parallel region from its first product to its last.
 #pragma once
 #include "block.hpp"
 
@@ -9,7 +9,7 @@ static inline bool in_tiles(const Block& b) {
   return true;
 }
 
-// Rows of what comes in, normed as they are asked for.
+// Rows of the input of a sub-layer, normalized on access.
 struct Normed {
   const float *x, *gain;
   int width;
@@ -21,7 +21,7 @@ struct Normed {
   }
 };
 
-// What becomes of a block's tokens on their way: tiles of what goes into a product, or rows.
+// The buffers for the intermediate results of a block: tiles of the inputs of its products, and rows.
 struct TiledRoom {
   RowRoom entering, attended, between, gated;
   std::vector<float> rows, out;
@@ -36,7 +36,7 @@ struct TiledBlock {
   float *rows, *out;
   Attention attention;
 
-  // Where inputs become numbers in bfloat16, what makes them puts them into tiles at once.
+  // Whether intermediate results are written directly into tiles, which is possible for bfloat16 parts.
   static constexpr bool DIRECT = std::is_same_v<Parts, OnePart> || std::is_same_v<Parts, ThreeParts>;
 
   TiledBlock(const Block& b, const LayerStep& s, float* hidden, TiledRoom& room)
@@ -54,7 +54,7 @@ struct TiledBlock {
   Normed normed(const float* gain) const { return {hidden, gain, b.output->outputs, b.eps}; }
   Into into_hidden() const { return {hidden, (size_t)b.output->outputs, true}; }
 
-  // Queries, keys and values of the new tokens, at their positions.
+  // Computes queries, keys and values of the new tokens, applies rotary embedding and writes the cache.
   void project(const Team& team) const {
     const Linear& l = *b.projections;
     cut_rows(l, normed(b.attention_gain), entering, team.rows(entering));
@@ -80,7 +80,7 @@ struct TiledBlock {
     if (DIRECT) {
       team.multiply<Parts>(Gated<ToTiles>{*b.both, {gated}}, between);
     } else {
-      // What attention has left is still being read by slower threads, queries are not.
+      // The buffer of the queries is reused: slower threads may still read the output of attention, but not queries.
       team.multiply<Parts>(Gated<ToRows>{*b.both, {rows, (size_t)b.down->inputs}}, between);
       team.meet();
       cut_rows(*b.down, side_by_side(rows, b.down->inputs), gated, team.rows(gated));

@@ -1,21 +1,22 @@
-// Weights in the blocks of GGUF, GPTQ and AWQ: a weight is code * step + least, its code a whole number from 0 of four, six or
-// eight bits. A code keeps the bits that it has in its file; steps and least values are those of a group of inputs.
+// Weights in the block formats of GGUF, GPTQ and AWQ: a weight is code * step + least, where a code is an unsigned
+// integer of four, six or eight bits with the same bits as in the file, and steps and minima (`least`) are shared by a
+// group of inputs.
 //
-// Panels hold groups of 32 inputs, a group's codes in words of four inputs for each of sixteen outputs: input 16 h + 4 s + j
-// is byte j of word s of half h.
+// Panels consist of groups of 32 inputs, with the codes of a group in words of four inputs for each of sixteen outputs:
+// input 16 h + 4 s + j is byte j of word s of half h.
 #pragma once
 #include "tiles.hpp"
 
-// A tile's code is made once, however many call it: there are many.
+// For tile functions, which must not be inlined: they are large and have many callers.
 #define SHARED_CODE __attribute__((noinline))
 
 struct Scales {
   Floats step, least;
 };
 
-// `word(group, i)` is the i-th word of a group, in which each code has FIELD bits.
+// The layout of codes: `word(group, i)` is the i-th word of a group, in which each code has FIELD bits.
 //
-// Four bits: byte j of word s holds both halves' codes, the first in its lower four bits.
+// Four bits: byte j of word s holds the codes of both halves, that of the first half in its lower four bits.
 struct FourBits {
   static constexpr int CODE_BYTES = 256, FIELD = 4;
   static Ints word(const uint8_t* group, int i) { return load_ints(group + i * 64); }
@@ -26,8 +27,8 @@ struct EightBits {
   static Ints word(const uint8_t* group, int i) { return load_ints(group + i * 64); }
 };
 
-// As those of eight bits; kept are the lower four as above, then the upper two: of each half one word, byte j of word s in
-// its bits 2 s and 2 s + 1.
+// Six bits, read as eight. Stored are the lower four bits as in `FourBits`, then the upper two bits in one word per
+// half, those of byte j of word s in bits 2 s and 2 s + 1 of byte j.
 struct SixBits {
   static constexpr int CODE_BYTES = 384, FIELD = 8;
   static Ints word(const uint8_t* group, int i) {
@@ -39,8 +40,8 @@ struct SixBits {
   }
 };
 
-// What a format keeps of scales: `SCALES` half floats, or as many bytes, of sixteen outputs for every `SHARED` inputs, and
-// what they say of half `half` of group `group`. `DEEP` says that the two halves differ.
+// The scales of a format: for every `SHARED` inputs a panel stores `SCALES` 16-bit words, from which `scales` computes
+// step and minimum of half `half` of group `group`. `DEEP` is whether the two halves of a group differ.
 struct OfQ4_1 : FourBits {
   static constexpr int SHARED = 32, SCALES = 32;
   static constexpr bool DEEP = false;
@@ -67,7 +68,7 @@ struct OfQ8_0 : EightBits {
   }
 };
 
-// Two half floats, then for each of eight groups a whole number of each.
+// Two float16 factors, then for each of eight groups an integer multiple of each.
 struct OfQ4_K : FourBits {
   static constexpr int SHARED = 256, SCALES = 160;
   static constexpr bool DEEP = false;
@@ -79,7 +80,7 @@ struct OfQ4_K : FourBits {
   }
 };
 
-// A half float, then for each of sixteen halves of groups a signed whole number of it.
+// A float16 factor, then for each of sixteen half groups a signed integer multiple of it.
 struct OfQ6_K : SixBits {
   static constexpr int SHARED = 256, SCALES = 144;
   static constexpr bool DEEP = true;
@@ -91,7 +92,7 @@ struct OfQ6_K : SixBits {
   }
 };
 
-// A half float and the code that means zero.
+// A float16 step and the zero point, a code.
 struct OfInt4Zeros : FourBits {
   static constexpr int SHARED = 32, SCALES = 24;
   static constexpr bool DEEP = false;
@@ -102,7 +103,7 @@ struct OfInt4Zeros : FourBits {
   }
 };
 
-// Calls `take` with the format of blocks that a layer's weights are in.
+// Calls `take` with the type for the block format of a layer's weights.
 template <class Take>
 static auto with_format(int32_t format, Take take) {
   switch (format) {
@@ -124,7 +125,7 @@ static inline size_t codes_of_panel(int inputs) {
   return (size_t)inputs / GROUP * Of::CODE_BYTES;
 }
 
-// Codes of four bits with inputs in int8: whole numbers within a group.
+// Products of 4-bit codes with int8 inputs, with integer sums within a group.
 template <class Of, int ROWS, int PANELS>
 SHARED_CODE static void nibble_tile(const Linear& l, const QuantisedRows& x, int row, int panel, Into to) {
   const size_t inputs = l.inputs, groups = inputs / GROUP, scales = scales_of_panel<Of>(l.inputs);
@@ -160,7 +161,7 @@ SHARED_CODE static void nibble_tile(const Linear& l, const QuantisedRows& x, int
     for (int p = 0; p < PANELS; p++) finish(l, to, row + r, panel + p, sum[r][p]);
 }
 
-// Codes whose middle is no code apart from zero: bytes from -128 of Q8_0, and from -32 of Q6_K, with inputs in int8.
+// Products of codes with a constant zero point (128 for Q8_0, 32 for Q6_K), as signed bytes, with int8 inputs.
 template <class Of, int ROWS, int PANELS>
 SHARED_CODE static void byte_tile(const Linear& l, const QuantisedRows& x, int row, int panel, Into to) {
   const size_t inputs = l.inputs, groups = inputs / GROUP;
@@ -170,7 +171,7 @@ SHARED_CODE static void byte_tile(const Linear& l, const QuantisedRows& x, int r
   const int8_t* values = x.values + row * inputs;
   const float* scale = x.scale + row * groups;
   const int32_t *offset = x.offset + row * groups, *first = Of::DEEP ? x.first + row * groups : nullptr;
-  // What makes a code the byte that is 128 more than the weight's whole number.
+  // Added to a code, this gives the weight's signed integer plus 128.
   const Ints middle = all_ints(Of::DEEP ? 0x60606060 : 0);
   Floats sum[ROWS][PANELS];
   for (int r = 0; r < ROWS; r++)

@@ -1,30 +1,31 @@
-// Weights in blocks times inputs in float32. A code is a whole number that float32 holds, so it is multiplied as it is: code
-// times input is summed over what shares a step, and of each such sum its product with the step, and the inputs' sum times
-// the least value, are added to the output's. No weight and no input is rounded; sums round as float32 does.
+// Weights in blocks times inputs in float32. Codes are integers that float32 represents exactly, so they are multiplied
+// directly: code times input is summed over the inputs that share a step; this sum times the step, plus the sum of the
+// inputs times the minimum, is added to the output. Neither weights nor inputs are rounded, only sums, as in float32.
 //
-// A code is not moved down to the lowest bits of its word: with b bits below it, it counts 2^b times, and its input 2^-b.
+// A code is not shifted to the lowest bits of its word: with b bits below it, it is 2^b times as large, and its input
+// is scaled by 2^-b.
 #pragma once
 #include "blocks.hpp"
 
-// Where sums are in registers they stay there.
+// For functions that must be inlined, so that their sums stay in registers.
 #define IN_PLACE static inline __attribute__((always_inline))
 
-// Rows of inputs in the order of the codes, scaled down by what these count, and the sums of every sixteen inputs. Of inputs
-// below 2e-31 the last bits are lost.
+// Rows of inputs in the order of the codes, scaled to match them, and the sums of every sixteen inputs. Inputs below
+// 2e-31 lose their last bits.
 struct CodedInputs {
   const float *values, *sums;
 
   CodedInputs from(size_t row, size_t width) const { return {values + row * width, sums + row * width / 16}; }
 };
 
-// Codes of a word, and words of a group, when each has FIELD bits.
+// The codes of a word and the words of a group, for codes of FIELD bits.
 template <int FIELD>
 struct Fields {
   static constexpr int COUNT = 32 / FIELD, WORDS = GROUP / COUNT;
   static constexpr int input(int word, int field) {
     return FIELD == 4 ? field % 2 * 16 + word * 4 + field / 2 : word * 4 + field;
   }
-  // The last is moved down: its bits would be those of a negative number.
+  // The last code is shifted down: in place it would set the sign bit.
   static constexpr float share(int field) { return field == COUNT - 1 ? 1.0f : 1.0f / (float)(1 << field * FIELD); }
 };
 
@@ -40,14 +41,14 @@ static inline void order_inputs(const float* x, float* values, float* sums) {
   sums[1] = sum_of(load16(x + 16));
 }
 
-// In room of the thread that calls.
+// The inputs of a layer in this order, in a buffer of the calling thread.
 template <int FIELD>
 static CodedInputs ordered(const Linear& l, const float* x, int rows, int threads) {
   static thread_local std::vector<float> values, sums;
   const size_t groups = l.inputs / GROUP;
   values.resize(rows * groups * GROUP);
   sums.resize(rows * groups * 2);
-  float *to = values.data(), *of = sums.data();  // those of this thread, not of its team's
+  float *to = values.data(), *of = sums.data();  // the calling thread's buffers, not those of the other threads
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows > 1)
   for (int row = 0; row < rows; row++)
     for (size_t g = row * groups; g < (row + 1) * groups; g++) order_inputs<FIELD>(x + g * GROUP, to + g * GROUP, of + g * 2);
@@ -60,7 +61,7 @@ static inline Floats code_at(Ints word) {
   return floats_of(and_ints(word, all_ints(((1 << FIELD) - 1) << PLACE * FIELD)));
 }
 
-// Products with the codes of a word, from PLACE on.
+// Adds the products with the codes of a word, from code PLACE on.
 template <int FIELD, int ROWS, int PANELS, int PLACE = 0>
 IN_PLACE void add_word(const Ints (&word)[PANELS], const float* x, size_t inputs, Floats (&dot)[ROWS][PANELS]) {
   Floats code[PANELS];
@@ -72,7 +73,7 @@ IN_PLACE void add_word(const Ints (&word)[PANELS], const float* x, size_t inputs
   if constexpr (PLACE + 1 < Fields<FIELD>::COUNT) add_word<FIELD, ROWS, PANELS, PLACE + 1>(word, x, inputs, dot);
 }
 
-// Adds the sums of a group, or of one of its halves, to those of the outputs.
+// Scales the sums of a group, or of one of its halves, and adds them to those of the outputs.
 template <class Of, int ROWS, int PANELS>
 IN_PLACE void add_scaled(const uint16_t* scales, size_t apart, size_t g, int half, const float* sums, size_t inputs,
                          const Floats (&dot)[ROWS][PANELS], Floats (&sum)[ROWS][PANELS]) {
@@ -111,7 +112,7 @@ SHARED_CODE static void coded_tile(const Linear& l, CodedInputs from, int row, i
     for (int i = 0; i < Word::WORDS; i++) {
       Ints word[PANELS];
       for (int p = 0; p < PANELS; p++) word[p] = Of::word(w + p * codes, i);
-      // What the next tile reads: what chips fetch unasked ends with a page of 4 KB.
+      // Prefetch the codes of the next tile: hardware prefetching stops at the end of a page of 4 KB.
       if (i < Of::CODE_BYTES / 64)
         for (int p = 0; p < PANELS; p++) __builtin_prefetch(w + (p + PANELS) * codes + i * 64, 0, 3);
       add_word<Of::FIELD>(word, x.values + g * GROUP + i * Word::COUNT, inputs, dot);
@@ -132,7 +133,7 @@ static inline void store_codes(Ints word, float* to) {
   if constexpr (PLACE + 1 < Fields<FIELD>::COUNT) store_codes<FIELD, PLACE + 1>(word, to);
 }
 
-// The codes of some panels in float32, in room of the thread that calls, as a layer of their own.
+// Some panels as a layer of their own with codes in float32, in a buffer of the calling thread.
 template <class Of>
 SHARED_CODE static Linear widened_panels(const Linear& l, int panel, int count) {
   using Word = Fields<Of::FIELD>;
@@ -151,7 +152,7 @@ SHARED_CODE static Linear widened_panels(const Linear& l, int panel, int count) 
   return wide;
 }
 
-// The same sums as `coded_tile`, of widened codes.
+// Like `coded_tile`, with the same sums, over codes in float32.
 template <class Of, int ROWS, int PANELS>
 SHARED_CODE static void widened_tile(const Linear& l, CodedInputs from, int row, int panel, Into to) {
   const size_t inputs = l.inputs, scales = scales_of_panel<Of>(l.inputs);

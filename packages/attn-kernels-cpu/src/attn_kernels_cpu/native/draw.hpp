@@ -1,5 +1,6 @@
-// The next token of each row of logits, and log probabilities. The rules, and why every sum is exact, are those of
-// attn_core/kernels/sampling.py: weights are whole numbers, so tokens are those of attn_engine/sampler.py to the last one.
+// Sampling of the next token of each row of logits, and log probabilities. For the rules, and for the reason why every
+// sum is exact, see attn_core/kernels/sampling.py: weights are integers, so tokens are the same as those of
+// attn_engine/sampler.py.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -8,9 +9,9 @@
 
 constexpr int WEIGHT_BITS = 32, SUM_BLOCK = 256;
 constexpr double ONE_WEIGHT = 4294967296.0;  // 2^WEIGHT_BITS
-constexpr float LEAST_EXPONENT = -30.0f;     // e to it is no weight any more
+constexpr float LEAST_EXPONENT = -30.0f;     // the weight of e to this power rounds to zero
 
-// How the token of a row is drawn; 0 for `inverse` takes the likeliest. Pointers may be null.
+// The sampling parameters of a row; an `inverse` temperature of 0 takes the most likely token. Pointers may be null.
 struct Draw {
   const uint8_t *seen, *allowed;
   const float *counts, *bias;
@@ -20,7 +21,7 @@ struct Draw {
   int32_t top_k, biases;
 };
 
-// A score and its token; the likeliest come first, the first of equal ones.
+// A score and its token, ordered by descending score, equal scores by token.
 struct Ranked {
   float score;
   int32_t token;
@@ -35,7 +36,7 @@ struct DrawRoom {
   std::vector<Ranked> ranked;
 };
 
-// round(2^32 e^x) for x <= 0. No multiplication is fused with an addition: arrays in Python cannot do that.
+// round(2^32 e^x) for x <= 0, without fused multiply-adds, which NumPy does not have.
 static inline Floats whole_weights(Floats x) {
   const Floats y = larger(x, all(LEAST_EXPONENT));
   const Floats n = rounded(y * all(1.44269504f));
@@ -51,14 +52,14 @@ static inline Floats whole_weights(Floats x) {
   return rounded(times_power_of_two(p, n + all((float)WEIGHT_BITS)));
 }
 
-// Weights of `count` scores, with room for whole sixteens.
+// The weights of `count` scores; `weights` must have room for a multiple of sixteen.
 static inline void weigh(const float* scores, int count, float highest, float inverse, float* weights) {
   const Floats top = all(highest), factor = all(inverse), none = all(-std::numeric_limits<float>::infinity());
   for (int i = 0; i < count; i += 16)
     store16(weights + i, whole_weights((load_some(scores + i, count - i, none) - top) * factor));
 }
 
-// Whole numbers below 2^32, of which up to 2^21 are added without rounding, in whatever order.
+// The sum of integers below 2^32, which is exact for up to 2^21 of them, in any order.
 static inline double exact_sum(const float* weights, int count) {
   double sums[16] = {};
   int i = 0;
@@ -70,7 +71,7 @@ static inline double exact_sum(const float* weights, int count) {
   return total;
 }
 
-// Calls `take(i)` where element i is not zero, as few are.
+// Calls `take(i)` for each element i that is not zero; fast if there are few.
 template <class Element, class Take>
 static inline void each_nonzero(const Element* at, int size, Take take) {
   constexpr int WORD = sizeof(uint64_t) / sizeof(Element);
@@ -84,7 +85,7 @@ static inline void each_nonzero(const Element* at, int size, Take take) {
   }
 }
 
-// Penalties, biases and constraints, in this order.
+// Applies penalties, biases and constraints, in this order.
 static inline void process_scores(const float* logits, int size, const Draw& d, float* out) {
   std::memcpy(out, logits, sizeof(float) * size);
   if (d.seen && d.repetition != 1.0f)
@@ -98,7 +99,7 @@ static inline void process_scores(const float* logits, int size, const Draw& d, 
     for (int i = 0; i < size; i++) out[i] = d.allowed[i] ? out[i] : -std::numeric_limits<float>::infinity();
 }
 
-// Tokens of at least this score, in their order.
+// Collects the tokens with at least this score, in order of their ids.
 static inline void gather(const float* scores, int size, float least, std::vector<Ranked>& found) {
   found.clear();
   const Floats bound = all(least), none = all(std::numeric_limits<float>::quiet_NaN());
@@ -111,10 +112,11 @@ static inline void gather(const float* scores, int size, float least, std::vecto
   }
 }
 
-// What is below the highest score by these many units, then all: few tokens are looked at where they suffice.
+// Distances below the highest score, in units, at which `rank` tries to stop before it considers all tokens.
 constexpr float REACHES[] = {1, 2, 4, 7, 11, 16, std::numeric_limits<float>::infinity()};
 
-// The likeliest tokens, ranked, until `enough(found)`.
+// Collects the tokens with the highest scores, at growing distances from the highest, until `enough(found)`; not
+// sorted.
 template <class Enough>
 static inline void rank(const float* scores, int size, float highest, float unit, std::vector<Ranked>& found, Enough enough) {
   for (float reach : REACHES) {
@@ -132,7 +134,7 @@ static inline void sort_first(std::vector<Ranked>& found, size_t count) {
   std::sort(found.begin(), found.end());
 }
 
-// Weights of ranked tokens, which come to lie in `room.weights`; a total over all tokens has been taken before.
+// Computes the weights of the ranked tokens in `room.weights`, which overwrites those of all tokens.
 static inline void weigh_ranked(DrawRoom& room, float highest, float inverse) {
   const int count = (int)room.ranked.size();
   room.scores.resize(std::max(room.scores.size(), (size_t)count + 16));
@@ -141,7 +143,8 @@ static inline void weigh_ranked(DrawRoom& room, float highest, float inverse) {
   weigh(room.scores.data(), count, highest, inverse, room.weights.data());
 }
 
-// The first place whose sum passes the point; rounding can put the point behind the last that has weight.
+// The first index whose cumulative sum exceeds `target`, else the last one with a weight: rounding can put the target
+// past the total.
 static inline int place_of(const float* weights, int count, double before, double target) {
   int last = 0;
   for (int i = 0; i < count; i++) {
@@ -208,7 +211,7 @@ static inline int64_t draw_weighted(int size, const Draw& d, DrawRoom& room) {
   return first + place_of(weights + first, std::min(SUM_BLOCK, size - first), before, target);
 }
 
-// The token of a row; -1 where scores are no finite numbers.
+// The token of a row; -1 if the largest score is not finite or a score is NaN.
 static inline int64_t draw_token(const float* logits, int size, const Draw& d, DrawRoom& room) {
   const float* scores = logits;
   if (d.seen || d.counts || d.allowed || d.biases) {
@@ -238,7 +241,7 @@ static void draw_tokens(const float* logits, int rows, int size, const Draw* dra
   }
 }
 
-// log(softmax(logits)) of one token, and the `top` likeliest tokens with theirs, the likeliest first.
+// log(softmax(logits)) of one token, and of the `top` most likely tokens, in descending order.
 static inline void logprobs_of(const float* logits, int size, int64_t token, int top, DrawRoom& room, float* own,
                                int64_t* ids, float* values) {
   Leader leader;

@@ -1,10 +1,12 @@
-// Dropout of attention weights by the random words of attn_core/dropout.py: Philox4x32-10 (Salmon et al. 2011), of which
-// a word depends on the seed and the places of a query and a key alone. Whole numbers, so every chip has the same.
+// Dropout of attention weights by the random words of attn_core/dropout.py: Philox4x32-10 (Salmon et al. 2011), where a
+// word depends only on the seed and the indices of a query and a key. Integer arithmetic, so it is the same on every
+// CPU.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 
-// A weight whose word is below `threshold` becomes zero, the others grow by `scale`. Rows of a batch count from `first`.
+// A weight whose word is below `threshold` becomes zero, others are multiplied by `scale`. Batch rows are counted from
+// `first`.
 struct Dropout {
   uint32_t seed_low, seed_high, offset, first, threshold;
   float scale;
@@ -14,7 +16,7 @@ constexpr int COUNTERS_TOGETHER = 16, KEYS_OF_A_COUNTER = 4;
 constexpr uint32_t PHILOX_MULTIPLIERS[] = {0xD2511F53u, 0xCD9E8D57u}, PHILOX_WEYL[] = {0x9E3779B9u, 0xBB67AE85u};
 constexpr int PHILOX_ROUNDS = 10;
 
-// words[w][i] is word w of the counter whose first number is `four` + i: that of key 4 (four + i) + w.
+// words[w][i] is word w of the counter with the first number `four` + i, which belongs to key 4 (four + i) + w.
 static inline void philox(uint32_t four, uint32_t query, uint32_t row, const Dropout& d,
                           uint32_t words[KEYS_OF_A_COUNTER][COUNTERS_TOGETHER]) {
   uint32_t *a = words[0], *b = words[1], *c = words[2], *e = words[3];
@@ -33,7 +35,7 @@ static inline void philox(uint32_t four, uint32_t query, uint32_t row, const Dro
   }
 }
 
-// What the weights of a query for the first `count` keys are multiplied by: 0 or the scale. There is room for 64 more.
+// The factors, 0 or the scale, of a query's weights for the first `count` keys. `factors` must have room for 64 more.
 static void dropout_factors(const Dropout& d, uint32_t row, uint32_t query, int count, float* factors) {
   uint32_t words[KEYS_OF_A_COUNTER][COUNTERS_TOGETHER];
   for (int key = 0; key < count; key += COUNTERS_TOGETHER * KEYS_OF_A_COUNTER) {

@@ -1,5 +1,5 @@
-// Products of two matrices of float32, as training needs them: neither is kept packed, and either may be turned. Every element
-// is one chain of fused multiply-adds in the order of depth, whatever the blocks and the threads.
+// Products of two float32 matrices for training: neither is packed beforehand, and either may be transposed. Every
+// element is one chain of fused multiply-adds in the order of depth, whatever the blocks and the threads.
 #pragma once
 #include <omp.h>
 
@@ -8,7 +8,7 @@
 
 #include "simd.hpp"
 
-// Element (i, j) is at[i * row + j * column]; one of the two steps is 1.
+// A matrix: element (i, j) is at[i * row + j * column]; one of the two strides is 1.
 struct Matrix {
   const float* at;
   int64_t row, column;
@@ -16,7 +16,8 @@ struct Matrix {
   Matrix from(int64_t i, int64_t j) const { return {at + i * row + j * column, row, column}; }
 };
 
-// Where a product goes: rows of `stride` elements. With `add` it is added to what stands there; `bias` is of the columns.
+// The destination of a product: rows with a stride of `stride` elements. With `add` the product is added to the
+// elements; `bias` (or null) has one element per column.
 struct Product {
   float* at;
   int64_t stride;
@@ -30,7 +31,7 @@ static inline Floats load_lanes(const float* at, int count) {
   return count >= 16 ? load16(at) : load_some(at, count, all(0.0f));
 }
 
-// Sixteen rows of which `count` exist, `step` apart, of `depth` elements each, become rows [depth, 16].
+// Transposes `count` (at most sixteen) rows of `depth` elements, `step` apart, into [depth, 16], padded with zeros.
 static void turn_rows(const float* from, int64_t step, int count, int depth, float* to) {
   int k = 0;
   for (; k + 16 <= depth; k += 16) {
@@ -43,7 +44,7 @@ static void turn_rows(const float* from, int64_t step, int count, int depth, flo
     for (int i = 0; i < 16; i++) to[k * 16 + i] = i < count ? from[i * step + k] : 0.0f;
 }
 
-// Columns of b in panels [depth, 16]; those past the last are zero.
+// Packs the columns of b into panels [depth, 16]; columns past the last are zero.
 static void pack_columns(Matrix b, int depth, int columns, float* to) {
   for (int n = 0; n < columns; n += 16, to += (int64_t)depth * 16) {
     const int here = std::min(16, columns - n);
@@ -56,7 +57,7 @@ static void pack_columns(Matrix b, int depth, int columns, float* to) {
   }
 }
 
-// ROWS rows times PANELS panels. Element (r, k) of the rows is at[r * row + k * step].
+// Multiplies ROWS rows by PANELS panels. Element (r, k) of the rows is at[r * row + k], or at[k * 16 + r] if TURNED.
 template <int ROWS, int PANELS, bool TURNED>
 static void gemm_tile(const float* at, int64_t row, const float* b, int depth, int columns, Product to) {
   Floats sum[ROWS][PANELS];
@@ -109,20 +110,20 @@ static void gemm_rows(Matrix a, int rows, const float* b, int depth, int columns
   gemm_panels<ROWS, true>(turned, 0, b, depth, columns, to);
 }
 
-// What a thread packs into.
+// The packing buffer of the calling thread.
 static float* gemm_room() {
   static thread_local std::vector<float> room;
   room.resize(GEMM_DEPTH * (GEMM_COLUMNS + 16));
   return room.data();
 }
 
-// to [rows, columns] (+)= a [rows, depth] b [depth, columns] + bias, by the thread that calls.
+// to [rows, columns] (+)= a [rows, depth] b [depth, columns] + bias, on the calling thread.
 static void gemm(Matrix a, Matrix b, int rows, int columns, int depth, Product to) {
   constexpr int MANY = Shape::FLOAT_ROWS;
   float *packed = gemm_room(), *turned = packed + GEMM_DEPTH * GEMM_COLUMNS;
   for (int n = 0; n < columns; n += GEMM_COLUMNS)
     for (int m = 0; m < rows; m += GEMM_ROWS)
-      // Depth 0 is a sum of nothing.
+      // One iteration even for depth 0, whose product is zero.
       for (int k = 0; k == 0 || k < depth; k += GEMM_DEPTH) {
         const int wide = std::min(GEMM_COLUMNS, columns - n), deep = std::min(GEMM_DEPTH, depth - k);
         const int last = std::min(m + GEMM_ROWS, rows);
@@ -146,7 +147,8 @@ static void gemm(Matrix a, Matrix b, int rows, int columns, int depth, Product t
       }
 }
 
-// The same by several threads: a grid of parts that are as square as they can be. `one` computes a part, as `gemm` does.
+// Divides a product among threads, as a grid of parts that are as square as possible. `one` computes a part, like
+// `gemm`.
 template <class One>
 static void product_shared(Matrix a, Matrix b, int rows, int columns, int depth, Product to, int threads, One one) {
   if (rows <= 0 || columns <= 0) return;

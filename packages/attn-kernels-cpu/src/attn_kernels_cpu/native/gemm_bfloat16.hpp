@@ -1,30 +1,30 @@
-// Products of two matrices of float32 whose elements are rounded to bfloat16 first, as they are packed; sums are float32 and
-// are not rounded. Where the chip has instructions for it, two neighbours in depth are multiplied at a time.
+// Products of two float32 matrices whose elements are rounded to bfloat16 while they are packed; sums are float32. On
+// CPUs with bfloat16 instructions, two neighbours in depth are multiplied at a time.
 #pragma once
 #include "gemm.hpp"
 
 static inline Floats load_first(const float* at, int count) { return count > 0 ? load_lanes(at, count) : all(0.0f); }
 
 #if defined(__AVX512VNNI__)
-// AVX-512 is compiled without these instructions, which not all of its chips have.
+// The AVX-512 library is compiled without these instructions, because not all CPUs with AVX-512 have them.
 #define WITH_BFLOAT16 __attribute__((target("avx512bf16")))
 
-// Two rows of sixteen as pairs, those of the first in the lower halves.
+// Sixteen bfloat16 pairs of two rows of sixteen, the numbers of the first row in the lower halves.
 WITH_BFLOAT16 static inline Floats pairs_of_rows(Floats first, Floats second) {
   const __m512i number = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __m512i order = _mm512_or_si512(number, _mm512_slli_epi32(_mm512_add_epi32(number, _mm512_set1_epi32(16)), 16));
   return _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(second, first)));
 }
 
-// The first `count` of thirty-two neighbours as sixteen pairs.
+// Sixteen bfloat16 pairs of the first `count` of thirty-two neighbours, padded with zeros.
 WITH_BFLOAT16 static inline Floats pairs_of_row(const float* at, int count) {
   return _mm512_castsi512_ps((__m512i)_mm512_cvtne2ps_pbh(load_first(at + 16, count - 16), load_first(at, count)));
 }
 
-// Room in which pairs lie as floats do: a pair takes the bytes of one.
+// The sizes of packing buffers, in pairs: a pair is as large as a float.
 constexpr int PAIRS_DEPTH = 192, PAIRS_COLUMNS = 512;
 
-// Columns of b in panels of pairs [(depth + 1) / 2, 16]; those past the last are zero.
+// Packs the columns of b into panels of pairs [(depth + 1) / 2, 16]; columns past the last are zero.
 WITH_BFLOAT16 static void pack_column_pairs(Matrix b, int depth, int columns, float* to) {
   const int pairs = (depth + 1) / 2;
   for (int n = 0; n < columns; n += 16, to += (int64_t)pairs * 16) {
@@ -47,7 +47,7 @@ WITH_BFLOAT16 static void pack_column_pairs(Matrix b, int depth, int columns, fl
   }
 }
 
-// ROWS rows times PANELS panels. Pair k of row r is at[r * row + k * step].
+// Multiplies ROWS rows by PANELS panels. Pair k of row r is at[r * row + k * step].
 template <int ROWS, int PANELS>
 WITH_BFLOAT16 static void pairs_tile(const float* at, int64_t row, int64_t step, const float* b, int pairs, int columns,
                                      Product to) {
@@ -80,7 +80,7 @@ WITH_BFLOAT16 static void pairs_tile(const float* at, int64_t row, int64_t step,
     }
 }
 
-// The next rows, of which there are ROWS, times all panels; `room` is for their pairs.
+// Multiplies the next ROWS rows by all panels; `room` is a buffer for their pairs.
 template <int ROWS>
 WITH_BFLOAT16 static void pairs_rows(Matrix a, const float* b, int depth, int columns, Product to, float* room) {
   constexpr int PANELS = Shape::PANELS;
@@ -110,7 +110,7 @@ WITH_BFLOAT16 static void pairs_rows(Matrix a, const float* b, int depth, int co
   }
 }
 
-// As `gemm`, of elements rounded to bfloat16.
+// Like `gemm`, with elements rounded to bfloat16.
 WITH_BFLOAT16 static void gemm_pairs(Matrix a, Matrix b, int rows, int columns, int depth, Product to) {
   constexpr int MANY = Shape::FLOAT_ROWS, DEEP = 2 * PAIRS_DEPTH;
   static thread_local std::vector<float> kept;
@@ -118,7 +118,7 @@ WITH_BFLOAT16 static void gemm_pairs(Matrix a, Matrix b, int rows, int columns, 
   float *packed = kept.data(), *room = packed + PAIRS_DEPTH * PAIRS_COLUMNS;
   for (int n = 0; n < columns; n += PAIRS_COLUMNS)
     for (int m = 0; m < rows; m += GEMM_ROWS)
-      // Depth 0 is a sum of nothing.
+      // One iteration even for depth 0, whose product is zero.
       for (int k = 0; k == 0 || k < depth; k += DEEP) {
         const int wide = std::min(PAIRS_COLUMNS, columns - n), deep = std::min(DEEP, depth - k);
         const int last = std::min(m + GEMM_ROWS, rows);
@@ -148,7 +148,7 @@ static inline bool multiplies_bfloat16() { return false; }
 static void gemm_pairs(Matrix, Matrix, int, int, int, Product) {}
 #endif
 
-// A matrix of which every element is rounded to bfloat16, its lines one after another in `room`.
+// A copy of a matrix with every element rounded to bfloat16, in `room`, with contiguous lines.
 static Matrix rounded_matrix(Matrix from, int rows, int columns, std::vector<float>& room, int threads) {
   const bool by_rows = from.column == 1;
   const int lines = by_rows ? rows : columns, length = by_rows ? columns : rows;

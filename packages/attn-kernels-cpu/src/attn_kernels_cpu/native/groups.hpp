@@ -1,18 +1,18 @@
-// Products of rows in int8 with int4 weights whose step and least value hold for a group of 32 inputs, in tile registers:
-// a tile is one group deep. What leaves the registers are whole numbers, which are scaled and summed group by group as
-// `nibble_tile` does, so that a row gets the same bits from both.
+// Products of int8 rows with int4 weights, with a step and a minimum per group of 32 inputs, in tile registers: a tile
+// is one group deep. The registers hold integer sums, which are scaled and added group by group as in `nibble_tile`, so
+// that both give the same bits.
 #pragma once
 #include "registers.hpp"
 #include "sums.hpp"
 
-// What `sums.hpp` makes of sums that are whole already.
+// Selects these products, and tells sums.hpp that the sums are complete.
 struct Groups : OnePart {};
 
-constexpr int FEW = 4;  // rows from which a tile of sixteen is worth it
+constexpr int FEW = 4;  // the fewest rows for which a tile of sixteen pays
 
 static inline bool enough_rows(const Linear& l, int rows) { return l.format != INT4 || rows >= FEW; }
 
-// Nibbles of a panel [groups, 4, 64] as bytes [groups, 8, 64].
+// Unpacks the nibbles of a panel [groups, 4, 64] into bytes [groups, 8, 64].
 static inline void widen_panel(const uint8_t* packed, int groups, uint8_t* wide) {
   const __m512i low = _mm512_set1_epi8(15);
   for (int g = 0; g < groups; g++, packed += 256, wide += 512)
@@ -23,7 +23,7 @@ static inline void widen_panel(const uint8_t* packed, int groups, uint8_t* wide)
     }
 }
 
-// Dots [16, 16] of sixteen rows with a panel over the inputs of one group.
+// Integer products [16, 16] of sixteen rows with a panel over the inputs of one group.
 static inline void dots_of(const int8_t* rows, const uint8_t* wide, int32_t* dots) {
   _tile_zero(0);
   _tile_loadd(4, rows, GROUP);
@@ -32,9 +32,9 @@ static inline void dots_of(const int8_t* rows, const uint8_t* wide, int32_t* dot
   _tile_stored(0, dots, 64);
 }
 
-constexpr int AHEAD = 2;  // groups whose dots are on their way while another's are summed
+constexpr int AHEAD = 2;  // groups whose products are in flight while those of another are summed
 
-// Sums [16, 16] of the first ROWS rows of tile `tile` with a widened panel.
+// Sums [16, 16] of the first ROWS rows of tile `tile` with an unpacked panel.
 template <int ROWS>
 static inline void sum_groups(const RowTiles& x, int tile, const uint8_t* wide, const uint16_t* scales, float* sums) {
   alignas(64) int32_t dots[2 * AHEAD][256];
@@ -43,7 +43,7 @@ static inline void sum_groups(const RowTiles& x, int tile, const uint8_t* wide, 
   auto start = [&](int group) {
     if (group < x.blocks) dots_of(rows + group * 512, wide + group * 512, dots[group % (2 * AHEAD)]);
   };
-  // Unrolled, as compilers (g++ 12) keep the sums in memory else.
+  // Unrolled, because compilers (g++ 12) otherwise keep the sums in memory.
   __m512 sum[ROWS];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) sum[r] = _mm512_setzero_ps();
@@ -65,7 +65,7 @@ static inline void sum_groups(const RowTiles& x, int tile, const uint8_t* wide, 
   for (int r = 0; r < ROWS; r++) _mm512_store_ps(sums + r * 16, sum[r]);
 }
 
-// A pair of panels, widened.
+// A pair of unpacked panels.
 struct WidePair {
   const uint8_t* at[2];
   const uint16_t* scales[2];
@@ -95,9 +95,9 @@ static void multiply_tile(const Pairs& pairs, const RowTiles& x, int tile, int p
   for (int r = 0; r < here; r++) pairs.template finish<Groups>(x, pair, tile * 16 + r, sums + r * 16);
 }
 
-constexpr int NEAR_WIDE = 512;  // KB of widened weights that stay in the second cache while rows pass by
+constexpr int NEAR_WIDE = 512;  // KB of unpacked weights that stay in the L2 cache while all rows are multiplied
 
-// Tiles of rows with pairs of panels, some of which are widened for all rows.
+// Multiplies tiles of rows by pairs of panels; several pairs at a time are unpacked and used for all rows.
 template <class Pairs>
 static void multiply_groups(const Pairs& pairs, const RowTiles& x, Share tiles, Share some) {
   static thread_local TileMemory room;

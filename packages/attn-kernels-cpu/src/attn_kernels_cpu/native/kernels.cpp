@@ -1,4 +1,4 @@
-// What Python calls, through ctypes.
+// The functions that Python calls through ctypes.
 #include "activate.hpp"
 #include "attend_whole.hpp"
 #include "block.hpp"
@@ -16,7 +16,7 @@ extern "C" {
 
 enum Source { OF_FLOAT32 = 0, OF_BFLOAT16 = 1, OF_BLOCKS = 2 };
 
-// Weights of floats, or rows of blocks in the layer's own format.
+// Packs weights, given as floats or as rows of blocks in the format of the layer.
 void attn_pack(const void* weights, int source, Linear* l, int threads) {
   const bool bfloat16 = source == OF_BFLOAT16;
   if (source == OF_BLOCKS) return repack((const uint8_t*)weights, *l, threads);
@@ -42,7 +42,7 @@ void attn_linear(const Linear* l, const float* x, int rows, float* out, int thre
   multiply(*l, x, rows, Into{out, (size_t)l->outputs, false}, threads);
 }
 
-// The first place of the largest output of each row; -1 where it is infinite, or any output NaN.
+// The first index of the largest output of each row; -1 if it is infinite or any output is NaN.
 void attn_largest(const Linear* l, const float* x, int rows, int64_t* places, int threads) {
   find_largest(*l, x, rows, places, threads);
 }
@@ -53,23 +53,23 @@ void attn_product(const Matrix* a, const Matrix* b, const float* bias, float* ou
   gemm_shared(*a, *b, rows, columns, depth, {out, columns, bias, false}, threads);
 }
 
-// The same of elements rounded to bfloat16, whose products are added up in float32.
+// Like `attn_product`, with elements rounded to bfloat16 and sums in float32.
 void attn_rounded_product(const Matrix* a, const Matrix* b, const float* bias, float* out, int rows, int columns, int depth,
                           int threads) {
   rounded_product(*a, *b, rows, columns, depth, {out, columns, bias, false}, threads);
 }
 
-// out = f(x), or, where `change` is given, f'(x) * change; `form` as `Activation` of activate.hpp.
+// out = f(x), or f'(x) * change if `change` is given; `form` is an `Activation` of activate.hpp.
 void attn_activate(int form, const float* x, const float* change, float* out, int64_t count, int threads) {
   activate(form, x, change, out, count, threads);
 }
 
-// A token for each row of logits; -1 where they are no finite numbers.
+// Draws a token for each row of logits; -1 if the largest score is not finite or a score is NaN.
 void attn_draw(const float* logits, int rows, int size, const Draw* draws, int64_t* tokens, int threads) {
   draw_tokens(logits, rows, size, draws, tokens, threads);
 }
 
-// Log probabilities of one token of each row, and the `top` largest with their tokens.
+// The log probability of one token of each row, and the `top` largest ones with their tokens.
 void attn_logprobs(const float* logits, int rows, int size, const int64_t* tokens, int top, float* own, int64_t* ids,
                    float* values, int threads) {
   find_logprobs(logits, rows, size, tokens, top, own, ids, values, threads);
@@ -77,10 +77,10 @@ void attn_logprobs(const float* logits, int rows, int size, const int64_t* token
 
 void attn_attention(const WholeAttention* a) { attention(*a); }
 
-// Of queries, keys and values; those of keys and values are to be zeros before.
+// The gradients of queries, keys and values; the caller must initialize those of keys and values with zeros.
 void attn_attention_changes(const WholeAttention* a, const WholeAttentionChange* c) { attention_changes(*a, *c); }
 
-// One block after another.
+// Applies blocks to `hidden` one after another.
 void attn_blocks(const Layer* const* layers, int count, float* hidden) {
   for (int i = 0; i < count; i++) {
     const Block& b = *layers[i]->block;

@@ -1,23 +1,24 @@
-// The largest output of each row and its first place, found as panels are multiplied: outputs are in memory a few at a time.
+// The index of the largest output of each row, found while panels are multiplied: only a few outputs are stored at a
+// time.
 #pragma once
 #include "linear.hpp"
 
-// The first place of the largest of `count` outputs.
+// The first index of the value `largest` among `count` outputs.
 static inline int first_place(const float* outputs, int count, float largest) {
   for (int i = 0; i < count; i += 16) {
-    // What is past the last equals nothing.
+    // Lanes past the last are NaN, which equals nothing.
     Floats values = load_some(outputs + i, count - i, all(std::numeric_limits<float>::quiet_NaN()));
     if (uint32_t hits = equal_lanes(values, all(largest))) return i + __builtin_ctz(hits);
   }
   return -1;
 }
 
-// The largest of the outputs of a row that were seen so far, and its first place; NaN as soon as one of them is.
+// The largest output of a row so far and its first index; NaN as soon as one output is NaN.
 struct Leader {
   float value = -std::numeric_limits<float>::infinity();
   int64_t place = -1;
 
-  // The next `count` outputs, which come from place `first` on.
+  // Updates the maximum with the next `count` outputs, which begin at index `first`.
   void see(const float* outputs, int count, int64_t first) {
     Floats most = all(value);
     uint32_t missing = 0;
@@ -34,7 +35,7 @@ struct Leader {
     if (std::isnan(later.value) || later.value > value) *this = later;
   }
 
-  // Infinity is not taken for a number either.
+  // The index, or -1 if the maximum is NaN or infinite.
   int64_t finite_place() const { return std::isfinite(value) ? place : -1; }
 };
 
@@ -69,9 +70,9 @@ static Linear some_panels(const Linear& l, int first, int last) {
   return some;
 }
 
-constexpr int NEAR_PANELS = 2048;  // outputs of rows with a panel (64 bytes each) that stay in the second cache
+constexpr int NEAR_PANELS = 2048;  // outputs of rows with a panel (64 bytes each) that stay in the L2 cache
 
-// `product(layer, into)` multiplies all rows, on the thread that calls it. Panels come in twos.
+// `product(layer, into)` multiplies all rows on the calling thread. Panels are processed in pairs.
 template <class Product>
 static void find_largest(const Linear& l, int rows, int64_t* places, int threads, Product product) {
   const int twos = (l.outputs + PAIR - 1) / PAIR, many = std::max(1, NEAR_PANELS / 2 / std::max(1, rows));

@@ -1,4 +1,4 @@
-// A whole linear layer: panels shared out between threads, rows in tiles.
+// Whole linear layers: panels are distributed to threads, and rows are processed in tiles.
 #pragma once
 #include <omp.h>
 
@@ -81,8 +81,8 @@ struct InBlocks : std::false_type {};
 template <class Tiles>
 struct InBlocks<Tiles, std::void_t<typename Tiles::Blocks>> : std::true_type {};
 
-// A few panels, whose weights stay in the nearest cache while all rows pass by. For many rows weights in blocks are widened
-// once, into memory; the sums are the same.
+// Multiplies all rows by a few panels, whose weights stay in the L1 cache. For many rows weights in blocks are first
+// widened to float32 in a buffer; the sums are the same.
 template <class Tiles, int PANELS>
 static void rows_of_panels(const Linear& l, typename Tiles::Input x, int rows, int panel, Into to) {
   int row = 0;
@@ -98,7 +98,7 @@ static void rows_of_panels(const Linear& l, typename Tiles::Input x, int rows, i
   for (; row < rows; row++) Tiles::template run<1, PANELS>(l, x, row, panel, to);
 }
 
-// All rows with panels `first` to `last`. Few rows take more panels at a time, to have enough sums under way.
+// Multiplies all rows by panels `first` to `last`. Few rows take more panels at a time, to have enough sums in flight.
 template <class Tiles>
 static void block(const Linear& l, typename Tiles::Input x, int rows, int first, int last, Into to) {
   if (rows >= 4) {
@@ -114,9 +114,10 @@ static void block(const Linear& l, typename Tiles::Input x, int rows, int first,
 }
 
 constexpr int BLOCK = 4;
-constexpr int NEAR = 384 * 1024;  // bytes of rows that stay in the second cache while panels pass by
+constexpr int NEAR = 384 * 1024;  // bytes of rows that stay in the L2 cache while all panels are multiplied
 
-// Panels that a thread takes at a time: all of its share where rows pass by once, else few, that threads end together.
+// The panels that a thread takes at a time: all of its share if rows are one part, else few, which balances the
+// threads.
 static int share_of(int panels, int parts, int threads) {
   return parts == 1 ? (panels + threads - 1) / threads : std::min(panels, BLOCK);
 }
@@ -134,7 +135,7 @@ static void shared_out(const Linear& l, typename Tiles::Input x, int rows, Into 
   }
 }
 
-// Rows as int8, in room of the thread that calls.
+// The rows quantized to int8, in a buffer of the calling thread.
 static QuantisedRows quantised(const Linear& l, const float* x, int rows, int threads) {
   static thread_local Quantised room;
   Quantised& q = room;
@@ -147,7 +148,7 @@ static QuantisedRows quantised(const Linear& l, const float* x, int rows, int th
   return {q.values.data(), q.scale.data(), q.sum.data(), q.offset.data()};
 }
 
-// -128 times the sums of the first sixteen of each group.
+// -128 times the sum of the first sixteen numbers of each group.
 static const int32_t* first_halves(const QuantisedRows& x, size_t groups) {
   static thread_local std::vector<int32_t> room;
   room.resize(groups);
@@ -159,7 +160,7 @@ static const int32_t* first_halves(const QuantisedRows& x, size_t groups) {
   return room.data();
 }
 
-// `take` is given the tiles that multiply a layer, and its rows as these take them.
+// Calls `take` with the tile type for a layer in a block format, and with the rows in the form that it needs.
 template <class Of, class Take>
 static void with_tiles_of(const Linear& l, const float* x, int rows, int threads, Take take) {
   if (l.widened) return take(CodedTiles<Of>(), ordered<Of::FIELD>(l, x, rows, threads));

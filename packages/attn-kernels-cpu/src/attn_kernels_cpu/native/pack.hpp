@@ -1,4 +1,4 @@
-// Weights [outputs, inputs] laid out in panels of sixteen outputs, as the tiles read them.
+// Packing of weights [outputs, inputs] into panels of sixteen outputs, as the tiles read them.
 #pragma once
 #include "tiles.hpp"
 
@@ -10,7 +10,7 @@ static inline float weight_of(const uint16_t* w) {
   return value;
 }
 
-// Panels [inputs, 16] of the same elements; outputs past the last are zero.
+// Panels [inputs, 16] of unchanged elements; outputs past the last are zero.
 template <class Element>
 static void pack_floats(const Element* w, int outputs, int inputs, Element* packed, int threads) {
   int panels = (outputs + 15) / 16;
@@ -23,8 +23,8 @@ static void pack_floats(const Element* w, int outputs, int inputs, Element* pack
       }
 }
 
-// Panels [inputs / 32, 16, 16, 2]: of each 32 inputs sixteen pairs, each of them for the sixteen outputs. Panels come in
-// twos; inputs and outputs past the last are zero.
+// Panels [inputs / 32, 16 pairs of inputs, 16 outputs, 2]. The number of panels is even; inputs and outputs past the
+// last are zero.
 static void pack_pairs(const uint16_t* w, int outputs, int inputs, uint16_t* packed, int threads) {
   int panels = (outputs + PAIR - 1) / PAIR * 2, blocks = (inputs + DEPTH - 1) / DEPTH;
 #pragma omp parallel for num_threads(threads)
@@ -37,8 +37,8 @@ static void pack_pairs(const uint16_t* w, int outputs, int inputs, uint16_t* pac
       }
 }
 
-// Panels [inputs / 4, 16, 4] of w / step + zero, step the largest magnitude of an output's weights over 127. Inputs and
-// panels are filled up to multiples of `depth` and `together`.
+// Panels [inputs / 4, 16, 4] of round(w / step) + zero, where step is the largest magnitude of an output's weights /
+// 127. Inputs and panels are padded to multiples of `depth` and `together`.
 template <class Element>
 static void pack_int8(const Element* w, const Linear& l, int zero, int depth, int together, int threads) {
   int outputs = l.outputs, inputs = l.inputs, padded = (inputs + depth - 1) / depth * depth;
@@ -61,8 +61,8 @@ static void pack_int8(const Element* w, const Linear& l, int zero, int depth, in
   }
 }
 
-// Nibbles 0 to 15 of (w - least) / step for groups of 32 inputs: what GGUF calls Q4_1. Byte j of a group's quarter s
-// holds input 4 s + j in its lower half and input 4 s + j + 16 in its upper.
+// GGUF's Q4_1: nibbles 0 to 15 of (w - least) / step for groups of 32 inputs. Byte j of quarter s of a group holds
+// input 4 s + j in its lower half and input 4 s + j + 16 in its upper half.
 template <class Element>
 static void pack_int4(const Element* w, int outputs, int inputs, uint8_t* packed, uint16_t* scales, int threads) {
   int panels = (outputs + 15) / 16, groups = inputs / GROUP;

@@ -1,14 +1,14 @@
-// Rows of float32 as sums of bfloat16 or int8 numbers, in tiles of sixteen rows by 64 bytes, as AMX multiplies them.
+// Splitting rows of float32 into sums of bfloat16 or int8 numbers, in AMX tiles of sixteen rows by 64 bytes.
 #pragma once
 #include <limits>
 #include <vector>
 
 #include "tiles.hpp"
 
-constexpr float MOST_STEPS = 32512;  // 127 * 256: what two int8 numbers, of which one counts 256 times, hold on both sides
+constexpr float MOST_STEPS = 32512;  // 127 * 256: the largest magnitude of 256 times an int8 number plus another one
 constexpr uint32_t UPPER = 0xffff0000;
 
-// Memory that grows and begins with a cache line.
+// A growing buffer that is aligned to a cache line.
 struct TileMemory {
   std::vector<uint16_t> room;
   uint16_t* of(size_t elements) {
@@ -17,11 +17,11 @@ struct TileMemory {
   }
 };
 
-// The first sixteen bits, which are a bfloat16 near x, and what is left of x: zero of what is not finite.
+// Returns the upper sixteen bits of x, a bfloat16 near x, and leaves the rest in x: zero if x is not finite.
 static inline __m512i upper_part(__m512& x) {
   __m512i bits = _mm512_castps_si512(x);
   __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  // A NaN whose payload is in its lower half would become infinity.
+  // Without this, a NaN with its payload in the lower half would become infinity.
   bits = _mm512_mask_or_epi32(bits, nan, bits, _mm512_set1_epi32(0x00400000));
   __m512i upper = _mm512_and_si512(bits, _mm512_set1_epi32(UPPER));
   __mmask16 finite = _mm512_cmplt_epu32_mask(_mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)),
@@ -34,7 +34,7 @@ static inline void put_upper(uint16_t* at, __m512i bits) {
   _mm256_storeu_si256((__m256i*)at, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }
 
-// Sixteen inputs of a row as three bfloat16 numbers that add up to them exactly, in tiles one after another.
+// Splits sixteen inputs of a row into three bfloat16 numbers that add up to them exactly, in consecutive tiles.
 static inline void three_parts(__m512 x, uint16_t* at) {
   for (int part = 0; part < 3; part++) put_upper(at + part * TILE, upper_part(x));
 }
@@ -46,12 +46,12 @@ static inline void put_parts(__m512 x, int parts, uint16_t* at) {
     store16(at, x);
 }
 
-// The first `left` of sixteen floats, the others zero.
+// Loads the first `left` of sixteen floats; the others are zero.
 static inline __m512 some(const float* x, int left) {
   return _mm512_maskz_loadu_ps(left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0, x);
 }
 
-// A row of `inputs` floats as rows of tiles, `parts` for each 32 inputs; inputs past the last are zero.
+// Splits a row of `inputs` floats into rows of tiles, `parts` tiles per 32 inputs; inputs past the last are zero.
 static inline void split_row(const float* x, int inputs, int parts, uint16_t* tiles) {
   for (int k = 0; k < (inputs + DEPTH - 1) / DEPTH * DEPTH; k += 16) {
     __m512 values = some(x + k, inputs - k);
@@ -60,12 +60,12 @@ static inline void split_row(const float* x, int inputs, int parts, uint16_t* ti
   }
 }
 
-// A row of floats as whole numbers of a step, each 256 times one int8 number and another: two rows of tiles. The step;
-// NaN where the row holds what is no number.
+// Quantizes a row of floats to integer multiples of a step, each 256 times one int8 number plus another, in two rows of
+// tiles. Returns the step; NaN if the row contains NaN or infinity.
 static inline float whole_row(const float* x, int inputs, uint8_t* tiles) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   __m512i top = _mm512_setzero_si512();
-  // As integers the magnitudes of floats keep their order, and NaN comes last.
+  // The bits of magnitudes, compared as integers, have the order of the floats, and NaN is the largest.
   for (int k = 0; k < inputs; k += 16)
     top = _mm512_max_epi32(top, _mm512_and_si512(_mm512_castps_si512(some(x + k, inputs - k)), magnitude));
   int most = _mm512_reduce_max_epi32(top);

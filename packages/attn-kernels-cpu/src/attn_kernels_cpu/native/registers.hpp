@@ -1,4 +1,4 @@
-// The tile registers of AMX: eight of up to sixteen rows of 64 bytes, which a process has to ask the system for.
+// The tile registers of AMX: eight of up to sixteen rows of 64 bytes, which a process must request from Linux.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// Whether the system lets this process use the registers: it has to be asked once.
+// Whether the system permits this process to use the registers, which is requested once.
 static bool tiles_allowed() {
   constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   static const bool allowed = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
@@ -21,13 +21,14 @@ struct alignas(64) Registers {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// All registers hold sixteen rows of 64 bytes.
+// Configures all registers for sixteen rows of 64 bytes.
 static inline void configure_tiles() {
   static constexpr Registers config;
   _tile_loadconfig(&config);
 }
 
-// Sums and rows, in the first six, have only so many rows: products of fewer take less time.
+// Configurations for few rows: the first six registers, for sums and rows, have `count` rows, which makes products
+// faster.
 struct FewRows {
   Registers of[17];
   constexpr FewRows() {
@@ -40,7 +41,8 @@ static inline void configure_few(int rows) {
   _tile_loadconfig(&configs.of[rows]);
 }
 
-// The fifth and sixth hold sixteen rows of 32 bytes, the last two eight rows of 64: one group of int4 weights.
+// Configures the registers for one group of int4 weights: the fifth and sixth hold sixteen rows of 32 bytes, the last
+// two eight rows of 64.
 static inline void configure_groups() {
   static constexpr Registers config{.bytes = {64, 64, 64, 64, 32, 32, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 8, 8}};
   _tile_loadconfig(&config);
@@ -48,7 +50,7 @@ static inline void configure_groups() {
 
 static inline void release_tiles() { _tile_release(); }
 
-// What was written before is in memory now: compilers (g++ 12) do not know that loading a tile reads it.
+// A compiler barrier after stores: compilers (g++ 12) do not know that loading a tile reads memory.
 static inline void written() { asm volatile("" ::: "memory"); }
 #else
 static bool tiles_allowed() { return false; }

@@ -1,4 +1,4 @@
-// Rows of blocks, as GGUF has them, laid out in panels as blocks.hpp reads them. No bit of a code or a scale changes.
+// Repacking of rows of blocks, as stored in files, into the panels of blocks.hpp. No bit of a code or a scale changes.
 #pragma once
 #include "blocks.hpp"
 
@@ -12,8 +12,8 @@ static inline uint16_t half_at(const uint8_t* at) {
   return bits;
 }
 
-// A format's block of so many `BYTES` and `SHARED` inputs: `codes` are those of its group `g`, `scales` keeps what it has
-// beside them for output `n` of a panel.
+// The stored block of a format, of `BYTES` bytes and `SHARED` inputs: `codes` extracts the codes of its group `g`,
+// `scales` writes its scales for output `n` of a panel.
 template <class Of>
 struct Stored;
 
@@ -42,7 +42,7 @@ struct Stored<OfQ8_0> {
   static void scales(const uint8_t* block, uint16_t* to, int n) { to[n] = half_at(block); }
 };
 
-// Ours: a half float, the code of zero in a byte, and sixteen bytes of codes as in Q4_0.
+// A format of this project: a float16 step, the zero point in a byte, and sixteen bytes of codes as in Q4_0.
 template <>
 struct Stored<OfInt4Zeros> {
   static constexpr int BYTES = 19;
@@ -86,7 +86,7 @@ struct Stored<OfQ6_K> {
   }
 };
 
-// Codes of output `n` of a panel for one group.
+// Writes the codes of one group for output `n` of a panel.
 template <class Of>
 static inline void keep_codes(const uint8_t* codes, uint8_t* to, int n) {
   to += n * 4;
@@ -111,7 +111,7 @@ static void repack_blocks(const uint8_t* rows, const Linear& l, int threads) {
   for (int panel = 0; panel < panels; panel++) {
     uint8_t* to = (uint8_t*)l.weights + panel * codes;
     uint16_t* of = (uint16_t*)l.scales + panel * scales;
-    // Outputs past the last have no step.
+    // Outputs past the last have zero codes and scales.
     std::memset(to, 0, codes);
     std::memset(of, 0, scales * 2);
     for (int n = 0; n < std::min(16, l.outputs - panel * 16); n++) {

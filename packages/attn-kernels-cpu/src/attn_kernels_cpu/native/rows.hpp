@@ -1,11 +1,12 @@
-// Rows of activations cut into tiles, and what a thread takes of rows and outputs.
+// Rows of activations, laid out in AMX tiles.
 #pragma once
 #include "parts.hpp"
 #include "tiles.hpp"
 
-// Rows in tiles: `per` rows each, `blocks` side by side, each of which is `bytes`: a tile, or one for each bfloat16 number
-// that an input becomes. Of int8 weights the step of each row; of int4, whose tiles are half as deep, steps and sums
-// [tiles, blocks, 16]. Rows past the last hold anything: no other row sees them.
+// Rows in tiles of `per` rows. The inputs are divided into `blocks` of `bytes`, each of one tile, or of one tile for
+// each bfloat16 number that an input is split into. `steps` are those of each row for int8 weights; for int4 weights,
+// whose tiles are half as deep, `steps` and `sums` are [tiles, blocks, 16]. Rows past the last are undefined: no other
+// row uses them.
 struct RowTiles {
   uint16_t* at;
   float *steps, *sums;
@@ -35,7 +36,7 @@ struct RowRoom {
   }
 };
 
-// A row of floats in groups of int8, as row `row` of tiles.
+// Quantizes a row of floats in groups to int8, as row `row` of the tiles.
 static inline void cut_groups(const float* from, const RowTiles& x, int row) {
   int32_t unused;
   size_t tile = (size_t)row / 16 * x.blocks;
@@ -45,7 +46,7 @@ static inline void cut_groups(const float* from, const RowTiles& x, int row) {
   }
 }
 
-// Rows of a layer's inputs: `rows_at(row, space)` says where a row lies, which may be in `space`.
+// Lays out rows of a layer's inputs in tiles: `rows_at(row, space)` returns the address of a row, which may be `space`.
 template <class From>
 static void cut_rows(const Linear& l, From rows_at, const RowTiles& x, Share rows) {
   static thread_local std::vector<float> space;
@@ -56,7 +57,7 @@ static void cut_rows(const Linear& l, From rows_at, const RowTiles& x, Share row
       cut_groups(from, x, row);
       continue;
     }
-    // A row of a tile has as many bytes in both types.
+    // A row of a tile has the same number of bytes in int8 and bfloat16.
     uint16_t* to = x.at + row / x.per * x.apart() + row % x.per * (16 / x.per) * DEPTH;
     if (l.format == INT8_FOURS)
       x.steps[row] = whole_row(from, l.inputs, (uint8_t*)to);
@@ -65,7 +66,7 @@ static void cut_rows(const Linear& l, From rows_at, const RowTiles& x, Share row
   }
 }
 
-// Rows of `width` floats that lie one after another.
+// The addresses of contiguous rows of `width` floats, for `cut_rows`.
 static inline auto side_by_side(const float* x, size_t width) {
   return [=](int row, float*) { return x + row * width; };
 }

@@ -1,6 +1,6 @@
-// Sixteen numbers at a time, whatever the chip: `Floats`, `Ints` and products of bytes are what one of the headers below
-// makes of them, and all else is written once over these. Every lane goes through the same operations in the same order on
-// every chip, fused multiply-adds and sums of lanes included, so that all give the same bits.
+// Vectors of sixteen numbers on every CPU: one of the headers below defines `Floats`, `Ints` and byte products for its
+// instruction set, and everything else is written once over these. Every lane goes through the same operations in the
+// same order on every CPU, fused multiply-adds and sums of lanes included, so that all give the same bits.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -18,8 +18,8 @@ enum Format : int32_t {
   Q4_0 = 7,
   Q4_K = 8,
   Q6_K = 9,
-  INT4_ZEROS = 10,  // GPTQ's and AWQ's: a step and a zero point
-  JOINED = 11       // layers of several formats, their outputs side by side
+  INT4_ZEROS = 10,  // that of GPTQ and AWQ: a step and a zero point
+  JOINED = 11       // several layers, in any formats, whose outputs are concatenated
 };
 
 #if defined(__AVX512VNNI__)
@@ -32,7 +32,7 @@ enum Format : int32_t {
 #error "no vectors of this chip are known: AVX-512 with VNNI, AVX2 with FMA and F16C, or NEON with dot products"
 #endif
 
-// e^x to 2 units in the last place; 0 for -inf, NaN stays NaN.
+// e^x, accurate to 2 units in the last place; 0 for -inf, and NaN stays NaN.
 static inline Floats exp16(Floats x) {
   Floats y = smaller(larger(x, all(-126.0f)), all(88.7f));
   Floats n = rounded(y * all(1.44269504f));

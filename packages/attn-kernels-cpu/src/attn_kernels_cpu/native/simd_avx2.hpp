@@ -1,4 +1,5 @@
-// AVX2 with FMA and F16C: two registers of eight floats each. With AVX-VNNI bytes are multiplied by its instructions.
+// AVX2 with FMA and F16C: two registers of eight floats each. With AVX-VNNI, its instructions are used for byte
+// products.
 #pragma once
 #include <immintrin.h>
 
@@ -11,7 +12,8 @@ struct Ints {
 
 struct Shape {
   static constexpr int FLOAT_ROWS = 6, INT_ROWS = 4, PANELS = 1;
-  // As many as sixteen registers hold with their weights: with four panels bfloat16 took 1.7 times as long.
+  // As many sums as fit sixteen registers together with their weights: with four panels bfloat16 took 1.7 times as
+  // long.
   static constexpr int PANELS_OF_TWO = 2, PANELS_OF_ONE = 3, INT_PANELS_OF_ONE = 2;
   static constexpr int MIXED_ROWS = 6, MIXED_PANELS = 1;
 };
@@ -45,7 +47,7 @@ static inline __m256i upper_halves(__m256 values) {
   return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
 }
 static inline void store16(uint16_t* at, Floats values) {
-  // Packing takes quarters in turns.
+  // The pack instruction interleaves quarters.
   __m256i packed = _mm256_packus_epi32(upper_halves(values.low), upper_halves(values.high));
   _mm256_storeu_si256((__m256i*)at, _mm256_permute4x64_epi64(packed, 0xd8));
 }
@@ -75,7 +77,7 @@ static inline Floats larger(Floats a, Floats b) { return {_mm256_max_ps(a.low, b
 static inline Floats smaller(Floats a, Floats b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
 static inline Floats rounded(Floats x) { return {_mm256_round_ps(x.low, 8), _mm256_round_ps(x.high, 8)}; }
 
-// In two steps, of which the first is exact: 2^128 is no float.
+// In two steps, because 2^128 is not a float; the first step is exact.
 static inline __m256 scaled(__m256 p, __m256 n) {
   __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1), bias = _mm256_set1_epi32(127);
   __m256i first = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
@@ -158,7 +160,7 @@ static inline Ints load_bytes(const int8_t* at) {
 static inline uint16_t half_of(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 static inline float float_of_half(uint16_t x) { return _cvtsh_ss(x); }
 
-// Sums of the lanes of four rows in each quarter, lane by lane.
+// The sums of each quarter's lanes of four rows, lane i of a quarter that of row i.
 static inline __m256 sums_of_quarters(__m256 a, __m256 b, __m256 c, __m256 d) {
   __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
   __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
@@ -229,13 +231,14 @@ struct ByteSums {
   Ints total() const { return sums; }
 };
 #else
-// As it is, computed here: g++ 12 puts off additions of whole numbers until the sum is read, and keeps what they add in memory.
+// Returns x, computed at this point: g++ 12 delays integer additions until the sum is read and keeps the summands in
+// memory.
 static inline Ints in_order(Ints x) {
   asm("" : "+x"(x.low), "+x"(x.high));
   return x;
 }
 
-// Products of two bytes are added in 16 bits, which those of a magnitude with a signed byte never leave.
+// Products of two bytes are added in 16 bits, which do not overflow for a magnitude times a signed byte.
 struct ByteWeights {
   __m256i low, high, low_magnitudes, high_magnitudes;
 };
@@ -247,7 +250,7 @@ static inline ByteWeights byte_weights_of(Ints x) {
 static inline ByteWeights byte_weights(const uint8_t* at) { return byte_weights_of(load_ints(at)); }
 struct ByteSums {
   Ints sums;
-  // Weights are made signed, so there is no offset.
+  // Weights are converted to signed bytes, so there is no offset.
   explicit ByteSums(int32_t) : sums(all_ints(0)) {}
   ByteSums() = default;
   void add(const ByteWeights& weights, Fours inputs) {
@@ -280,7 +283,7 @@ struct NibbleSums {
   }
   Ints total() const { return sums; }
 #else
-  // In 16 bits: sixteen products of 15 with 127 are 30480.
+  // Summed in 16 bits, which suffice: sixteen products of 15 and 127 are 30480.
   void add(const NibbleWeights& weights, Fours first, Fours second) {
     __m256i low = _mm256_add_epi16(_mm256_maddubs_epi16(weights.first.low, first), _mm256_maddubs_epi16(weights.second.low, second));
     __m256i high = _mm256_add_epi16(_mm256_maddubs_epi16(weights.first.high, first), _mm256_maddubs_epi16(weights.second.high, second));

@@ -5,7 +5,7 @@
 using Floats = __m512;
 using Ints = __m512i;
 
-// Rows and panels of a tile whose sums the registers hold: of floats, of whole numbers, and of few rows.
+// Rows and panels of tiles whose sums fit the registers: for float sums, for integer sums, and for one or two rows.
 struct Shape {
   static constexpr int FLOAT_ROWS = 12, INT_ROWS = 6, PANELS = 2, PANELS_OF_TWO = 4, PANELS_OF_ONE = 4, INT_PANELS_OF_ONE = 4;
   static constexpr int MIXED_ROWS = 12, MIXED_PANELS = 2;
@@ -23,7 +23,7 @@ static inline Floats load_halves(const uint16_t* at) { return _mm512_cvtph_ps(_m
 
 static inline void store16(float* at, Floats values) { _mm512_storeu_ps(at, values); }
 static inline void store16(uint16_t* at, Floats values) {
-  // Round to even; NaN keeps its upper half, made quiet.
+  // Round to nearest even; NaN keeps its upper half and becomes quiet.
   __m512i bits = _mm512_castps_si512(values);
   __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
@@ -32,7 +32,8 @@ static inline void store16(uint16_t* at, Floats values) {
   _mm256_storeu_si256((__m256i*)at, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 
-// The first `count` of sixteen, or all; the others are those of `rest`, and are not stored.
+// Loads and stores of the first `count` of sixteen lanes, at most all; other lanes are loaded from `rest` and not
+// stored.
 static inline __mmask16 first_lanes(int count) { return count >= 16 ? 0xffff : (__mmask16)((1u << count) - 1); }
 static inline Floats load_some(const float* at, int count, Floats rest) {
   return _mm512_mask_loadu_ps(rest, first_lanes(count), at);
@@ -41,23 +42,23 @@ static inline void store_some(float* at, int count, Floats values) { _mm512_mask
 
 static inline Floats fmadd(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 static inline Floats fnmadd(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
-// b where one of the two is NaN.
+// The larger and the smaller of two; b if one of them is NaN.
 static inline Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 static inline Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 static inline Floats rounded(Floats x) { return _mm512_roundscale_ps(x, 8); }
-// p * 2^n for whole n of -126 to 128.
+// p * 2^n for integer n from -126 to 128.
 static inline Floats times_power_of_two(Floats p, Floats n) { return _mm512_scalef_ps(p, n); }
-// `power`, but 0 where x < -103 and x where it is NaN.
+// `power`, but 0 where x < -103, and x where x is NaN.
 static inline Floats ordinary_power(Floats x, Floats power) {
   __mmask16 tiny = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-103.0f), _CMP_LT_OQ);
   power = _mm512_mask_mov_ps(power, tiny, _mm512_setzero_ps());
   return _mm512_mask_mov_ps(power, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
 }
 
-// Halves are added, then quarters, then eighths, then neighbours.
+// Sum of all lanes: halves are added, then quarters, then eighths, then neighbours.
 static inline float sum_of(Floats x) { return _mm512_reduce_add_ps(x); }
 static inline float largest_of(Floats x) { return _mm512_reduce_max_ps(x); }
-// Bit i is set where lane i is so.
+// Masks whose bit i is set if lane i satisfies the condition.
 static inline uint32_t equal_lanes(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 static inline uint32_t nan_lanes(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
 
@@ -104,7 +105,7 @@ static inline Floats sums16(const Floats rows[16]) {
   return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
 }
 
-// Lane i of row d becomes lane d of row i.
+// Transposes sixteen rows: lane i of row d becomes lane d of row i.
 static inline void turn16(Floats rows[16]) {
   __m512 a[16], b[16];
   for (int i = 0; i < 8; i++) {
@@ -117,7 +118,7 @@ static inline void turn16(Floats rows[16]) {
       b[4 * i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(one, other));
       b[4 * i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(one, other));
     }
-  // b[4 i + c] holds, of rows 4 i to 4 i + 3, lanes c, 4 + c, 8 + c and 12 + c, four floats each.
+  // b[4 i + c] holds lanes c, 4 + c, 8 + c and 12 + c of rows 4 i to 4 i + 3, four floats per lane.
   for (int c = 0; c < 4; c++) {
     __m512 low = _mm512_shuffle_f32x4(b[c], b[4 + c], 0x44), high = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xee);
     __m512 low2 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0x44), high2 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0xee);
@@ -128,7 +129,7 @@ static inline void turn16(Floats rows[16]) {
   }
 }
 
-// Products of bytes: of sixteen outputs four weights each, with the same four inputs, which are -127 to 127.
+// Byte products: four weights of each of sixteen outputs times the same four inputs, which are from -127 to 127.
 using Fours = __m512i;
 static inline Fours fours_of(const int8_t* at) {
   int32_t value;
@@ -136,7 +137,7 @@ static inline Fours fours_of(const int8_t* at) {
   return _mm512_set1_epi32(value);
 }
 
-// Weights of -128 to 127, stored as 128 more.
+// Weights from -128 to 127, stored plus 128.
 using ByteWeights = __m512i;
 static inline ByteWeights byte_weights(const uint8_t* at) { return _mm512_loadu_si512(at); }
 static inline ByteWeights byte_weights_of(Ints x) { return x; }
@@ -149,8 +150,8 @@ struct ByteSums {
   Ints total() const { return sums; }
 };
 
-// Weights of 0 to 15, the four of inputs 0 to 3 in the lower halves of bytes and those of inputs 16 to 19 in the upper. A sum
-// takes no more than 32 inputs.
+// Weights from 0 to 15, those of inputs 0 to 3 in the lower halves of bytes and those of inputs 16 to 19 in the upper.
+// A sum is over at most 32 inputs.
 struct NibbleWeights {
   __m512i first, second;
 };

@@ -14,7 +14,7 @@ struct Shape {
   static constexpr int MIXED_ROWS = 4, MIXED_PANELS = 1;
 };
 
-// The same of each of the four registers.
+// The four registers that a function returns for their numbers, 0 to 3.
 template <class To, class Of>
 static inline To of_each(Of of) {
   return {{of(0), of(1), of(2), of(3)}};
@@ -69,7 +69,7 @@ static inline Floats fmadd(Floats a, Floats b, Floats c) {
 static inline Floats fnmadd(Floats a, Floats b, Floats c) {
   return of_each<Floats>([&](int i) { return vfmsq_f32(c.of[i], a.of[i], b.of[i]); });
 }
-// The second where one of the two is NaN, as on other chips.
+// The larger of two; the second if one of them is NaN, as on other CPUs.
 static inline float32x4_t larger4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 static inline Floats larger(Floats a, Floats b) { return of_each<Floats>([&](int i) { return larger4(a.of[i], b.of[i]); }); }
 static inline Floats smaller(Floats a, Floats b) {
@@ -77,7 +77,7 @@ static inline Floats smaller(Floats a, Floats b) {
 }
 static inline Floats rounded(Floats x) { return of_each<Floats>([&](int i) { return vrndnq_f32(x.of[i]); }); }
 
-// In two steps, of which the first is exact: 2^128 is no float.
+// In two steps, because 2^128 is not a float; the first step is exact.
 static inline Floats times_power_of_two(Floats p, Floats n) {
   return of_each<Floats>([&](int i) {
     int32x4_t whole = vcvtnq_s32_f32(n.of[i]), half = vshrq_n_s32(whole, 1), bias = vdupq_n_s32(127);
@@ -218,7 +218,7 @@ static inline ByteWeights byte_weights_of(Ints x) {
 static inline ByteWeights byte_weights(const uint8_t* at) { return byte_weights_of(load_ints(at)); }
 struct ByteSums {
   Ints sums;
-  // Weights are made signed, so there is no offset.
+  // Weights are converted to signed bytes, so there is no offset.
   explicit ByteSums(int32_t) : sums(all_ints(0)) {}
   ByteSums() = default;
   void add(const ByteWeights& weights, Fours inputs) {

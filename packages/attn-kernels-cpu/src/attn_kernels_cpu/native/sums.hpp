@@ -1,19 +1,20 @@
-// What becomes of the sums of rows with two panels: put together, scaled, gated, and stored.
+// The epilogue of AMX products: sums of rows with two panels are combined, scaled, gated and stored.
 #pragma once
 #include "rows.hpp"
 
 struct Bfloat16Dots;
 struct Int8Dots;
 
-// What the parts of a row add up to, by the form of both sides: an input becomes PARTS numbers, in ROWS rows of a tile.
+// How inputs are split and their sums combined: an input becomes PARTS numbers, in ROWS rows of a tile; `whole`
+// combines the sums of a row.
 struct OnePart {
   using Dots = Bfloat16Dots;
   static constexpr int PARTS = 1, ROWS = 1;
   static __m512 whole(const RowTiles&, int, const float* sums, __m512) { return _mm512_load_ps(sums); }
 };
 
-// The products of the three are added to one sum. A register takes 32 inputs at a time, summed apart from what it holds, so
-// that even so fewer sums round than in float32.
+// The products of the three parts are added to one sum. A register sums 32 inputs before adding them to its
+// accumulator, so sums still round less often than in float32.
 struct ThreeParts : OnePart {
   static constexpr int PARTS = 3;
 };
@@ -28,7 +29,7 @@ struct WholeNumbers {
   }
 };
 
-// One panel of a layer: steps of int8, and bias.
+// The steps (int8) and the bias of one panel of a layer.
 struct OfPanel {
   const float *steps, *bias;
 
@@ -42,7 +43,7 @@ struct OfPanel {
   }
 };
 
-// Neighbouring panels of a layer in twos, and where their sums go.
+// Pairs of neighbouring panels of a layer, and the destination of their sums.
 struct Neighbours {
   const Linear& l;
   Into to;
@@ -64,7 +65,7 @@ struct Neighbours {
   }
 };
 
-// Rows of floats, and tiles of bfloat16, that take sixteen columns of a row at a time.
+// Destinations for sixteen columns of a row at a time: `ToRows` for rows of floats, `ToTiles` for tiles of bfloat16.
 struct ToRows {
   float* out;
   size_t width;
@@ -78,13 +79,13 @@ struct ToTiles {
     return x.at + row / 16 * x.apart() + column / DEPTH * x.deep() * TILE + row % 16 * DEPTH + column % DEPTH;
   }
   void put(int row, int column, __m512 values) const { put_parts(values, x.deep(), at(row, column)); }
-  // Columns past the last, up to a whole tile, have to be numbers.
+  // Columns past the last, up to a whole tile, are set to zero, because they must not be NaN.
   void fill(int row, int column) const {
     if (column % DEPTH) put(row, column, _mm512_setzero_ps());
   }
 };
 
-// Panels of gates and of what they gate, [gates, others] in one layer: silu(gate) * other of each row.
+// Pairs of a gate panel and an up panel of one layer with outputs [gate, up]: silu(gate) * up of each row.
 template <class To>
 struct Gated {
   const Linear& l;

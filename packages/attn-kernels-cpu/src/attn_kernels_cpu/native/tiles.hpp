@@ -1,15 +1,15 @@
-// Products of a few rows with a few panels of sixteen outputs. Every output is summed over its inputs in one fixed order,
-// whatever the number of rows, so a row's result never depends on the company it is computed in.
+// Products of a few rows with a few panels of sixteen outputs. Every output is summed over its inputs in one fixed
+// order, whatever the number of rows, so results are batch-invariant.
 #pragma once
 #include "activations.hpp"
 #include "registers.hpp"
 
 struct Linear {
   int32_t format, inputs, outputs;
-  int32_t parts;           // of tiles: how many bfloat16 or int8 numbers an input becomes; of JOINED, how many layers
-  int32_t widened;         // of weights in blocks: they become float32, and inputs stay float32
-  const void* weights;     // panels of sixteen outputs, see pack.hpp; of JOINED, the layers' addresses
-  const uint16_t* scales;  // of weights in blocks: see blocks.hpp
+  int32_t parts;           // AMX tiles: bfloat16 or int8 numbers that an input is split into; JOINED: number of layers
+  int32_t widened;         // weights in blocks: whether they are widened to float32, and inputs are not rounded
+  const void* weights;     // panels of sixteen outputs, see pack.hpp; JOINED: the layers' addresses
+  const uint16_t* scales;  // weights in blocks: see blocks.hpp
   const float* steps;      // int8: [outputs rounded up to 16]
   const float* bias;       // [outputs rounded up to 16] or null
 };
@@ -19,7 +19,7 @@ constexpr int DEPTH = 32;         // inputs of a tile
 constexpr int TILE = 16 * DEPTH;  // elements of a tile
 constexpr int INT8_DEPTH = 64;    // inputs of a tile of int8
 
-// Whether the layer is multiplied in tile registers.
+// Whether the layer is multiplied in the tile registers of AMX.
 static inline bool in_tiles(const Linear& l) {
 #ifdef TILE_REGISTERS
   return l.parts > 0 && l.format != JOINED;
@@ -84,7 +84,7 @@ static void int8_tile(const Linear& l, const QuantisedRows& x, int row, int pane
     ByteSums dot[ROWS][PANELS];
     for (int r = 0; r < ROWS; r++)
       for (int p = 0; p < PANELS; p++) dot[r][p] = ByteSums(offset[r * groups + g]);
-    // Unrolled, as compilers (g++ 12) copy every sum once in each turn of the loop.
+    // Unrolled, because compilers (g++ 12) otherwise copy every sum once per iteration.
 #pragma GCC unroll 8
     for (int s = 0; s < GROUP / 4; s++) {
       ByteWeights weight[PANELS];

@@ -1,1 +1,1 @@
-"""Attention of the softmax family: what is checked, planned and launched."""
+"""Softmax attention: planning a call and launching its kernels."""

@@ -1,4 +1,4 @@
-"""Attention of the softmax family, with gradients."""
+"""Softmax attention with gradients, as an autograd function."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from attn_kernels_triton.checks import check
 from attn_kernels_triton.launch import laid, power_of_two, specialized, warm_up_backward
 
 LONGEST_TILE = 128
-"""Rows that no tile has more of: lengths beyond differ in whether they are whole tiles."""
+"""The largest number of rows in a tile: longer lengths differ only in whether they are a multiple of it."""
 
 
 class Attend(torch.autograd.Function):
-    """Output and lse to the base 2 of a plan; gradients to queries, keys, values, the sink and the biases."""
+    """The output and the base-2 lse of a plan; gradients flow to queries, keys, values, the sink and the biases."""
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, *learned: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Run the forward program over the last three tensors; the sink and the biases before them are the plan's."""
+        """Run the forward kernel over the last three tensors; the first two are the sink and the biases of the plan."""
         inputs: tuple[Any, ...] = learned[2:]
         result = empty(plan, Inputs(*inputs))
         forward_launch(plan, Inputs(*inputs), result).run(inputs[0].device)
@@ -41,31 +41,31 @@ class Attend(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, change: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Run the backward programs."""
+        """Run the backward kernels."""
         saved = ctx.saved_tensors
         found = backward(ctx.plan, Inputs(*saved[:3]), Attended(*saved[3:]), change)
         return None, found.sink, found.bias, *found.inputs
 
 
 def apart(learned: Tensor | None) -> Tensor | None:
-    """A tensor that needs a gradient if this one does, and holds nothing of how it came about."""
+    """The tensor detached from its graph, with the same `requires_grad`."""
     return None if learned is None else learned.detach().requires_grad_(learned.requires_grad)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """The output [batch, query, heads, value_size] in the type of the values; raises `InvalidValue`, see `checks`."""
+    """The output [batch, query, heads, value_size] in the dtype of the values; raises `InvalidValue`, see `checks`."""
     return attend_with_lse(spec, operands)[0]
 
 
 def attend_with_lse(spec: AttentionSpec, operands: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """The output, and ln Σ exp(e) over what a query sees, sinks among it: [batch, heads, query], float32.
+    """The output, and the natural log-sum-exp of each query's logits with the sink's [batch, heads, query], float32.
 
-    The second carries no gradient.
+    The log-sum-exp carries no gradient.
     """
     check(spec, operands)
     if operands.varlen is not None and band_of(spec.mask) is None:
-        # The blocks of other masks depend on the length of each text.
+        # The block lists of masks that are not bands depend on the length of each text.
         parts = [attend_with_lse(spec, text) for text in texts(operands)]
         return torch.cat([out for out, _ in parts], 1), torch.cat([lse for _, lse in parts], 2)
     plan = plan_of(spec, operands)
@@ -78,13 +78,13 @@ def attend_with_lse(spec: AttentionSpec, operands: AttentionInputs) -> tuple[Ten
 
 
 def back_over_zeros(plan: Plan, inputs: Inputs) -> None:
-    """Run the backward programs over a result and a gradient of zeros."""
+    """Run the backward kernels over a result and a gradient of zeros."""
     result = Attended(*map(torch.zeros_like, empty(plan, inputs)))
     backward(plan, inputs, result, torch.zeros_like(result.out))
 
 
 def backward_kind(plan: Plan) -> tuple[Hashable, ...]:
-    """All by which the backward programs of plans are compiled apart, but for how rows lie in memory."""
+    """Everything that the backward kernels of a plan are specialized on, except the layout of tensors."""
     sizes, rule = plan.sizes, plan.rule
     lengths = [(min(power_of_two(length), LONGEST_TILE), length % LONGEST_TILE == 0) for length in sizes[3:5]]
     numbers = (specialized(number) for number in (sizes.queries, sizes.keys, rule.left, rule.right, plan.shape.group))

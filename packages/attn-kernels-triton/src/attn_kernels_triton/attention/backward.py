@@ -39,7 +39,10 @@ from attn_kernels_triton.tuning.store import known
 
 
 class Backwards(NamedTuple):
-    """What the backward programs read and write: the gradient to the output, and `delta` [batch, heads, query]."""
+    """The tensors that the backward kernels read and write.
+
+    `change` is the gradient of the output, `delta` [batch, heads, query], float32, its products with the output.
+    """
 
     inputs: Inputs
     result: Attended
@@ -49,7 +52,7 @@ class Backwards(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients to the inputs, and to sinks and biases where there are any."""
+    """The gradients of the inputs, and of sinks and biases where they need one."""
 
     inputs: Inputs
     sink: Tensor | None
@@ -57,7 +60,7 @@ class Gradients(NamedTuple):
 
 
 def call_of(plan: Plan, work: Backwards) -> Backward:
-    """What the programs have in common."""
+    """The argument fields that all backward kernels share."""
     return Backward(
         query=rows(work.inputs.query),
         key=rows(work.inputs.key),
@@ -77,22 +80,23 @@ def call_of(plan: Plan, work: Backwards) -> Backward:
 
 
 MOST = 8
-"""Parts at most."""
+"""The largest number of parts (split buffers of the gradient of queries)."""
 MEMORY = 1 << 30
-"""Bytes of all parts at most."""
+"""The largest size of all parts in bytes."""
 FILLED = 0.75
-"""The share of the chip that must be at work: below 5/7, two programs with seven products would be faster."""
+"""The share of multiprocessors that the joined kernel must occupy: below 5/7, two kernels with seven products are
+faster than one with five."""
 
 
 class Division(NamedTuple):
-    """How many parts, and the share of processors that work on them, in whole turns of one program each."""
+    """The number of parts, and the share of multiprocessors that are occupied, averaged over whole waves."""
 
     number: int
     filled: float
 
 
 def parts_of(plan: Plan, tiles: int, device: torch.device) -> Division:
-    """The parts, of which there are no more than tiles of keys, that keep most processors busy, and the fewest such."""
+    """The smallest number of parts, at most that of key tiles, that occupies the most multiprocessors."""
     owners, many = plan.batch * plan.shape.heads // plan.shape.group, processors(device)
     each = plan.batch * plan.shape.heads * plan.shape.queries * power_of_two(plan.sizes.key_size) * 4
     most = max(1, min(MOST, tiles, MEMORY // max(1, each)))
@@ -101,24 +105,25 @@ def parts_of(plan: Plan, tiles: int, device: torch.device) -> Division:
 
 
 def share(programs: int, many: int) -> float:
-    """The share of processors that work, of which each has one program at a time."""
+    """The share of `many` multiprocessors that are occupied, with one program on each at a time."""
     return programs / (max(1, -(-programs // many)) * many)
 
 
 PADDED = 128
-"""Of how many rows what is kept of queries is a multiple: whole tiles of every program."""
+"""The multiple to which lse and delta are padded, so that every kernel reads whole tiles."""
 FIRSTS = 4
-"""Numbers from one launch's first to the next one's, so that each lies where Triton takes it for the same."""
+"""The number of int32 elements between the arguments `first` of two launches: all are aligned to 16 bytes, so that
+Triton compiles one specialization."""
 
 
 WIDE = 128
 JOINED: frozenset[int] = frozenset()
-"""Widths of which one program joins all gradients where nothing was measured: none, see `DENSE_APART`."""
+"""The head widths for which one kernel computes all gradients by default: none, see `DENSE_APART`."""
 
 
 def chosen_backward(plan: Plan, device: torch.device) -> tuple[Choice, ...]:
-    """The choices of the backward programs of such a band: of one that joins all gradients only where it fills the
-    chip."""
+    """The launch parameters of the TMA backward kernels: measured, else the default; the joined kernel is chosen only
+    if it occupies the GPU, see `FILLED`."""
     width = max(NARROWEST, plan.sizes.width)
     bounded = plan.rule.left is not None or plan.rule.right is not None
     apart = (DENSE_APART_BOUNDED if bounded else DENSE_APART)[width]
@@ -132,13 +137,13 @@ def chosen_backward(plan: Plan, device: torch.device) -> tuple[Choice, ...]:
 
 
 def crowded(plan: Plan) -> bool:
-    """Whether wide heads leave too few registers to join gradients and ask for a second bound, or for the last key."""
+    """Whether the joined kernel has too few registers: wide heads together with a left bound or a ragged last tile."""
     ragged = plan.rule.right is None and plan.sizes.keys % DENSE_BACKWARD[WIDE][0].keys != 0
     return plan.sizes.width >= WIDE and (plan.rule.left is not None or ragged)
 
 
 class Dense(NamedTuple):
-    """A backward pass, and what its programs read of each query: `lse` and `delta` [head of all batches, row]."""
+    """A backward pass by TMA, with padded `lse` and `delta` [batch * head, row]."""
 
     plan: Plan
     work: Backwards
@@ -147,11 +152,11 @@ class Dense(NamedTuple):
 
     @property
     def call(self) -> Backward:
-        """What all programs are given."""
+        """The argument fields that all kernels share."""
         return call_of(self.plan, self.work)._replace(padded=Padded(self.lse, self.delta, self.lse.shape[1]))
 
     def tiles(self, choice: Choice) -> tuple[TensorDescriptor, ...]:
-        """Descriptors of queries, the gradient to the output, lse, delta, keys and values."""
+        """TMA descriptors of queries, the gradient of the output, lse, delta, keys and values."""
         inputs = self.work.inputs
         lines = (TensorDescriptor.from_tensor(line, [1, choice.queries]) for line in (self.lse, self.delta))
         asked = described(inputs.query, choice.queries), described(self.work.change, choice.queries)
@@ -159,8 +164,8 @@ class Dense(NamedTuple):
 
 
 def dense_launches(plan: Plan, work: Backwards, choices: tuple[Choice, ...]) -> list[Launch]:
-    """The programs in the order in which they run: of one choice where gradients are joined, else of one for queries
-    and one for keys. The first writes `delta`."""
+    """The launches in order, after one that writes `delta`: with one choice the joined kernel, with two one kernel for
+    queries and one for keys."""
     batch, heads, queries = work.result.lse.shape
     kept = work.result.lse.new_empty(2, batch * heads, -(-queries // PADDED) * PADDED)
     dense = Dense(plan, work, kept[0], kept[1])
@@ -171,7 +176,7 @@ def dense_launches(plan: Plan, work: Backwards, choices: tuple[Choice, ...]) -> 
 
 
 def pad_launch(dense: Dense) -> Launch:
-    """The program that keeps what the others read of each query; it owns whole tiles of `PADDED` rows."""
+    """The launch that writes delta and the padded lse and delta, in tiles of `PADDED` rows."""
     tile = tile_of(Choice(PADDED, PADDED, 8, 1), dense.plan.sizes)
     call = dense.call._replace(second=rows(dense.work.result.out), tile=tile)
     count = dense.lse.numel() // PADDED
@@ -179,26 +184,26 @@ def pad_launch(dense: Dense) -> Launch:
 
 
 def query_launch(dense: Dense, choice: Choice) -> Launch:
-    """The program that owns queries."""
+    """The launch of the kernel that owns queries and writes their gradient."""
     call = dense.call._replace(first=rows(dense.work.gradients.query), tile=tile_of(choice, dense.plan.sizes))
     count = -(-dense.plan.shape.queries // choice.queries) * dense.plan.batch * dense.plan.shape.heads
     return launched(gradient_to_dense_queries, count, call, dense, choice)
 
 
 def key_launch(dense: Dense, choice: Choice) -> Launch:
-    """The program that owns keys."""
+    """The launch of the kernel that owns keys and writes the gradients of keys and values."""
     shape = dense.plan.shape
     count = -(-shape.keys // choice.keys) * dense.plan.batch * (shape.heads // shape.group)
     return launched(gradient_to_dense_keys, count, to_keys(dense, choice), dense, choice)
 
 
 def joined_launches(dense: Dense, choice: Choice) -> list[Launch]:
-    """One launch for each tile of keys of every part, then one that adds the parts."""
+    """The launches of the joined kernel, each over one key tile for every part, then one that adds the parts."""
     plan, shape, device = dense.plan, dense.plan.shape, dense.lse.device
     owners, tiles = plan.batch * shape.heads // shape.group, -(-shape.keys // choice.keys)
     count = parts_of(plan, tiles, device).number
     call = to_keys(dense, choice)
-    # Room for two heads at least: a number that is 1 would be a constant, which Triton 3.6 loses inside of loops.
+    # At least two heads: an integer argument of 1 becomes a constant, which Triton 3.6 loses inside loops.
     heads = max(2, dense.lse.shape[0])
     sums = dense.lse.new_zeros(count, heads, dense.lse.shape[1], call.tile.key_width.value)
     firsts = torch.full((-(-tiles // count), FIRSTS), shape.group, dtype=torch.int32, device=device)
@@ -215,23 +220,24 @@ def joined_launches(dense: Dense, choice: Choice) -> list[Launch]:
 
 
 def to_keys(dense: Dense, choice: Choice) -> Backward:
-    """What programs are given that write gradients to keys and values."""
+    """The argument of kernels that write the gradients of keys and values."""
     found = dense.work.gradients
     return dense.call._replace(first=rows(found.key), second=rows(found.value), tile=tile_of(choice, dense.plan.sizes))
 
 
 def launched(program: object, count: int, call: Backward, dense: Dense, choice: Choice) -> Launch:
-    """A program over descriptors."""
+    """The launch of a kernel over TMA descriptors."""
     tiles = dense.tiles(choice)
     return Launch(program=program, programs=count, call=call, warps=choice.warps, stages=choice.stages, tiles=tiles)
 
 
 SLICES = 8
-"""Sums of a diagonal that are kept apart, so that more programs work on them."""
+"""The largest number of partial sums per diagonal, so that more programs work in parallel."""
 
 
 class Extent(NamedTuple):
-    """Diagonals that are seen, from `first` to `stop`, and with biases that differ, from `near` to `near_stop`."""
+    """The diagonals of tiles with visible pairs, `first` to `stop`, and those among them whose biases differ from pair
+    to pair, `near` to `near_stop`."""
 
     first: int
     stop: int
@@ -240,8 +246,8 @@ class Extent(NamedTuple):
 
 
 def extent_of(plan: Plan, far: int, side: int) -> Extent:
-    """The diagonals of tiles of this side, where biases differ for distances below `far`."""
-    # Distances key - query from -before to after occur; a tile of diagonal d has those within side - 1 of d side.
+    """The diagonals of square tiles of size `side`, where biases differ for distances below `far`."""
+    # Distances key - query range from -before to after; a tile of diagonal d has those within side - 1 of d * side.
     before, after = max(plan.sizes.keys - 1, 0), max(plan.sizes.queries - 1, 0)
     if plan.rule.left is not None:
         before = min(before, plan.rule.left)
@@ -253,7 +259,7 @@ def extent_of(plan: Plan, far: int, side: int) -> Extent:
 
 
 def bias_launch(plan: Plan, backward: Backward, far: int) -> tuple[Launch, Extent]:
-    """The program that sums by diagonals, with its extent; `backward` is what backward programs are given."""
+    """The launch that sums gradients of scores by diagonals, and its extent; `backward` is the shared argument."""
     choice = choice_of("to_biases", plan.sizes)
     side = max(choice.queries, choice.keys)
     choice = choice._replace(queries=side, keys=side)
@@ -280,10 +286,10 @@ def bias_launch(plan: Plan, backward: Backward, far: int) -> tuple[Launch, Exten
 
 
 def to_bias(found: Diagonals, extent: Extent, far: int) -> Tensor:
-    """The gradient [heads, 2 far + 1] of what the program has summed."""
+    """The gradient [heads, 2 far + 1] of the biases from the sums `found` of the kernel."""
     sums, rest = found.sums.sum(0), found.far.sum(0)
     heads, near, side, _ = sums.shape
-    # Rows of a tile, read one after the other as if each were one shorter, move by one: columns are distances then.
+    # Flattened and viewed with rows one element shorter, each row is shifted by one: columns are then distances.
     wide = torch.nn.functional.pad(sums.flip(2), (0, side)).flatten(2)[..., : side * (2 * side - 1)]
     by_distance = wide.reshape(heads, near, side, 2 * side - 1).sum(2)
     least = min(-far, extent.near * side - (side - 1))
@@ -298,11 +304,11 @@ def to_bias(found: Diagonals, extent: Extent, far: int) -> Tensor:
 
 
 WIDEST_DENSE = max(DENSE_BACKWARD)
-"""The width of heads up to which sums of two gradients fit registers beside tiles that the chip copies."""
+"""The largest head width for the TMA backward kernels, which accumulate two gradients in registers."""
 
 
 def backward(plan: Plan, inputs: Inputs, result: Attended, change: Tensor) -> Gradients:
-    """The gradients of a gradient to the output, which is copied where it does not lie like that."""
+    """All gradients, given that of the output, `change`, which is copied if its layout differs from the output's."""
     change = laid_like(change, result.out)
     work = Backwards(inputs, result, change, torch.empty_like(result.lse), Inputs(*map(torch.empty_like, inputs)))
     for launch in backward_launches(plan, work):
@@ -311,14 +317,14 @@ def backward(plan: Plan, inputs: Inputs, result: Attended, change: Tensor) -> Gr
 
 
 def backward_launches(plan: Plan, work: Backwards) -> list[Launch]:
-    """The programs in the order in which they run."""
+    """The launches of the backward pass in order, by TMA if that is supported, else by pointers."""
     if plan.sizes.width <= WIDEST_DENSE and copied(plan, *work.inputs, work.change):
         return dense_launches(plan, work, chosen_backward(plan, work.change.device))
     return pointer_launches(plan, work)
 
 
 def pointer_launches(plan: Plan, work: Backwards) -> list[Launch]:
-    """Programs whose threads read tiles themselves."""
+    """The launches of the backward kernels that read tiles by pointers."""
     by_query, by_key = choice_of("to_queries", plan.sizes), choice_of("to_keys", plan.sizes)
     device, heads, shared = work.change.device, plan.shape.heads, plan.shape.heads // plan.shape.group
     queries, texts_by_query = plan.tiles(Listed(by_query.queries, by_key=False), device)
@@ -347,7 +353,7 @@ def pointer_launches(plan: Plan, work: Backwards) -> list[Launch]:
 
 
 def to_biases(plan: Plan, work: Backwards) -> Tensor | None:
-    """The gradient [heads, 2 far + 1] to the biases; `delta` must have been computed."""
+    """The gradient [heads, 2 far + 1] of the biases, None if they need none; `delta` must have been computed."""
     if plan.bias is None or not plan.bias.requires_grad:
         return None
     far = plan.bias.shape[1] // 2
@@ -357,7 +363,7 @@ def to_biases(plan: Plan, work: Backwards) -> Tensor | None:
 
 
 def to_sink(plan: Plan, lse: Tensor, delta: Tensor) -> Tensor | None:
-    """The gradient [heads] to the sink: minus its share of each query, times what the others give."""
+    """The gradient [heads] of the sink logit, -Σ (sink's share · delta) over batch and queries; None without a sink."""
     if plan.sink is None:
         return None
     share = torch.exp2(plan.sink[:, None] / math.log(2) - lse)

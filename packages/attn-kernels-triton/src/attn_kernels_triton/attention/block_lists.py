@@ -1,4 +1,4 @@
-"""Lists of the non-empty blocks of a mask, in closed form where the mask has one."""
+"""Lists of the non-empty blocks of a mask, computed in closed form if the mask has one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from attn_kernels_triton.kernels.arguments import Blocks
 from attn_kernels_triton.launch import integers
 
 WHOLE = 0
-"""The slot of every full block."""
+"""The slot of all full blocks, in which every pair is allowed."""
 
 AT_ONCE = 1 << 24
-"""Pairs that are asked for at once."""
+"""The number of query-key pairs for which the mask is evaluated at once."""
 
 
 class Entry(NamedTuple):
-    """A block that is not empty: its head, its row and column of blocks, and its slot, `WHOLE` where it is full."""
+    """A non-empty block: its head, its block row and column, and its slot (`WHOLE` if it is full)."""
 
     head: int
     row: int
@@ -32,14 +32,14 @@ class Entry(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """The blocks of each row of blocks, and the same blocks of each column."""
+    """The non-empty blocks of a mask, listed by block row (`by_query`) and by block column (`by_key`)."""
 
     by_query: Blocks
     by_key: Blocks
 
 
 class Grid(NamedTuple):
-    """How many queries, aligned to the end of how many keys, and how large a block is."""
+    """The numbers of queries and keys, aligned at their ends, and the size of a block."""
 
     queries: int
     keys: int
@@ -47,18 +47,21 @@ class Grid(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of blocks."""
+        """The number of block rows."""
         return -(-self.queries // self.size)
 
     @property
     def columns(self) -> int:
-        """Columns of blocks."""
+        """The number of block columns."""
         return -(-self.keys // self.size)
 
 
 @lru_cache(maxsize=64)
 def lists_of(mask: Mask, grid: Grid, group: int, device: torch.device) -> Lists:
-    """The lists of a mask, `group` query heads to a key/value head; a block that is not wholly inside is partial."""
+    """The block lists of a mask, with `group` query heads per key/value head.
+
+    A block that extends beyond the last query or key is partial.
+    """
     bound = mask.over(grid.keys)
     heads = [bound] if bound.heads is None else [bound.of_head(head) for head in range(bound.heads)]
     entries: list[Entry] = []
@@ -78,7 +81,7 @@ def lists_of(mask: Mask, grid: Grid, group: int, device: torch.device) -> Lists:
 
 
 def entries_of(mask: Mask, grid: Grid, device: torch.device) -> tuple[list[Entry], Tensor]:
-    """The blocks of a mask that is the same for all heads, and bits [slot, size, size / 32], int32, of partial ones."""
+    """The blocks of a mask of one head, and the bits [slot, size, size / 32], int32, of its partial blocks."""
     full, partial = closed_layout(mask, grid) if mask.closed else (set(), set(every_block(grid)))
     ordered = sorted(partial)
     bits = torch.empty(len(ordered), grid.size, grid.size // 32, dtype=torch.int32, device=device)
@@ -93,12 +96,12 @@ def entries_of(mask: Mask, grid: Grid, device: torch.device) -> tuple[list[Entry
 
 
 def every_block(grid: Grid) -> Iterator[tuple[int, int]]:
-    """Row and column of every block."""
+    """The row and column of every block."""
     return ((row, column) for row in range(grid.rows) for column in range(grid.columns))
 
 
 def closed_layout(mask: Mask, grid: Grid) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
-    """Full and partial blocks by row and column."""
+    """The full and the partial blocks, as (row, column), of a mask with a closed form."""
     layout = blocks(mask, grid.queries, grid.keys, grid.size)
     full = {(row, column) for row, columns in enumerate(layout.full) for column in columns}
     partial = {(row, column) for row, columns in enumerate(layout.partial) for column in columns}
@@ -107,7 +110,7 @@ def closed_layout(mask: Mask, grid: Grid) -> tuple[set[tuple[int, int]], set[tup
 
 
 def pairs_of(mask: Mask, grid: Grid, places: list[tuple[int, int]], device: torch.device) -> Tensor:
-    """Bool [block, size, size]: which pairs of blocks, given by row and column, are inside and allowed."""
+    """Bool [block, size, size]: which pairs of the blocks at `places` (row, column) exist and are allowed."""
     place = torch.tensor(places, dtype=torch.int64, device=device).view(-1, 2)
     along = torch.arange(grid.size, device=device)
     row = (place[:, :1] * grid.size + along)[:, :, None]
@@ -119,14 +122,14 @@ def pairs_of(mask: Mask, grid: Grid, places: list[tuple[int, int]], device: torc
 
 
 def packed_bits(seen: Tensor) -> Tensor:
-    """Words [block, size, size / 32], int32, of bool [block, size, size]; bit b of word w is for key 32 w + b."""
+    """Pack bool [block, size, size] into words [block, size, size / 32], int32; bit b of word w is for key 32 w + b."""
     words = seen.reshape(*seen.shape[:-1], -1, 32).long() << torch.arange(32, device=seen.device)
     total = words.sum(-1)
     return torch.where(total >= 1 << 31, total - (1 << 32), total).int()
 
 
 def listed_by_query(entries: list[Entry], grid: Grid, bits: Tensor, heads: int | None) -> Blocks:
-    """The lists of rows of blocks, where `heads` differ of one after the other."""
+    """The lists of block rows; if masks differ per head, those of the `heads` heads one after another."""
     full: list[list[Entry]] = [[] for _ in range(grid.rows * (heads or 1))]
     partial: list[list[Entry]] = [[] for _ in full]
     for entry in entries:
@@ -146,7 +149,8 @@ def listed_by_query(entries: list[Entry], grid: Grid, bits: Tensor, heads: int |
 
 
 def listed_by_key(entries: list[Entry], grid: Grid, bits: Tensor, shared: tuple[int, int] | None) -> Blocks:
-    """The lists of columns of blocks; where heads differ, `shared` is how many key/value heads serve how many each."""
+    """The lists of block columns; if masks differ per head, `shared` is the number of key/value heads and the number of
+    query heads of each."""
     owners, group = shared or (1, 1)
     met: list[list[Entry]] = [[] for _ in range(owners * grid.columns)]
     for entry in entries:
@@ -166,7 +170,7 @@ def listed_by_key(entries: list[Entry], grid: Grid, bits: Tensor, shared: tuple[
 
 
 def with_map(lists: Blocks, keys: int) -> Blocks:
-    """Lists of rows of blocks over so many keys, with the slot of every block beside them."""
+    """The lists of block rows over `keys` keys, with the slot of every block in `map`."""
     columns = -(-keys // lists.size)
     found = torch.full((len(lists.full_starts) - 1, columns), -1, dtype=torch.int32, device=lists.bits.device)
     rows = torch.arange(len(found), device=found.device)
@@ -176,5 +180,5 @@ def with_map(lists: Blocks, keys: int) -> Blocks:
 
 
 def starts(lists: list[list[Entry]], like: Tensor) -> Tensor:
-    """Where each list starts in all of them end to end, and where the last one stops."""
+    """The offset of each list in their concatenation, and the end of the last one."""
     return integers([0, *accumulate(map(len, lists))], like)

@@ -22,11 +22,14 @@ from attn_kernels_triton.tuning.store import known
 
 HOPPER = (9, 0)
 ALIGNED = 16
-"""Bytes of which everything that the copier is told must be a multiple."""
+"""The alignment in bytes that TMA requires of addresses and strides."""
 
 
 def copied(plan: Plan, *tensors: Tensor) -> bool:
-    """Whether the programs of `programs.dense` compute this plan over these tensors [batch, row, head, size]."""
+    """Whether the kernels that read tiles by TMA support this plan and these tensors [batch, row, head, size].
+
+    They support band masks over 16-bit operands, with a positive scale and optionally sinks, and nothing else.
+    """
     rule, sizes = plan.rule, plan.sizes
     band = plan.lists is None and plan.places == Places() and rule.cap is None and rule.slopes is None
     alone = plan.texts is None and rule.bias is None and plan.dropped.state is None
@@ -35,29 +38,30 @@ def copied(plan: Plan, *tensors: Tensor) -> bool:
 
 
 def has_copier(device: torch.device) -> bool:
-    """Whether a device fetches tiles by itself."""
+    """Whether a device has TMA (compute capability 9.0 or more)."""
     if device.type != "cuda":
         return interpreted()
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= HOPPER
 
 
 def aligned(tensor: Tensor) -> bool:
-    """Whether rows and heads of a tensor begin where the copier can begin."""
+    """Whether the address and the strides of a tensor are aligned as TMA requires."""
     steps = [step * tensor.itemsize for size, step in zip(tensor.shape[:3], tensor.stride(), strict=False) if size > 1]
     return tensor.data_ptr() % ALIGNED == 0 and all(step > 0 and step % ALIGNED == 0 for step in steps)
 
 
 def described(tensor: Tensor, rows: int) -> TensorDescriptor:
-    """Tiles [1, 1, rows, width] of a tensor [batch, row, head, size], seen as [batch, head, row, size]."""
+    """The TMA descriptor of tiles [1, 1, rows, width] of a tensor [batch, row, head, size], viewed as [batch, head,
+    row, size]."""
     turned = tensor.transpose(1, 2)
-    # The step of an axis of one element means nothing, but the copier is particular about it too.
+    # The stride of an axis of one element has no effect, but TMA requires a valid one.
     least = ALIGNED // tensor.itemsize
     steps = [step if size > 1 else least for size, step in zip(turned.shape[:3], turned.stride(), strict=False)]
     return TensorDescriptor(turned, list(turned.shape), [*steps, 1], [1, 1, rows, power_of_two(tensor.shape[3])])
 
 
 def descriptors_of(choice: Choice, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...]:
-    """The descriptors that a program of this choice is given."""
+    """The TMA descriptors of queries, keys and values for a choice; none for kernels that read by pointers."""
     if choice.schedule == "pointers":
         return ()
     queries = choice.queries // 2 if choice.schedule == "paired" else choice.queries
@@ -70,8 +74,10 @@ def descriptors_of(choice: Choice, query: Tensor, key: Tensor, value: Tensor) ->
 
 
 def program_of(choice: Choice) -> Any:
-    """The forward program of a choice; Gluon is loaded where a choice asks for it alone, for it may be another one in
-    another Triton."""
+    """The forward kernel of a choice.
+
+    The Gluon kernel is imported only if it is chosen, because Gluon's API may differ in other versions of Triton.
+    """
     if choice.schedule != "paired":
         return PROGRAMS[choice.schedule]
     from attn_kernels_triton.kernels.attention_forward_paired import attend_paired
@@ -80,12 +86,12 @@ def program_of(choice: Choice) -> Any:
 
 
 def pairs(device: torch.device) -> bool:
-    """Whether a device and Triton run paired programs: Hopper alone has their matrix unit."""
+    """Whether paired kernels run here: they need Triton 3.6 and Hopper's warp-group matrix instructions."""
     return not NEWER and device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
 
 
 PROGRAMS = {"pointers": attend_forward, "descriptors": attend_dense}
-"""By how they read keys and values; `program_of` knows those of Gluon too."""
+"""The forward kernels by schedule, without that of Gluon, see `program_of`."""
 
 
 class Inputs(NamedTuple):
@@ -97,34 +103,33 @@ class Inputs(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """The output [batch, query, heads, value_size], and to the base 2 the logarithm of the sum of exponentials [batch,
-    heads, query], float32."""
+    """The output [batch, query, heads, value_size] and the base-2 log-sum-exp `lse` [batch, heads, query], float32."""
 
     out: Tensor
     lse: Tensor
 
 
 def inputs_of(operands: AttentionInputs) -> Inputs:
-    """What gradients flow to."""
+    """The queries, keys and values of operands."""
     return Inputs(operands.query, operands.key, operands.value)
 
 
 def empty(plan: Plan, inputs: Inputs) -> Attended:
-    """Where the forward program writes."""
+    """Allocate the output and lse of the forward kernel."""
     batch, queries, heads, _ = inputs.query.shape
     out = inputs.query.new_empty(batch, queries, heads, plan.sizes.value_size)
     return Attended(out, inputs.query.new_empty(batch, heads, queries, dtype=torch.float32))
 
 
 def forward_launch(plan: Plan, inputs: Inputs, result: Attended) -> Launch:
-    """The forward program, which fills `result`."""
+    """The launch of the forward kernel, which fills `result`."""
     if copied(plan, *inputs):
         return launch_of(plan, inputs, result, chosen(plan, inputs.query.device))
     return launch_of(plan, inputs, result, choice_of("forward", plan.sizes))
 
 
 def chosen(plan: Plan, device: torch.device) -> Choice:
-    """The choice for a band whose tiles the chip copies."""
+    """The launch parameters of the forward kernel with TMA: measured, else the default."""
     found, paired = known(Choice, kind_of(plan.sizes, plan.rule).name, device), pairs(device)
     best = PAIRED_CHOICES.get(plan.sizes.width)
     if found is None and paired and best is not None and plan.rule.left is None:
@@ -134,7 +139,7 @@ def chosen(plan: Plan, device: torch.device) -> Choice:
 
 
 def launch_of(plan: Plan, inputs: Inputs, result: Attended, choice: Choice) -> Launch:
-    """The forward program of a choice."""
+    """The launch of the forward kernel of a choice."""
     tiles, texts = plan.tiles(Listed(choice.queries, by_key=False), inputs.query.device)
     call = Forward(
         query=rows(inputs.query),

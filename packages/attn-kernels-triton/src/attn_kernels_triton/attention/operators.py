@@ -1,8 +1,8 @@
-"""Attention as operators of torch, which torch.compile keeps whole in its graphs: with shapes and gradients registered.
+"""Attention as custom operators of PyTorch, with fake shapes and gradients, which torch.compile keeps in its graphs.
 
-A graph names a spec by a digest of what it says, see `attn_core.kernels.attend.named_spec`. Uncompiled calls go without
-these operators, whose bookkeeping takes longer than starting a program. Where the chip cannot run a program, what the
-spec has in `NEXT` computes instead, gradients from the rows again.
+A graph refers to a spec by a digest of its content, see `attn_core.kernels.attend.named_spec`. Eager calls bypass these
+operators, whose overhead is larger than that of a kernel launch. If this GPU cannot run the kernels, the fallback of
+the spec in `NEXT` is used; its gradients recompute the forward pass.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ from attn_kernels_triton.machine import uncompilable
 from attn_kernels_triton.replaced import gradients_of, values_of
 
 OPERATOR = Replaceable("triton_attend", uncompilable)
-"""How both operators find that the chip cannot run their programs."""
+"""Runs both operators, and replaces them by the next kernel if this GPU cannot run theirs."""
 
 
 def attend(name: str, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """The output [batch, query, heads, value_size] of the spec of this name, as of `attention.attend.attend`."""
+    """Like `attention.attend.attend`, as an operator; `name` is that of the spec in `SPECS`.
+
+    The output is [batch, query, heads, value_size].
+    """
     given, numbers = given_places(operands)
     weights = [operands.parameters[weight] for weight in spec.weights]
     said = " ".join([name, *given])
@@ -42,15 +45,14 @@ def attend(name: str, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
 
 
 def given_places(operands: AttentionInputs) -> tuple[dict[str, Tensor], list[float]]:
-    """What of the operands an operator is told by name, and the numbers of dropout.
+    """The optional tensors of the operands by name, and the dropout probability, offset and first row.
 
-    Beside fields that may be None these are `SEED`, the seed of dropout [], int64, whose probability, offset and first
-    row are the numbers, and `STARTS`, where the queries and the keys of documents begin. Seed and starts lie on the
-    CPU, where reading them waits for nothing.
+    The tensors are the fields that are not None, `SEED`, the dropout seed [], int64, and `STARTS`, where the queries
+    and the keys of documents begin. Seed and starts are on the CPU, where reading them needs no synchronization.
     """
     places = ("key_padding_mask", "query_positions", "key_positions")
     given = {place: getattr(operands, place) for place in places if getattr(operands, place) is not None}
-    # Three, always: torch takes an empty list of numbers for one of tensors.
+    # Always three numbers: PyTorch would infer an empty list to be one of tensors.
     numbers = [0.0, 0.0, 0.0]
     varlen, dropout = operands.varlen, operands.dropout
     if isinstance(varlen, VarlenStarts):
@@ -71,7 +73,7 @@ SEED = "seed"
 def understood(
     said: str, rows: Sequence[Tensor], places: Sequence[Tensor], weights: Sequence[Tensor], numbers: Sequence[float]
 ) -> Call:
-    """What the arguments of an operator mean; raises `InvalidValue`, see `checks`."""
+    """Rebuild spec and operands from the arguments of an operator; raises `InvalidValue`, see `checks`."""
     name, *given = said.split(" ")
     spec = SPECS[name]
     query, key, value = rows
@@ -97,7 +99,7 @@ class Call(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, torch.dtype, torch.device]:
-        """By what calls are told apart where the chip cannot run programs."""
+        """The key under which it is stored that this GPU cannot run such calls."""
         return self.name, self.operands.query.dtype, self.operands.query.device
 
     @property
@@ -106,15 +108,17 @@ class Call(NamedTuple):
         return inputs_of(self.operands)
 
     def next(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """The output of the kernel that comes next, of queries, keys, values and the weights in their order."""
+        """The output of the next kernel, given queries, keys, values and the weights of the spec in order."""
         weights = dict(zip(self.spec.weights, leaves[3:], strict=True))
         query, key, value = leaves[:3]
         given = dataclasses.replace(self.operands, query=query, key=key, value=value, parameters=weights)
         return [NEXT[self.name](given, OPERATOR.kernel)]
 
     def parts(self) -> list[tuple[slice, Inputs, Plan]]:
-        """The queries, inputs and plan of all that one program computes: of each document where the mask is no band,
-        whose blocks depend on the length of each."""
+        """The query slice, inputs and plan of each launch: one for all, or one per document if the mask is no band.
+
+        The block lists of other masks depend on the length of each document.
+        """
         varlen = known_varlen(self.operands)
         if varlen is None or band_of(self.spec.mask) is not None:
             return [(slice(None), inputs_of(self.operands), plan_of(self.spec, self.operands))]
@@ -132,10 +136,10 @@ def attend_named(
     spec: str,
     numbers: list[float],
 ) -> tuple[Tensor, Tensor]:
-    """The output and to the base 2 the lse [batch, heads, query], float32.
+    """The output and the base-2 lse [batch, heads, query], float32.
 
-    `spec` is the name of the spec and, after spaces, of the `places` that are given, see `given_places`; `weights` are
-    the parameters of the spec in its order.
+    `spec` is the name of the spec followed by the names of the tensors in `places`, separated by spaces, see
+    `given_places`; `weights` are the parameters of the spec in order.
     """
     call = understood(spec, (query, key, value), places, weights, numbers)
 
@@ -147,7 +151,7 @@ def attend_named(
 
 
 def attended(call: Call) -> tuple[Tensor, Tensor]:
-    """Run the forward programs."""
+    """Run the forward kernel for each part of a call."""
     found = []
     for _, inputs, plan in call.parts():
         result = empty(plan, inputs)
@@ -167,7 +171,10 @@ def attend_named_backward(
     spec: str,
     numbers: list[float],
 ) -> list[Tensor]:
-    """Gradients to queries, keys, values and weights of a gradient to the output; `saved` are rows, output and lse."""
+    """The gradients of queries, keys, values and weights, given that of the output, `change`.
+
+    `saved` are queries, keys, values, output and lse; the other arguments are those of `attend_named`.
+    """
     call = understood(spec, saved[:3], places, weights, numbers)
 
     def replace() -> list[Tensor]:
@@ -180,7 +187,7 @@ def attend_named_backward(
 
 
 def run_backward(call: Call, change: Tensor, attended: Attended, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Run the backward programs."""
+    """Run the backward kernels for each part of a call."""
     found = []
     for span, inputs, plan in call.parts():
         bias = None if plan.bias is None else plan.bias.detach().requires_grad_()
@@ -196,7 +203,7 @@ def run_backward(call: Call, change: Tensor, attended: Attended, weights: Sequen
 
 
 def gradient_of(spec: AttentionSpec, name: str, weight: Tensor, sink: Tensor | None, bias: Tensor | None) -> Tensor:
-    """The gradient to a weight of those to the sinks [heads] and to the biases [heads, distances] it became."""
+    """The gradient of a parameter of the spec, given those of the sinks [heads] and the biases [heads, distances]."""
     if name == "distribution.logit" and sink is not None:
         return sink.to(weight.dtype)
     for modifier in spec.modifiers:
@@ -213,7 +220,7 @@ def _(query: Tensor, _key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tens
 
 
 def shapes_of(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the operator writes its output and lse."""
+    """Empty tensors with the shapes and dtypes of the output and lse."""
     batch, queries, heads = query.shape[:3]
     out = query.new_empty(batch, queries, heads, value.shape[-1])
     return out, query.new_empty(batch, heads, queries, dtype=torch.float32)
@@ -225,14 +232,14 @@ def _(_change: Tensor, saved: list[Tensor], _places: list[Tensor], weights: list
 
 
 def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """What the gradient needs."""
+    """Save what the backward pass needs (`setup_context`)."""
     query, key, value, places, weights, ctx.spec, ctx.numbers = inputs
     ctx.places = len(places)
     ctx.save_for_backward(query, key, value, *output, *places, *weights)
 
 
 def back(ctx: Any, change: Tensor, _lse: Tensor | None) -> tuple[Any, ...]:
-    """The gradients to what the operator was given."""
+    """The gradients of the operator's arguments."""
     saved, rest = list(ctx.saved_tensors[:5]), list(ctx.saved_tensors[5:])
     places, weights = rest[: ctx.places], rest[ctx.places :]
     found = attend_named_backward(change.contiguous(), saved, places, weights, ctx.spec, ctx.numbers)

@@ -24,13 +24,14 @@ from attn_kernels_triton.checks import FARTHEST
 from attn_kernels_triton.kernels.arguments import NO_BLOCKS, NOTHING_DROPPED, Blocks, Dropped, Places, Rule, Shape
 
 LEAST = 16
-"""Distances that every bias names: a number that is 1 would be a constant to Triton."""
+"""The smallest `far` of a bias: Triton would turn an integer argument of 1 into a constant."""
 
 
 def bias_of(spec: AttentionSpec, parameters: Mapping[str, Tensor]) -> Tensor | None:
-    """The sum of all biases [heads, 2 far + 1], float32, for distances key - query from -far to far; None without any.
+    """The sum of all learned biases [heads, 2 far + 1], float32, or None if there are none.
 
-    Beyond, the last one holds. Gradients flow to the tables of the parameters.
+    They are for distances key - query from -far to far; larger distances use the outermost bias. Gradients flow to the
+    tables in `parameters`.
     """
     learned = [modifier for modifier in spec.modifiers if isinstance(modifier, BiasTable)]
     if not learned:
@@ -46,8 +47,8 @@ def bias_of(spec: AttentionSpec, parameters: Mapping[str, Tensor]) -> Tensor | N
 
 @lru_cache(64)
 def buckets(modifier: BiasTable, far: int, device: torch.device) -> Tensor:
-    """The bucket of every distance from -far to far, int64: the same in every step, so computed once."""
-    # Made in an engine's step it serves training, too, which may not keep tensors of inference.
+    """The bucket of every distance from -far to far, int64; cached, because it is the same in every step."""
+    # A tensor that is cached in an engine step (inference mode) must be usable in training, too.
     with torch.inference_mode(mode=False):
         return modifier.bucket(torch.arange(-far, far + 1, device=device))
 
@@ -55,15 +56,15 @@ def buckets(modifier: BiasTable, far: int, device: torch.device) -> Tensor:
 EVERYTHING = Band(None, None)
 LARGE_BLOCK, SMALL_BLOCK = 128, 64
 SHORT = 1024
-"""Keys up to which small blocks fit a mask better than large ones fill the chip."""
+"""The number of keys up to which small blocks are used: they fit a mask better, while large ones use the GPU better."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """What is asked of every program.
+    """The arguments that all kernels of a call share.
 
-    `sink` [heads], float32, is None where no share goes to nothing, `bias`, see `Rule`, where nothing is learned of
-    distances; gradients flow to both. `texts` are those that are packed, None where each row is one.
+    `sink` [heads], float32, is None without attention sinks, and `bias`, see `Rule`, is None without learned biases;
+    gradients flow to both. `texts` are the packed documents, None if each batch row is one.
     """
 
     sizes: Sizes
@@ -79,23 +80,23 @@ class Plan:
 
     @property
     def by_query(self) -> Blocks:
-        """Lists for programs that own queries."""
+        """Block lists for programs that own queries."""
         return NO_BLOCKS if self.lists is None else constant(self.lists.by_query)
 
     @property
     def by_key(self) -> Blocks:
-        """Lists for programs that own keys."""
+        """Block lists for programs that own keys."""
         return NO_BLOCKS if self.lists is None else constant(self.lists.by_key)
 
     @property
     def by_pair(self) -> Blocks:
-        """Lists for programs that ask about each pair."""
+        """Block lists for programs that look up the block of each pair."""
         if self.lists is None:
             return NO_BLOCKS
         return constant(with_map(self.lists.by_query, self.shape.keys))
 
     def tiles(self, listed: Listed, device: torch.device) -> tuple[int, Tensor | None]:
-        """How many tiles there are for each head, and their list where texts are packed."""
+        """The number of tiles for each head, and their list if texts are packed."""
         if self.texts is not None:
             found = tiles_of(self.texts, listed, device)
             return len(found), found
@@ -104,7 +105,7 @@ class Plan:
 
 
 def plan_of(spec: AttentionSpec, operands: AttentionInputs) -> Plan:
-    """The plan of an attention whose operands have been checked."""
+    """The plan of an attention call whose operands have been checked."""
     query, key = operands.query, operands.key
     sizes = Sizes(query.dtype, query.shape[-1], operands.value.shape[-1], query.shape[1], key.shape[1])
     has_positions = operands.query_positions is not None or operands.key_positions is not None
@@ -139,7 +140,7 @@ def plan_of(spec: AttentionSpec, operands: AttentionInputs) -> Plan:
 
 
 def dropped_of(operands: AttentionInputs) -> Dropped:
-    """What programs are told of weights that are dropped."""
+    """The dropout argument of the kernels."""
     dropout = operands.dropout
     if dropout is None:
         return NOTHING_DROPPED
@@ -149,12 +150,12 @@ def dropped_of(operands: AttentionInputs) -> Dropped:
 
 
 def seed_of(dropout: Dropout) -> Tensor:
-    """The seed, int64 []: 64 bits with a sign, of which programs take the bits."""
+    """The dropout seed as an int64 scalar tensor, whose 64 bits the kernels use."""
     return torch.as_tensor(dropout.signed_seed, dtype=torch.int64, device="cpu")
 
 
 def rule_of(spec: AttentionSpec, query: Tensor, band: Band) -> Rule:
-    """How products of these queries become logits, without what is learned."""
+    """The rule that turns the query-key products of a spec into logits, without sinks and learned biases."""
     scale = 1.0
     if isinstance(spec.score, ScaledDot):
         scale = query.shape[-1] ** -0.5 if spec.score.scale is None else spec.score.scale
@@ -169,25 +170,28 @@ def rule_of(spec: AttentionSpec, query: Tensor, band: Band) -> Rule:
 
 @lru_cache(maxsize=64)
 def slopes_on(slopes: tuple[float, ...], device: torch.device) -> Tensor:
-    """Slopes [heads], float32, brought to a device once: a step that brings numbers to it cannot be recorded."""
+    """Slopes [heads], float32, on a device.
+
+    Cached, because a step that copies numbers from the host cannot be captured in a CUDA graph.
+    """
     with torch.inference_mode(mode=False):
         return sent(torch.tensor(slopes, dtype=torch.float32), device)
 
 
 def near(reach: int | None) -> int | None:
-    """How far a mask reaches, no farther than programs count, which is farther than any position is."""
+    """The reach of a mask, clamped to `FARTHEST`, which no position exceeds."""
     return None if reach is None else min(reach, FARTHEST)
 
 
 def with_learned(rule: Rule, sink: Tensor | None, bias: Tensor | None) -> Rule:
-    """The rule with sinks [heads] and biases [heads, 2 far + 1]."""
+    """The rule with the logits of sinks [heads] and biases [heads, 2 far + 1], both detached."""
     if bias is not None:
         rule = rule._replace(bias=bias.detach(), far=bias.shape[1] // 2)
     return rule._replace(sinks=None if sink is None else sink.detach())
 
 
 def sink_of(spec: AttentionSpec, query: Tensor, parameters: Mapping[str, Tensor]) -> Tensor | None:
-    """The logit of the share of each head that goes to nothing, [heads], float32; None where there is none."""
+    """The sink logit of each head, [heads], float32; None for a plain softmax."""
     if spec.distribution.kind == "softmax":
         return None
     logit = parameters.get("distribution.logit")
@@ -197,7 +201,7 @@ def sink_of(spec: AttentionSpec, query: Tensor, parameters: Mapping[str, Tensor]
 
 
 def places_of(operands: AttentionInputs, *, has_positions: bool, by_pairs: Mask | None) -> Places:
-    """What is said of each query and key; `by_pairs` is a mask that is asked for every pair."""
+    """Padding, positions and allowed pairs as the kernels read them; `by_pairs` is a mask to evaluate for all pairs."""
     found = Places()
     if operands.key_padding_mask is not None:
         key_padding_mask = operands.key_padding_mask.to(torch.uint8)
@@ -213,10 +217,10 @@ def places_of(operands: AttentionInputs, *, has_positions: bool, by_pairs: Mask 
 
 
 def stride(tensor: Tensor) -> int:
-    """The stride of the batch, 0 where one row serves all."""
+    """The stride of the batch axis, 0 if it is broadcast."""
     return 0 if tensor.shape[0] == 1 else tensor.stride(0)
 
 
 def constant(blocks: Blocks) -> Blocks:
-    """Lists whose size of blocks a program knows when it is compiled."""
+    """The lists with their block size as a compile-time constant."""
     return blocks._replace(size=tl.constexpr(blocks.size))

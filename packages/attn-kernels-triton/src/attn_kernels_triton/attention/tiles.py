@@ -1,4 +1,4 @@
-"""How much a program takes at once, for each kind of program, type and width."""
+"""Launch parameters (tile sizes, warps, stages) of the attention kernels, by kernel, dtype and head width."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from attn_kernels_triton.kernels.arguments import Tile
 from attn_kernels_triton.launch import power_of_two
 
 Schedule = Literal["pointers", "descriptors", "paired", "joined"]
-"""How a program reads: each thread its own; tiles fetched by the chip's copier; the same, by a warp that does nothing
-else, for two groups of warps of the forward program; the same, by one backward program that computes all gradients."""
+"""How a kernel reads tiles: "pointers", by the loads of its threads; "descriptors", by TMA; "paired", by TMA from a
+producer warp for two consumer warp groups (forward only); "joined", by TMA in one backward kernel for all gradients."""
 
 
 NEWER = tuple(map(int, triton.__version__.split(".")[:2])) > (3, 6)
-"""Whether this is not the oldest Triton that is admitted, which gives registers to programs in another way."""
+"""Whether Triton is newer than 3.6, the oldest supported version, whose register allocation differs."""
 
 
 class Choice(NamedTuple):
-    """Queries and keys of a tile, warps, stages of the pipeline that loads ahead, and which program it is for.
+    """Launch parameters: queries and keys of a tile, warps, stages of the software pipeline, and the `Schedule`.
 
-    That is a `Schedule`; programs over biases have "pointers" alone.
+    Kernels with learned biases support only "pointers".
     """
 
     queries: int
@@ -34,10 +34,10 @@ class Choice(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of what kind the operands of a program are: element type, sizes of keys and values, queries and keys.
+    """The properties of operands that launch parameters depend on: dtype, head sizes, numbers of queries and keys.
 
-    `block` is the side of the blocks that lists name, None where a program walks without lists; `varlen`, `biased` and
-    `dropped` say that rows hold several texts, that biases are learned, and that weights are dropped.
+    `block` is the side of the blocks in block lists, None without lists; `varlen`, `biased` and `dropped` are whether
+    rows hold several texts, biases are learned, and weights are dropped.
     """
 
     dtype: torch.dtype
@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The wider of keys and values, as a power of two."""
+        """The larger of the head sizes of keys and values, rounded up to a power of two."""
         return power_of_two(max(self.key_size, self.value_size))
 
 
@@ -82,51 +82,52 @@ CHOICES: dict[tuple[str, bool, int], Choice] = {
     ("to_biases", False, 128): Choice(16, 16, 4, 1),
     ("to_biases", False, 256): Choice(16, 16, 4, 1),
 }
-"""By the program, whether elements have 16 bits, and the width; none of these spills on sm_90a, as a test sees to."""
+"""By kernel, whether elements have 16 bits, and the width; none of these spills registers on sm_90a, which a test
+checks."""
 
 DENSE_CHOICES: dict[int, Choice] = {
     64: Choice(128, 64, 8, 3, "descriptors"),
     128: Choice(128, 128, 8, 3, "descriptors"),
     256: Choice(128, 64, 8, 2, "descriptors"),
 }
-"""For forward programs of bands over elements of 16 bits, by width, where the chip copies tiles by itself.
+"""For the forward kernel with TMA (band masks, elements of 16 bits), by width.
 
-Two stages hold one tile, which is fetched while nothing is computed. On an H200 three took 0.86 of the time at width
-128, 581 TFLOP/s over 8192 full and 568 causal, 0.85 and 0.93 of cuDNN; at width 64 0.98 and 0.94.
+With two stages only one tile is in flight, and it is not fetched during computation. On an H200 three took 0.86 of the
+time at width 128: 581 TFLOP/s over 8192 full and 568 causal, 0.85 and 0.93 of cuDNN; at width 64 0.98 and 0.94.
 """
 
 PAIRED_CHOICES: dict[int, Choice] = {128: Choice(128, 128, 4, 2, "paired")}
-"""The same where paired programs run, full and causal, over whole tiles: on an H200 692 TFLOP/s over 8192 full and 642
-causal, 1.01 and 1.05 of cuDNN. At width 64 they were slower than the others."""
+"""For the paired kernel, over full and causal masks and whole tiles: on an H200 692 TFLOP/s over 8192 full and 642
+causal, 1.01 and 1.05 of cuDNN. At width 64 it was slower than the other kernels."""
 
 DENSE_BACKWARD: dict[int, tuple[Choice, ...]] = {
     64: (Choice(64, 128, 8, 3, "joined"),),
     128: (Choice(64, 128, 8, 2, "joined"),),
 }
-"""The same for backward programs that join all gradients, where they are taken."""
+"""For the backward kernel with TMA that computes all gradients, by width."""
 
 DENSE_APART: dict[int, tuple[Choice, Choice]] = {
     64: (Choice(128, 64, 8, 3, "descriptors"), Choice(64, 64, 4, 3, "descriptors")),
     128: (Choice(128, 64, 8, 3, "descriptors"), Choice(64, 128, 8, 3, "descriptors")),
 }
-"""Those that own queries and those that own keys, which are shipped: on an H200 both together took 0.86 of the time of
-the joined one over 4096 full and 0.7 causal, at width 128; at width 64 that which owns keys took 0.67 of the time of
-tiles of 64 by 128, over 8192."""
+"""For the two backward kernels with TMA, the one that owns queries and the one that owns keys; these are the default.
+On an H200 both together took 0.86 of the time of the joined kernel over 4096 full and 0.7 causal, at width 128; at
+width 64 the one that owns keys took 0.67 of the time of tiles of 64 by 128, over 8192."""
 
 DENSE_APART_BOUNDED: dict[int, tuple[Choice, Choice]] = {
     **DENSE_APART,
     64: (Choice(128, 64, 8, 3, "descriptors"), Choice(64, 64, 4, 2, "descriptors")),
     128: (Choice(128, 64, 8, 3, "descriptors"), Choice(64, 64, 4, 2, "descriptors")),
 }
-"""The same under causal masks and windows."""
+"""Like `DENSE_APART`, for causal masks and windows."""
 
 LISTED_CHOICES: dict[tuple[str, bool, int], Choice] = {
     ("forward", True, 128): Choice(128, 128, 8, 2),
     ("to_queries", True, 128): Choice(128, 32, 8, 2),
     ("to_keys", True, 64): Choice(32, 128, 8, 2),
 }
-"""In place of the above where blocks are listed, whose bits need registers of their own; for Triton 3.6 as measured on
-an H200, where these took 0.69 to 0.92 of the time of larger ones under a prefix, and 0.61 to 0.86 under BigBird."""
+"""Replaces `CHOICES` for masks with block lists, whose bits take registers; for Triton 3.6 as measured on an H200,
+where these took 0.69 to 0.92 of the time of larger ones under a prefix mask, and 0.61 to 0.86 under BigBird."""
 
 if not NEWER:
     LISTED_CHOICES |= {
@@ -136,7 +137,7 @@ if not NEWER:
     }
 
 VARLEN_CHOICES: dict[tuple[str, bool, int], Choice] = {("to_keys", True, 128): Choice(64, 64, 8, 2)}
-"""The same where texts are packed."""
+"""Replaces `CHOICES` where texts are packed."""
 
 BIASED_CHOICES: dict[tuple[str, bool, int], Choice] = {
     ("forward", True, 64): Choice(128, 64, 8, 2),
@@ -144,10 +145,10 @@ BIASED_CHOICES: dict[tuple[str, bool, int], Choice] = {
     ("to_queries", True, 128): Choice(128, 32, 8, 2),
     ("to_keys", True, 128): Choice(32, 64, 4, 2),
 }
-"""The same where biases are learned."""
+"""Replaces `CHOICES` where biases are learned."""
 
 LISTED_BIASED_CHOICES: dict[tuple[str, bool, int], Choice] = {("forward", True, 128): Choice(128, 32, 8, 1)}
-"""The same where both are."""
+"""Replaces `CHOICES` for masks with block lists and learned biases."""
 
 DROPPED_CHOICES: dict[tuple[str, bool, int], Choice] = {
     ("forward", True, 64): Choice(64, 32, 8, 2),
@@ -156,13 +157,13 @@ DROPPED_CHOICES: dict[tuple[str, bool, int], Choice] = {
     ("to_queries", True, 128): Choice(64, 32, 4, 2) if NEWER else Choice(64, 32, 8, 2),
     ("to_keys", True, 128): Choice(32, 32, 4, 2),
 }
-"""The same where weights are dropped, whose words are counted in registers."""
+"""Replaces `CHOICES` for attention dropout, whose random words take registers."""
 
 NARROWEST = 64
 
 
 def choice_of(program: str, sizes: Sizes) -> Choice:
-    """What is shipped for a program, never larger than the operands, nor than a block that a list names."""
+    """The default launch parameters of a kernel, with tiles no larger than the operands or a block of the lists."""
     key = program, sizes.dtype.itemsize == 2, max(NARROWEST, sizes.width)
     chosen, queries, keys = CHOICES[key], power_of_two(sizes.queries), power_of_two(sizes.keys)
     for applies, others in (
@@ -172,18 +173,19 @@ def choice_of(program: str, sizes: Sizes) -> Choice:
         (sizes.block is not None and sizes.biased, LISTED_BIASED_CHOICES),
         (sizes.dropped, DROPPED_CHOICES),
     ):
-        # What comes later needs more registers.
+        # Later features need more registers, so they take precedence.
         chosen = others.get(key, chosen) if applies else chosen
     if sizes.block is not None:
-        # A tile over several blocks would meet what the list says of the first of them alone.
+        # A tile must not span several blocks: the kernel would apply the entry of the first one to all of it.
         queries, keys = min(queries, sizes.block), min(keys, sizes.block)
     return chosen._replace(queries=min(chosen.queries, queries), keys=min(chosen.keys, keys))
 
 
 def dense_choice(sizes: Sizes, measured: Choice | None = None, *, pairs: bool = False) -> Choice:
-    """What was measured, else what is shipped, where the chip copies tiles; never larger than the operands.
+    """The measured, else the default launch parameters of the forward kernel with TMA, with tiles no larger than the
+    operands.
 
-    Only where it `pairs` is a program that does so taken, and only for whole tiles.
+    A paired kernel is taken only if the device supports it (`pairs`) and its tiles need not be reduced.
     """
     shipped = DENSE_CHOICES[max(NARROWEST, sizes.width)]
     fitting = no_larger(measured or shipped, sizes)
@@ -193,13 +195,13 @@ def dense_choice(sizes: Sizes, measured: Choice | None = None, *, pairs: bool = 
 
 
 def no_larger(choice: Choice, sizes: Sizes) -> Choice:
-    """The choice with tiles no larger than the operands."""
+    """The launch parameters with tiles no larger than the operands."""
     queries, keys = min(choice.queries, power_of_two(sizes.queries)), min(choice.keys, power_of_two(sizes.keys))
     return choice._replace(queries=queries, keys=keys)
 
 
 def tile_of(choice: Choice, sizes: Sizes) -> Tile:
-    """The constants of a program."""
+    """The compile-time constants of a kernel: its tile and the head sizes."""
     constants = (
         choice.queries,
         choice.keys,

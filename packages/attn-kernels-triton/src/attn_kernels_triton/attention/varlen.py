@@ -1,4 +1,4 @@
-"""Documents in varlen layout, and the lists of their tiles that kernels read."""
+"""Documents (texts) in varlen layout, and the lists of their tiles that kernels read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Text(NamedTuple):
-    """Where queries of a text begin in their row of a batch, how many there are, the same of keys, and its number."""
+    """A text: its batch row, where its queries and keys begin in that row, how many there are, and its number."""
 
     batch: int
     first_query: int
@@ -27,21 +27,21 @@ class Text(NamedTuple):
 
 
 class VarlenDocuments(NamedTuple):
-    """The texts of all rows, and the band that a query sees of its own."""
+    """The texts of all batch rows, and the band of keys that a query sees within its own text."""
 
     texts: tuple[Text, ...]
     band: Band
 
 
 def texts_of(mask: Mask, operands: AttentionInputs) -> VarlenDocuments | None:
-    """The texts of operands that are packed, or whose mask is a band within segments; None of any others."""
+    """The texts of operands in varlen layout, or of a mask that is a band within segments; else None."""
     batch, queries, keys = operands.query.shape[0], operands.query.shape[1], operands.key.shape[1]
     varlen = known_varlen(operands)
     if varlen is not None:
         band = band_of(mask)
         return None if band is None else VarlenDocuments(laid(varlen, batch), band)
     found = varlen_band_of(mask)
-    # Weights are dropped by the numbers of rows in all, not in their text.
+    # Dropout counts rows from the start of the batch row, not of the text.
     said = operands.key_padding_mask, operands.query_positions, operands.key_positions, operands.dropout
     if found is None or any(part is not None for part in said):
         return None
@@ -50,15 +50,18 @@ def texts_of(mask: Mask, operands: AttentionInputs) -> VarlenDocuments | None:
 
 @lru_cache(maxsize=64)
 def laid(varlen: Varlen, batch: int) -> tuple[Text, ...]:
-    """The texts of every row of a batch."""
+    """The texts of all rows of a batch, which have the same layout."""
     found = zip(starts(varlen.queries), varlen.queries, starts(varlen.keys), varlen.keys, strict=False)
     return tuple(Text(row, *text, number * batch + row) for number, text in enumerate(found) for row in range(batch))
 
 
 @lru_cache(maxsize=64)
 def segments(lengths: tuple[int, ...], queries: int, keys: int) -> Varlen:
-    """The texts of segments over `queries` queries aligned to the end of `keys` keys; what is behind all is seen by
-    nobody."""
+    """The segments as documents, for `queries` queries that are aligned to the end of `keys` keys.
+
+    Queries before the first key, and keys and queries behind the last segment, become documents without keys or
+    without queries: they take no part.
+    """
     bounds = [min(bound, keys) for bound in starts(lengths)]
     offset = keys - queries
     held = [stop - start for start, stop in pairwise(bounds)]
@@ -68,12 +71,12 @@ def segments(lengths: tuple[int, ...], queries: int, keys: int) -> Varlen:
 
 
 def longest(lengths: Iterable[int]) -> int:
-    """The greatest of some lengths, at least 1."""
+    """The largest of some lengths, at least 1."""
     return max(1, *lengths, 1)
 
 
 class Listed(NamedTuple):
-    """Programs that own tiles of this many rows of queries, or of keys where `by_key`."""
+    """The tiling of a kernel whose programs own tiles of `rows` queries, or of `rows` keys if `by_key`."""
 
     rows: int
     by_key: bool
@@ -81,7 +84,7 @@ class Listed(NamedTuple):
 
 @lru_cache(maxsize=256)
 def tiles_of(texts: tuple[Text, ...], listed: Listed, device: torch.device) -> Tensor:
-    """The tiles [tile, 7], int32, of texts, see `programs.arguments.Forward`; those of long texts come first."""
+    """The tiles [tile, 7], int32, of all texts, see `kernels.arguments.Forward`; those of long texts come first."""
     ordered = sorted(texts, key=lambda text: -text.keys)
     found = [line for text in ordered for line in lines(text, listed)]
     return sent(torch.tensor(found, dtype=torch.int32).view(-1, 7), device)
@@ -89,13 +92,13 @@ def tiles_of(texts: tuple[Text, ...], listed: Listed, device: torch.device) -> T
 
 @lru_cache(maxsize=64)
 def whole_texts(texts: tuple[Text, ...], device: torch.device) -> Tensor:
-    """The texts [text, 7], int32, as lines of tiles, of which each has its first."""
+    """The texts [text, 7], int32, each as the entry of its first tile."""
     found = [(text.batch, 0, *text[1:]) for text in texts]
     return sent(torch.tensor(found, dtype=torch.int32).view(-1, 7), device)
 
 
 def lines(text: Text, listed: Listed) -> Iterator[Sequence[int]]:
-    """A line for each tile of a text; the last queries, which see most of what is causal, come first."""
+    """One entry for each tile of a text; the last queries, which see most keys under a causal mask, come first."""
     count = -(-(text.keys if listed.by_key else text.queries) // listed.rows)
     order = range(count) if listed.by_key else reversed(range(count))
     return ((text.batch, block, *text[1:]) for block in order)

@@ -1,1 +1,1 @@
-"""Kernels as declarations: what they accept and cost. How they are launched is in the folder of their operation."""
+"""Declarations of the kernels: accepted problems and costs. They are launched in the folder of each operation."""

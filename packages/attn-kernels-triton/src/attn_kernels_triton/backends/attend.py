@@ -1,4 +1,4 @@
-"""Attention of the softmax family on a GPU."""
+"""The declaration of fused softmax attention on a GPU."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 
 LEARNED = {"t5_bias", "relative_bias"}
 BIASED_MASKS = {"full", "causal", "window"}
-"""Masks beside which programs have registers for learned biases."""
+"""The masks that can be combined with learned biases: the kernels have enough registers for both."""
 
 
 class TritonAttend(InGraph):
-    """Never holds the scores; skips what nobody sees, and does not ask where everything is seen."""
+    """Fused attention that never materializes the scores.
+
+    Tiles that are masked entirely are skipped, and tiles without masked pairs are computed without mask checks.
+    """
 
     name = "triton_attend"
     summary = "fused attention on a GPU, any mask, with gradients"
@@ -59,7 +62,7 @@ class TritonAttend(InGraph):
         return absence()
 
     def further_refusals(self, problem: AttendProblem) -> list[str]:
-        """What leaves too few registers is refused."""
+        """Refuse combinations of features and head sizes for which the kernels have too few registers."""
         reasons = []
         if problem.dropout and max(problem.key_size, problem.value_size) > MAX_HEAD_DIM_DROPOUT:
             reasons.append(
@@ -69,14 +72,14 @@ class TritonAttend(InGraph):
         return reasons + (biased_refusals(learned, problem) if learned else [])
 
     def cost(self, problem: AttendProblem) -> float:
-        """What is left of the pairs, at a fifth of the plain computation's time for each.
+        """An estimate: the pairs that are not masked, each at a fifth of the plain computation's time.
 
-        An estimate: the plain computation writes and reads every score, which on a GPU is all of its time.
+        The plain computation writes and reads every score, which on a GPU takes nearly all of its time.
         """
         return 0.02 + 0.18 * problem.density
 
     def unsupported(self, error: Exception) -> str | None:
-        """What Triton says where it cannot compile a program for this chip."""
+        """Why Triton cannot compile or run a kernel on this GPU, if that is what the error means."""
         return uncompilable(error)
 
     def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
@@ -88,7 +91,10 @@ class TritonAttend(InGraph):
 
 
 def biased_refusals(learned: str, problem: AttendProblem) -> list[str]:
-    """Why learned biases of these names are refused; their gradients are summed by distances, which rows must give."""
+    """Why learned biases of these names are refused.
+
+    Their gradients are summed by distance, so they cannot be combined with explicit positions.
+    """
     reasons = []
     if problem.gradients and problem.has_positions:
         reasons.append(f"gradients: to {learned} where positions are given")
@@ -102,5 +108,5 @@ def biased_refusals(learned: str, problem: AttendProblem) -> list[str]:
 
 
 def wide_biases(learned: str) -> str:
-    """Why learned biases of these names are refused beside wide heads."""
+    """Why learned biases of these names are refused for wide heads."""
     return f"modifiers: {learned} for sizes up to {MAX_HEAD_DIM_LEARNED_BIAS}, beyond which they leave no registers"

@@ -1,4 +1,4 @@
-"""Conditions that the kernels of this package have in common."""
+"""Conditions and size limits that the kernels of this package share."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from typing import Any
 from attn_kernels_triton.machine import interpreted
 
 MAX_HEAD_DIM_DROPOUT = 128
-"""Sizes of heads up to which attention weights can be dropped: the masks of larger ones leave no registers."""
+"""The largest head size with attention dropout: beyond it, the dropout mask leaves too few registers."""
 
 MAX_HEAD_DIM_LEARNED_BIAS = 128
-"""Sizes of heads up to which biases can be learned."""
+"""The largest head size with learned biases."""
 
 MAX_KEY_SIZE, MAX_KEY_SIZE_PER_CHANNEL = 256, 128
-"""Sizes of keys up to which the state of a recurrence stays in registers: bfloat16 with one decay a head; all else."""
+"""The largest key sizes for which the state of a recurrence fits into registers: bfloat16 with one decay per head; all
+other cases."""
 
 FP8_CAPABILITY = (8, 9)
-"""The compute capability of the first GPUs that know e4m3."""
+"""The lowest compute capability of GPUs that support e4m3."""
 
 MAX_NORM_ROW = 8192
-"""Elements of a row up to which one program of RMSNorm keeps all of them in registers, forward and backward."""
+"""The longest row that one program of RMSNorm keeps in registers, forward and backward."""
 
 
 @dataclass(frozen=True)
 class OnGpu:
-    """A GPU; where Triton interprets programs, the CPU too."""
+    """The device is a GPU, or the CPU if Triton runs in interpreter mode."""
 
     def refuses(self, value: Any) -> str | None:
         """Why the device is refused, or None if it is accepted."""
@@ -36,7 +37,7 @@ class OnGpu:
 
 @dataclass(frozen=True)
 class InOrder:
-    """A tuple with each of these words at most once; those of a stage in any order, the stages in this one."""
+    """A tuple that contains each of these words at most once: stages in this order, words of a stage in any order."""
 
     stages: tuple[tuple[str, ...], ...]
 
@@ -51,7 +52,7 @@ class InOrder:
 
 
 MODIFIERS = InOrder((("soft_cap",), ("alibi", "t5_bias", "relative_bias")))
-"""Changes of scores that programs know."""
+"""The score modifiers that the attention kernels support, in the order in which they apply them."""
 
 LATENT_MODIFIERS = InOrder((("soft_cap",), ("alibi",)))
-"""Those that programs over latents have registers for."""
+"""The score modifiers that the kernels over latents support; others would need too many registers."""

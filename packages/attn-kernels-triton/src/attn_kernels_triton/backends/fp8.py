@@ -1,4 +1,4 @@
-"""Attention over codes of 8 bits on a GPU."""
+"""The declaration of attention in FP8 on a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class TritonFp8(AttendKernel):
-    """Rounds queries and keys, rotated, and values to e4m3, so that the matrix unit takes twice as many at once."""
+    """Fused attention in FP8: quantizes rotated queries and keys, and values, to e4m3, which doubles the peak rate of
+    the tensor cores."""
 
     name = "triton_fp8"
     summary = "fused attention on a GPU in 8 bits, without gradients"
@@ -40,7 +41,7 @@ class TritonFp8(AttendKernel):
         return absence()
 
     def cost(self, problem: AttendProblem) -> float:
-        """An estimate: products take half of what they take in 16 bits, all else as long."""
+        """An estimate: matrix products take half the time of those in 16 bits, everything else the same."""
         return 0.015 + 0.13 * problem.density
 
     def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:

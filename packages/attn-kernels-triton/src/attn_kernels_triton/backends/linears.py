@@ -1,4 +1,4 @@
-"""Linear layers whose weights are kept in few bits on a GPU."""
+"""The declarations of linear layers with quantized weights (int8, int4 and block formats of files) on a GPU."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ if TYPE_CHECKING:
 
 
 class TritonLinear(LinearKernel):
-    """Products of rows with weights that become numbers of the rows' type in registers; see `products.CodedLinear`.
+    """Base class of linear kernels that dequantize weights to the dtype of the inputs in registers.
 
-    Sums are taken in float32 in one order, whatever rows are beside; rows in float32 are rounded to bfloat16.
+    Sums are taken in float32 in an order that does not depend on the number of rows; inputs in float32 are rounded to
+    bfloat16. See `products.CodedLinear`.
     """
 
     exact: ClassVar[bool] = True
     devices: ClassVar[tuple[str, ...]] = ("cuda", "cpu") if interpreted() else ("cuda",)
     bits: ClassVar[float]
-    """Of a weight, with what it shares with others."""
+    """The number of bits per weight, including its part of scales and minima."""
 
     def available(self) -> str | None:
         """Why it cannot run on this machine, or None if it can."""
         return absence()
 
     def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
-        """An estimate: 16 rows wait for weights, of which float32 has 32 bits, and for their conversion."""
+        """An estimate for 16 rows, relative to float32: the time to read the weights and to convert them."""
         return 0.1 + self.bits / 32
 
 
 class TritonInt8(TritonLinear):
-    """Weights as int8 with a step for each output, which multiplies its sum."""
+    """Weights as int8 with one step (scale) per output, which is applied to the sum."""
 
     name = "triton_int8"
     summary = "int8 weights with a step per output, inputs in 16 bits, on a GPU"
@@ -49,7 +50,7 @@ class TritonInt8(TritonLinear):
 
 
 class TritonInt4(TritonLinear):
-    """Weights as GGUF's Q4_1 has them: 4 bits, a step and a least value for each 32 inputs."""
+    """Weights in GGUF's Q4_1 format: 4 bits, with a step (scale) and a minimum per 32 inputs."""
 
     name = "triton_int4"
     summary = "4-bit weights with a step and a least value per 32 inputs (Q4_1), inputs in 16 bits, on a GPU"
@@ -64,14 +65,14 @@ class TritonInt4(TritonLinear):
 
 
 HELD_BITS = {"q8_0": 8.5, "q4_0": 4.5, "q4_1": 5.0, "q4_k": 6.0, "q6_k": 10.0, "int4_zeros": 4.75}
-"""Bits of a weight on the device, with what it shares with others: more than in the file where steps become float32
-(Q4_K, Q6_K) or six bits a byte (Q6_K)."""
+"""Bits per weight on the device, including scales and minima: more than in the file where steps become float32 (Q4_K,
+Q6_K) or codes of six bits take a byte (Q6_K)."""
 LARGE_BLOCKS = ("q4_k", "q6_k")
-"""Formats whose blocks have 256 inputs, where others have 32."""
+"""The formats whose blocks have 256 inputs; those of all others have 32."""
 
 
 class TritonBlocks(TritonLinear):
-    """Weights as files store them: the numbers that the blocks say, without rounding; see `stored_blocks`."""
+    """Weights in a block format of files, without further rounding; see `stored_blocks`."""
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
         """See `stored_blocks.stored_linear`."""

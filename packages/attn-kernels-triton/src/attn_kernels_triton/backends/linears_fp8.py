@@ -1,4 +1,4 @@
-"""Linear layers with weights in FP8 (e4m3) on a GPU: weights alone, or rows too."""
+"""The declarations of linear layers with weights, and optionally inputs, in FP8 (e4m3) on a GPU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HELD_BITS = {"fp8": 8.0, "fp8_channel": 8.0, "fp8_block": 8.25}
-"""Bits of a weight on the device, with what it shares with others: each output has a scale of its own for 128 inputs,
-where a file has one for a block of 128 outputs."""
+"""Bits per weight on the device, including scales: each output has its own scale per 128 inputs, where a file stores
+one for a block of 128 outputs."""
 SAID = {
     "fp8": "FP8 weights (e4m3) with a scale per output",
     "fp8_channel": "FP8 weights as they are stored, with a scale per output",
@@ -26,9 +26,9 @@ SAID = {
 
 
 class TritonFp8W8A16(TritonLinear):
-    """Weights alone in FP8: they are widened to the rows' 16 bits in registers, on any GPU, as vLLM's Marlin does.
+    """Weight-only FP8: weights are widened to 16 bits in registers, on any GPU, as in vLLM's Marlin kernel.
 
-    What is stored is multiplied exactly: scales are applied to sums, in float32.
+    Stored codes are multiplied exactly, and scales are applied to the sums, in float32.
     """
 
     weight_only: ClassVar[bool] = True
@@ -41,25 +41,25 @@ class TritonFp8W8A16(TritonLinear):
         return CodedLinear(fp8_weights(self.weights, weight, bias), self.weights)
 
     def remark(self, problem: LinearProblem) -> str | None:
-        """What becomes of what a checkpoint says of inputs."""
+        """A note, for weight-only layers, that the input quantization of the checkpoint is not applied."""
         if not problem.weight_only:
             return None
         return "inputs keep 16 bits, whatever the checkpoint says of them; --quantization fp8 rounds them to FP8"
 
 
 class TritonFp8W8A8(TritonLinear):
-    """Weights and rows in FP8, which the matrix unit multiplies: twice the products of 16 bits.
+    """Weights and inputs in FP8, which tensor cores multiply at twice the rate of 16 bits.
 
-    A program of its own rounds rows with a scale for each, and for each 128 inputs where weights have such: vLLM's
-    dynamic scheme for each token.
+    A separate kernel quantizes the inputs with one scale per row, or per 128 inputs of a row where weights have block
+    scales: the dynamic per-token scheme of vLLM.
     """
 
     def available(self) -> str | None:
-        """Why it cannot run on this machine, or None if it can: the first GPU decides."""
+        """Why it cannot run on this machine, judged by the first GPU, or None if it can."""
         return super().available() or without_e4m3()
 
     def cost(self, problem: LinearProblem) -> float:
-        """An estimate: as with weights alone, but that nothing is converted beside the matrix unit."""
+        """An estimate: the cost of weight-only layers without the conversion of the weights."""
         return super().cost(problem) - 0.05
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
@@ -69,14 +69,14 @@ class TritonFp8W8A8(TritonLinear):
         return RoundedRowsLinear(fp8_weights(self.weights, weight, bias), self.weights)
 
     def remark(self, problem: LinearProblem) -> str | None:
-        """How inputs are rounded, and what becomes of what a checkpoint says of them."""
+        """How inputs are quantized, and that a static input scale of the checkpoint is not used."""
         shared = " and 128 inputs" if problem.weights == "fp8_block" else ""
         unread = ", also where a checkpoint has a static scale (input_scale)" if problem.weights in FP8_FORMATS else ""
         return f"inputs are rounded to FP8 with a scale for each row{shared}{unread}"
 
 
 def without_e4m3() -> str | None:
-    """Why the matrix unit of this machine's first GPU does not multiply e4m3, or None if it does."""
+    """Why the first GPU of this machine cannot multiply e4m3, or None if it can."""
     if interpreted():
         return None
     gpu = devices.nvidia_gpu()
@@ -89,7 +89,7 @@ def without_e4m3() -> str | None:
 
 
 def in_fp8() -> list[LinearKernel]:
-    """Two kernels for each format: rows in FP8, too, and weights alone."""
+    """Two kernels for each format: one with inputs in FP8 (W8A8) and one with inputs in 16 bits (W8A16)."""
     kinds = {"w8a8": (TritonFp8W8A8, "inputs in FP8, too"), "w8a16": (TritonFp8W8A16, "inputs in 16 bits")}
     found: list[LinearKernel] = []
     for form, bits in HELD_BITS.items():

@@ -1,4 +1,4 @@
-"""Attention to remembered rows where a cache keeps them, on a GPU."""
+"""The declarations of attention over a paged KV cache on a GPU."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GROUP = 32
-"""Numbers that share a step where a cache keeps four bits of each."""
+"""The number of elements that share a scale in an int4 KV cache."""
 
 
 class TritonPaged(PagedAttendKernel):
-    """Reads rows by their numbers, in codes too; cuts what a request remembers and merges what comes of the parts."""
+    """Attention over a paged KV cache, plain or quantized, read in place.
+
+    The context of a request is split among programs, whose partial results are merged (split-KV).
+    """
 
     name = "triton_paged"
     summary = "decoding and chunks of prompts over pages on a GPU, int8 and int4 codes too"
@@ -47,11 +50,11 @@ class TritonPaged(PagedAttendKernel):
         return absence()
 
     def unsupported(self, error: Exception) -> str | None:
-        """What Triton says where it cannot compile a program for this chip."""
+        """Why Triton cannot compile or run a kernel on this GPU, if that is what the error means."""
         return uncompilable(error)
 
     def further_refusals(self, problem: PagedAttendProblem) -> list[str]:
-        """Groups of four-bit codes must fill heads, learned biases leave half the registers."""
+        """Refuse head sizes that int4 groups do not divide, and learned biases for wide heads (too few registers)."""
         reasons = []
         learned = " and ".join(sorted(LEARNED.intersection(problem.modifiers)))
         if learned and max(problem.key_size, problem.value_size) > MAX_HEAD_DIM_LEARNED_BIAS:
@@ -63,7 +66,7 @@ class TritonPaged(PagedAttendKernel):
         return reasons
 
     def cost(self, problem: PagedAttendProblem) -> float:
-        """What of the plain computation's time remains: rows are read once, and nothing is gathered before."""
+        """The time relative to the plain computation: rows are read once, without gathering them first."""
         return 0.1 if problem.rows == "plain" else 0.06
 
     def run(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
@@ -85,11 +88,14 @@ class TritonPaged(PagedAttendKernel):
 
 
 class TritonLatent(TritonPaged):
-    """Latents are read once and serve as keys and values of all heads (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+    """Absorbed multi-head latent attention (MLA) over a paged cache.
+
+    Each latent is read once as the key and the value of all heads (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+    """
 
     name = "triton_latent"
     summary = "absorbed latent attention (MLA) over pages on a GPU"
-    # Prompts are computed expanded: absorbed, a pair of a query and a key costs several times as much.
+    # Prefill uses expanded keys and values: in the absorbed form each query-key pair costs several times as much.
     static_mixed = False
     accepts: ClassVar[Mapping[str, Condition]] = {
         **TritonPaged.accepts,

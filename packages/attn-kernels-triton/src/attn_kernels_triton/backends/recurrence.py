@@ -1,4 +1,4 @@
-"""Linear recurrences on a GPU."""
+"""The declarations of linear recurrences on a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACCEPTS: Mapping[str, Condition] = {
 
 
 class OnRegisters(RecurrenceKernel):
-    """What both kernels have in common: a head's memory must fit into registers."""
+    """Base class of recurrence kernels that keep the state of a head in registers."""
 
     mixes: ClassVar[bool] = True
 
@@ -37,11 +37,11 @@ class OnRegisters(RecurrenceKernel):
         return absence()
 
     def unsupported(self, error: Exception) -> str | None:
-        """What Triton says where it cannot compile a program for this chip."""
+        """Why Triton cannot compile or run a kernel on this GPU, if that is what the error means."""
         return uncompilable(error)
 
     def further_refusals(self, problem: RecurrenceProblem) -> list[str]:
-        """In float32, or where channels fade apart, half as many channels fit."""
+        """Refuse large key sizes in float32 or with a decay per channel, for which half as many channels fit."""
         reasons = []
         if MAX_KEY_SIZE_PER_CHANNEL < problem.key_size <= MAX_KEY_SIZE:
             for field, value in (("dtype", "float32"), ("decay", "channel")):
@@ -51,30 +51,30 @@ class OnRegisters(RecurrenceKernel):
 
 
 class TritonChunked(OnRegisters, ChunksInGraph):
-    """Tokens of a chunk meet pair by pair on the matrix unit; what is remembered goes from chunk to chunk."""
+    """The chunked form: tokens within a chunk interact by matrix products, and the state is passed between chunks."""
 
     name = "triton_chunked"
     summary = "linear recurrences by chunks on a GPU, with gradients"
     accepts: ClassVar[Mapping[str, Condition]] = {**ACCEPTS, "gradients": Anything()}
 
     def cost(self, problem: RecurrenceProblem) -> float:
-        """An estimate: the plain computation runs some dozens of programs a call, each through all of memory."""
+        """An estimate: the plain computation launches dozens of kernels per call, each of which reads all operands."""
         return 0.5 if problem.tokens == 1 else 0.1
 
 
 class TritonRecurrent(OnRegisters):
-    """Reads and writes what is remembered once, and goes token by token in between."""
+    """The recurrent form, token by token: the state is read and written once per call."""
 
     name = "triton_recurrent"
     summary = "decoding of linear recurrences on a GPU"
     accepts: ClassVar[Mapping[str, Condition]] = ACCEPTS
 
     def cost(self, problem: RecurrenceProblem) -> float:
-        """An estimate: the plain computation touches what is remembered some four times."""
+        """An estimate: the plain computation reads or writes the state about four times."""
         return 0.2 if problem.tokens == 1 else 30.0
 
     def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- no chunks here
-        """Outputs and the memory after them, float32; see `recurrence.compute.by_token`."""
+        """Outputs and the state after the last step, float32; see `recurrence.compute.by_token`."""
         from attn_kernels_triton.recurrence.compute import by_token
 
         found: tuple[Tensor, Tensor] = by_token(steps, before)

@@ -1,4 +1,4 @@
-"""Decode steps of linear recurrences on a GPU, over states where a store keeps them."""
+"""The declaration of fused decode steps of linear recurrences on a GPU, with states updated in place."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_TAPS = 8
-"""Inputs of a short convolution that one program reads, each by an instruction of its own."""
+"""The largest number of taps of a short convolution: a program reads each tap by a separate load."""
 
 
 class TritonRecurrentStep(RecurrentStepKernel):
-    """From the input projections to the output projection of a layer in one to three programs."""
+    """Everything between the input projections and the output projection of a layer in one to three kernels."""
 
     name = "triton_recurrent_step"
     summary = "decode steps of linear recurrences on a GPU, over states in place"
@@ -50,11 +50,11 @@ class TritonRecurrentStep(RecurrentStepKernel):
         return absence()
 
     def unsupported(self, error: Exception) -> str | None:
-        """What Triton says where it cannot compile a program for this chip."""
+        """Why Triton cannot compile or run a kernel on this GPU, if that is what the error means."""
         return uncompilable(error)
 
     def further_refusals(self, problem: RecurrentStepProblem) -> list[str]:
-        """Stages that the programs do not compute beside one another, and rows that are too long to be normed."""
+        """Refuse combinations of stages that the kernels do not support, and rows that are too long for the norm."""
         reasons = []
         if problem.rotary != "none" and (problem.taps or problem.feature_map != "none"):
             reasons.append("rotary: only of queries and keys as they are projected")
@@ -69,7 +69,7 @@ class TritonRecurrentStep(RecurrentStepKernel):
         return reasons
 
     def cost(self, problem: RecurrentStepProblem) -> float:  # noqa: ARG002 -- the same for all
-        """An estimate: the layer's own computation starts some twenty programs more, and copies states twice."""
+        """An estimate: the layer's own computation launches about twenty more kernels and copies states twice."""
         return 0.1
 
     def run(self, inputs: RecurrentStepInputs) -> Tensor:

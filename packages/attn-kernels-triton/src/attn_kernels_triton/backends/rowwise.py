@@ -1,4 +1,4 @@
-"""Operations on each row alone, on a GPU."""
+"""The declarations of row-wise operations (norms, rotary embedding, gates, cross-entropy) on a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def accepts(operation: str, row_size: Condition) -> Mapping[str, Condition]:
-    """What is accepted: all forms of an operation in all types, with gradients."""
+    """The accepted problems: all forms of an operation in all dtypes, with gradients."""
     return {
         "row_size": row_size,
         "form": OneOf(*ROW_FORMS[operation]),
@@ -42,23 +42,23 @@ def accepts(operation: str, row_size: Condition) -> Mapping[str, Condition]:
 
 
 class InOnePass(RowKernel[Any]):
-    """What these kernels have in common: they read and write each row once."""
+    """Base class of row-wise kernels, which read and write each row once."""
 
     def available(self) -> str | None:
         """Why it cannot run on this machine, or None if it can."""
         return absence()
 
     def unsupported(self, error: Exception) -> str | None:
-        """What Triton says where it cannot compile a program for this chip."""
+        """Why Triton cannot compile or run a kernel on this GPU, if that is what the error means."""
         return uncompilable(error)
 
     def cost(self, problem: RowProblem) -> float:  # noqa: ARG002 -- rows are rows
-        """An estimate: the plain computation passes through memory some three to six times."""
+        """An estimate: the plain computation reads and writes the rows about three to six times."""
         return 0.3
 
 
 class TritonRmsNorm(InOnePass, NormKernel):
-    """Adds what a block computed and norms the sum in one pass; gradients, that to the gain included, in another."""
+    """RMSNorm, optionally with the residual addition before it, in one pass; all gradients in another pass."""
 
     name = "triton_rms_norm"
     summary = "RMSNorm, also of a sum, on a GPU, with gradients"
@@ -80,7 +80,10 @@ class TritonRmsNorm(InOnePass, NormKernel):
 
 
 class TritonRotary(InOnePass, RotaryKernel):
-    """Rotates halves or neighbours, all of a head or a part of it; the gradient is turned back."""
+    """Rotary embedding of pairs in halves or neighbouring elements, over all or part of a head.
+
+    The gradient is rotated by the negative angles.
+    """
 
     name = "triton_rotary"
     summary = "rotary positions on a GPU, with gradients"
@@ -109,7 +112,7 @@ class TritonRotary(InOnePass, RotaryKernel):
 
 
 class TritonGate(InOnePass, GateKernel):
-    """Keeps gates and what they let through for the gradients, and nothing else."""
+    """Gated activations, such as SwiGLU; only the gate and up inputs are saved for the gradients."""
 
     name = "triton_gate"
     summary = "SwiGLU and GEGLU on a GPU, with gradients"
@@ -124,7 +127,7 @@ class TritonGate(InOnePass, GateKernel):
 
 
 class TritonCrossEntropy(InOnePass, CrossEntropyKernel):
-    """Reads logits twice, the second time mostly from the chip's cache, and never holds them in float32."""
+    """Cross-entropy that reads logits twice, mostly from the L2 cache the second time, without a float32 copy."""
 
     name = "triton_cross_entropy"
     summary = "cross-entropy over large vocabularies on a GPU, gradients in the place of logits"

@@ -1,1 +1,1 @@
-"""What runs on the GPU. Importing anything here needs triton."""
+"""The Triton kernels, which run on the GPU, and their arguments. Importing anything here needs triton."""

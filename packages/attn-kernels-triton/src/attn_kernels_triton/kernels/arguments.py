@@ -1,7 +1,7 @@
-"""What programs are given. A field that is None is known to be so when a program is compiled, and costs nothing.
+"""The arguments of the attention kernels. A field that is None is a compile-time constant and costs nothing.
 
-Programs ask fields of tuples whether they are None, never tuples, which Triton 3.6 takes apart before it compares them;
-where a tuple is absent, `NO_ROWS` and the like stand for it.
+Kernels compare only fields with None, never whole tuples, which Triton 3.6 flattens before it compares them; an absent
+tuple is represented by `NO_ROWS` and the like.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Rows(NamedTuple):
-    """A tensor [batch, row, head, size], its last axis dense: where it begins, and its strides in elements."""
+    """A tensor [batch, row, head, size], its last axis contiguous: its address and its strides in elements."""
 
     data: Any
     batch: Any
@@ -22,7 +22,7 @@ NO_ROWS = Rows(None, None, None, None)
 
 
 class Shape(NamedTuple):
-    """Numbers of query heads, of query heads a key/value head, of queries and of keys."""
+    """The numbers of query heads, of query heads per key/value head, of queries and of keys."""
 
     heads: Any
     group: Any
@@ -31,10 +31,11 @@ class Shape(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How products become logits, and how far before and after itself a query sees; None is no bound or no such thing.
+    """The parameters that turn query-key products into logits, and the bounds of the sliding window around a query.
 
-    `slopes` and `sinks` are [heads], float32. `bias` [heads, 2 far + 1], float32, is for distances key - query from
-    -far to far, those beyond with that of the last.
+    None means that there is no such bound or feature. `left` and `right` are how far before and after itself a query
+    sees. `slopes` and `sinks` are [heads], float32. `bias` [heads, 2 far + 1], float32, is for distances key - query
+    from -far to far; larger distances use the outermost bias.
     """
 
     scale: Any
@@ -48,10 +49,10 @@ class Rule(NamedTuple):
 
 
 class Places(NamedTuple):
-    """What is said of each key and query, int32 and bytes, with the stride of the batch; None where nothing is.
+    """Per-key and per-query masks (bytes) and positions (int32) with the strides of their batch axis; None if absent.
 
-    `key_padding_mask` [batch, key], zero where a key is padding; positions [batch, row]; `pairs` [batch, head, query,
-    key], zero where a pair is not allowed, with its strides of batch and head.
+    `key_padding_mask` [batch, key] is zero where a key is padding; `query` and `key` are positions [batch, row];
+    `pairs` [batch, head, query, key], with its strides of batch and head, is zero where a pair is not allowed.
     """
 
     key_padding_mask: Any = None
@@ -66,13 +67,13 @@ class Places(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Square blocks of `size` that are not empty, for each row of blocks: from `starts[row]` to `starts[row + 1]`.
+    """The non-empty square blocks of a mask, of `size`, by block row: entries `starts[row]` to `starts[row + 1]`.
 
-    `full` and `partial` hold the columns, `slots` which of `bits` [slot, size, size / 32] belongs to a partial block.
-    For programs that own keys, rows and columns are exchanged, and full blocks are among the partial ones. Where heads
-    differ, `heads` is how many rows of blocks a head has, and for owners of keys `turns` which of the heads that share
-    them a block belongs to; else both are None. `map` [head or 1, row, column] has the slot of every block, 0 where it
-    is full, -1 where it is empty; None where nobody asks for it.
+    `full` and `partial` hold the block columns, and `slots` the index into `bits` [slot, size, size / 32] of each
+    partial block. For programs that own keys, rows and columns are exchanged, and full blocks are among the partial
+    ones. If masks differ per head, `heads` is the number of block rows of a head and, for owners of keys, `turns` is
+    the index of a block's query head among those that share the keys; else both are None. `map` [head or 1, row,
+    column] is the slot of every block, 0 if it is full and -1 if it is empty; None for kernels that do not read it.
     """
 
     full_starts: Any
@@ -91,8 +92,8 @@ NO_BLOCKS = Blocks(None, None, None, None, None, None, None, None, None)
 
 
 class Tile(NamedTuple):
-    """Constants of a program: how many queries and keys it takes at once, and the sizes of heads, as they are and as
-    powers of two."""
+    """Compile-time constants of a kernel: queries and keys of a tile, the head sizes, and these rounded up to powers of
+    two (`key_width`, `value_width`)."""
 
     queries: Any
     keys: Any
@@ -106,8 +107,10 @@ NO_TILE = Tile(None, None, None, None, None, None)
 
 
 class Dropped(NamedTuple):
-    """`state` [4], int64: seed, offset, the number of the first row of a batch, and the threshold of words; see
-    `attn_core.dropout.Dropout`. What is left is multiplied by `scale`. None where nothing is dropped.
+    """Attention dropout; both fields are None without dropout, see `attn_core.dropout.Dropout`.
+
+    `state` [4], int64, holds the seed, the offset, the number of the first batch row, and the threshold of the random
+    words. Weights that are kept are multiplied by `scale`.
     """
 
     state: Any
@@ -118,11 +121,11 @@ NOTHING_DROPPED = Dropped(None, None)
 
 
 class Forward(NamedTuple):
-    """Everything for the forward program; `lse` [batch, heads, queries], float32, to the base 2.
+    """The argument of the forward kernels; `lse` [batch, heads, queries], float32, is the base-2 log-sum-exp.
 
-    `texts` [tile, 7], int32, lists the tiles of packed texts, which are counted from each text's first row on: batch,
-    number of the tile, first query of the text, its queries, first key, its keys, its number. None where nothing is
-    packed. `stages` is how many tiles of keys are held at once by a program that is not told so by the compiler.
+    `texts` [tile, 7], int32, lists the tiles of packed texts, None if there are none: batch row, number of the tile
+    within the text, first query of the text, its number of queries, first key, its number of keys, number of the text.
+    `stages` is the number of key tiles in shared memory for the Gluon kernel, which does its own pipelining.
     """
 
     query: Rows
@@ -141,14 +144,14 @@ class Forward(NamedTuple):
 
 
 class Diagonals(NamedTuple):
-    """What the program is given that sums changes of scores by their distances.
+    """The argument of the kernel that sums gradients of scores by distance.
 
-    Square tiles whose first key stands a multiple of their side from their first query lie on the diagonal of that
-    number; pairs at the same place of such tiles have the same distance. There are `count` diagonals from `first` on.
-    On those from `near` to `near_stop` biases differ: what is summed at each place of a tile goes to `sums` [slice,
-    head, diagonal, side, side]. On each other one all pairs share one, and their sum goes to `far` [slice, head,
-    diagonal]. Both are float32. Slice s has the rows of a batch s, s + slices, and so on, or such texts: `number` in
-    all, which are what `texts` lists where they are packed.
+    Square tiles whose first key is d tile sides after their first query form diagonal d; pairs at the same place in
+    tiles of a diagonal have the same distance. There are `count` diagonals from `first` on. On those from `near` to
+    `near_stop` biases differ per pair, and the sum at each place of the tiles is written to `sums` [slice, head,
+    diagonal, side, side]. On any other diagonal all pairs share one bias, and their sum is written to `far` [slice,
+    head, diagonal]. Both are float32. Slice s takes batch rows s, s + slices, and so on, of `number` rows; with packed
+    texts, it takes such texts from the list `texts`.
     """
 
     first: Any
@@ -165,8 +168,8 @@ NO_DIAGONALS = Diagonals(None, None, None, None, None, None, None, None)
 
 
 class Padded(NamedTuple):
-    """What dense backward programs read of each query, float32: `lse` [head of all batches, row], +inf for queries that
-    see nothing and where there is none, and `delta`, of as many `rows` as whole tiles of queries have."""
+    """Values per query that the backward kernels with TMA read, float32, padded to `rows` of whole query tiles: `lse`
+    [batch * head, row], +inf for queries that see nothing and for padding, and `delta` [batch * head, row]."""
 
     lse: Any
     delta: Any
@@ -177,11 +180,11 @@ NOT_PADDED = Padded(None, None, None)
 
 
 class Parts(NamedTuple):
-    """Where programs of `joined` sum the gradient to queries: `sums` [part, head of all batches, row, key_width],
-    float32, of `count` parts, a constant, and so many `heads`; rows as of `Padded`.
+    """The buffers in which the joined kernel accumulates the gradient of queries: `sums` [part, batch * head, row,
+    key_width], float32, of `count` parts (a constant) and `heads` heads of all batches; rows as in `Padded`.
 
-    `first` [2 or more], int32, is the first tile of keys of a launch, whose programs own one for each part, and how
-    many query heads share a key/value head. `ragged` is None where all tiles of keys are whole.
+    `first` [2 or more], int32, holds the first key tile of a launch, whose programs own one tile for each part, and the
+    number of query heads per key/value head. `ragged` is None if all key tiles are whole.
     """
 
     sums: Any
@@ -195,9 +198,8 @@ NO_PARTS = Parts(None, None, None, None, None)
 
 
 class Backward(NamedTuple):
-    """Everything for the backward programs; `out` is the gradient to the output, `lse` and `delta` [batch, heads,
-    queries], `first` and `second` the gradients that the program writes; `texts` as of
-    `Forward`."""
+    """The argument of the backward kernels; `out` is the gradient of the output, `lse` and `delta` are [batch, heads,
+    queries], `first` and `second` the gradients that the kernel writes; `texts` as in `Forward`."""
 
     query: Rows
     key: Rows

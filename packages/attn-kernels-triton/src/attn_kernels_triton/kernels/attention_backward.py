@@ -1,7 +1,7 @@
 """The backward kernels of attention that read tiles by pointers: one owns queries, the other keys.
 
-Scores are recomputed from lse (Dao et al. 2022, arXiv 2205.14135, appendix B). Sums always have the same order, so
-gradients are the same bit for bit each time.
+Weights are recomputed from lse (Dao et al. 2022, arXiv 2205.14135, appendix B). Sums always have the same order, so
+gradients are deterministic, bit for bit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from attn_kernels_triton.kernels.common import (
 
 @triton.jit
 def attend_delta(call):
-    """Σ of output times its gradient, for each query; `second` is the output, `delta` is written."""
+    """Write `delta`, the sum of output times its gradient for each query; `second` is the output."""
     batch, head, block, text = owned_queries(call)
     queries = queries_of(call, text)
     rows = block * call.tile.queries + tl.arange(0, call.tile.queries)
@@ -47,7 +47,7 @@ def attend_delta(call):
 
 @triton.jit
 def gradient_to_queries(call):
-    """Grid as of the forward program; writes `first`."""
+    """Write `first`, the gradient of queries. Grid as in the forward kernel."""
     shape, places = call.shape, call.places
     batch, head, block, text = owned_queries(call)
     queries, keys = queries_of(call, text), keys_of(call, text)
@@ -58,10 +58,10 @@ def gradient_to_queries(call):
     start = first_query(call, call.out, start_of(call.out, batch, head), text)
     change = read(call.out, start, rows, queries, call.tile.value_size, call.tile.value_width)
     lse = tl.load(first_sum(call, call.lse, batch, head, text) + rows, mask=rows < queries, other=float("inf"))
-    # A query that sees nothing has -inf; from +inf all its weights become zero.
+    # A query that sees nothing has lse -inf; +inf instead makes all its weights zero.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     delta = tl.load(first_sum(call, call.delta, batch, head, text) + rows, mask=rows < queries, other=0.0)
-    # Where each head has keys of its own the group is a constant, which Triton 3.6 loses inside of the loop.
+    # Divided outside of the loop: a group of 1 is a constant, which Triton 3.6 loses inside loops.
     here = (query, change, lse, delta, batch, head, head // shape.group, rows, at, text)
     summed = tl.zeros([call.tile.queries, call.tile.key_width], tl.float32)
     if call.blocks.size is None:
@@ -86,9 +86,10 @@ def gradient_to_queries(call):
 
 @triton.jit
 def walk(call, here, summed, span, ask: tl.constexpr):
-    """Meet the whole tiles of a span or, if `ask`, those before and behind them, where each pair is asked about.
+    """Add the gradients from the unmasked tiles of a span or, if `ask`, from those before and behind them, with mask
+    checks.
 
-    Both ends in one loop: another one would need more registers than there are.
+    Both ends share one loop: a second one would need too many registers.
     """
     start, whole_start, whole_stop, stop = span
     count = whole_stop - whole_start
@@ -113,7 +114,7 @@ def walk(call, here, summed, span, ask: tl.constexpr):
 
 @triton.jit
 def meet_keys(call, here, summed, there, ask: tl.constexpr):
-    """Meet one tile of keys."""
+    """Add the gradient of queries from one tile of keys."""
     query, change, lse, delta, batch, head, owner, rows, at, text = here
     places = call.places
     keys = there[0] + tl.arange(0, call.tile.keys)
@@ -146,7 +147,8 @@ def meet_keys(call, here, summed, there, ask: tl.constexpr):
 
 @triton.jit
 def gradient_to_keys(call):
-    """Grid: tiles of keys, for each key/value head of each batch; writes `first` for keys and `second` for values."""
+    """Write the gradients of keys (`first`) and values (`second`). Grid: tiles of keys, for each key/value head of each
+    batch."""
     shape, places = call.shape, call.places
     batch, owner, block, text = owned_keys(call)
     count = keys_of(call, text)
@@ -159,8 +161,8 @@ def gradient_to_keys(call):
     here = (key, value, batch, keys, at, text)
     to_key = tl.zeros([call.tile.keys, call.tile.key_width], tl.float32)
     to_value = tl.zeros([call.tile.keys, call.tile.value_width], tl.float32)
-    # The heads that share these keys one after the other, all in one loop: a second one would need more registers, and
-    # what is loaded ahead would stop between them.
+    # All heads that share these keys are processed in one loop: a nested one would need more registers and would
+    # interrupt the software pipeline between heads.
     start, in_a_row = met(call, owner, block, text)
     steps = in_a_row
     if call.blocks.size is None or call.blocks.turns is None:
@@ -182,7 +184,7 @@ def gradient_to_keys(call):
 
 @triton.jit
 def met(call, owner, block, text):
-    """The first tile of queries that a tile of keys meets, and how many in a row; of a list, as steps through it."""
+    """The first query tile that attends to a tile of keys, and how many do; with block lists, steps through them."""
     if call.blocks.size is None:
         queries = queries_of(call, text)
         first = block * call.tile.keys - (keys_of(call, text) - queries)
@@ -199,7 +201,7 @@ def met(call, owner, block, text):
 
 @triton.jit
 def visited(call, start, count, step):
-    """The first query of the tile of a step, the slot of its bits, and the turn of which head it is."""
+    """The first query of the tile of a step, the slot of its bits, and the index of its head within the group."""
     if call.blocks.size is None:
         turn = step // count
         first = (start + step - turn * count) * call.tile.queries
@@ -217,7 +219,7 @@ def visited(call, start, count, step):
 
 @triton.jit
 def meet_queries(call, here, head, sums, there):
-    """Meet one tile of queries of a head."""
+    """Add the gradients of keys and values from one tile of queries of a head."""
     key, value, batch, keys, at, text = here
     to_key, to_value = sums
     places, queries = call.places, queries_of(call, text)
@@ -227,14 +229,14 @@ def meet_queries(call, here, head, sums, there):
     start = first_query(call, call.out, start_of(call.out, batch, head), text)
     change = read(call.out, start, rows, queries, call.tile.value_size, call.tile.value_width)
     lse = tl.load(first_sum(call, call.lse, batch, head, text) + rows, mask=rows < queries, other=float("inf"))
-    # A query that sees nothing has -inf; from +inf all its weights become zero.
+    # A query that sees nothing has lse -inf; +inf instead makes all its weights zero.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     delta = tl.load(first_sum(call, call.delta, batch, head, text) + rows, mask=rows < queries, other=0.0)
     products = tl.dot(key, tl.trans(query), input_precision="ieee")
     offset = keys_of(call, text) - queries
     query_at = places_of(places.query, places.query_batch, batch, rows, queries, offset)
     powers, slope = logits(call, products, head, query_at[None, :], at[:, None])
-    # Keys behind the last one are not asked for: what is summed for them is never written.
+    # Keys behind the last one need no mask: their sums are never written.
     who, pairs = (batch, head, there[1], text), (rows[None, :], keys[:, None])
     powers = hidden(call, powers, who, pairs, (query_at[None, :], at[:, None]))
     shares = tl.exp2(powers - lse[None, :])

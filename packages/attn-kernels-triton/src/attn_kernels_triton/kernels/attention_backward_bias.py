@@ -1,7 +1,7 @@
-"""The backward kernel for learned relative biases: it owns a diagonal of tiles, so it needs no atomic additions.
+"""The backward kernel for learned relative biases: a program owns a diagonal of tiles, so it needs no atomic additions.
 
-Pairs at the same place of all tiles of a diagonal have the same distance. The kernel sums gradients of scores place by
-place; the host sums places by distance. Sums always have the same order, so gradients are the same each time.
+Pairs at the same place in all tiles of a diagonal have the same distance. The kernel sums gradients of scores place by
+place; the host sums places by distance. Sums always have the same order, so gradients are deterministic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from attn_kernels_triton.kernels.common import (
 
 @triton.jit
 def gradient_to_biases(call):
-    """Grid: diagonals, for each head of each slice."""
+    """Write the sums of `diagonals`. Grid: diagonals, for each head of each slice."""
     given = call.diagonals
     place = tl.program_id(0) % given.count
     head = tl.program_id(0) // given.count % call.shape.heads
@@ -49,7 +49,10 @@ def gradient_to_biases(call):
 
 @triton.jit
 def along(call, number, heads, diagonal, summed):
-    """Add what the tiles of a diagonal of one text have at each place; `heads` are that of queries and that of keys."""
+    """Add the gradients of scores of all tiles of a diagonal of one text, place by place.
+
+    `heads` are the query head and the key/value head.
+    """
     if call.texts is None:
         batch = number
         text = (number, number, number, number, number)
@@ -58,7 +61,7 @@ def along(call, number, heads, diagonal, summed):
         batch = tl.load(entry)
         text = text_at(entry)
     queries, keys = queries_of(call, text), keys_of(call, text)
-    # Where the keys of the tile of the first queries begin; tiles before the first key have none.
+    # The first key of the tile of the first queries; tiles before key 0 have no keys.
     first = keys - queries + diagonal * call.tile.queries
     start = tl.maximum(-first, 0) // call.tile.queries
     stop = tl.minimum(tl.cdiv(tl.maximum(keys - first, 0), call.tile.queries), tl.cdiv(queries, call.tile.queries))
@@ -70,13 +73,13 @@ def along(call, number, heads, diagonal, summed):
 
 @triton.jit
 def changed(call, who, row, key):
-    """By how much a change of the scores of a tile, from a query and a key on, changes the result."""
+    """The gradients of the scores of a tile that begins at query `row` and key `key`."""
     batch, heads, text = who
     head, owner = heads
     queries, count = queries_of(call, text), keys_of(call, text)
     rows, keys = row + tl.arange(0, call.tile.queries), key + tl.arange(0, call.tile.keys)
     real = (keys >= 0) & (keys < count)
-    # Keys before the first one are read as the first one is, and hidden.
+    # Keys before the first one read the first one instead, and are masked.
     keys = tl.maximum(keys, 0)
     query, change = queries_read(call, (batch, head, text), rows)
     found, value = keys_read(call, (batch, owner, text), keys)
@@ -103,7 +106,7 @@ def changed(call, who, row, key):
 
 @triton.jit
 def queries_read(call, who, rows):
-    """Queries of these rows, and changes of their outputs."""
+    """Load the queries of these rows and the gradients of their outputs."""
     batch, head, text = who
     queries = queries_of(call, text)
     query = read(
@@ -127,7 +130,7 @@ def queries_read(call, who, rows):
 
 @triton.jit
 def keys_read(call, who, keys):
-    """These keys and their values."""
+    """Load these keys and their values."""
     batch, owner, text = who
     count = keys_of(call, text)
     found = read(
@@ -151,7 +154,7 @@ def keys_read(call, who, keys):
 
 @triton.jit
 def slot_of(call, head, pairs, count):
-    """The slot of the block of each pair, -1 where it is empty."""
+    """The slot of the block of each pair, -1 if the block is empty."""
     rows, keys = pairs
     size = call.blocks.size
     row = rows // size

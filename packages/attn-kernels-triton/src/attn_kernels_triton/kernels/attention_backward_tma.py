@@ -1,7 +1,7 @@
 """The backward kernels of attention that read tiles by TMA, for masks that are bands.
 
-They come in two forms: one kernel for queries and one for keys (seven matrix products a pair of tiles), or one for all
-three gradients (five products), which adds gradients to queries to several split buffers.
+There are two forms: one kernel for queries and one for keys (seven matrix products per pair of tiles), or one for all
+three gradients (five products), which accumulates gradients of queries in several split buffers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from attn_kernels_triton.kernels.attention_backward import met
 from attn_kernels_triton.kernels.common import LOG2_E, owned_keys, owned_queries, read, spans, start_of, write
 
 NEVER = tl.constexpr(2**31 - 1)
-"""A query that there is not."""
+"""A query number that does not occur."""
 
 
 @triton.jit
 def pad(call):
-    """Grid as of the forward program; writes `delta` and `padded` from lse, the output `second` and its gradient."""
+    """Write `delta` and `padded` from lse, the output `second` and its gradient. Grid as in the forward kernel."""
     batch, head, block, _ = owned_queries(call)
     queries = call.shape.queries
     rows = block * call.tile.queries + tl.arange(0, call.tile.queries)
@@ -28,7 +28,7 @@ def pad(call):
     change = read(call.out, start, rows, queries, call.tile.value_size, call.tile.value_width).to(tl.float32)
     number = tl.cast(batch * call.shape.heads + head, tl.int64)
     lse = tl.load(call.lse + number * queries + rows, mask=rows < queries, other=float("inf"))
-    # A query that sees nothing has -inf; from +inf all its weights become zero.
+    # A query that sees nothing has lse -inf; +inf instead makes all its weights zero.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(call.padded.lse + number * call.padded.rows + rows, lse)
     delta = tl.sum(out * change, 1)
@@ -38,8 +38,8 @@ def pad(call):
 
 @triton.jit
 def gradient_to_dense_keys(call, queries, changes, lse, delta, keys, values):
-    """Grid and results as of `gradient_to_keys`; the others are descriptors of tiles of [batch, head, row, size], and
-    of lines of [head of all batches, row]."""
+    """Grid and results as in `gradient_to_keys`; the other arguments are descriptors of tiles of [batch, head, row,
+    size] and, for lse and delta, of [batch * head, row]."""
     shape = call.shape
     batch, owner, block, text = owned_keys(call)
     first = block * call.tile.keys
@@ -48,10 +48,10 @@ def gradient_to_dense_keys(call, queries, changes, lse, delta, keys, values):
     to_key = tl.zeros([call.tile.keys, call.tile.key_width], tl.float32)
     to_value = tl.zeros([call.tile.keys, call.tile.value_width], tl.float32)
     start, in_a_row = met(call, owner, block, text)
-    # Numbers that are 1 are constants, which Triton 3.6 loses inside of the loop.
+    # Computed outside of the loop: integers that are 1 are constants, which Triton 3.6 loses inside loops.
     first_head = owner * shape.group
     first_line = batch * shape.heads + first_head
-    # The heads that share these keys one after the other, all in one loop, so that what is loaded ahead never stops.
+    # All heads that share these keys are processed in one loop, so that the software pipeline is not interrupted.
     for step in range(in_a_row * shape.group):
         turn = step // in_a_row
         place = batch, first_head + turn, (start + step - turn * in_a_row) * call.tile.queries
@@ -61,7 +61,7 @@ def gradient_to_dense_keys(call, queries, changes, lse, delta, keys, values):
             call, (key, query), place, (first, line_at(lse, call, first_line + turn, place[2])), ragged=False
         )
         to_value = tl.dot(shares.to(change.dtype), change, to_value)
-        # What is subtracted is where the sum begins: it need not be held beside it.
+        # The accumulator starts at -delta, so that delta takes no registers of its own.
         below = (
             tl.zeros([call.tile.keys, call.tile.queries], tl.float32)
             - line_at(delta, call, first_line + turn, place[2])[None, :]
@@ -76,25 +76,26 @@ def gradient_to_dense_keys(call, queries, changes, lse, delta, keys, values):
 
 @triton.jit
 def tile_at(tiles, place, rows: tl.constexpr, width: tl.constexpr):
-    """A tile [rows, width] of a batch and head, from a row on."""
+    """Load a tile [rows, width] of a batch and head, from a row on."""
     return tl.reshape(tiles.load([place[0], place[1], place[2], 0]), (rows, width))
 
 
 @triton.jit
 def line_at(sums, call, number, row):
-    """Numbers of a tile of queries from a row on, of sums [head of all batches, row]."""
+    """Load the elements of `sums` [batch * head, row] for a tile of queries, from a row on."""
     return tl.reshape(sums.load([number, row]), (call.tile.queries,))
 
 
 @triton.jit
 def shares_of(call, tiles, place, here, ragged: tl.constexpr):
-    """Weights [key, query] of a tile of keys, from row `here[0]` on, and one of queries, at a place, with its lse.
+    """The attention weights [key, query] of a tile of keys, from row `here[0]` on, and a tile of queries with lse
+    `here[1]`.
 
-    Keys behind the last one are asked for only where tiles are `ragged`: else what is summed for them is not written.
+    Keys behind the last one are masked only if tiles are `ragged`: otherwise their sums are not written.
     """
     shape = call.shape
     products = tl.dot(tiles[0], tl.trans(tiles[1]))
-    # Counted anew for each tile: as constants of the loop they would take registers.
+    # Recomputed for each tile: as loop invariants they would take registers.
     column = (place[2] + tl.arange(0, call.tile.queries))[None, :]
     keys = here[0] + tl.arange(0, call.tile.keys)
     at = keys - (shape.keys - shape.queries)
@@ -110,7 +111,7 @@ def shares_of(call, tiles, place, here, ragged: tl.constexpr):
 
 @triton.jit
 def gradient_to_dense_queries(call, queries, changes, lse, delta, keys, values):
-    """Grid and results as of `gradient_to_queries`; the others as of `gradient_to_dense_keys`."""
+    """Grid and results as in `gradient_to_queries`; the other arguments as in `gradient_to_dense_keys`."""
     shape = call.shape
     batch, head, block, _ = owned_queries(call)
     place = batch, head, block * call.tile.queries
@@ -132,7 +133,7 @@ def gradient_to_dense_queries(call, queries, changes, lse, delta, keys, values):
         key = tile_at(keys, there, call.tile.keys, call.tile.key_width)
         value = tile_at(values, there, call.tile.keys, call.tile.value_width)
         summed = meet(call, here, (key, value, there[2]), summed, ask=False)
-    # Both ends in one loop: another one would need more registers than there are.
+    # Both ends share one loop: a second one would need too many registers.
     for index in range(whole_start - start + stop - whole_stop):
         step = start + index
         step = tl.where(step < whole_start, step, step - whole_start + whole_stop)
@@ -146,7 +147,7 @@ def gradient_to_dense_queries(call, queries, changes, lse, delta, keys, values):
 
 @triton.jit
 def meet(call, here, there, summed, ask: tl.constexpr):
-    """Meet one tile of keys; its pairs are asked about if `ask`."""
+    """Add the gradient of queries from one tile of keys; pairs are checked against the mask if `ask`."""
     query, change, lse, delta, at = here
     key, value, first = there
     products = tl.dot(query, tl.trans(key))
@@ -166,10 +167,12 @@ def meet(call, here, there, summed, ask: tl.constexpr):
 
 @triton.jit
 def gradients_joined(call, queries, changes, lse, delta, keys, values):
-    """Grid: parts, for each key/value head of each batch; writes `first` for keys, `second` for values and adds to
-    `parts`; the others are descriptors of tiles of [batch, head, row, size]."""
+    """Write the gradients of keys (`first`) and values (`second`), and add those of queries to `parts`.
+
+    Grid: parts, for each key/value head of each batch; the other arguments as in `gradient_to_dense_keys`.
+    """
     shape = call.shape
-    # Known to the compiler, a group of one costs more registers than wide heads leave.
+    # Loaded, not a constant: a group of 1 that the compiler knows costs more registers than wide heads leave.
     group = tl.load(call.parts.first + 1)
     shared = shape.heads // group
     part = tl.program_id(0) % call.parts.count
@@ -183,9 +186,9 @@ def gradients_joined(call, queries, changes, lse, delta, keys, values):
     to_key = tl.zeros([call.tile.keys, call.tile.key_width], tl.float32)
     to_value = tl.zeros([call.tile.keys, call.tile.value_width], tl.float32)
     start, in_a_row = met(call, owner, block, text)
-    # Behind the last tile there are no keys.
+    # Programs behind the last tile have no keys.
     in_a_row = tl.where(first < shape.keys, in_a_row, 0)
-    # Numbers that are 1 are constants, which Triton 3.6 loses inside of the loop, and so are others.
+    # Computed outside of the loop: Triton 3.6 loses constants, such as integers that are 1, inside loops.
     first_head = owner * group
     first_line = batch * shape.heads + first_head
     ragged: tl.constexpr = call.parts.ragged is not None
@@ -196,7 +199,7 @@ def gradients_joined(call, queries, changes, lse, delta, keys, values):
         change = tile_at(changes, place, call.tile.queries, call.tile.value_width)
         shares = shares_of(call, (key, query), place, (first, line_at(lse, call, first_line + turn, place[2])), ragged)
         to_value = tl.dot(shares.to(change.dtype), change, to_value)
-        # What is subtracted is where the sum begins: it need not be held beside it.
+        # The accumulator starts at -delta, so that delta takes no registers of its own.
         below = (
             tl.zeros([call.tile.keys, call.tile.queries], tl.float32)
             - line_at(delta, call, first_line + turn, place[2])[None, :]
@@ -217,7 +220,7 @@ def gradients_joined(call, queries, changes, lse, delta, keys, values):
 
 @triton.jit
 def sums_at(call, part, line, row):
-    """Where the sums lie of a tile of queries from a row on, of a part and head; there is room for whole tiles."""
+    """The addresses of the sums of a tile of queries from a row on, in a part and head; padded to whole tiles."""
     number = tl.cast(part, tl.int64) * call.parts.heads + line
     start = call.parts.sums + (number * call.padded.rows + row) * call.tile.key_width
     across = tl.arange(0, call.tile.key_width)
@@ -226,7 +229,7 @@ def sums_at(call, part, line, row):
 
 @triton.jit
 def join(call):
-    """Grid as of the forward program; writes `first`, the gradient to queries."""
+    """Add the parts and write `first`, the gradient of queries. Grid as in the forward kernel."""
     batch, head, block, _ = owned_queries(call)
     line, row = batch * call.shape.heads + head, block * call.tile.queries
     summed = tl.zeros([call.tile.queries, call.tile.key_width], tl.float32)

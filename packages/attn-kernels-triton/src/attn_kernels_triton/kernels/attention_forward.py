@@ -33,7 +33,7 @@ from attn_kernels_triton.kernels.common import (
 
 @triton.jit
 def attend_forward(call):
-    """Grid: tiles of queries, for each head of each batch; see `texts.owned_queries`."""
+    """The forward pass by pointers. Grid: tiles of queries, for each head of each batch; see `owned_queries`."""
     batch, head, block, text = owned_queries(call)
     queries, keys = queries_of(call, text), keys_of(call, text)
     rows = block * call.tile.queries + tl.arange(0, call.tile.queries)
@@ -62,7 +62,7 @@ def attend_forward(call):
 
 @triton.jit
 def begun(call, head):
-    """Sums, their total and the highest logit before any key is met: the sink alone."""
+    """The initial accumulator, total and maximum of the online softmax, which contain the sink alone."""
     total = tl.zeros([call.tile.queries], tl.float32)
     top = tl.full([call.tile.queries], float("-inf"), tl.float32)
     if call.rule.sinks is not None:
@@ -73,9 +73,9 @@ def begun(call, head):
 
 @triton.jit
 def walk(call, here, running, span, ask: tl.constexpr):
-    """Meet the whole tiles of a span or, if `ask`, those before and behind them, where each pair is asked about.
+    """Attend to the unmasked tiles of a span or, if `ask`, to those before and behind them, with mask checks.
 
-    Both ends in one loop: another one would need more registers than there are.
+    Both ends share one loop: a second one would need too many registers.
     """
     summed, total, top = running
     start, whole_start, whole_stop, stop = span
@@ -101,7 +101,7 @@ def walk(call, here, running, span, ask: tl.constexpr):
 
 @triton.jit
 def meet(call, here, running, there, ask: tl.constexpr):
-    """Meet one tile of keys."""
+    """Attend to one tile of keys; pairs are checked against the mask if `ask`."""
     query, batch, head, rows, at, text, owner = here
     summed, total, top = running
     places = call.places
@@ -122,7 +122,7 @@ def meet(call, here, running, there, ask: tl.constexpr):
         powers = tl.where(pairs[1] < count, powers, float("-inf"))
         powers = hidden(call, powers, who, pairs, positions)
     highest = tl.maximum(top, tl.max(powers, 1))
-    # Where nothing has been seen yet, a number in place of -inf, from which nothing can be subtracted.
+    # If nothing has been visible yet, subtract 0 instead of -inf, which would give NaN.
     base = tl.where(highest == float("-inf"), 0.0, highest)
     shares = tl.exp2(powers - base[:, None])
     faded = tl.exp2(top - base)
@@ -139,7 +139,7 @@ def meet(call, here, running, there, ask: tl.constexpr):
 
 @triton.jit
 def finish(call, place, running):
-    """Write the output, zeros where nothing was seen, and the logarithm of the sum of exponentials."""
+    """Write the output, with zeros for queries that saw no key, and lse."""
     batch, head, block, text = place
     summed, total, top = running
     queries = queries_of(call, text)
@@ -156,7 +156,8 @@ def finish(call, place, running):
 
 @triton.jit
 def attend_dense(call, queries, keys, values):
-    """Grid as of `attend_forward`; the others are descriptors of tiles of [batch, head, row, size]."""
+    """The forward pass by TMA. Grid as in `attend_forward`; the other arguments are descriptors of tiles of [batch,
+    head, row, size]."""
     shape = call.shape
     batch, head, block, text = owned_queries(call)
     query = tl.reshape(
@@ -172,7 +173,7 @@ def attend_dense(call, queries, keys, values):
     for step in range(whole_start, whole_stop):
         key, value = fetched(call, keys, values, (batch, owner, step * call.tile.keys))
         running = meet_dense(call, (query, block), (key, value, step), running, ask=False)
-    # Both ends in one loop: another one would need more registers than there are.
+    # Both ends share one loop: a second one would need too many registers.
     for index in range(whole_start - start + stop - whole_stop):
         step = start + index
         step = tl.where(step < whole_start, step, step - whole_start + whole_stop)
@@ -183,7 +184,7 @@ def attend_dense(call, queries, keys, values):
 
 @triton.jit
 def fetched(call, keys, values, place):
-    """A tile of keys and one of values."""
+    """Load a tile of keys and one of values."""
     batch, owner, row = place
     key = tl.reshape(keys.load([batch, owner, row, 0]), (call.tile.keys, call.tile.key_width))
     value = tl.reshape(values.load([batch, owner, row, 0]), (call.tile.keys, call.tile.value_width))
@@ -192,7 +193,7 @@ def fetched(call, keys, values, place):
 
 @triton.jit
 def meet_dense(call, here, there, running, ask: tl.constexpr):
-    """Meet one tile of keys; its pairs are asked about if `ask`."""
+    """Attend to one tile of keys; pairs are checked against the mask if `ask`."""
     query, block = here
     key, value, step = there
     summed, total, top = running
@@ -203,7 +204,7 @@ def meet_dense(call, here, there, running, ask: tl.constexpr):
     highest = tl.maximum(top, tl.max(products, 1) * scale)
     base = highest
     if ask:
-        # Where nothing has been seen yet, a number in place of -inf, from which nothing can be subtracted.
+        # If nothing has been visible yet, subtract 0 instead of -inf, which would give NaN.
         base = tl.where(highest == float("-inf"), 0.0, highest)
     shares = tl.exp2(products * scale - base[:, None])
     faded = tl.exp2(top - base)
@@ -213,7 +214,7 @@ def meet_dense(call, here, there, running, ask: tl.constexpr):
 
 @triton.jit
 def within(call, products, block, step):
-    """Products with -inf where a query does not see a key, from two numbers a row: a pair is compared once or twice."""
+    """The products with -inf where a query does not see a key: each pair is compared with the bounds of its row."""
     shape = call.shape
     column = tl.arange(0, call.tile.keys)[None, :]
     at = block * call.tile.queries + tl.arange(0, call.tile.queries) + shape.keys - shape.queries

@@ -1,8 +1,9 @@
-"""The forward kernel of bands on Hopper's matrix unit, in Gluon: one warp fetches, two groups of warps compute.
+"""The forward kernel for band masks on Hopper, in Gluon: one producer warp loads by TMA, two warp groups compute.
 
-Each group owns 64 queries, and drifts against the other, so that one computes exponentials while the other multiplies;
-within a group the products with the next keys run beside the exponentials of these (Shah et al. 2024, arXiv 2407.08608,
-sections 3.1 and 3.2). Triton's own way of parting warps computed wrong results on an H200 (version 3.6).
+Each warp group owns 64 queries. The groups run out of phase, so that one computes exponentials while the other one
+multiplies; within a group the products with the next keys overlap the exponentials of the current ones (Shah et al.
+2024, arXiv 2407.08608, sections 3.1 and 3.2). Triton's automatic warp specialization (version 3.6) computed wrong
+results on an H200.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from attn_kernels_triton.kernels.common import LOG2_E
 
 ROWS = gl.constexpr(64)
-"""Queries of a group of four warps."""
+"""The number of queries of a warp group (four warps)."""
 
 
 def laid_out(tiles: Any) -> TensorDescriptor:
-    """Tiles of 16 bits as this program has them in shared memory."""
+    """The TMA descriptor with the shared-memory layout that this kernel uses for tiles of 16-bit elements."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
     return TensorDescriptor(tiles.base, tiles.shape, tiles.strides, tiles.block_shape, layout)
 
 
 @gluon.jit
 def attend_paired(call, queries, keys, values):
-    """Grid as of `attend_dense`; `call.tile.queries` is twice `ROWS`, and `call.stages` tiles of keys are held."""
+    """The forward pass. Grid as in `attend_dense`; `call.tile.queries` is twice `ROWS`, and `call.stages` tiles of keys
+    and values are kept in shared memory."""
     shape = call.shape
     tile_keys: gl.constexpr = call.tile.keys
     key_width: gl.constexpr = call.tile.key_width
@@ -47,7 +49,7 @@ def attend_paired(call, queries, keys, values):
     query_here = gl.allocate_shared_memory(queries.dtype, [2, 1, 1, ROWS, key_width], queries.layout)
     key_here = gl.allocate_shared_memory(keys.dtype, [stages, 1, 1, tile_keys, key_width], keys.layout)
     value_here = gl.allocate_shared_memory(values.dtype, [stages, 1, 1, tile_keys, value_width], values.layout)
-    # Of the queries of each group; then of every stage of keys and of values, full and free.
+    # One barrier for the queries of each group, then for every stage of keys and of values: full, then free.
     barriers = gl.allocate_shared_memory(gl.int64, [2 + 4 * stages, 1], mbarrier.MBarrierLayout())
     for number in gl.static_range(2 + 2 * stages):
         mbarrier.init(barriers.index(number), count=1)
@@ -68,7 +70,7 @@ def attend_paired(call, queries, keys, values):
 
 @gluon.jit
 def span_of(call, block):
-    """The tiles of keys that a tile of queries meets, from the first to the last, and those that it sees whole."""
+    """The range of key tiles that a tile of queries attends to, and of those without masked pairs, see `spans`."""
     shape = call.shape
     first = block * call.tile.queries + shape.keys - shape.queries
     last = first + call.tile.queries - 1
@@ -90,7 +92,7 @@ def span_of(call, block):
 
 @gluon.jit
 def fetch(call, tiles, here, who, span):
-    """Fetch queries, then keys and values, the last tile first, as stages become free."""
+    """The producer: load queries, then keys and values, the last tile first, as stages become free."""
     queries, keys, values = tiles
     query_here, key_here, value_here, barriers = here
     batch, head, block = who
@@ -119,7 +121,7 @@ def fetch(call, tiles, here, who, span):
 
 @gluon.jit
 def compute(call, here, who, span, group: gl.constexpr):
-    """Attend `ROWS` queries to the tiles of a span, the last one first."""
+    """A consumer: attend `ROWS` queries to the tiles of a span, the last one first."""
     batch, head, block = who
     start, whole_start, whole_stop, stop = span
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, call.tile.keys, 16])
@@ -142,7 +144,7 @@ def compute(call, here, who, span, group: gl.constexpr):
         mbarrier.arrive(barriers.index(2 + 2 * stages), count=1)
         shares, _, total, top = softened(call, products, (first, stop - 1), (total, top), ask=True)
         running = (weights_of(call, shares, sum_layout), summed, total, top)
-        # Tiles at the end that are seen in part, those that are seen whole, and those at the start.
+        # Partly masked tiles at the end, then unmasked tiles, then partly masked tiles at the start.
         edge = gl.maximum(stop - whole_stop, 1)
         running = walk(call, here, query, running, (first, 1, edge, stop), ask=True)
         whole = gl.maximum(stop - whole_start, edge)
@@ -156,7 +158,7 @@ def compute(call, here, who, span, group: gl.constexpr):
 
 @gluon.jit
 def multiplied(call, query, here, step):
-    """Start the products of queries with the keys of a step."""
+    """Start the asynchronous product of queries and the keys of a step."""
     _, key_here, _, barriers = here
     stages: gl.constexpr = call.stages
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, call.tile.keys, 16])
@@ -169,7 +171,7 @@ def multiplied(call, query, here, step):
 
 @gluon.jit
 def added(call, here, weights, summed, step):
-    """Start to add the values of a step by their weights."""
+    """Start the asynchronous product of weights and the values of a step, added to `summed`."""
     _, _, value_here, barriers = here
     stages: gl.constexpr = call.stages
     stage = step % stages
@@ -180,10 +182,11 @@ def added(call, here, weights, summed, step):
 
 @gluon.jit
 def walk(call, here, query, running, steps, ask: gl.constexpr):
-    """Meet tiles from one step to another.
+    """Attend to the tiles of a range of steps.
 
-    Both products of a turn are in flight at once. The assembler computes exponentials behind the second wait, beside
-    the products of the other group; where it is made to do so before, it waits for each step of the matrix unit.
+    Both products of an iteration are in flight at once. The assembler places the exponentials behind the second wait,
+    where they overlap the products of the other group; if it is forced to place them earlier, it waits for each matrix
+    instruction.
     """
     weights, summed, total, top = running
     first, begin, end, stop = steps
@@ -204,7 +207,7 @@ def walk(call, here, query, running, steps, ask: gl.constexpr):
 
 @gluon.jit
 def softened(call, products, place, running, ask: gl.constexpr):
-    """Shares of a tile of keys, by how much earlier ones fade, and the running total and highest logit."""
+    """A step of the online softmax: unnormalized weights of a tile, the factor for earlier sums, total and maximum."""
     total, top = running
     if ask:
         products = within(call, products, place)
@@ -212,7 +215,7 @@ def softened(call, products, place, running, ask: gl.constexpr):
     highest = gl.maximum(top, gl.max(products, 1) * scale)
     base = highest
     if ask:
-        # Where nothing has been seen yet, a number in place of -inf, from which nothing can be subtracted.
+        # If nothing has been visible yet, subtract 0 instead of -inf, which would give NaN.
         base = gl.where(highest == float("-inf"), 0.0, highest)
     shares = gl.exp2(products * scale - base[:, None])
     faded = gl.exp2(top - base)
@@ -221,13 +224,13 @@ def softened(call, products, place, running, ask: gl.constexpr):
 
 @gluon.jit
 def weights_of(call, shares, sum_layout: gl.constexpr):
-    """Shares as the matrix unit takes them."""
+    """The weights in the dtype and register layout of a matrix operand."""
     return gl.convert_layout(shares.to(call.out.data.dtype.element_ty), gl.DotOperandLayout(0, sum_layout, 2))
 
 
 @gluon.jit
 def within(call, products, place):
-    """Products with -inf where a query does not see a key."""
+    """The products with -inf where a query does not see a key."""
     first, step = place
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, call.tile.keys, 16])
     shape = call.shape
@@ -245,7 +248,7 @@ def within(call, products, place):
 
 @gluon.jit
 def finish(call, place, summed, total, top):
-    """Write the output, zeros where nothing was seen, and the logarithm of the sum of exponentials."""
+    """Write the output, with zeros for queries that saw no key, and lse."""
     batch, head, first = place
     sum_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, call.tile.value_width, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, sum_layout)

@@ -8,13 +8,13 @@ import triton.language as tl
 
 @triton.jit
 def start_of(view, batch, head):
-    """The address of the first row of a head. In 64 bits: whole tensors may be large, one head is not."""
+    """The address of the first row of a head, with 64-bit offsets: only offsets within a head fit 32 bits."""
     return view.data + tl.cast(batch, tl.int64) * view.batch + tl.cast(head, tl.int64) * view.head
 
 
 @triton.jit
 def read(view, start, rows, count, size: tl.constexpr, width: tl.constexpr):
-    """Rows [rows, width], zeros behind the last of `count` rows and behind `size`."""
+    """Load rows [rows, width], with zeros behind the last of `count` rows and behind `size`."""
     across = tl.arange(0, width)
     at = start + rows[:, None] * view.row + across[None, :]
     if size == width:
@@ -26,7 +26,7 @@ def read(view, start, rows, count, size: tl.constexpr, width: tl.constexpr):
 
 @triton.jit
 def read_whole(view, start, rows, size: tl.constexpr, width: tl.constexpr):
-    """Rows [rows, width] that all exist, zeros behind `size`."""
+    """Load rows [rows, width] that all exist, with zeros behind `size`."""
     across = tl.arange(0, width)
     at = start + rows[:, None] * view.row + across[None, :]
     return tl.load(at) if size == width else tl.load(at, mask=across[None, :] < size, other=0.0)
@@ -34,7 +34,7 @@ def read_whole(view, start, rows, size: tl.constexpr, width: tl.constexpr):
 
 @triton.jit
 def write(view, start, rows, count, content, size: tl.constexpr):
-    """Write rows [rows, width] as far as they exist, in the type of the tensor."""
+    """Store the rows [rows, width] that exist, in the dtype of the tensor."""
     across = tl.arange(0, content.shape[1])
     at = start + rows[:, None] * view.row + across[None, :]
     inside = (rows[:, None] < count) & (across[None, :] < size)
@@ -43,7 +43,7 @@ def write(view, start, rows, count, content, size: tl.constexpr):
 
 @triton.jit
 def owned_queries(call):
-    """Batch, head, number of the tile of queries, and text; tiles that see most keys of a causal call come first."""
+    """Batch, head, query tile and text of this program; tiles that see most keys under a causal mask come first."""
     shape = call.shape
     if call.texts is None:
         tiles = tl.cdiv(shape.queries, call.tile.queries)
@@ -58,7 +58,7 @@ def owned_queries(call):
 
 @triton.jit
 def owned_keys(call):
-    """Batch, key/value head, number of the tile of keys, and text."""
+    """Batch, key/value head, key tile and text of this program."""
     shape = call.shape
     shared = shape.heads // shape.group
     if call.texts is None:
@@ -74,7 +74,7 @@ def owned_keys(call):
 
 @triton.jit
 def of_list(call, heads):
-    """Head, batch, number of the tile, and text, of a list of tiles that is the same for all heads."""
+    """Head, batch, tile and text of this program, from a list of tiles that is the same for all heads."""
     tiles = tl.num_programs(0) // heads
     entry = call.texts + tl.program_id(0) % tiles * 7
     return tl.program_id(0) // tiles, tl.load(entry), tl.load(entry + 1), text_at(entry)
@@ -82,26 +82,26 @@ def of_list(call, heads):
 
 @triton.jit
 def text_at(entry):
-    """The text of an entry of a list of tiles."""
+    """The text of an entry of a tile list: first query, queries, first key, keys, number."""
     first_query, queries, first_key = tl.load(entry + 2), tl.load(entry + 3), tl.load(entry + 4)
     return first_query, queries, first_key, tl.load(entry + 5), tl.load(entry + 6)
 
 
 @triton.jit
 def queries_of(call, text):
-    """How many queries the text has."""
+    """The number of queries of the text."""
     return call.shape.queries if call.texts is None else text[1]
 
 
 @triton.jit
 def keys_of(call, text):
-    """How many keys the text has."""
+    """The number of keys of the text."""
     return call.shape.keys if call.texts is None else text[3]
 
 
 @triton.jit
 def first_query(call, view, start, text):
-    """The address of the first query of the text, whose row starts at `start`."""
+    """The address of the first query of the text, whose batch row begins at `start`."""
     if call.texts is not None:
         start += tl.cast(text[0], tl.int64) * view.row
     return start
@@ -109,7 +109,7 @@ def first_query(call, view, start, text):
 
 @triton.jit
 def first_key(call, view, start, text):
-    """The address of the first key of the text, whose row starts at `start`."""
+    """The address of the first key of the text, whose batch row begins at `start`."""
     if call.texts is not None:
         start += tl.cast(text[2], tl.int64) * view.row
     return start
@@ -117,7 +117,7 @@ def first_key(call, view, start, text):
 
 @triton.jit
 def first_sum(call, sums, batch, head, text):
-    """The address of what is kept of the first query of the text: `sums` [batch, heads, queries]."""
+    """The address of the element of `sums` [batch, heads, queries] for the first query of the text."""
     start = sums + tl.cast(batch * call.shape.heads + head, tl.int64) * call.shape.queries
     if call.texts is not None:
         start += text[0]
@@ -126,8 +126,10 @@ def first_sum(call, sums, batch, head, text):
 
 @triton.jit
 def spans(call, first, last, reach, count, size: tl.constexpr):
-    """Tiles of `size` that places `first` to `last` meet, of `count` places: where they start, where whole ones start
-    and stop, where they stop. `reach` is how far before and after a place others are met; None is no bound.
+    """The range of tiles that positions `first` to `last` attend to, of `count` positions in tiles of `size`.
+
+    Returns the first tile, the first and the end of those without masked pairs, and the end of all. `reach` is how far
+    before and after a position others are visible; None is no bound.
     """
     before, after = reach
     start = 0
@@ -146,7 +148,7 @@ def spans(call, first, last, reach, count, size: tl.constexpr):
         whole_start = tl.minimum(tl.maximum(tl.cdiv(whole_start, size), start), stop)
         whole_stop = tl.maximum(tl.minimum(whole_stop // size, stop), whole_start)
     else:
-        # Something must be asked of every pair.
+        # Every pair must be checked.
         whole_start = start
         whole_stop = start
     return start, whole_start, whole_stop, stop
@@ -154,17 +156,17 @@ def spans(call, first, last, reach, count, size: tl.constexpr):
 
 @triton.jit
 def listed(starts, blocks, row, size: tl.constexpr):
-    """The first and the last tile, exclusive, of what a list says of a row of blocks; blocks hold several tiles."""
+    """The first step and the end of the steps through the list of a block row; a block holds several tiles."""
     several: tl.constexpr = blocks.size // size
     return tl.load(starts + row) * several, tl.load(starts + row + 1) * several
 
 
 @triton.jit
 def listed_tile(blocks, columns, step, size: tl.constexpr):
-    """The tile that is met at a step through a list."""
+    """The tile at a step through the list of a block row."""
     several: tl.constexpr = blocks.size // size
     entry = step // several
-    # Not by %, which the interpreter lacks for its loop variables.
+    # Without %, which the interpreter does not support for loop variables.
     return tl.load(columns + entry) * several + (step - entry * several)
 
 
@@ -173,7 +175,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def tanh(x):
-    """tanh, from the exponential function alone."""
+    """tanh(x), computed by the exponential function."""
     power = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))
     positive = (1.0 - power) / (1.0 + power)
     return tl.where(x < 0, -positive, positive)
@@ -181,9 +183,9 @@ def tanh(x):
 
 @triton.jit
 def logits(call, products, head, query, key):
-    """Logits to the base 2 of products, and by how much a change of a product changes them, to the base e.
+    """The base-2 logits of query-key products, and the derivative of the natural logits by the products.
 
-    The second is the scale alone, or a tile where scores are capped.
+    The derivative is the scale alone, or a tile if scores are capped.
     """
     rule = call.rule
     slope = rule.scale
@@ -206,7 +208,7 @@ def logits(call, products, head, query, key):
 
 @triton.jit
 def places_of(given, stride, batch, rows, count, offset):
-    """Positions [rows], int32: those given, or counted from `offset`."""
+    """The positions [rows], int32: those given, or row numbers plus `offset`."""
     if given is None:
         places = rows + offset
     else:
@@ -216,10 +218,10 @@ def places_of(given, stride, batch, rows, count, offset):
 
 @triton.jit
 def hidden(call, powers, who, pairs, places):
-    """Logits with -inf where a pair may not meet; that the key exists is for the caller to see to.
+    """The logits with -inf where a pair is masked; the caller masks keys that do not exist.
 
-    `who` is batch, head, the slot of the block's bits, and the text, see `texts`; `pairs` rows and keys by number,
-    `places` by position.
+    `who` is batch, head, slot of the block's bits, and text, see `text_at`; `pairs` are the numbers of queries and
+    keys, `places` their positions.
     """
     batch, head, slot, text = who
     rows, keys = pairs
@@ -251,7 +253,7 @@ def hidden(call, powers, who, pairs, places):
 
 @triton.jit
 def counted(call, who):
-    """The seed, the two counters that a tile has in common, and the threshold of words."""
+    """The dropout seed, the two Philox counters that a whole tile shares, and the threshold of the random words."""
     batch, head, text = who
     state = call.dropout.state
     row = tl.load(state + 2) + batch
@@ -263,7 +265,7 @@ def counted(call, who):
 
 @triton.jit
 def kept(call, who, rows, first):
-    """Whether the weights of a tile [query, key] stay, whose keys are counted from `first` on, a multiple of 4."""
+    """The dropout mask of a tile [query, key] whose keys begin at `first`, a multiple of 4."""
     seed, row, offset, threshold = counted(call, who)
     queries: tl.constexpr = call.tile.queries
     keys: tl.constexpr = call.tile.keys
@@ -276,7 +278,7 @@ def kept(call, who, rows, first):
 
 @triton.jit
 def kept_anywhere(call, who, rows, keys):
-    """Whether the weights of a tile [query, key] stay, whose keys begin anywhere."""
+    """The dropout mask of a tile [query, key] with arbitrary keys."""
     seed, row, offset, threshold = counted(call, who)
     key = tl.zeros([call.tile.queries, call.tile.keys], tl.uint32) + (keys // 4)[None, :].to(tl.uint32)
     query = key * 0 + rows[:, None].to(tl.uint32)

@@ -13,11 +13,11 @@ from attn_kernels_triton.kernels.common import LOG2_E, owned_queries, read, span
 
 
 class Codes(NamedTuple):
-    """Everything for the program that makes codes of `rows`, so many in `count`, of `heads`.
+    """The argument of the kernel that quantizes `rows`, `count` per head, of `heads` heads.
 
-    `rotation` [width, width], of the type of the rows, is what they are multiplied by, None where they stay as they
-    are. `codes` [batch, head, row, width], or [batch, head, width, row] where they are `turned`, have rows for whole
-    blocks; `scales` [batch, head, block], float32.
+    `rotation` [width, width], of the dtype of the rows, is multiplied with them first; None for no rotation. `codes`
+    [batch, head, row, width], or [batch, head, width, row] if `turned`, are padded to whole blocks; `scales` are
+    [batch, head, block], float32.
     """
 
     rows: Rows
@@ -32,7 +32,7 @@ class Codes(NamedTuple):
 
 
 class Coded(NamedTuple):
-    """Everything for the program that meets codes; `lse` as of `Forward`, scales as of `Codes`."""
+    """The argument of the attention kernel over codes; `lse` as in `Forward`, scales as in `Codes`."""
 
     query_scales: Any
     key_scales: Any
@@ -48,17 +48,17 @@ class Coded(NamedTuple):
 
 
 BLOCK = tl.constexpr(128)
-"""Rows that share a scale."""
+"""The number of rows that share a scale."""
 LARGEST = tl.constexpr(448.0)
-"""The largest number that e4m3 holds."""
+"""The largest number of e4m3."""
 LIFT, LIFTED = tl.constexpr(8.0), tl.constexpr(256.0)
-"""By what weights, at most 1, are made larger before they are rounded, so that few are below all codes: its logarithm
-to the base 2, and itself."""
+"""The factor (its base-2 logarithm, and itself) by which weights, at most 1, are multiplied before they are rounded to
+e4m3, so that few of them underflow."""
 
 
 @triton.jit
 def make_codes(call):
-    """Grid: blocks of rows, for each head of each batch; writes codes and the scale of the block."""
+    """Write the codes and the scale of a block of rows. Grid: blocks of rows, for each head of each batch."""
     blocks = tl.cdiv(call.count, BLOCK)
     block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks % call.heads
     batch = tl.program_id(0) // blocks // call.heads
@@ -75,7 +75,7 @@ def make_codes(call):
     codes = (turned / scale).to(tl.float8e4nv)
     first = tl.cast(batch * call.heads + head, tl.int64) * call.width * blocks * BLOCK
     if call.turned:
-        # The matrix unit wants codes that it sums over side by side.
+        # FP8 matrix instructions need the codes that they sum over contiguous in memory.
         tl.store(call.codes + first + across[None, :] * (blocks * BLOCK) + rows[:, None], codes)
     else:
         tl.store(call.codes + first + rows[:, None] * call.width + across[None, :], codes)
@@ -84,8 +84,11 @@ def make_codes(call):
 
 @triton.jit
 def attend_codes(call, queries, keys, values):
-    """Grid as of `attend_forward`; the others are descriptors of tiles of codes [head of batch and row, size], of
-    values [head of batch and size, row]."""
+    """The forward pass over codes. Grid as in `attend_forward`.
+
+    The other arguments are descriptors of tiles of codes [batch * head * row, size], of values [batch * head * size,
+    row].
+    """
     shape = call.shape
     batch, head, block, text = owned_queries(call)
     owner = batch * (shape.heads // shape.group) + head // shape.group
@@ -118,7 +121,7 @@ def attend_codes(call, queries, keys, values):
 
 @triton.jit
 def fetched(call, keys, values, owner, step):
-    """The codes of a tile of keys and of one of values, and their scales."""
+    """Load the codes of a tile of keys and of one of values, and their scales."""
     blocks = tl.cdiv(call.shape.keys, BLOCK)
     key = keys.load([owner * blocks * BLOCK + step * call.tile.keys, 0])
     value = values.load([owner * call.tile.value_width, step * call.tile.keys])
@@ -128,7 +131,7 @@ def fetched(call, keys, values, owner, step):
 
 @triton.jit
 def meet(call, here, there, running, ask: tl.constexpr):
-    """Meet one tile of keys; its pairs are asked about if `ask`."""
+    """Attend to one tile of keys; pairs are checked against the mask if `ask`."""
     query, scale, block = here
     key, value, scales, step = there
     summed, total, top = running
@@ -138,10 +141,10 @@ def meet(call, here, there, running, ask: tl.constexpr):
         products = within(call, products, block, step)
     scale *= key_scale
     highest = tl.maximum(top, tl.max(products, 1) * scale)
-    # Where nothing has been seen yet, a number in place of -inf, from which nothing can be subtracted.
+    # If nothing has been visible yet, subtract 0 instead of -inf, which would give NaN.
     base = tl.where(highest == float("-inf"), 0.0, highest)
     shares = tl.exp2(products * scale - (base - LIFT)[:, None])
     faded = tl.exp2(top - base)
-    # Each tile's sums are added in float32: the matrix unit itself adds codes up with fewer digits.
+    # The sums of each tile are accumulated in float32: FP8 tensor cores accumulate with less precision.
     part = tl.dot(shares.to(value.dtype), tl.trans(value))
     return summed * faded[:, None] + part * value_scale, total * faded + tl.sum(shares, 1), highest

@@ -1,4 +1,4 @@
-"""What becomes of the outputs of recurrences: division by a sum of weights, RMSNorm of heads and a gate."""
+"""The epilogue of linear recurrences: division by a sum of weights (normalizer), RMSNorm of heads and a gate."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from attn_kernels_triton.kernels.common import start_of
 
 
 class GatedNorm(NamedTuple):
-    """How sums become outputs: rows of `size` elements, those of one or more heads, are a group [request, group, size].
+    """The parameters of the epilogue, over groups [request, group, size] of one or more heads that are normalized
+    together.
 
-    `weight` is [group · step + size], with the `step` from one group to the next, 0 where all have the same, or None;
-    `gate` and `out` are the groups' rows, `NO_ROWS` for no gate. Constants: `size`, whether rows are `normed`, the
-    activation of the `gate_form`, and whether `norm_first`.
+    `weight` is that of the norm, or None, at offset group · `step` (0 if all groups share it); `gate` and `out` are
+    rows of the groups, `NO_ROWS` for no gate. Constants: `size`, whether rows are `normed`, the activation of the gate
+    (`gate_form`), and whether the norm comes before the gate (`norm_first`).
     """
 
     weight: Any
@@ -31,9 +32,11 @@ class GatedNorm(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """Everything for the program that finishes sums, `total` [request, group, size], float32, behind which stands what
-    they are divided by where `normalizer_eps`, which is added to it, is not None. `width` is a power of two not smaller
-    than the size."""
+    """The argument of the epilogue kernel over sums `total` [request, group, size], float32.
+
+    If `normalizer_eps` is not None, the element behind the sums of a group plus this epsilon is their divisor. `width`
+    is a power of two that is not smaller than the size.
+    """
 
     total: Rows
     normalizer_eps: Any
@@ -44,7 +47,7 @@ class Finish(NamedTuple):
 
 @triton.jit
 def finish_rows(call):
-    """Grid: groups of heads of requests."""
+    """Apply the epilogue to one group. Grid: groups of heads, for each request."""
     request, group = tl.program_id(0) // call.groups, tl.program_id(0) % call.groups
     columns = tl.arange(0, call.width)
     start = start_of(call.total, request, group)
@@ -56,7 +59,10 @@ def finish_rows(call):
 
 @triton.jit
 def write_output(output, total, request, group, columns):
-    """Write sums [columns], zero behind the size, as outputs of a group; all of its columns where they are normed."""
+    """Apply norm and gate to the sums [columns] of a group, zero behind its size, and write the output.
+
+    If rows are normalized, `columns` must be all columns of the group.
+    """
     inside = columns < output.size
     gate = gate_of(output, request, group, columns)
     if not output.norm_first:
@@ -73,7 +79,7 @@ def write_output(output, total, request, group, columns):
 
 @triton.jit
 def gate_of(output, request, group, columns):
-    """What outputs are multiplied by."""
+    """The activated gate by which outputs are multiplied, 1 without a gate."""
     found = tl.zeros_like(columns).to(tl.float32) + 1.0
     if output.gate.data is not None:
         at = start_of(output.gate, request, group) + columns

@@ -1,4 +1,4 @@
-"""Products of rows with weights of few bits, which become numbers in registers, on their way to the matrix unit."""
+"""Products of rows with quantized weights, which are dequantized in registers before the matrix instructions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from attn_kernels_triton.kernels.linear_fp8 import summed_e4m3
 from attn_kernels_triton.kernels.rowwise import NO_MATRIX, Matrix, starts_of
 
 HALF = tl.constexpr(16)
-"""Inputs of a group of 32 that have the lower four bits of its bytes; the others have the upper ones."""
+"""The number of inputs of a group of 32 that are stored in the lower four bits of its bytes; the others are in the
+upper four bits."""
 
 
 class Codes(NamedTuple):
-    """Weights [outputs, inputs] as whole numbers: a weight is (code - zero) * step + least.
+    """Quantized weights [outputs, inputs]: a weight is (code - zero) * step + least.
 
-    `data` has `width` bytes for each output: int8, or of 4 `bits` uint8 with input j and input j + 16 of 32 in a byte.
-    `steps`, and `leasts` and `zeros` or None, are [outputs, groups], each of `group` inputs; where that is None an
-    output has one step, [outputs], by which its sum is multiplied. `zero` or None is what all codes have subtracted.
-    Where `e4m3` says so, codes are not whole numbers but floats of 8 bits, as int8 or, where rows are such codes, as
-    what they are; `group` is then None or that of a turn of the loop.
+    `data` has `width` bytes per output: int8, or for 4 `bits` uint8 with inputs j and j + 16 of a group of 32 in a
+    byte. `steps`, and `leasts` and `zeros` (or None), are [outputs, groups], with `group` inputs each; if `group` is
+    None, an output has one step, [outputs], which multiplies its sum. `zero`, or None, is subtracted from all codes. If
+    `e4m3` is set, codes are FP8 numbers, passed as int8 or, if the device supports it, as float8; `group` is then None
+    or the number of inputs of a loop iteration.
     """
 
     data: Any
@@ -37,7 +38,7 @@ class Codes(NamedTuple):
 
 
 class LinearTile(NamedTuple):
-    """Rows and outputs of a program, and the inputs of a turn of its loop."""
+    """Compile-time constants: rows and outputs of a tile, and the inputs of a loop iteration."""
 
     rows: Any
     outputs: Any
@@ -45,12 +46,12 @@ class LinearTile(NamedTuple):
 
 
 class Product(NamedTuple):
-    """Everything for both programs: `rows` [row, inputs], `out` [row, outputs], so many in `count`; `bias` [outputs] or
-    None.
+    """The argument of both kernels: `rows` [row, inputs] and `out` [row, outputs] with `count` rows; `bias` [outputs]
+    or None.
 
-    Sums are taken over `share` turns of the loop at a time, `shares` times, and added one after another. `parts`
-    [shares, row, outputs], float32, keeps those of programs that take one each; None where a program takes all.
-    Rows of e4m3 have `scales` [row, 1], or [row, groups] of the weights' groups.
+    The inputs are split into `shares` of `share` loop iterations, whose sums are added in order. `parts` [shares, row,
+    outputs], float32, holds the sums if each program takes one split; it is None if a program takes all. Rows in e4m3
+    have `scales` [row, 1], or [row, groups] for the groups of the weights.
     """
 
     rows: Matrix
@@ -69,7 +70,7 @@ class Product(NamedTuple):
 
 @triton.jit
 def multiply_codes(call):
-    """Grid: blocks of outputs, for each block of rows, for each share where there are `parts`."""
+    """The matrix product. Grid: blocks of outputs, for each block of rows, for each split if there are `parts`."""
     across, down = tl.cdiv(call.outputs, call.tile.outputs), tl.cdiv(call.count, call.tile.rows)
     outputs = tl.program_id(0) % across * call.tile.outputs + tl.arange(0, call.tile.outputs)
     rows = tl.program_id(0) // across % down * call.tile.rows + tl.arange(0, call.tile.rows)
@@ -87,14 +88,14 @@ def multiply_codes(call):
 
 @triton.jit
 def add_parts(call):
-    """Grid: blocks of outputs, for each block of rows; adds the shares in their order."""
+    """Add the partial sums of all splits in order. Grid: blocks of outputs, for each block of rows."""
     across = tl.cdiv(call.outputs, call.tile.outputs)
     outputs = tl.program_id(0) % across * call.tile.outputs + tl.arange(0, call.tile.outputs)
     rows = tl.program_id(0) // across * call.tile.rows + tl.arange(0, call.tile.rows)
     inside = (outputs < call.outputs)[:, None] & (rows < call.count)[None, :]
     total = tl.zeros([call.tile.outputs, call.tile.rows], tl.float32)
     start = call.parts + rows[None, :].to(tl.int64) * call.outputs + outputs[:, None]
-    # Triton 3.6 loses numbers of tuples inside of loops.
+    # Computed outside of the loop: Triton 3.6 loses integers of tuples inside loops.
     step = tl.cast(call.count, tl.int64) * call.outputs
     for share in range(call.shares):
         total += tl.load(start + share * step, mask=inside, other=0.0)
@@ -103,13 +104,13 @@ def add_parts(call):
 
 @triton.jit
 def finish(call, total, outputs, rows):
-    """Write sums [output, row]."""
+    """Apply scales and bias to sums [output, row], and write them to the output."""
     known = outputs < call.outputs
     if call.codes.group is None:
         if call.scales.data is None:
             total *= tl.load(call.codes.steps + outputs, mask=known, other=0.0).to(tl.float32)[:, None]
         else:
-            # Steps of outputs are in the sums of each turn.
+            # The steps of the outputs have been applied in each loop iteration.
             total *= tl.load(starts_of(call.scales, rows), mask=rows < call.count, other=0.0)[None, :]
     if call.bias is not None:
         total += tl.load(call.bias + outputs, mask=known, other=0.0).to(tl.float32)[:, None]
@@ -119,14 +120,14 @@ def finish(call, total, outputs, rows):
 
 @triton.jit
 def summed(call, outputs, rows, share):
-    """The sums [output, row] over the inputs of one share."""
+    """The sums [output, row] over the inputs of one split."""
     return summed_e4m3(call, outputs, rows, share) if call.codes.e4m3 else summed_numbers(call, outputs, rows, share)
 
 
 @triton.jit
 def summed_numbers(call, outputs, rows, share):
-    """As `summed`, of weights that are whole numbers."""
-    # Triton 3.6 loses numbers and constants of tuples inside of loops: all that they need is made before.
+    """Like `summed`, for integer codes."""
+    # Triton 3.6 loses integers and constants of tuples inside loops: all that they need is computed before.
     turn_inputs: tl.constexpr = call.tile.inputs
     halves: tl.constexpr = turn_inputs // 2
     bits: tl.constexpr = call.codes.bits
@@ -170,7 +171,7 @@ def summed_numbers(call, outputs, rows, share):
 
 @triton.jit
 def numbers(scales, found, where, group: tl.constexpr, each: tl.constexpr, zero: tl.constexpr):
-    """What codes [output, input] mean, but for steps of whole outputs; `each` in a row of them share a group."""
+    """Dequantize codes [output, input], except for per-output steps; `each` neighbouring columns share a group."""
     steps, leasts, zeros = scales
     first, first_group, groups, known = where
     weights = found.to(tl.float32)
@@ -191,6 +192,6 @@ def numbers(scales, found, where, group: tl.constexpr, each: tl.constexpr, zero:
 
 @triton.jit
 def spread(values, each: tl.constexpr, shape: tl.constexpr):
-    """Numbers [output, group] in float32 for every code [output, input]."""
+    """Expand values [output, group] to float32 [output, input], each repeated `each` times."""
     wide = tl.broadcast_to(values.to(tl.float32)[:, :, None], [values.shape[0], values.shape[1], each])
     return tl.reshape(wide, shape)

@@ -1,4 +1,4 @@
-"""Products of rows with weights in FP8 (e4m3), and the programs that round rows to it (arXiv 2209.05433)."""
+"""Products of rows with weights in FP8 (e4m3), and the kernels that quantize rows to it (arXiv 2209.05433)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from attn_kernels_triton.kernels.rowwise import Matrix, RowTile, starts_of
 LARGEST = tl.constexpr(448.0)
 """The largest number of e4m3, which has no infinity."""
 LEAST = tl.constexpr(1.1754943508222875e-38)
-"""The smallest scale: the smallest normal number of float32, so that rows of zeros and of smaller numbers divide."""
+"""The smallest scale, the smallest normal number of float32: rows of zeros or subnormal numbers can be divided by
+it."""
 KEPT = tl.constexpr(-0x78100000)
-"""Of a code in bits 20 to 27, its sign in all above: the sign as that of float32, and the other seven bits."""
+"""The mask of a code, sign-extended and shifted to bits 20 to 27: the float32 sign bit and the other seven bits."""
 LIFT = tl.constexpr(2.0**120)
-"""What such bits are to be multiplied by: exponents of float32 are 120 more than those of e4m3."""
+"""The factor for such bits: the exponent bias of float32 exceeds that of e4m3 by 120."""
 
 
 class RoundedRows(NamedTuple):
-    """Everything for the programs that round `rows` [row, inputs], so many in `count`, to `codes` [row, inputs], e4m3,
-    with `scales` [row, group], float32; `groups` of each row, 1 where all inputs share a scale.
+    """The argument of the kernels that quantize `rows` [row, inputs] to `codes` [row, inputs], e4m3, with `scales`
+    [row, group], float32; a row has `groups` groups, 1 if all inputs share a scale.
 
-    The `tile` has the inputs that are taken at once as its width; its `size`, a constant, is that of a group, or None.
+    The width of the `tile` is the number of inputs taken at once; its `size`, a constant, that of a group, or None.
     """
 
     rows: Matrix
@@ -36,10 +37,10 @@ class RoundedRows(NamedTuple):
 
 @triton.jit
 def round_rows(call):
-    """Grid: rows. One scale for each row: its largest number becomes that of e4m3."""
+    """Quantize rows with one scale each, so that the largest magnitude of a row becomes 448. Grid: rows."""
     row = tl.program_id(0)
     source, into = starts_of(call.rows, row), starts_of(call.codes, row)
-    # Triton 3.6 loses numbers and constants of tuples inside of loops.
+    # Triton 3.6 loses integers and constants of tuples inside loops.
     width: tl.constexpr = call.tile.width
     inputs, columns = call.inputs + 0, tl.arange(0, width)
     highest = tl.zeros([width], tl.float32)
@@ -55,7 +56,7 @@ def round_rows(call):
 
 @triton.jit
 def round_groups(call):
-    """Grid: rows. A scale for each group of neighbouring inputs of a row."""
+    """Quantize rows with one scale per group of neighbouring inputs. Grid: rows."""
     row = tl.program_id(0)
     source, into, scales = starts_of(call.rows, row), starts_of(call.codes, row), starts_of(call.scales, row)
     group: tl.constexpr = call.tile.size
@@ -73,14 +74,16 @@ def round_groups(call):
 
 @triton.jit
 def scale_of(highest):
-    """The scale of numbers of which this is the largest: infinite where that is."""
+    """The scale for numbers whose largest magnitude is `highest`; infinite if that is."""
     return tl.where(highest > LARGEST * LEAST, tl.div_rn(highest, LARGEST), LEAST)
 
 
 @triton.jit
 def code_of(found, scale):
-    """The nearest numbers of e4m3, times a scale, to float32: NaN stays NaN, and infinity is the largest one times an
-    infinite scale. Comparisons let NaN pass, where minima and maxima drop it."""
+    """Quantize float32 numbers to e4m3 with a scale: NaN stays NaN, and infinity becomes 448 (with an infinite scale).
+
+    Values are clamped by comparisons, which keep NaN, while minimum and maximum would drop it.
+    """
     infinite = tl.abs(found) == float("inf")
     share = tl.where(infinite, tl.where(found > 0.0, LARGEST, -LARGEST), tl.div_rn(found, scale))
     share = tl.where(share > LARGEST, LARGEST, share)
@@ -89,12 +92,12 @@ def code_of(found, scale):
 
 @triton.jit
 def summed_e4m3(call, outputs, rows, share):
-    """The sums [output, row] over the inputs of one share.
+    """The sums [output, row] over the inputs of one split.
 
-    Where rows are codes, too, the matrix unit multiplies codes. It adds them up with fewer digits than float32 has (14
-    bits on Hopper, arXiv 2412.19437, section 3.3.2), so that the sums of each turn are added in float32.
+    If rows are codes, too, tensor cores multiply in FP8. They accumulate with less precision than float32 (14 bits on
+    Hopper, arXiv 2412.19437, section 3.3.2), so the sums of each loop iteration are accumulated in float32.
     """
-    # Triton 3.6 loses numbers and constants of tuples inside of loops: all that they need is made before.
+    # Triton 3.6 loses integers and constants of tuples inside loops: all that they need is computed before.
     turn_inputs: tl.constexpr = call.tile.inputs
     half: tl.constexpr = turn_inputs // 2
     group: tl.constexpr = call.codes.group
@@ -115,13 +118,13 @@ def summed_e4m3(call, outputs, rows, share):
             found, taken = fetched(places, bounds, first + tl.arange(0, turn_inputs)[None, :])
             part = tl.dot(found, tl.trans(taken))
             if group is not None:
-                # Scales first: codes times the scale of a row of large numbers may be beyond float32.
+                # Both scales are multiplied first: a product of codes times the scale of one row may overflow float32.
                 step = tl.load(steps + turn, mask=known, other=0.0)
                 sums += part * (step * tl.trans(tl.load(scales + turn, mask=real, other=0.0)))
             else:
                 sums += part * tl.load(steps, mask=known, other=0.0)
         else:
-            # Widened by halves: a whole turn of weights takes more registers than there are.
+            # Widened in two halves: all weights of an iteration at once would need too many registers.
             places_of_half = tl.arange(0, half)[None, :]
             found, taken = fetched(places, bounds, first + places_of_half)
             found_later, taken_later = fetched(places, bounds, first + half + places_of_half)
@@ -146,7 +149,7 @@ def first_steps(call, outputs):
 
 @triton.jit
 def fetched(places, bounds, column):
-    """Codes [output, input] and rows [row, input] of these inputs, zeros outside."""
+    """Load the codes [output, input] and rows [row, input] of these inputs, with zeros outside."""
     data, source, known, real = places
     width, inputs = bounds
     found = tl.load(data + column, mask=known & (column < width), other=0.0)
@@ -155,9 +158,9 @@ def fetched(places, bounds, column):
 
 @triton.jit
 def widened(found, dtype: tl.constexpr):
-    """Codes of e4m3 as numbers of 16 bits, which hold them all; where chips know no e4m3, they are given as int8."""
+    """Convert e4m3 codes to a 16-bit dtype, which is exact; they are int8 on GPUs that do not support e4m3."""
     if found.dtype.is_fp8():
-        # Half floats are what chips make of e4m3; bfloat16 is made of these by float32 four times as fast as at once.
+        # GPUs convert e4m3 to float16; bfloat16 by way of float32 is four times as fast as a direct conversion.
         numbers = found.to(tl.float16).to(tl.float32).to(dtype)
     else:
         bits = (found.to(tl.int32) << 20) & KEPT

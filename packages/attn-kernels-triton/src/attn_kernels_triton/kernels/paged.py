@@ -1,8 +1,8 @@
-"""Attention over a paged KV cache: some query rows of one request against a stretch of its context.
+"""Attention over a paged KV cache: a tile of query rows of one request against a split of its context.
 
-Query heads that share a key/value head, and neighbouring tokens, are rows of one tile. Stretches that do not cover the
-whole context write partial outputs and lse, which a second kernel merges (Dao et al. 2023, "Flash-Decoding"; Kwon et
-al. 2023, arXiv 2309.06180).
+The query heads that share a key/value head, and neighbouring tokens, are rows of one tile. Splits (stretches) that do
+not cover the whole context write partial outputs and lse, which a second kernel merges (Dao et al. 2023,
+"Flash-Decoding"; Kwon et al. 2023, arXiv 2309.06180).
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from attn_kernels_triton.kernels.common import LOG2_E, logits
 
 
 class Memory(NamedTuple):
-    """Rows [row, head, size] of all requests, and their strides.
+    """The cached rows [row, head, size] of all requests (keys or values), and their strides.
 
-    Codes where `step` [row, head] or [row, head, group] is given, four bits each where `low`, as `step`, is given too.
+    They are int8 codes if the scale `step` [row, head] is given, and 4-bit codes if `step` [row, head, group] and the
+    minimum `low` of the same shape are given.
     """
 
     data: Any
@@ -35,9 +36,9 @@ NO_MEMORY = Memory(None, None, None)
 
 
 class PagedTile(NamedTuple):
-    """Constants: how many rows of queries and how many keys are taken at once, sizes, and these as powers of two.
+    """Compile-time constants: query rows and keys of a tile, the sizes, and these rounded up to powers of two.
 
-    `rest_size` is that of the second part of keys that lie in two parts, else 0.
+    `rest_size` is the size of the second part of keys that are stored in two parts, else 0.
     """
 
     rows: Any
@@ -51,16 +52,17 @@ class PagedTile(NamedTuple):
 
 
 class Paged(NamedTuple):
-    """Everything for the program that meets rows in pages.
+    """The argument of the paged attention kernel.
 
-    `query` and `out` [1, token, head, size]. `value` is `NO_MEMORY` where values are the first part of keys, `rest`
-    where keys have no second part. `numbers` [request, place] are rows in memory from position `firsts[request]` on,
-    from 0 where `firsts` is None, `stride` its stride; where `page` is a number, those of pages of so many rows.
-    `items` [item, 7] are, see `paged.items`: request, first token, first row, rows, first key, last key (exclusive),
-    and where partial results go, -1 to the output. `sums` [slot, rows, value_width] and `lse` [slot, rows], float32,
-    to the base 2, hold partial results. Of trees, whose tokens lie from position `bases[request]` on, `seen` [token,
-    words], int32, has a bit for each token of its tree that a token sees; else both are None. Where `slots_of` [token],
-    int32, is given, rows are tokens of several requests, whose partial results go to slots of `slot_rows` rows each.
+    `query` and `out` are [1, token, head, size]. `value` is `NO_MEMORY` if values are the first part of keys, `rest` if
+    keys have no second part. `numbers` [request, place], with stride `stride`, are the cache rows from position
+    `firsts[request]` on (from 0 if `firsts` is None); if `page` is given, they are the numbers of pages of `page` rows.
+    `items` [item, 7], see `paged.schedule.Item`: request, first token, first row, number of rows, first key, end of the
+    keys, and the slot of partial results (-1: write the output). `sums` [slot, rows, value_width] and `lse` [slot,
+    rows], base 2, hold partial results, float32. For draft trees, whose tokens begin at position `bases[request]`,
+    `seen` [token, words], int32, has a bit for each token of the tree that a token sees; else both are None. If
+    `slots_of` [token], int32, is given, rows belong to several requests, whose partial results go to slots of
+    `slot_rows` rows each.
     """
 
     query: Rows
@@ -88,7 +90,8 @@ class Paged(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """Everything for the program that merges; `merges` [merge, 5] are first token, first row, rows, slot, slots."""
+    """The argument of the merge kernel; `merges` [merge, 5] are first token, first row, number of rows, first slot, and
+    number of slots."""
 
     out: Rows
     merges: Any
@@ -101,16 +104,19 @@ class Merge(NamedTuple):
 
 
 GROUP = tl.constexpr(32)
-"""Numbers that share a step and a least value where codes have four bits."""
+"""The number of 4-bit codes that share a step and a minimum."""
 BITS_OF_1, FRACTION = tl.constexpr(0x3F800000), tl.constexpr(0xF << 19)
-"""The float32 number 1, and the upper four bits of its fraction."""
+"""The bits of the float32 number 1, and a mask of the upper four bits of its fraction."""
 AT_ONCE = tl.constexpr(8)
-"""Stretches of which partial results are merged at once."""
+"""The number of partial results that are merged at once."""
 
 
 @triton.jit
 def read_memory(memory, number, head, inside, size: tl.constexpr, width: tl.constexpr, into: tl.constexpr):
-    """Rows [row, width] of a head, zeros where not `inside`; codes of a byte as they are, which every type holds."""
+    """Load rows [row, width] of a head, with zeros where not `inside`.
+
+    Int8 codes are converted to `into` without their scale: every dtype represents them exactly.
+    """
     if memory.low is not None:
         found = read_fours(memory, number, head, inside, size, width, into)
     else:
@@ -125,7 +131,7 @@ def read_memory(memory, number, head, inside, size: tl.constexpr, width: tl.cons
 
 @triton.jit
 def times(number, stride):
-    """Places behind the first; a stride of one is a constant, which Triton 3.6 knows as None inside of a loop."""
+    """`number` times `stride`; a stride of 1 is a constant, which Triton 3.6 turns into None inside loops."""
     place = tl.cast(number, tl.int64)
     if stride is not None:
         place = place * stride
@@ -134,21 +140,21 @@ def times(number, stride):
 
 @triton.jit
 def read_scale(memory, number, head, inside):
-    """By what codes of a byte are to be multiplied, [row], float32."""
+    """Load the scales of int8 codes, [row], float32."""
     place = memory.step + times(number, memory.step_row) + times(head, memory.step_head)
     return tl.load(place, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def read_fours(memory, number, head, inside, size: tl.constexpr, width: tl.constexpr, into: tl.constexpr):
-    """Rows [row, width] of codes of four bits, two to a byte, a step and a least value for every `GROUP`."""
+    """Load and dequantize rows [row, width] of 4-bit codes, two in a byte, with a step and a minimum per `GROUP`."""
     rows: tl.constexpr = number.shape[0]
     half: tl.constexpr = width // 2
     groups: tl.constexpr = width // GROUP
     across = tl.arange(0, half)
     at = memory.data + (number * memory.row + tl.cast(head, tl.int64) * memory.head)[:, None] + across[None, :]
     pairs = tl.load(at, mask=inside[:, None] & (across[None, :] < size // 2), other=0)
-    # A code in the upper four bits of the fraction of 1 is the number 1 + code / 16: no integer need be converted.
+    # A code in the upper four bits of the fraction of 1 gives 1 + code / 16, which avoids integer conversions.
     wide = pairs.to(tl.int32)
     low_half, high_half = (wide << 19) & FRACTION | BITS_OF_1, (wide << 15) & FRACTION | BITS_OF_1
     codes = tl.interleave(low_half, high_half).to(tl.float32, bitcast=True)
@@ -164,7 +170,7 @@ def read_fours(memory, number, head, inside, size: tl.constexpr, width: tl.const
 
 @triton.jit
 def attend_paged(call):
-    """Grid: items, for each key/value head."""
+    """Compute the output, or a partial output, of each work item. Grid: items, for each key/value head."""
     owners = call.heads // call.group
     owner = tl.program_id(0) % owners
     number = tl.program_id(0) // owners
@@ -190,7 +196,7 @@ def attend_paged(call):
         for step in range(tiles):
             running = meet(call, here, running, start + step * call.tile.keys, in_tree=False)
     else:
-        # Keys before the tree are seen by all its tokens, and nothing is asked of bits.
+        # Keys before the tree are visible to all its tokens, so their tiles need no tree mask.
         before = tl.maximum(tl.minimum(tl.load(call.bases + request), stop) - start, 0) // call.tile.keys
         for step in range(before):
             running = meet(call, here, running, start + step * call.tile.keys, in_tree=False)
@@ -205,7 +211,7 @@ def attend_paged(call):
 
 @triton.jit
 def keep(call, rows, slot, owner, running):
-    """Write partial results to a slot, or where rows are of several requests, to so many behind the first of each."""
+    """Write partial results to a slot; if rows belong to several requests, `slot` is relative to the first of each."""
     token, head, real = rows
     summed, total, top = running
     if call.slots_of is None:
@@ -215,24 +221,24 @@ def keep(call, rows, slot, owner, running):
         place = tl.cast(own, tl.int64) * call.slot_rows + head - owner * call.group
     across = tl.arange(0, call.tile.value_width)
     out = summed / tl.where(total == 0.0, 1.0, total)[:, None]
-    # Rows behind the last one are no results: a group of 4 heads fills a quarter of a tile.
+    # Padding rows are not written: a group of 4 heads, for example, fills only a quarter of a tile.
     tl.store(call.sums + place[:, None] * call.tile.value_width + across[None, :], out, mask=real[:, None])
     tl.store(call.lse + place, top + tl.log2(total), mask=real)
 
 
 @triton.jit
 def rows_of(call, owner, begin, first, count):
-    """Token and head of each row of a tile, and whether it is one."""
+    """The token and head of each row of a tile, and whether the row exists."""
     row = tl.arange(0, call.tile.rows)
     real = row < count
-    # Rows behind the last one read what the first one does.
+    # Padding rows read the same as the first row.
     row = first + tl.where(real, row, 0)
     return begin + row // call.group, owner * call.group + row % call.group, real
 
 
 @triton.jit
 def read_query(call, token, head, real, first, size: tl.constexpr, width: tl.constexpr):
-    """Elements of the rows of queries [rows, width] from `first` on."""
+    """Load the elements of query rows [rows, width] from element `first` on."""
     across = tl.arange(0, width)
     at = call.query.data + (tl.cast(token, tl.int64) * call.query.row + head * call.query.head)[:, None]
     inside = real[:, None] & (across[None, :] < size)
@@ -241,7 +247,7 @@ def read_query(call, token, head, real, first, size: tl.constexpr, width: tl.con
 
 @triton.jit
 def meet(call, here, running, start, in_tree: tl.constexpr):
-    """Meet one tile of keys, from position `start` on; some are of a tree if `in_tree`."""
+    """Attend to one tile of keys, from position `start` on; some may belong to a draft tree if `in_tree`."""
     query, rest, head, at, owner, numbers, stop, own = here
     summed, total, top = running
     keys = start + tl.arange(0, call.tile.keys)
@@ -265,7 +271,7 @@ def meet(call, here, running, start, in_tree: tl.constexpr):
         seen = seen & seen_in_tree(call, own, keys, inside)
     powers = tl.where(seen, powers, float("-inf"))
     highest = tl.maximum(top, tl.max(powers, 1))
-    # Where nothing has been seen yet, a number in place of -inf, from which nothing can be subtracted.
+    # If nothing has been visible yet, subtract 0 instead of -inf, which would give NaN.
     base = tl.where(highest == float("-inf"), 0.0, highest)
     shares = tl.exp2(powers - base[:, None])
     faded = tl.exp2(top - base)
@@ -275,7 +281,7 @@ def meet(call, here, running, start, in_tree: tl.constexpr):
     else:
         value = read_memory(call.value, number, owner, inside, call.tile.value_size, call.tile.value_width, query.dtype)
         if call.value.step is not None and call.value.low is None:
-            # A share for each key is less to multiply than a row for each.
+            # The scale is applied to the weights: one multiplication per key instead of one per element of its row.
             shares *= read_scale(call.value, number, owner, inside)[None, :]
     summed = tl.dot(shares.to(value.dtype), value, summed * faded[:, None], input_precision="ieee")
     return summed, total, highest
@@ -283,7 +289,7 @@ def meet(call, here, running, start, in_tree: tl.constexpr):
 
 @triton.jit
 def rows_in_memory(call, numbers, keys, inside):
-    """Where keys lie in memory, int64."""
+    """The cache rows of keys, int64."""
     if call.page is None:
         number = tl.cast(tl.load(numbers + keys, mask=inside, other=0), tl.int64)
     else:
@@ -294,7 +300,7 @@ def rows_in_memory(call, numbers, keys, inside):
 
 @triton.jit
 def places_in_tree(call, own, keys, inside):
-    """Positions of keys, of which those of a tree are those of its tokens."""
+    """The positions of keys; those of a tree are the positions of its tokens, not their slots."""
     _, request, begin = own
     since = keys - tl.load(call.bases + request)
     place = tl.load(call.positions + begin + since, mask=inside & (since >= 0), other=0).to(tl.int32)
@@ -303,7 +309,7 @@ def places_in_tree(call, own, keys, inside):
 
 @triton.jit
 def seen_in_tree(call, own, keys, inside):
-    """Whether the tokens of rows see keys of their tree; those before it they do."""
+    """The tree mask [row, key]: which keys of the tree a row sees; keys before the tree are always visible."""
     token, request, _ = own
     since = keys - tl.load(call.bases + request)
     among = inside & (since >= 0)
@@ -315,7 +321,7 @@ def seen_in_tree(call, own, keys, inside):
 
 @triton.jit
 def finish(call, rows, summed, total, top):
-    """Write rows of the output, zeros where nothing was seen, with the share of the sink."""
+    """Write rows of the output, with zeros where no key was visible, after adding the sink to the total."""
     token, head, real = rows
     if call.rule.sinks is not None:
         sink = tl.load(call.rule.sinks + head) * LOG2_E
@@ -332,14 +338,14 @@ def finish(call, rows, summed, total, top):
 
 @triton.jit
 def merge_paged(call):
-    """Grid: rows of merges, for each key/value head; the sums of all stretches of a row, by their shares."""
+    """Merge the partial outputs of each row, weighted by their lse. Grid: rows of merges, for each key/value head."""
     owners = call.heads // call.group
     row = tl.program_id(0) % call.tile.rows
     owner = tl.program_id(0) // call.tile.rows % owners
     item = call.merges + tl.program_id(0) // call.tile.rows // owners * 5
     begin, first, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     slot, slots = tl.load(item + 3), tl.load(item + 4)
-    # What was not cut was written whole.
+    # A row that was not split has been written already.
     if (row < count) & (slots > 1):
         across = tl.arange(0, call.tile.value_width)
         summed = tl.zeros([call.tile.value_width], tl.float32)
@@ -363,7 +369,7 @@ def merge_paged(call):
 
 @triton.jit
 def finish_row(call, row, summed, total, top):
-    """Write a row of the output, as `finish` writes several."""
+    """Write one row of the output, like `finish`."""
     token, head = row
     if call.rule.sinks is not None:
         sink = tl.load(call.rule.sinks + head) * LOG2_E
@@ -378,12 +384,12 @@ def finish_row(call, row, summed, total, top):
 
 
 class Layout(NamedTuple):
-    """Everything for the program that cuts a step in which each of `requests` requests computes one token.
+    """The argument of the kernel that splits a decode step of `requests` requests with one token each into work items.
 
-    `contexts` [request] is how many rows each remembers before it, -1 where there is no request; `items` [item, 7] and
-    `merges` [request * tiles, 5] are written, see `Paged` and `Merge`. A token is `tiles` tiles of `tile` of `group`
-    heads; stretches are to be about `wanted` in all, none shorter than `shortest` and each of whole tiles of
-    `tile_keys`. `left` is how far a query sees, `width` a power of two that is not smaller than `requests`.
+    `contexts` [request] is the number of cached rows before the token, -1 if there is no request. `items` [item, 7] and
+    `merges` [request * tiles, 5] are written, see `Paged` and `Merge`. The `group` heads of a token are `tiles` tiles
+    of `tile` rows. About `wanted` splits are made in all, none shorter than `shortest`, each of whole tiles of
+    `tile_keys`. `left` is the window of a query, `width` a power of two that is not smaller than `requests`.
     """
 
     contexts: Any
@@ -403,22 +409,22 @@ class Layout(NamedTuple):
 
 
 LAID = tl.constexpr(64)
-"""Items that a program lays out."""
+"""The number of items that one program writes."""
 
 
 @triton.jit
 def lay_out(call):
-    """Grid: blocks of `LAID` items; those behind the last one have no rows."""
+    """Write the items and merges of a decode step. Grid: blocks of `LAID` items; surplus items have no rows."""
     request = tl.arange(0, call.width)
     known = request < call.requests
     held = tl.load(call.contexts + request, mask=known, other=-1).to(tl.int32) + 1
     seen = held
     if call.left is not None:
         seen = tl.minimum(held, call.left + 1)
-    # As many keys for each item, whoever remembers them: one long request would keep the others waiting.
+    # All items get about as many keys, whatever their request: a single long request must not delay the step.
     length = tl.cdiv(tl.sum(seen.to(tl.int64), 0) * call.tiles, call.wanted).to(tl.int32)
     length = tl.cdiv(tl.maximum(length, 1), call.shortest) * call.shortest
-    # To the nearest number: a little more than one stretch is one, not a long one and a short one.
+    # Rounded to the nearest number of splits: a little more than one split's length is not split.
     pieces = tl.where(known, tl.maximum((2 * seen + length) // (2 * length), 1), 0)
     own_length = tl.cdiv(tl.cdiv(seen, tl.maximum(pieces, 1)), call.tile_keys) * call.tile_keys
     ends = tl.cumsum(pieces * call.tiles, 0)
@@ -449,7 +455,7 @@ def lay_out(call):
 
 @triton.jit
 def lay_merges(call, request, starts, pieces):
-    """Write the merges of all tiles of all requests."""
+    """Write the merge entries of all tiles of all requests."""
     known = request < call.requests
     for tile in range(call.tiles):
         at = call.merges + (request * call.tiles + tile) * 5

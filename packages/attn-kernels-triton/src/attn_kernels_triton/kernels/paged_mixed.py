@@ -1,4 +1,4 @@
-"""Steps of chunks of any lengths cut into tiles of tokens and stretches of keys, on the device."""
+"""Splitting steps with chunks of any lengths into work items (tiles of tokens, splits of keys) on the device."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import triton
 import triton.language as tl
 
 LAID = tl.constexpr(16)
-"""Items that a program lays out: each is compared with all requests."""
+"""The number of items that one program writes; each is compared with all requests."""
 
 
 class MixedLayout(NamedTuple):
-    """Everything for the program that cuts a step of so many `requests`, in which each computes a chunk of tokens.
+    """The argument of the kernel that splits a step of `requests` requests, each with a chunk of tokens, into work
+    items.
 
-    `starts` [request + 1] are the first tokens of each, and the end; `contexts` [request] how many rows each remembers
-    before them, -1 where there is no request, whose tokens meet no keys. `items` [room, 7] and `merges` [merges, 5] are
-    written, see `Paged` and `Merge`. Tiles have `tile` rows, tokens times `group` heads; stretches are to be about
-    `wanted` in all, none shorter than `shortest` and each of whole tiles of `tile_keys`. `left` is how far a query
-    sees, `width` a power of two that is not smaller than `requests`.
+    `starts` [request + 1] are the first token of each request, and the end; `contexts` [request] is the number of
+    cached rows before the chunk, -1 if there is no request, whose tokens attend to no keys. `items` [room, 7] and
+    `merges` [merged, 5] are written, see `Paged` and `Merge`. Tiles have `tile` rows, tokens times `group` heads. About
+    `wanted` splits are made in all, none shorter than `shortest`, each of whole tiles of `tile_keys`. `left` is the
+    window of a query, `width` a power of two that is not smaller than `requests`.
     """
 
     starts: Any
@@ -40,20 +41,20 @@ class MixedLayout(NamedTuple):
 
 @triton.jit
 def lay_out_mixed(call):
-    """Grid: blocks of `LAID` items; those behind the last one have no rows."""
+    """Write the items and merges of a mixed step. Grid: blocks of `LAID` items; surplus items have no rows."""
     request = tl.arange(0, call.width)
     known = request < call.requests
     begin = tl.load(call.starts + request, mask=known, other=0).to(tl.int32)
     tokens = tl.load(call.starts + request + 1, mask=known, other=0).to(tl.int32) - begin
     context = tl.load(call.contexts + request, mask=known, other=-1).to(tl.int32)
     tiles = tl.cdiv(tokens * call.group, call.tile)
-    # The most that a tile of a request may see: its last one sees as much, but for a window.
+    # The largest number of keys that a tile of a request sees: that of its last tile, bounded by the window.
     seen = tl.where(context < 0, 0, context + tokens)
     if call.left is not None:
         seen = tl.minimum(seen, call.left + tl.cdiv(call.tile, call.group) + 1)
     length = tl.cdiv(tl.sum(seen.to(tl.int64) * tiles, 0), call.wanted).to(tl.int32)
     length = tl.cdiv(tl.maximum(length, 1), call.shortest) * call.shortest
-    # To the nearest number: a little more than one stretch is one, not a long one and a short one.
+    # Rounded to the nearest number of splits: a little more than one split's length is not split.
     pieces = tl.maximum((2 * seen + length) // (2 * length), 1)
     cut = tl.where(pieces > 1, tiles, 0)
     ends, slot_ends, merge_ends = tl.cumsum(tiles * pieces, 0), tl.cumsum(cut * pieces, 0), tl.cumsum(cut, 0)
@@ -66,13 +67,13 @@ def lay_out_mixed(call):
 
 @triton.jit
 def of_owner(own, values):
-    """The value [item] of the request to which each item belongs, 0 where there is none."""
+    """The value [item] of the request that each item belongs to, 0 if there is none."""
     return tl.sum(tl.where(own, values[None, :], 0), 1)
 
 
 @triton.jit
 def lay_items(call, request, number, ends, firsts, asked):
-    """Write the items of these numbers."""
+    """Write the items with these numbers."""
     begin, tokens, context, pieces = asked
     who = tl.sum((ends[None, :] <= number[:, None]).to(tl.int32), 1)
     own = request[None, :] == who[:, None]
@@ -104,7 +105,7 @@ def lay_items(call, request, number, ends, firsts, asked):
 
 @triton.jit
 def lay_merges_of_tiles(call, request, number, ends, firsts, asked):
-    """Write the merges of these numbers, one for each tile whose keys are cut; those behind the last have no rows."""
+    """Write the merge entries with these numbers, one for each tile whose keys are split; surplus ones have no rows."""
     begin, tokens, _, pieces = asked
     who = tl.sum((ends[None, :] <= number[:, None]).to(tl.int32), 1)
     own = request[None, :] == who[:, None]

@@ -12,9 +12,9 @@ from attn_kernels_triton.kernels.common import start_of
 
 
 class ScanTile(NamedTuple):
-    """Constants: tokens of a chunk and the rounds in which it doubles from one; sizes, as they are and as powers of
-    two; how many channels of keys and of values are taken at once, and how often; whether channels fade apart; and
-    whether float32 is multiplied in parts, see `rows.product`."""
+    """Compile-time constants: tokens of a chunk and the base-2 logarithm of that (`rounds`); the sizes, and the key
+    size rounded up to a power of two; the channels of keys and of values in a tile, and the number of such parts;
+    whether decays are per channel (`channels`); and whether float32 products are split, see `product`."""
 
     chunk: Any
     rounds: Any
@@ -30,13 +30,13 @@ class ScanTile(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Everything for the forward programs; a row is a token but where it is said.
+    """The argument of the forward kernels; rows are tokens unless stated otherwise.
 
-    `faded` [..., K or 1], float32, are sums of log decays from the start of the chunk, to the base 2; `strength` β
-    [..., 1]. By the delta rule `solved` is X [..., V], `told` Y [..., K], `inverse` (I + βB)^-1 [..., C] with the
-    products B of keys, and `news` E [..., V]; else `news` are the values and the others `NO_ROWS`. `states` [batch,
-    chunk · K, head, V] are S before every chunk, `before` and `after` [batch, K, head, V] the first S, `NO_ROWS` for
-    an empty one, and the last.
+    `faded` [..., K or 1], float32, are base-2 sums of log decays from the start of the chunk; `strength` is β [..., 1].
+    With the delta rule `solved` is X [..., V], `told` Y [..., K], `inverse` (I + βB)^-1 [..., C] with the products B of
+    keys, and `news` E [..., V]; without it `news` are the values and the others `NO_ROWS`. `states` [batch, chunk · K,
+    head, V] are the states S before every chunk, `before` and `after` [batch, K, head, V] the initial S (`NO_ROWS` for
+    zero) and the final one.
     """
 
     query: Rows
@@ -58,10 +58,11 @@ class Scan(NamedTuple):
 
 
 class Unscan(NamedTuple):
-    """Everything for the backward programs: a forward one, gradients that are given, and those that are written.
+    """The argument of the backward kernels: that of the forward kernels, gradients that are read, and those written.
 
-    `out` to the output, `after` to the last memory, `NO_ROWS` for none; `states` to S after every chunk, `news` to N;
-    `decay` [..., K or parts of K] to log decays, `NO_ROWS` where nobody asks.
+    `out` and `after` are the gradients of the output and of the final state, `NO_ROWS` for none; `states` those of S
+    after every chunk, `news` that of N, what tokens write (βE, see `news_of`); `decay` [..., K or parts of K] that of
+    the log decays, `NO_ROWS` if not needed.
     """
 
     scan: Scan
@@ -78,7 +79,7 @@ class Unscan(NamedTuple):
 
 
 class Fade(NamedTuple):
-    """Everything for the program that sums log decays; `channels` of a row are taken at once."""
+    """The argument of the kernel that sums log decays; a program takes `channels` of the channels."""
 
     decay: Rows
     faded: Rows
@@ -90,7 +91,7 @@ class Fade(NamedTuple):
 
 
 class Decode(NamedTuple):
-    """Everything for the program that goes token by token, its memory never leaving registers; as of `Scan`."""
+    """The argument of the kernel that goes token by token with the state in registers; fields as in `Scan`."""
 
     query: Rows
     key: Rows
@@ -110,7 +111,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def product(split: tl.constexpr, one, other, into=None):
-    """A product of matrices, added to another, in float32; `split` is for matrix units: in three products of halves."""
+    """The float32 matrix product, added to `into`; `split` computes it by three TF32 products on tensor cores."""
     if split:
         found = tl.dot(one, other, into, input_precision="tf32x3")
     else:
@@ -120,7 +121,7 @@ def product(split: tl.constexpr, one, other, into=None):
 
 @triton.jit
 def place(scan, parts):
-    """Chunk, part, batch and head of a program; parts of a chunk come one after the other."""
+    """The chunk, part, batch row and head of this program; parts of a chunk are consecutive."""
     part = tl.program_id(0) % parts
     chunks = tl.cdiv(scan.tokens, scan.tile.chunk)
     chunk = tl.program_id(0) // parts % chunks
@@ -130,14 +131,14 @@ def place(scan, parts):
 
 @triton.jit
 def read_part(view, who, rows, count, columns, size):
-    """Rows [rows, columns], zeros behind the last of `count` rows and behind `size`."""
+    """Load rows [rows, columns], with zeros behind the last of `count` rows and behind `size`."""
     at = start_of(view, who[0], who[1]) + rows[:, None] * view.row + columns[None, :]
     return tl.load(at, mask=(rows[:, None] < count) & (columns[None, :] < size), other=0.0)
 
 
 @triton.jit
 def write_part(view, who, rows, count, columns, size, content):
-    """Write rows [rows, columns] as far as they exist, in the type of the tensor."""
+    """Store the rows [rows, columns] that exist, in the dtype of the tensor."""
     at = start_of(view, who[0], who[1]) + rows[:, None] * view.row + columns[None, :]
     inside = (rows[:, None] < count) & (columns[None, :] < size)
     tl.store(at, content.to(view.data.dtype.element_ty), mask=inside)
@@ -145,34 +146,34 @@ def write_part(view, who, rows, count, columns, size, content):
 
 @triton.jit
 def read_memory(view, who, channels, columns, tile):
-    """A memory [channels, columns] in float32."""
+    """Load a state [channels, columns] in float32."""
     return read_part(view, who, channels, tile.key_size, columns, tile.value_size).to(tl.float32)
 
 
 @triton.jit
 def write_state(scan, view, who, chunk, at, content):
-    """Write channels and columns of what is kept for a chunk."""
+    """Store some channels and columns, `at`, of the state of a chunk."""
     cells = chunk * scan.tile.key_size + at[0]
     write_part(view, who, cells, (chunk + 1) * scan.tile.key_size, at[1], scan.tile.value_size, content)
 
 
 @triton.jit
 def state_part(scan, view, who, chunk, channels, columns):
-    """Some channels and columns of what is kept for a chunk, zeros behind its channels."""
+    """Load some channels and columns of the state of a chunk, with zeros behind its channels."""
     cells = chunk * scan.tile.key_size + channels
     return read_part(view, who, cells, (chunk + 1) * scan.tile.key_size, columns, scan.tile.value_size)
 
 
 @triton.jit
 def read_strength(scan, who, rows):
-    """The strength of every token, float32, zero behind the last."""
+    """Load the strength β of every token, float32, zero behind the last one."""
     at = start_of(scan.strength, who[0], who[1]) + rows * scan.strength.row
     return tl.load(at, mask=rows < scan.tokens, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def faded_at(scan, who, rows, columns):
-    """Sums of log decays [rows, columns or 1]; behind the last token, where nothing fades, those of the last."""
+    """Load the sums of log decays [rows, columns or 1]; behind the last token, those of the last one (no decay)."""
     at = start_of(scan.faded, who[0], who[1]) + tl.minimum(rows, scan.tokens - 1) * scan.faded.row
     if scan.tile.channels:
         found = tl.load(at[:, None] + columns[None, :], mask=columns[None, :] < scan.tile.key_size, other=0.0)
@@ -183,7 +184,7 @@ def faded_at(scan, who, rows, columns):
 
 @triton.jit
 def fading(scan, who, chunk, columns):
-    """The sums of log decays of a whole chunk, [columns]."""
+    """Load the sums of log decays over a whole chunk, [columns]."""
     last = tl.minimum((chunk + 1) * scan.tile.chunk, scan.tokens) - 1
     at = start_of(scan.faded, who[0], who[1]) + last * scan.faded.row
     if scan.tile.channels:
@@ -195,7 +196,7 @@ def fading(scan, who, chunk, columns):
 
 @triton.jit
 def early(scan, content, who, rows, columns):
-    """Rows times what is left, at their token, of the memory before the chunk; in their type."""
+    """Rows times the decay from the start of the chunk to their token, in their dtype."""
     found = content
     if scan.faded.data is not None:
         found = (content * tl.exp2(faded_at(scan, who, rows, columns))).to(content.dtype)
@@ -204,7 +205,7 @@ def early(scan, content, who, rows, columns):
 
 @triton.jit
 def late(scan, content, who, chunk, rows, columns):
-    """Rows times what will be left of them at the end of the chunk; in their type."""
+    """Rows times the decay from their token to the end of the chunk, in their dtype."""
     found = content
     if scan.faded.data is not None:
         left = fading(scan, who, chunk, columns)[None, :] - faded_at(scan, who, rows, columns)
@@ -214,7 +215,7 @@ def late(scan, content, who, chunk, rows, columns):
 
 @triton.jit
 def news_of(scan, who, rows, columns):
-    """What tokens write, [rows, columns], in the type of the values."""
+    """The values that tokens write to the state, [rows, columns], in the dtype of the values."""
     found = read_part(scan.news, who, rows, scan.tokens, columns, scan.tile.value_size)
     if scan.strength.data is not None:
         found = (found * read_strength(scan, who, rows)[:, None]).to(found.dtype)
@@ -223,7 +224,7 @@ def news_of(scan, who, rows, columns):
 
 @triton.jit
 def sum_decays(call):
-    """Sums of log decays from the start of each chunk, to the base 2. Grid: parts of chunks of heads."""
+    """Write the base-2 sums of log decays from the start of each chunk. Grid: parts of chunks of heads."""
     chunk, part, batch, head = place_of_decays(call)
     rows = chunk * call.chunk + tl.arange(0, call.chunk)
     columns = part * call.channels + tl.arange(0, call.channels)
@@ -233,7 +234,7 @@ def sum_decays(call):
 
 @triton.jit
 def place_of_decays(call):
-    """As `place`, for the program that sums decays."""
+    """Like `place`, for the kernel that sums decays."""
     parts = tl.cdiv(call.size, call.channels)
     chunks = tl.cdiv(call.tokens, call.chunk)
     head = tl.program_id(0) // parts // chunks
@@ -242,7 +243,10 @@ def place_of_decays(call):
 
 @triton.jit
 def pairs(scan, left, right, who, chunk):
-    """Entry [i, j] is Σ_c l_ic r_jc e^(faded_ic - faded_jc) for j ≤ i and zero for j > i; float32 [C, C]."""
+    """The decayed products of two operands l and r over a chunk, float32 [C, C].
+
+    Entry [i, j] is Σ_c l_ic r_jc 2^(faded_ic - faded_jc) for j ≤ i and zero for j > i.
+    """
     index = tl.arange(0, scan.tile.chunk)
     rows = chunk * scan.tile.chunk + index
     found = tl.zeros([scan.tile.chunk, scan.tile.chunk], tl.float32)
@@ -261,7 +265,7 @@ def pairs(scan, left, right, who, chunk):
 
 @triton.jit
 def between(scan, who, rows):
-    """What fades between two tokens of a chunk whose channels fade alike, [C, C]; 1 where the second is later."""
+    """The decay between two tokens of a chunk, for one decay per head, [C, C]; 1 where the second token is later."""
     found = 1.0
     if scan.faded.data is not None:
         faded = faded_at(scan, who, rows, rows)
@@ -271,7 +275,7 @@ def between(scan, who, rows):
 
 @triton.jit
 def channel_pairs(scan, who, one, other, rows, columns):
-    """The pairs over some channels that fade apart; what lies above the diagonal is zero."""
+    """Like `pairs`, over some channels with a decay each; entries above the diagonal are zero."""
     index = tl.arange(0, scan.tile.chunk)
     faded = faded_at(scan, who, rows, columns)
     own = tl.sum(one.to(tl.float32) * other.to(tl.float32), 1)
@@ -288,7 +292,8 @@ def channel_pairs(scan, who, one, other, rows, columns):
 
 @triton.jit
 def halves(scan, who, at, faded, half):
-    """Which tokens lie in second halves, and what is left between each token and the middle of its two halves."""
+    """Which tokens are in the second half of their block of 2 `half`, and the decay between each token and the middle
+    of its block."""
     index = tl.arange(0, scan.tile.chunk)
     later = index // half % 2 == 1
     middle = faded_at(scan, who, at[0] - index % (2 * half) + half - 1, at[1])
@@ -297,7 +302,8 @@ def halves(scan, who, at, faded, half):
 
 @triton.jit
 def through_pairs(scan, change, content, who, at):
-    """Gradients [C, columns] to both sides of `pairs`, of a gradient to them that is zero where they are."""
+    """The gradients [C, columns] of both operands of `pairs`, given that of the result, which is zero where `pairs`
+    is."""
     one, other = content
     rows, columns = at
     if scan.tile.channels:

@@ -1,4 +1,4 @@
-"""The backward kernels of linear recurrences by chunks."""
+"""The backward kernels of linear recurrences by chunks; the symbols are those of `Scan` and `Unscan`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from attn_kernels_triton.kernels.recurrence import (
 
 @triton.jit
 def unrecall(call):
-    """The part of the gradient to N that flows through pairs, Pᵀ do. Grid: parts of the values of chunks of heads."""
+    """Write the part of the gradient of N through `pairs` P, Pᵀ do. Grid: parts of the values of chunks of heads."""
     chunk, part, batch, head = place(call.scan, call.scan.tile.value_parts)
     who = (batch, head)
     rows = chunk * call.scan.tile.chunk + tl.arange(0, call.scan.tile.chunk)
@@ -39,7 +39,7 @@ def unrecall(call):
 
 @triton.jit
 def unremember(call):
-    """The gradients to S after every chunk and before the first, and to N. Grid: parts of the values of heads."""
+    """Write the gradients of S after every chunk and before the first, and of N. Grid: parts of the values of heads."""
     head = tl.program_id(0) // call.scan.tile.value_parts
     who = (head // call.scan.heads, head % call.scan.heads)
     channels = tl.arange(0, call.scan.tile.key_width)
@@ -76,7 +76,10 @@ def unremember(call):
 
 @triton.jit
 def uncorrect(call):
-    """By the delta rule, gradients to values and strengths: with F = (I + βB)^-ᵀ dN, β F and F · E. Grid: chunks."""
+    """Write the gradients of values and strengths of the delta rule: with F = (I + βB)^-ᵀ dN, they are β F and F · E.
+
+    Grid: chunks of heads.
+    """
     chunk, _, batch, head = place(call.scan, 1)
     who = (batch, head)
     index = tl.arange(0, call.scan.tile.chunk)
@@ -98,7 +101,7 @@ def uncorrect(call):
 
 @triton.jit
 def gradient_to_channels(call):
-    """Grid: parts of the keys of chunks of heads."""
+    """Write the gradients of queries, keys and log decays. Grid: parts of the keys of chunks of heads."""
     chunk, part, batch, head = place(call.scan, call.scan.tile.key_parts)
     who = (batch, head)
     rows = chunk * call.scan.tile.chunk + tl.arange(0, call.scan.tile.chunk)
@@ -124,7 +127,7 @@ def gradient_to_channels(call):
     write_part(call.query, who, rows, call.scan.tokens, channels, call.scan.tile.key_size, to_query)
     write_part(call.key, who, rows, call.scan.tokens, channels, call.scan.tile.key_size, to_later + to_earlier)
     if call.decay.data is not None:
-        # Everything depends on sums of decays by way of queries and keys that they scale, so the gradient does too.
+        # Sums of decays only scale queries and keys, so their gradient follows from those of queries and keys.
         to_decay = query * to_query + key * (to_later - to_earlier)
         if call.scan.tile.channels:
             found = tl.cumsum(to_decay, 0, reverse=True) + held[None, :]
@@ -137,8 +140,11 @@ def gradient_to_channels(call):
 
 @triton.jit
 def through_memory(call, who, at):
-    """Gradients of all columns of values: to pairs of queries and keys and, by the delta rule, of keys, [C, C]; to
-    queries and keys times what is left of the memory, to keys times what will be, [C, channels]; and S · dS'."""
+    """Gradients summed over all columns of the values.
+
+    They are those of the `pairs` of queries and keys and, with the delta rule, of keys and keys, [C, C]; of queries and
+    keys scaled by `early`, of keys scaled by `late`, [C, channels]; and the products S · dS', [channels].
+    """
     chunk, rows, channels = at
     index = tl.arange(0, call.scan.tile.chunk)
     met = tl.zeros([call.scan.tile.chunk, call.scan.tile.chunk], tl.float32)

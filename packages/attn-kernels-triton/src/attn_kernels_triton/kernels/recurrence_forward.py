@@ -1,4 +1,4 @@
-"""The forward kernels of linear recurrences: by chunks, and token by token."""
+"""The forward kernels of linear recurrences, by chunks and token by token; the symbols are those of `Scan`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from attn_kernels_triton.kernels.recurrence import (
 
 @triton.jit
 def correct(scan):
-    """Grid: chunks of heads."""
+    """Write (I + βB)^-1, X and Y of the delta rule. Grid: chunks of heads."""
     chunk, _, batch, head = place(scan, 1)
     who = (batch, head)
     index = tl.arange(0, scan.tile.chunk)
@@ -52,7 +52,7 @@ def correct(scan):
 
 @triton.jit
 def inverted(scan, lower):
-    """(I + L)^-1 of a strictly lower triangular L [C, C], by halves: ((A, 0), (B, D))^-1 from those of A and D."""
+    """(I + L)^-1 for a strictly lower triangular L [C, C], by doubling: ((A, 0), (B, D))^-1 from those of A and D."""
     index = tl.arange(0, scan.tile.chunk)
     found = tl.where(index[:, None] == index[None, :], 1.0, 0.0)
     for turn in range(scan.tile.rounds):
@@ -66,7 +66,7 @@ def inverted(scan, lower):
 
 @triton.jit
 def solving_product(scan, one, other):
-    """A product of float32 matrices; where keys have 16 bits, those of TF32, which are more, are enough."""
+    """The product of float32 matrices; for 16-bit keys in TF32, which is precise enough for them."""
     if scan.tile.split and scan.key.data.dtype.element_ty != tl.float32:
         found = tl.dot(one, other, input_precision="tf32")
     else:
@@ -76,7 +76,7 @@ def solving_product(scan, one, other):
 
 @triton.jit
 def remember(scan):
-    """S before every chunk, and by the delta rule E. Grid: parts of the values of heads."""
+    """Write S before every chunk and after the last, and E of the delta rule. Grid: parts of the values of heads."""
     head = tl.program_id(0) // scan.tile.value_parts
     who = (head // scan.heads, head % scan.heads)
     channels = tl.arange(0, scan.tile.key_width)
@@ -108,7 +108,7 @@ def remember(scan):
 
 @triton.jit
 def recall(scan):
-    """The output. Grid: parts of the values of chunks of heads."""
+    """Write the output. Grid: parts of the values of chunks of heads."""
     chunk, part, batch, head = place(scan, scan.tile.value_parts)
     who = (batch, head)
     rows = chunk * scan.tile.chunk + tl.arange(0, scan.tile.chunk)
@@ -127,7 +127,7 @@ def recall(scan):
 
 @triton.jit
 def go_through(call):
-    """Outputs and the memory after the last token. Grid: parts of the values of heads."""
+    """Write the outputs and the final state, token by token. Grid: parts of the values of heads."""
     head = tl.program_id(0) // call.tile.value_parts
     who = (head // call.heads, head % call.heads)
     channels = tl.arange(0, call.tile.key_width)
@@ -160,6 +160,6 @@ def go_through(call):
 
 @triton.jit
 def row_of(view, who, token, columns, size: tl.constexpr):
-    """One row [columns] in float32, zeros behind `size`."""
+    """Load one row [columns] in float32, with zeros behind `size`."""
     at = start_of(view, who[0], who[1]) + token * view.row + columns
     return tl.load(at, mask=columns < size, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""What stands before the update of a memory: features of queries and keys, log decays, step sizes and strengths."""
+"""Functions applied before the update of a state: features of queries and keys, decays and step sizes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from attn_kernels_triton.kernels.common import start_of
 
 
 class Decaying(NamedTuple):
-    """What log decays follow from: `rows` [request, head, channel or 1], the stride of requests 0 where they are the
-    same for all; `rate` [head] and `bias` [head, channel or 1], dense, of the form "softplus", else None; `temperature`
-    divides those of "log_sigmoid". `form` is a constant of `attn_core.kernels.recurrent_step.DecayForm`, and whether
-    `channels` fade apart another. All is None where nothing fades."""
+    """The inputs of the log decays: `rows` [request, head, channel or 1], with a request stride of 0 if they are the
+    same for all; `rate` [head] and `bias` [head, channel or 1], contiguous, for the form "softplus", else None;
+    `temperature` divides those of "log_sigmoid". Constants: the `form`, see
+    `attn_core.kernels.recurrent_step.DecayForm`, and whether decays are per channel (`channels`). All fields are None
+    without decay."""
 
     rows: Rows
     rate: Any
@@ -30,9 +31,9 @@ UNIT_EPS = tl.constexpr(1e-6)
 
 @triton.jit
 def log1p(share):
-    """ln(1 + x) of x from 0 to 1, by the series of 2 artanh(x / (2 + x)).
+    """ln(1 + x) for x from 0 to 1, by the series of 2 artanh(x / (2 + x)).
 
-    The logarithm of a chip is inexact near 1, where a step size is as small as what it says.
+    The hardware logarithm is inexact near 1, where its error would be as large as a small step size.
     """
     part = share / (2.0 + share)
     square = part * part
@@ -56,26 +57,26 @@ def silu(rows):
 
 @triton.jit
 def elu_plus_one(rows, inside):
-    """elu(x) + 1 inside, which is positive for all x, zero outside."""
+    """elu(x) + 1, which is positive for all x, where `inside`, else zero."""
     return tl.where(inside, tl.exp(tl.minimum(rows, 0.0)) + tl.maximum(rows, 0.0), 0.0)
 
 
 @triton.jit
 def unit(rows):
-    """Numbers of length one."""
+    """The row normalized to unit length."""
     return rows * tl.rsqrt(tl.sum(rows * rows, 0) + UNIT_EPS)
 
 
 @triton.jit
 def step_size_of(decaying, request, head):
-    """softplus(x + bias) of a head whose channels fade alike."""
+    """The step size softplus(x + bias) of a head with one decay."""
     rows = tl.load(start_of(decaying.rows, request, head)).to(tl.float32)
     return softplus(rows + tl.load(decaying.bias + head).to(tl.float32))
 
 
 @triton.jit
 def left_of(decaying, request, head, columns, size: tl.constexpr):
-    """The share e^g of a memory that a token leaves, [columns] where channels fade apart, else one number."""
+    """The decay factor e^g of a token, [columns] if decays are per channel, else a scalar."""
     start = start_of(decaying.rows, request, head)
     if decaying.channels:
         inside = columns < size

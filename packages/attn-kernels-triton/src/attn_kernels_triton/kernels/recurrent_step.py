@@ -1,4 +1,4 @@
-"""A decode step of linear recurrences: one token of each request, whose memories lie in slots and stay there."""
+"""The kernel for a decode step of linear recurrences: one token per request, with states updated in place in slots."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from attn_kernels_triton.kernels.short_convolution import Convolution, convolved
 
 
 class StepTurn(NamedTuple):
-    """Cosines and sines [request, size] of rotary positions, that of the first of a pair negative, with the stride of
-    requests; constants: how many elements turn, and whether `neighbours` are pairs, not halves. None where nothing
-    turns."""
+    """Cosines and sines [request, size] of rotary embedding, with the request stride; the sine of the first element of
+    a pair is negative. Constants: the number of rotated elements (`size`), and whether pairs are `neighbours` rather
+    than halves. All fields are None without rotary embedding."""
 
     cosines: Any
     sines: Any
@@ -34,9 +34,9 @@ class StepTurn(NamedTuple):
 
 
 class StepTile(NamedTuple):
-    """Constants: sizes of keys and values, the power of two that holds the keys, `columns` of values that a program
-    takes, and how many `parts` these are; how many heads `share` queries and keys; and what is computed, as of
-    `attn_core.kernels.recurrent_step.RecurrentStepSpec`."""
+    """Compile-time constants: sizes of keys and values, the power of two that holds the keys, the `columns` of values
+    per program and the number of such `parts`; the number of heads that `share` queries and keys; and the features to
+    compute, see `attn_core.kernels.recurrent_step.RecurrentStepSpec`."""
 
     key_size: Any
     value_size: Any
@@ -51,13 +51,14 @@ class StepTile(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Everything for the program: `query`, `key` [request, head of keys, key] and `value` [request, head, value];
-    `memory` [slot, channel, head, column], float32; `slots` [request], int64; `strength` [request, head], its last axis
-    dense, and `skip` [head], None where there is none.
+    """The argument of the kernel: `query`, `key` [request, key head, key size] and `value` [request, head, value size];
+    the state `memory` [slot, channel, head, column], float32; `slots` [request], int64; `strength` [request, head], its
+    last axis contiguous, and `skip` [head], both None if absent.
 
-    `convolution` is None but where the program convolves queries, keys and values itself, for which it must own whole
-    heads. Sums go to `total` [request, head, column], float32, those of `normalizer_eps` behind the values, or, where
-    that is `NO_ROWS`, through `output`, of groups of one head.
+    All fields of `convolution` are None unless this kernel convolves queries, keys and values itself, for which each
+    program must own whole heads. The sums are written to `total` [request, head, column], float32, with the divisor
+    behind the values if `normalizer_eps` is given; if `total` is `NO_ROWS`, `output` is applied to groups of one head
+    instead.
     """
 
     query: Rows
@@ -82,7 +83,8 @@ class Step(NamedTuple):
 
 @triton.jit
 def step_heads(call):
-    """Grid: parts of the values of heads of requests."""
+    """Update the state of one head and read it with the query. Grid: parts of the values, for each head of each
+    request."""
     part = tl.program_id(0) % call.tile.parts
     head = tl.program_id(0) // call.tile.parts % call.heads
     request = tl.program_id(0) // call.tile.parts // call.heads
@@ -99,7 +101,7 @@ def step_heads(call):
     weight = 1.0
     if call.normalizer_eps is not None:
         weight = add_key(call, who, part, row, channels)
-    # Some threads hold the same numbers: all have read before one writes.
+    # Several threads may hold the same elements: all must have read before any of them writes.
     tl.debug_barrier()
     tl.store(where, memory, mask=inside)
     if call.convolution.weight is not None:
@@ -116,8 +118,8 @@ def step_heads(call):
 
 @triton.jit
 def entering(call, who, channels, columns):
-    """Features of the query, the key and the value of a head in float32, zero behind their sizes, and what a
-    convolution keeps of each."""
+    """The features of the query, the key and the value of a head in float32, zero behind their sizes, and the inputs
+    that the convolution caches of each."""
     size: tl.constexpr = call.tile.key_size
     width: tl.constexpr = call.tile.value_size
     shared = who[2] // call.tile.share
@@ -151,7 +153,7 @@ def entering(call, who, channels, columns):
 
 @triton.jit
 def turned(turn, view, rows, request, head, channels):
-    """A row turned to its position; the other element of each pair is read once more."""
+    """The row with rotary embedding applied; the partner element of each pair is read from memory again."""
     inside = channels < turn.size
     partner = (channels + turn.size // 2) % turn.size
     if turn.neighbours:
@@ -165,7 +167,7 @@ def turned(turn, view, rows, request, head, channels):
 
 @triton.jit
 def updated(call, who, memory, row, channels):
-    """The memory [channels, columns] after the token, and what its query then reads, [columns]."""
+    """The state [channels, columns] after the token, and what its query reads from it, [columns]."""
     query, key, value = row
     if call.decaying.rows.data is not None:
         left = left_of(call.decaying, who[0], who[2], channels, call.tile.key_size)
@@ -185,9 +187,9 @@ def updated(call, who, memory, row, channels):
 
 @triton.jit
 def add_key(call, who, part, row, channels):
-    """Add a key to the sum of keys, the column behind the values, and give its product with the query.
+    """Add a key to the sum of keys, in the state's column behind the values, and return its product with the query.
 
-    The first part of a head does so; to others it means nothing.
+    Only the first part of a head updates the column; the result of other parts is not used.
     """
     query, key, _ = row
     at = start_of(call.memory, who[1], who[2]) + channels * call.memory.row + call.tile.value_size
@@ -203,7 +205,7 @@ def add_key(call, who, part, row, channels):
 
 @triton.jit
 def remember_head(call, who, kept, channels, columns):
-    """Keep the query, the key and the value of a head for the convolutions of later tokens."""
+    """Cache the inputs of a head's query, key and value for the convolutions of later tokens."""
     inside, at = channels < call.tile.key_size, who[2] * call.tile.key_size + channels
     remember(call.convolution, kept[0], who[1], call.convolution.query + at, inside)
     remember(call.convolution, kept[1], who[1], call.convolution.key + at, inside)

@@ -1,4 +1,4 @@
-"""Rotary positions of new rows, whose keys and values are written to a cache in the same pass."""
+"""The kernel that applies rotary embedding to queries and keys and writes keys and values to a cache in one pass."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from attn_kernels_triton.kernels.rowwise import Turn, TurnTile, cos_sin_of_batch
 
 
 class Append(NamedTuple):
-    """Everything for the program: `query`, `key`, `value` and `out` [1, token, head, size]; `key_memory` and
-    `value_memory` [1, row, head, size], of which `slots` [token] are the rows of tokens. `tile` is of one token,
+    """The argument of the kernel: `query`, `key`, `value` and `out` [1, token, head, size]; the cached `key_memory` and
+    `value_memory` [1, row, head, size], in which `slots` [token] are the rows of the tokens. `tile` is for one token,
     `value_width` a power of two that is not smaller than the size of values."""
 
     query: Rows
@@ -34,7 +34,7 @@ class Append(NamedTuple):
 
 @triton.jit
 def rotate_append(call):
-    """Grid: tokens, for each of them query heads, heads of keys, and heads of values."""
+    """Rotate or copy one head of one token. Grid: tokens, for each of them query heads, key heads and value heads."""
     every = call.heads + 2 * call.owners
     token, head = tl.program_id(0) // every, tl.program_id(0) % every
     at = tl.cast(token, tl.int64)
@@ -57,7 +57,7 @@ def rotate_append(call):
 
 @triton.jit
 def turn(call, token, source, target):
-    """Turn one head of a token."""
+    """Rotate one head of a token and copy the elements that are not rotated."""
     tokens = token + tl.arange(0, 1)
     pairs = tl.arange(0, call.tile.width)
     cosines, sines = cos_sin_of_batch(call, 0, tokens, pairs)

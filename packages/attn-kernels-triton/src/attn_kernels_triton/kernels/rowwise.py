@@ -11,7 +11,7 @@ from attn_kernels_triton.kernels.common import start_of
 
 
 class Matrix(NamedTuple):
-    """A tensor [row, size], its last axis dense: where it begins, and its stride in elements."""
+    """A tensor [row, size], its last axis contiguous: its address and its row stride in elements."""
 
     data: Any
     row: Any
@@ -21,7 +21,8 @@ NO_MATRIX = Matrix(None, None)
 
 
 class RowTile(NamedTuple):
-    """Constants: rows taken at once, their size, and how many elements of it are taken at once, a power of two."""
+    """Compile-time constants: rows of a tile, the size of a row, and the elements of a row in a tile, a power of
+    two."""
 
     rows: Any
     size: Any
@@ -29,7 +30,7 @@ class RowTile(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """Everything for the forward program of a norm; `total` is where the sum of `rows` and `added` goes."""
+    """The argument of the forward kernel of RMSNorm; the sum of `rows` and `added` is written to `total`."""
 
     rows: Matrix
     added: Matrix
@@ -42,9 +43,9 @@ class Norm(NamedTuple):
 
 
 class Unnorm(NamedTuple):
-    """Everything for the backward program of a norm: of `rows`, the gradients `out` to what was normed and `total` to
-    the rows themselves; written are `change`, to the rows, and `gains` [programs, size], float32, parts of that to the
-    gain, `NO_MATRIX` where there is none."""
+    """The argument of the backward kernel of RMSNorm: the normalized `rows` and the gradients `out` of the result and
+    `total` of the sum. It writes `change`, the gradient of the rows, and `gains` [programs, size], float32, partial
+    sums of that of the gain; `NO_MATRIX` if it needs none."""
 
     rows: Matrix
     gain: Any
@@ -59,8 +60,8 @@ class Unnorm(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """Everything for the programs of a gate; `change` is the gradient to the output, `first` to gates, `second` to what
-    they let through, of the backward program alone. `activation` is a constant."""
+    """The argument of the kernels of a gated activation; for the backward kernel, `change` is the gradient of the
+    output, `first` that of `gate` and `second` that of `up`. `activation` is a constant."""
 
     gate: Matrix
     up: Matrix
@@ -74,7 +75,7 @@ class Gate(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Cosines and sines [batch, token, turned]: where they begin, strides of batch and token."""
+    """Cosines and sines [batch, token, rotary size]: their addresses and their strides of batch and token."""
 
     cosines: Any
     sines: Any
@@ -83,8 +84,9 @@ class Turn(NamedTuple):
 
 
 class TurnTile(NamedTuple):
-    """Constants: tokens and heads of a program; size of a head, pairs of it that turn and the power of two that holds
-    them, that which holds the rest, 0 if there is none; whether neighbours are pairs, and whether they turn back."""
+    """Compile-time constants: tokens and heads of a program; the size of a head; the number of rotated pairs and the
+    power of two that holds them (`width`); the power of two that holds the elements that are not rotated (`rest`, 0 if
+    there are none); whether pairs are `interleaved`, and whether the rotation is inverted (`back`)."""
 
     tokens: Any
     heads: Any
@@ -97,7 +99,7 @@ class TurnTile(NamedTuple):
 
 
 class Rotate(NamedTuple):
-    """Everything for the program that turns `rows` [batch, token, head, size] into `out`, both `arguments.Rows`."""
+    """The argument of the kernel that rotates `rows` [batch, token, head, size] into `out`, both `arguments.Rows`."""
 
     rows: Any
     out: Any
@@ -108,9 +110,9 @@ class Rotate(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Everything for the program of cross-entropy: `logits` [row, vocabulary], which it overwrites where the constant
-    `gradients` says so, `ids` [row], int64, and `losses` [row], float32; `smoothing` is a constant, for 0 costs
-    nothing, and so is `cap`, None for none."""
+    """The argument of the cross-entropy kernel: `logits` [row, vocabulary], which are overwritten with their gradients
+    if the constant `gradients` is set, `ids` [row], int64, and `losses` [row], float32. `smoothing` is a constant, so
+    that 0 costs nothing, and so is the soft cap `cap`, None for none."""
 
     logits: Matrix
     ids: Any
@@ -124,9 +126,9 @@ class Losses(NamedTuple):
 
 @triton.jit
 def starts_of(view, rows):
-    """The addresses of rows, in 64 bits: a matrix may have more elements than 32 bits count.
+    """The addresses of rows, with 64-bit offsets, because a matrix may be large.
 
-    Rows of one element lie one apart, which is a constant, and which Triton 3.6 knows as None inside of a loop.
+    A row stride of 1 (rows of one element) is a constant, which Triton 3.6 turns into None inside loops.
     """
     places = rows.to(tl.int64)
     if view.row is not None:
@@ -136,14 +138,14 @@ def starts_of(view, rows):
 
 @triton.jit
 def read_tile(view, rows, count, columns, size: tl.constexpr):
-    """Elements [rows, columns] in float32, zeros outside of the matrix."""
+    """Load elements [rows, columns] in float32, with zeros outside of the matrix."""
     inside = (rows < count)[:, None] & (columns < size)[None, :]
     return tl.load(starts_of(view, rows)[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def write_tile(view, rows, count, columns, size: tl.constexpr, content):
-    """Write elements [rows, columns] as far as they exist, in the type of the matrix."""
+    """Store the elements [rows, columns] that exist, in the dtype of the matrix."""
     inside = (rows < count)[:, None] & (columns < size)[None, :]
     at = starts_of(view, rows)[:, None] + columns[None, :]
     tl.store(at, content.to(view.data.dtype.element_ty), mask=inside)
@@ -151,13 +153,13 @@ def write_tile(view, rows, count, columns, size: tl.constexpr, content):
 
 @triton.jit
 def norm_rows(call):
-    """Norm some rows. Grid: blocks of rows."""
+    """RMSNorm of a block of rows, after adding `added` if it is given. Grid: blocks of rows."""
     rows = tl.program_id(0) * call.tile.rows + tl.arange(0, call.tile.rows)
     columns = tl.arange(0, call.tile.width)
     row = read_tile(call.rows, rows, call.count, columns, call.tile.size)
     if call.added.data is not None:
         row += read_tile(call.added, rows, call.count, columns, call.tile.size)
-        # What is normed is what others read: the sum as it was rounded.
+        # Normalize the sum as it is stored, that is, after rounding.
         row = row.to(call.total.data.dtype.element_ty)
         write_tile(call.total, rows, call.count, columns, call.tile.size, row)
         row = row.to(tl.float32)
@@ -169,7 +171,8 @@ def norm_rows(call):
 
 @triton.jit
 def unnorm_rows(call):
-    """Gradients to rows, and what these rows add to that to the gain. Grid: programs, which share the blocks of rows.
+    """The gradients of rows, and their part of the gradient of the gain. Grid: programs, which share all blocks of
+    rows.
 
     With x̂ = x / rms(x) and h = g ⊙ dy:   dx = (h - x̂ mean(h x̂)) / rms(x),   dg = Σ dy ⊙ x̂
     """
@@ -196,13 +199,14 @@ def unnorm_rows(call):
 
 @triton.jit
 def gain_of(gain, columns, size: tl.constexpr):
-    """The gain of some columns in float32."""
+    """Load the gain of some columns in float32."""
     return tl.load(gain + columns, mask=columns < size, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def rotate_rows(call):
-    """Turn some tokens of some heads. Grid: groups of heads of blocks of tokens of sequences."""
+    """Rotate a block of tokens of a group of heads. Grid: groups of heads, for each block of tokens, for each batch
+    row."""
     groups = tl.cdiv(call.heads, call.tile.heads)
     blocks = tl.cdiv(call.tokens, call.tile.tokens)
     place = tl.program_id(0) // groups
@@ -227,7 +231,7 @@ def rotate_rows(call):
 
 @triton.jit
 def cos_sin_of_batch(call, batch, tokens, pairs):
-    """Cosines and sines [tokens, pairs] of the angles; the sine that is kept of a pair's second element is positive."""
+    """Load cosines and sines [tokens, pairs] of the angles; the table's sine of a pair's second element is positive."""
     at = tl.cast(batch, tl.int64) * call.turn.batch + tokens.to(tl.int64)[:, None] * call.turn.row
     if call.tile.interleaved:
         real = (tokens < call.tokens)[:, None]
@@ -242,7 +246,7 @@ def cos_sin_of_batch(call, batch, tokens, pairs):
 
 @triton.jit
 def turn_halves(source, target, cosines, sines, real, tile):
-    """Elements p and p + half of each row."""
+    """Rotate the pairs of elements p and p + half of each row."""
     near = tl.arange(0, tile.width)[None, :]
     inside = real & (near < tile.pairs)
     x = tl.load(source + near, mask=inside, other=0.0).to(tl.float32)
@@ -253,7 +257,7 @@ def turn_halves(source, target, cosines, sines, real, tile):
 
 @triton.jit
 def turn_neighbours(source, target, cosines, sines, real, tile):
-    """Elements 2p and 2p + 1 of each row."""
+    """Rotate the pairs of elements 2p and 2p + 1 of each row."""
     x, y = read_neighbours(source, real, tile)
     turned = tl.reshape(tl.join(x * cosines - y * sines, y * cosines + x * sines), [tile.tokens, 2 * tile.width])
     across = tl.arange(0, 2 * tile.width)[None, :]
@@ -263,7 +267,7 @@ def turn_neighbours(source, target, cosines, sines, real, tile):
 
 @triton.jit
 def read_neighbours(source, real, tile):
-    """Elements 2p and elements 2p + 1 in float32, read side by side."""
+    """Load elements 2p and elements 2p + 1 in float32, by one contiguous load."""
     across = tl.arange(0, 2 * tile.width)[None, :]
     both = tl.load(source + across, mask=real & (across < 2 * tile.pairs), other=0.0).to(tl.float32)
     return tl.split(tl.reshape(both, [tile.tokens, tile.width, 2]))
@@ -271,14 +275,14 @@ def read_neighbours(source, real, tile):
 
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 NORMAL = tl.constexpr(0.3989422804014327)
-"""1 / √(2π), the height of the normal density."""
+"""1 / √(2π), the maximum of the normal density."""
 STEEP, CUBIC = tl.constexpr(1.5957691216057308), tl.constexpr(0.044715)
-"""Of (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2, written as a logistic function of twice the argument."""
+"""Coefficients of (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2, written as a logistic function of twice the argument."""
 
 
 @triton.jit
 def gate_rows(call):
-    """Write the output. Grid: parts of rows of blocks of rows."""
+    """The forward pass of a gated activation. Grid: parts of rows, for each block of rows."""
     rows, columns = place_of(call)
     gate = read_tile(call.gate, rows, call.count, columns, call.tile.size)
     up = read_tile(call.up, rows, call.count, columns, call.tile.size)
@@ -288,7 +292,7 @@ def gate_rows(call):
 
 @triton.jit
 def ungate_rows(call):
-    """Write the gradients. Grid: parts of rows of blocks of rows."""
+    """The gradients of a gated activation. Grid: parts of rows, for each block of rows."""
     rows, columns = place_of(call)
     gate = read_tile(call.gate, rows, call.count, columns, call.tile.size)
     up = read_tile(call.up, rows, call.count, columns, call.tile.size)
@@ -300,7 +304,7 @@ def ungate_rows(call):
 
 @triton.jit
 def place_of(call):
-    """Rows and columns of this program."""
+    """The rows and columns of this program."""
     parts: tl.constexpr = (call.tile.size + call.tile.width - 1) // call.tile.width
     rows = tl.program_id(0) // parts * call.tile.rows + tl.arange(0, call.tile.rows)
     return rows, tl.program_id(0) % parts * call.tile.width + tl.arange(0, call.tile.width)
@@ -308,7 +312,7 @@ def place_of(call):
 
 @triton.jit
 def share_of(gate, activation: tl.constexpr):
-    """s(x) of an activation x s(x), and s'(x)."""
+    """The factor s(x) of an activation x s(x), and its derivative s'(x)."""
     if activation == "gelu":
         share = 0.5 * (1 + tl.erf(gate * SQRT_HALF))
         slope = tl.exp(gate * gate * -0.5) * NORMAL
@@ -318,14 +322,14 @@ def share_of(gate, activation: tl.constexpr):
             at = (gate + gate * gate * gate * CUBIC) * STEEP
             steep = (1 + gate * gate * CUBIC * 3) * STEEP
         share = tl.sigmoid(at)
-        # As σ(-x): where σ(x) is nearly 1, one minus it has few digits.
+        # 1 - σ(x) is computed as σ(-x), which avoids cancellation where σ(x) is nearly 1.
         slope = share * tl.sigmoid(-at) * steep
     return share, slope
 
 
 @triton.jit
 def judge_rows(call):
-    """The loss of a row z of V logits and an id t, and dloss / dz; s is the smoothing. Grid: rows.
+    """The cross-entropy of a row z of V logits and an id t, and dloss / dz; s is the label smoothing. Grid: rows.
 
     loss = ln Σ e^z - (1 - s) z_t - s mean(z),   dloss / dz = softmax(z) - (1 - s) [t] - s / V
     """
@@ -335,7 +339,7 @@ def judge_rows(call):
     known = (chosen >= 0) & (chosen < call.tile.size)
     said = capped(tl.load(start + chosen, mask=known & counts, other=0.0).to(tl.float32), call.cap)
     most, total, mean = sums_of(call, start)
-    # Differences of logits first: large ones would swallow the logarithm.
+    # Differences of logits are taken first: added to a large logit, the logarithm would be rounded away.
     whole = tl.log(total)
     loss = whole + (1 - call.smoothing) * (most - said)
     if call.smoothing > 0:
@@ -343,7 +347,7 @@ def judge_rows(call):
     loss = tl.where(known, loss, float("nan"))
     tl.store(call.losses + tl.program_id(0), tl.where(counts, loss, 0.0))
     if call.gradients:
-        # Every thread has read the logit of the id before any overwrites it.
+        # All threads must have read the logit of the id before any of them overwrites it.
         tl.debug_barrier()
         for first in range(0, call.tile.size, call.tile.width):
             columns = first + tl.arange(0, call.tile.width)
@@ -360,7 +364,7 @@ def judge_rows(call):
 
 @triton.jit
 def sums_of(call, start):
-    """The largest logit m, Σ e^(z - m), and the mean of z where it is asked for."""
+    """The largest logit m, Σ e^(z - m), and the mean of z (with label smoothing only)."""
     most, total, sum_of_all = float("-inf"), 0.0, 0.0
     for first in range(0, call.tile.size, call.tile.width):
         columns = first + tl.arange(0, call.tile.width)
@@ -368,7 +372,7 @@ def sums_of(call, start):
         logits = capped(tl.load(start + columns, mask=inside, other=float("-inf")).to(tl.float32), call.cap)
         logits = tl.where(inside, logits, float("-inf"))
         larger = tl.maximum(most, tl.max(logits, 0))
-        # Where all logits so far are -inf, nothing may be taken off them.
+        # If all logits so far are -inf, subtract 0 instead, which avoids NaN.
         known = tl.where(larger == float("-inf"), 0.0, larger)
         total = total * tl.exp(most - known) + tl.sum(tl.exp(logits - known), 0)
         most = larger
@@ -379,7 +383,7 @@ def sums_of(call, start):
 
 @triton.jit
 def capped(logits, cap):
-    """cap · tanh(logits / cap), or the logits; tanh by way of e^-2|x|, which cannot overflow."""
+    """cap · tanh(logits / cap), or the logits without a cap; tanh is computed from e^-2|x|, which cannot overflow."""
     if cap is not None:
         small = tl.exp(-2 * tl.abs(logits / cap))
         size = cap * (1 - small) / (1 + small)

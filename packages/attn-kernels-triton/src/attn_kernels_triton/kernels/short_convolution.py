@@ -1,4 +1,4 @@
-"""Short causal convolutions of new rows, whose last inputs are kept in slots and replaced in the same pass."""
+"""Short causal convolutions of one new row per request, with the last inputs cached in slots and updated in place."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from attn_kernels_triton.kernels.common import start_of
 
 
 class Convolution(NamedTuple):
-    """A convolution of each channel: `weight` [channel, taps], dense, the newest row last, `bias` [channel] or None.
+    """A depthwise convolution: `weight` [channel, taps], contiguous, the newest tap last, and `bias` [channel] or None.
 
-    `tail` [slot, taps - 1, channel] are the inputs before the newest, oldest first, `NO_ROWS` where there is one tap.
-
-    `query`, `key` and `value` are the first channels of each; `taps` is a constant. All is None where nothing is
-    convolved.
+    `tail` [slot, taps - 1, channel] holds the inputs before the newest, oldest first; `NO_ROWS` if there is one tap.
+    `query`, `key` and `value` are the first channels of each; `taps` is a constant and `places` a power of two that is
+    not smaller. All fields are None without a convolution.
     """
 
     weight: Any
@@ -31,9 +30,9 @@ class Convolution(NamedTuple):
 
 
 class Convolve(NamedTuple):
-    """Everything for the program that convolves queries and keys [request, size] of `query_size` elements and values of
-    `value_size` into `out` [request, channel], float32. `slots` are [request], int64; of blocks of `block` channels
-    queries fill `query_blocks`, keys as many, and values `value_blocks`."""
+    """The argument of the kernel that convolves queries and keys [request, query_size] and values [request, value_size]
+    into `out` [request, channel], float32. `slots` are [request], int64; queries, and likewise keys, are `query_blocks`
+    blocks of `block` channels, values `value_blocks`."""
 
     query: Rows
     key: Rows
@@ -50,7 +49,7 @@ class Convolve(NamedTuple):
 
 @triton.jit
 def convolve_rows(call):
-    """Grid: blocks of the channels of requests; those of queries, of keys, then of values."""
+    """Convolve one block of channels. Grid: blocks of queries, keys, then values, for each request."""
     every = 2 * call.query_blocks + call.value_blocks
     request, block = tl.program_id(0) // every, tl.program_id(0) % every
     slot = tl.load(call.slots + request)
@@ -66,22 +65,22 @@ def convolve_rows(call):
 
 @triton.jit
 def convolve_block(call, view, request, slot, first, block, size):
-    """Convolve some channels of a row, of which `first` is the first channel, and remember them."""
+    """Convolve a block of channels of a row that begins at channel `first`, and update the cached inputs."""
     columns = block * call.block + tl.arange(0, call.block)
     rows = start_of(view, request, 0) + columns
     found, kept = convolved(call.convolution, rows, slot, first + columns, columns < size)
     tl.store(start_of(call.out, request, 0) + first + columns, found, mask=columns < size)
-    # No thread writes before all have read.
+    # All threads must have read before any of them writes.
     tl.debug_barrier()
     remember(call.convolution, kept, slot, first + columns, columns < size)
 
 
 @triton.jit
 def convolved(convolution, rows, slot, channels, inside):
-    """The sums [channels] in float32, zero outside, and the inputs to be kept [places, channels] from now on.
+    """The convolved channels [channels] in float32, zero outside, and the inputs [places, channels] to be cached.
 
-    `rows` are the addresses of the newest inputs. All taps are read as one tile: loads of fewer elements than a program
-    has threads would be repeated by each of them.
+    `rows` are the addresses of the newest inputs. All taps are read as one tile: a load of fewer elements than a
+    program has threads would be repeated by several threads.
     """
     taps: tl.constexpr = convolution.taps
     place = tl.arange(0, convolution.places)[:, None]
@@ -103,7 +102,7 @@ def convolved(convolution, rows, slot, channels, inside):
 
 @triton.jit
 def remember(convolution, kept, slot, channels, inside):
-    """Write the inputs that later tokens read, [places, channels]."""
+    """Write the cached inputs for later tokens, [places, channels]."""
     taps: tl.constexpr = convolution.taps
     if taps > 1:
         place = tl.arange(0, convolution.places)[:, None]

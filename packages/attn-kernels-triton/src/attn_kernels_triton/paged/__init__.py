@@ -1,1 +1,1 @@
-"""Attention to rows where a cache keeps them: what is checked, cut into items and launched."""
+"""Attention over a paged KV cache: checks, splitting into work items, and launches."""

@@ -39,9 +39,9 @@ from attn_kernels_triton.tuning.store import known
 
 
 def check(spec: AttentionSpec, operands: PagedAttentionInputs) -> None:
-    """Raise `InvalidValue` for operands that the programs would misread or compute in the wrong type.
+    """Raise `InvalidValue` for operands whose shapes, dtypes, devices, strides or sizes the kernels do not support.
 
-    That row numbers lie inside memory is asked once a step; see `paged.prepared`.
+    Row numbers are checked once per step, see `paged.schedule.prepared`.
     """
     query, batch, rows = operands.query, operands.batch, operands.rows
     tokens = sum(batch.lengths)
@@ -74,7 +74,7 @@ def check(spec: AttentionSpec, operands: PagedAttentionInputs) -> None:
 
 
 class Kept(NamedTuple):
-    """Rows in memory by field, their form, and the type and device of the queries that meet them."""
+    """The tensors of the cache by field, their form, and the dtype and device of the queries."""
 
     fields: Fields
     form: str
@@ -83,7 +83,10 @@ class Kept(NamedTuple):
 
 
 def memory_of(kept: Kept, name: str, heads: int, size: int) -> Memory:
-    """The memory of a field of rows [row, heads, size], or [row, size] of one head; raises `InvalidValue`."""
+    """The kernel argument for a cache field [row, heads, size], or [row, size] for one head.
+
+    Raises `InvalidValue` for an unknown form, and for missing tensors or those of another shape, dtype or stride.
+    """
     fields, form, dtype, device = kept
     shape = (heads, size)
     if form == "plain":
@@ -104,7 +107,8 @@ def memory_of(kept: Kept, name: str, heads: int, size: int) -> Memory:
 
 
 def part(fields: object, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor [row, *shape] of the fields, dense along its last axis."""
+    """The tensor [row, *shape] of a field; raises `InvalidValue` if it is missing, of another shape or dtype, or not
+    contiguous along its last axis."""
     found = fields.get(name) if hasattr(fields, "get") else None
     if found is None:
         raise InvalidValue.of("rows.fields", sorted(fields), f"with {name}")  # type: ignore[call-overload]
@@ -118,12 +122,12 @@ def part(fields: object, name: str, shape: tuple[int, ...], dtype: torch.dtype, 
 
 
 def strides(tensor: Tensor) -> tuple[Tensor, int, int]:
-    """A tensor with its strides of rows and heads."""
+    """A tensor and its strides of rows and heads."""
     return tensor, tensor.stride(0), tensor.stride(1)
 
 
 class Met(NamedTuple):
-    """What queries meet: keys, their second part, values, and the size of the first part of keys."""
+    """The cache that queries attend to: keys, their second part, values, and the size of the first part of keys."""
 
     key: Memory
     rest: Memory
@@ -132,8 +136,8 @@ class Met(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What programs are asked for: an attention of queries [token, head, size] over rows in a form, where its output
-    goes, the positions [token] of queries, what they meet, the rule, and the choice for tiles of few rows, if any."""
+    """The operands of a paged attention call: spec, queries [token, head, size], form of the cache, output, positions
+    [token] of the queries, cache, rule, and the launch parameters for small tiles, if not the default."""
 
     spec: AttentionSpec
     query: Tensor
@@ -146,7 +150,7 @@ class Asked(NamedTuple):
 
 
 def attend_rows(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
-    """The output [tokens, heads, value_size] in the type of the queries; raises `InvalidValue`, see `paged.memory`."""
+    """The output [tokens, heads, value_size] in the dtype of the queries; raises `InvalidValue`, see `check`."""
     check(spec, operands)
     out = operands.query.new_empty(*operands.query.shape[:2], spec.heads.value_size)
     for launch in launches(spec, operands, out):
@@ -157,8 +161,7 @@ def attend_rows(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
 def launches(
     spec: AttentionSpec, operands: PagedAttentionInputs, out: Tensor, few: PagedChoice | None = None
 ) -> list[Launch]:
-    """The programs in the order in which they run; `few` is the choice for tiles of few rows, if it is not to be looked
-    up."""
+    """The launches of a step in order; `few` are launch parameters for small tiles, None to look them up."""
     query, rows = operands.query, operands.rows
     kept = Kept(rows.fields, rows.form, query.dtype, query.device)
     asked = asked_for(spec, (query, operands.batch.positions, out), kept, operands.parameters, few)
@@ -166,7 +169,7 @@ def launches(
     group = spec.heads.query // owners
     most = many(query.dtype, group, *sizes)
     choice = asked.few or choice_of(FEW if group <= FEW else most, query.dtype, *sizes)
-    # What is left of a stretch of latents weighs as much as many of its keys: they are cut for the whole step.
+    # The partial results of a split of latents are as large as many of its keys, so the whole step is split evenly.
     wanted = choice.programs * processors(query.device) if "latent" in rows.fields else 0
     heads = Heads(group, owners, most, choice.times, wanted)
     work = prepared(operands, heads, band_before(spec).left, asked.met.key.data.shape[0])
@@ -180,7 +183,7 @@ def asked_for(
     parameters: Mapping[str, Tensor],
     few: PagedChoice | None = None,
 ) -> Asked:
-    """What programs are asked for; `tensors` are queries, their positions, and where the output goes."""
+    """Collect the operands of a call; `tensors` are queries, their positions, and the output."""
     query, positions, out = tensors
     met = met_of(spec, kept)
     sink, bias = sink_of(spec, query, parameters), bias_of(spec, parameters)
@@ -191,7 +194,7 @@ def asked_for(
 
 
 def band_before(spec: AttentionSpec) -> Band:
-    """The band of a mask that ends at the query; raises `InvalidValue` for any other."""
+    """The band of a causal mask or of a window that ends at the query; raises `InvalidValue` for other masks."""
     band = band_of(spec.mask)
     if band is None or band.right != 0:
         raise InvalidValue.of("mask", spec.mask.kind, "causal, or a window that ends at the query")
@@ -199,7 +202,7 @@ def band_before(spec: AttentionSpec) -> Band:
 
 
 def portion_launches(asked: Asked, portions: Iterable[Portion]) -> list[Launch]:
-    """The programs that meet rows, each before the one that merges what it leaves in parts."""
+    """The launches of all portions: for each the attention kernels, then the merge of their partial results."""
     found = []
     for portion in portions:
         attend = attend_launch(asked, portion)
@@ -210,15 +213,15 @@ def portion_launches(asked: Asked, portions: Iterable[Portion]) -> list[Launch]:
 
 
 def measured_paged(query: Tensor, form: str, sizes: tuple[int, int]) -> PagedChoice | None:
-    """What was measured for tiles of few rows over pages in a form, of keys and values of these sizes; of codes and
-    elements of 32 bits nothing is."""
+    """The measured launch parameters for small tiles over keys and values of these sizes, or None; quantized caches and
+    32-bit elements are not tuned."""
     if form != "plain" or query.dtype.itemsize > 2:
         return None
     return known(PagedChoice, paged_name(max(NARROWEST, power_of_two(max(sizes)))), query.device)
 
 
 def met_of(spec: AttentionSpec, kept: Kept) -> Met:
-    """The memory of keys and values, or of latents and the rotary part of keys."""
+    """The kernel arguments for cached keys and values, or for latents and the rotary part of keys."""
     heads = spec.heads
     if "latent" in kept.fields:
         latent = memory_of(kept, "latent", 1, heads.value_size)
@@ -229,7 +232,7 @@ def met_of(spec: AttentionSpec, kept: Kept) -> Met:
 
 
 def attend_launch(asked: Asked, portion: Portion) -> Launch:
-    """The program that meets rows, for tiles of one kind."""
+    """The launch of the attention kernel for one portion."""
     spec, query, form, out, positions, met, rule, few = asked
     value_size = out.shape[2]
     rest = 0 if met.rest.data is None else spec.heads.key_size - met.first
@@ -241,7 +244,7 @@ def attend_launch(asked: Asked, portion: Portion) -> Launch:
     }
     takes = [what for what, there in present.items() if there]
     choice = choice_of(portion.tile, query.dtype, met.first, value_size, takes=takes)
-    # What was measured without any of these may leave them no registers.
+    # Parameters measured without these features may leave too few registers for them.
     if few is not None and portion.tile == FEW and not takes:
         choice = few
     sizes = (met.first, value_size, rest)
@@ -274,7 +277,7 @@ def attend_launch(asked: Asked, portion: Portion) -> Launch:
 
 
 def shared_launch(asked: Asked, attend: Launch, portion: Portion, shared: Shared) -> Launch:
-    """The program that reads a shared prefix once, and leaves its results beside those of another program."""
+    """The launch over shared prefixes, which writes partial results into the buffers of the launch `attend`."""
     own: Paged = attend.call
     found = attend_launch(asked, Portion(shared.tile, shared.items, portion.merges, 0, portion.tables))
     call = found.call._replace(sums=own.sums, lse=own.lse, slots_of=shared.slots_of, slot_rows=own.tile.rows)
@@ -282,9 +285,9 @@ def shared_launch(asked: Asked, attend: Launch, portion: Portion, shared: Shared
 
 
 def merge_launch(attend: Launch, portion: Portion) -> Launch:
-    """The program that merges what another left in parts."""
+    """The launch that merges the partial results of the launch `attend`."""
     done: Paged = attend.call
     argument = Merge(done.out, portion.merges, done.sums, done.lse, done.heads, done.group, done.rule, done.tile)
-    # A program for each row: few requests have few rows, and each should read its own at once.
+    # One program per row: there may be few rows, which should be merged in parallel.
     programs = len(portion.merges) * (done.heads // done.group) * portion.tile
     return Launch(program=merge_paged, programs=programs, call=argument, warps=4, stages=2)

@@ -1,9 +1,9 @@
-"""Steps in which each request of a bucket decodes one token, cut on the device: grids and pointers never change.
+"""Steps in which each request of a bucket decodes one token, split on the device with a fixed grid and fixed pointers.
 
-How long the stretches are follows from what all requests remember, so that programs have alike much to do (as the
-plan of FlashInfer, Ye et al. 2025, arXiv 2501.01005, section 3.3, but computed where lengths are). A CUDA graph that
-has recorded a step may be replayed with other lengths. Results are the same bit for bit for the same lengths of a
-bucket, not for a request in other company; `paged.schedule` cuts each request alone.
+The length of splits depends on the contexts of all requests, so that programs have about equal work (like the plan of
+FlashInfer, Ye et al. 2025, arXiv 2501.01005, section 3.3, but computed on the device). A CUDA graph that has captured a
+step may be replayed with other lengths. Results are bitwise reproducible for the same lengths in the same bucket, but
+not batch-invariant; `paged.schedule` splits each request on its own.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from attn_kernels_triton.paged.schedule import Portion, Tables
 from attn_kernels_triton.paged.tiles import FEW, choice_of, many
 
 SHORTEST = 128
-"""Keys of a stretch at least."""
+"""The smallest number of keys in a split."""
 
 
 class Bucket(NamedTuple):
-    """A step of up to so many `requests`, whose tokens are `tiles` tiles of so many rows, `tile`, of a group of heads.
+    """A step of up to `requests` requests, each with one token, whose heads of a group are `tiles` tiles of `tile`
+    rows.
 
-    Of items, each a tile and a stretch of keys, there is `room` for any lengths; about `wanted` come of stretches.
+    There is `room` for the work items, each a tile and a split of its keys, whatever the lengths; about `wanted` of
+    them result from splitting keys.
     """
 
     requests: int
@@ -47,20 +49,23 @@ class Bucket(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """Tiles of a token."""
+        """The number of tiles of a token."""
         return -(-self.group // self.tile)
 
     @property
     def room(self) -> int:
-        """Items for each key/value head: stretches, and one more for each tile."""
+        """The largest number of items per key/value head: the splits wanted, and one more for each tile."""
         return self.requests * self.tiles + self.wanted
 
 
 def bucket_of(spec: AttentionSpec, requests: int, dtype: torch.dtype, device: torch.device) -> Bucket:
-    """The bucket of up to so many requests on a device; raises `InvalidValue` for masks that look ahead."""
+    """The bucket of up to `requests` requests on a device.
+
+    Raises `InvalidValue` for masks other than causal ones and windows that end at the query.
+    """
     owners = spec.heads.key_value
     group = spec.heads.query // owners
-    # Latents are as wide as values; else keys may be wider.
+    # Latents have the size of values; otherwise keys may be wider.
     first = spec.heads.value_size if owners == 1 < group else spec.heads.key_size
     sizes = first, spec.heads.value_size
     tile = FEW if group <= FEW else many(dtype, group, *sizes)
@@ -79,13 +84,13 @@ class BucketWork:
 
     @classmethod
     def of(cls, bucket: Bucket, device: torch.device) -> BucketWork:
-        """Work of nothing yet."""
+        """Empty work lists, to be filled by `layout`."""
         items = torch.zeros(bucket.room, 7, dtype=torch.int32, device=device)
         return cls(bucket, items, items.new_zeros(bucket.requests * bucket.tiles, 5))
 
     def layout(self, contexts: Tensor) -> Launch:
-        """The program that fills it; `contexts` [requests] are how many rows each request remembers before its token,
-        -1 where there is no request, int32 or int64."""
+        """The launch that fills the lists; `contexts` [requests], int32 or int64, are the numbers of cached rows before
+        each request's token, -1 if there is no request."""
         bucket = self.bucket
         check_like("contexts", contexts, (bucket.requests,), self.items.device)
         call = Layout(
@@ -107,14 +112,14 @@ class BucketWork:
         return Launch(program=lay_out, programs=-(-bucket.room // LAID.value), call=call, warps=4, stages=1)
 
     def portion(self, tables: Tables) -> Portion:
-        """The work over tables of row or page numbers."""
+        """The work lists with tables of row or page numbers."""
         return Portion(self.bucket.tile, self.items, self.merges, self.bucket.room * self.bucket.owners, tables)
 
 
 class DecodeStep(NamedTuple):
-    """The tensors of a step: `query` [requests, heads, key_size], one token for each; rows in memory by field, in a
-    form, see `attn_core.batch.RowsInPlace`; `pages` [requests, page], int32 or int64, which pages of `page` rows a
-    request remembers, by position from 0 on; `contexts` as given to `BucketWork.layout`."""
+    """The tensors of a decode step: `query` [requests, heads, key_size], one token per request; the cache by field, in
+    a form, see `attn_core.batch.RowsInPlace`; `pages` [requests, page], int32 or int64, the pages of `page` rows of
+    each request, from position 0 on; `contexts` as for `BucketWork.layout`."""
 
     query: Tensor
     fields: Fields
@@ -126,10 +131,10 @@ class DecodeStep(NamedTuple):
 
 
 def decode_launches(spec: AttentionSpec, step: DecodeStep, work: BucketWork, out: Tensor) -> list[Launch]:
-    """The programs that attend and merge, for each layer; `work` must have been laid out for `step.contexts`.
+    """The launches that attend and merge for one layer; `work` must have been filled for `step.contexts`.
 
-    Outputs [requests, heads, value_size] of no request are zeros. Raises `InvalidValue` for operands that the programs
-    would misread; that pages lie in memory is for the caller to see to.
+    Outputs [requests, heads, value_size] of absent requests are zeros. Raises `InvalidValue` for operands that the
+    kernels do not support; the caller must make sure that page numbers are within the cache.
     """
     query, bucket = step.query, work.bucket
     check_like("query", query, (bucket.requests, spec.heads.query, spec.heads.key_size), query.device)
@@ -144,13 +149,13 @@ def decode_launches(spec: AttentionSpec, step: DecodeStep, work: BucketWork, out
 
 
 _WORK: WeakKeyDictionary[RaggedBatch, dict[Bucket, BucketWork]] = WeakKeyDictionary()
-"""Work of live batches, laid out, which all layers of a model with alike heads and windows share."""
+"""The work lists of live batches, which all layers of a model with the same heads and windows share."""
 
 
 def attend_static(spec: AttentionSpec, operands: PagedAttentionInputs, rows: StaticRows) -> Tensor:
-    """The output [requests, heads, value_size] of a step over `StaticRows`; raises what `decode_launches` does.
+    """The output [requests, heads, value_size] of a step over `StaticRows`; raises what `decode_launches` raises.
 
-    The first layer of a batch lays the work out for all that come after it.
+    The first layer of a batch fills the work lists for all later layers.
     """
     query, device = operands.query, operands.query.device
     bucket = bucket_of(spec, query.shape[0], query.dtype, device)

@@ -1,5 +1,5 @@
-"""Cascade attention: which neighbouring requests share a prefix in the KV cache, and what it saves to read that
-once for all of them (Juravsky et al. 2024, arXiv 2402.05099; FlashInfer's cascade inference, arXiv 2501.01005)."""
+"""Cascade attention: which neighbouring requests share a prefix in the KV cache, and whether to read it once for all
+of them (Juravsky et al. 2024, arXiv 2402.05099; FlashInfer's cascade inference, arXiv 2501.01005)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from attn_core.kernels.attend import PagedAttentionInputs
 from attn_kernels_triton.paged.tiles import FEW, Heads
 
 WORTH = 16 << 20
-"""Bytes that must not be read for one launch more to pay: about what an H200 reads meanwhile. An estimate."""
+"""The bytes of reads that an additional launch must save: about what an H200 reads in its time. An estimate."""
 MULTIPLE = 64
-"""Keys of which a shared prefix is cut to a multiple: tiles of stretches stay whole."""
+"""The multiple to which the keys of a shared prefix are truncated, so that splits consist of whole tiles."""
 
 
 class SharedPrefix(NamedTuple):
-    """`requests` neighbours from number `request` on, the first of which computes token `begin`, one each, whose first
-    `keys` rows are the same."""
+    """A run of `requests` requests from number `request` on, whose first `keys` cache rows are the same.
+
+    Each computes one token, the first of them token `begin`.
+    """
 
     request: int
     begin: int
@@ -34,10 +36,10 @@ class SharedPrefix(NamedTuple):
 
 
 def shared_prefixes(operands: PagedAttentionInputs, alone: Collection[int], heads: Heads) -> list[SharedPrefix]:
-    """The prefixes that are to be read once for neighbours among these requests; none where it would not pay.
+    """The prefixes to read once for neighbouring requests among `alone`; empty if that would not pay.
 
-    Of requests that compute one token each and remember all since their first; queries of one must fill a tile of few
-    rows at most. The device is asked only where contexts are so long that it could pay.
+    Considered are requests that compute one token each and have cached all their tokens, with queries that fit the
+    small tile. The cache rows are compared on the device (a synchronization) only if contexts are long enough to pay.
     """
     batch, rows = operands.batch, operands.rows
     single = [
@@ -60,12 +62,12 @@ def shared_prefixes(operands: PagedAttentionInputs, alone: Collection[int], head
 
 
 def bytes_of(rows: RowsInPlace) -> int:
-    """The bytes of all fields of a row."""
+    """The bytes of all fields of a cache row."""
     return sum(field[:1].numel() * field.element_size() for field in rows.fields.values())
 
 
 def same_until(rows: RowsInPlace, pairs: Sequence[int], longest: int) -> list[int]:
-    """How many rows from the first on each of these requests has in common with the next, `longest` at most."""
+    """The length of the common prefix of each of these requests and the next one, `longest` at most."""
     first = torch.tensor(pairs, device=rows.kv_indices.device)
     differ = rows.kv_indices[first, :longest] != rows.kv_indices[first + 1, :longest]
     until = torch.where(differ.any(1), differ.int().argmax(1), differ.shape[1])
@@ -74,15 +76,18 @@ def same_until(rows: RowsInPlace, pairs: Sequence[int], longest: int) -> list[in
 
 
 def saved(count: int, keys: int, heads: Heads) -> int:
-    """The keys that so many requests do not read again where they share a prefix of so many."""
+    """The number of key reads that `count` requests save if they share a prefix of `keys` keys."""
     rows = count * heads.group
     tiles = -(-rows // (FEW if rows <= FEW else heads.many))
     return (count - tiles) * keys
 
 
 def runs(common: dict[int, int], heads: Heads) -> list[tuple[int, int, int]]:
-    """First requests, numbers of requests and keys of runs of neighbours, of which the first has so many in `common`
-    with the next: each is taken in, left out, or begins a run of its own, as it saves most."""
+    """Runs of neighbouring requests that share a prefix: first request, number of requests, and keys.
+
+    `common` has the length of the common prefix of a request and the next one. Greedily, each request is added to the
+    run before it, left out, or begins a run of its own, whichever saves most.
+    """
     found: list[tuple[int, int, int]] = []
     for first in sorted(common):
         new = first, 2, common[first] // MULTIPLE * MULTIPLE

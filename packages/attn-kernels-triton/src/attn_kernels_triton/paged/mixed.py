@@ -1,7 +1,7 @@
-"""Steps of chunks of any lengths, up to a number of tokens, cut on the device: grids and pointers never change.
+"""Steps with chunks of any lengths, up to a number of tokens, split on the device with a fixed grid and fixed pointers.
 
-As `paged.bucket`, where each request computes one token: stretches are about as long for all tiles of a step, and
-results are the same bit for bit for the same lengths of a bucket.
+This is like `paged.bucket`, in which each request computes one token: splits are about equally long for all tiles of a
+step, and results are bitwise reproducible for the same lengths in the same bucket.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from attn_kernels_triton.paged.tiles import FEW, choice_of, many
 
 
 class MixedBucket(NamedTuple):
-    """A step of up to so many `tokens` of `requests`, the last of which is padding, in tiles of so many rows, `tile`,
-    tokens times a group of heads.
+    """A step of up to `tokens` tokens of `requests` requests, the last of which is padding.
 
-    Of items, each a tile and a stretch of keys, there is `room` for any lengths; about `wanted` come of stretches.
+    Its tiles have `tile` rows, tokens times a group of heads. There is `room` for the work items, each a tile and a
+    split of its keys, whatever the lengths; about `wanted` of them result from splitting keys.
     """
 
     tokens: int
@@ -44,29 +44,33 @@ class MixedBucket(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """Tiles at most: those that tokens fill, and one that is not full for each request that has any."""
+        """The largest number of tiles: full ones, and a partly filled one for each request with tokens."""
         return self.tokens * self.group // self.tile + min(self.requests, self.tokens)
 
     @property
     def room(self) -> int:
-        """Items for each key/value head: no request has more stretches than one and its share of those wanted."""
+        """The largest number of items per key/value head: each tile has at most one split more than its share of those
+        wanted."""
         return self.tiles + self.wanted
 
     @property
     def merges(self) -> int:
-        """Tiles whose keys are cut: each is at least one and a half stretches long."""
+        """The largest number of tiles whose keys are split: each has keys for at least one and a half splits."""
         return min(self.tiles, 2 * self.wanted // 3 + 1)
 
     @property
     def slots(self) -> int:
-        """Stretches of these tiles: at most four for three stretches' length, by rounding."""
+        """The largest number of splits of these tiles: by rounding, at most four for the length of three."""
         return 4 * self.wanted // 3 + 1
 
 
 def mixed_bucket_of(
     spec: AttentionSpec, sizes: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> MixedBucket:
-    """The bucket of up to so many tokens and requests on a device; raises `InvalidValue` for masks that look ahead."""
+    """The bucket of up to `sizes` (tokens, requests) on a device.
+
+    Raises `InvalidValue` for masks other than causal ones and windows that end at the query.
+    """
     (tokens, requests), heads = sizes, spec.heads
     owners = heads.key_value
     group = heads.query // owners
@@ -86,12 +90,13 @@ class MixedWork:
 
     @classmethod
     def of(cls, bucket: MixedBucket, device: torch.device) -> MixedWork:
-        """Work of nothing yet."""
+        """Empty work lists, to be filled by `layout`."""
         items = torch.zeros(bucket.room, 7, dtype=torch.int32, device=device)
         return cls(bucket, items, items.new_zeros(bucket.merges, 5))
 
     def layout(self, starts: Tensor, contexts: Tensor) -> Launch:
-        """The program that fills it; `starts` [requests + 1] and `contexts` [requests] as in `StaticMixedRows`."""
+        """The launch that fills the lists; `starts` [requests + 1] and `contexts` [requests] as in
+        `StaticMixedRows`."""
         bucket, device = self.bucket, self.items.device
         check_like("query_starts", starts, (bucket.requests + 1,), device)
         check_like("contexts", contexts, (bucket.requests,), device)
@@ -115,17 +120,17 @@ class MixedWork:
         return Launch(program=lay_out_mixed, programs=-(-bucket.room // LAID.value), call=call, warps=4, stages=1)
 
     def portion(self, tables: Tables) -> Portion:
-        """The work over tables of page numbers."""
+        """The work lists with tables of page numbers."""
         return Portion(self.bucket.tile, self.items, self.merges, self.bucket.slots * self.bucket.owners, tables)
 
 
 def mixed_launches(
     spec: AttentionSpec, operands: PagedAttentionInputs, rows: StaticMixedRows, work: MixedWork, out: Tensor
 ) -> list[Launch]:
-    """The programs that attend and merge, for each layer; `work` must have been laid out for the step.
+    """The launches that attend and merge for one layer; `work` must have been filled for the step.
 
-    Outputs [tokens, heads, value_size] of padding are zeros. Raises `InvalidValue` for operands that the programs would
-    misread; that pages lie in memory is for the caller to see to.
+    Outputs [tokens, heads, value_size] of padding are zeros. Raises `InvalidValue` for operands that the kernels do not
+    support; the caller must make sure that page numbers are within the cache.
     """
     query, bucket = operands.query, work.bucket
     check_like("query", query, (bucket.tokens, spec.heads.query, spec.heads.key_size), query.device)
@@ -140,13 +145,13 @@ def mixed_launches(
 
 
 _WORK: WeakKeyDictionary[RaggedBatch, dict[MixedBucket, MixedWork]] = WeakKeyDictionary()
-"""Work of live batches, laid out, which all layers of a model with alike heads and windows share."""
+"""The work lists of live batches, which all layers of a model with the same heads and windows share."""
 
 
 def attend_mixed(spec: AttentionSpec, operands: PagedAttentionInputs, rows: StaticMixedRows) -> Tensor:
-    """The output [tokens, heads, value_size] of a step over `StaticMixedRows`; raises what `mixed_launches` does.
+    """The output [tokens, heads, value_size] of a step over `StaticMixedRows`; raises what `mixed_launches` raises.
 
-    The first layer of a batch lays the work out for all that come after it.
+    The first layer of a batch fills the work lists for all later layers.
     """
     query, device = operands.query, operands.query.device
     bucket = mixed_bucket_of(spec, (query.shape[0], len(rows.contexts)), query.dtype, device)

@@ -1,4 +1,4 @@
-"""How an engine step over a paged KV cache is cut into work items: tiles of query rows, stretches of keys, trees."""
+"""Splitting an engine step over a paged KV cache into work items: tiles of query rows, splits of keys, draft trees."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from attn_kernels_triton.paged.cascade import SharedPrefix, shared_prefixes
 from attn_kernels_triton.paged.tiles import FEW, Heads
 
 SHORTEST, LONGEST = 64, 256
-"""Keys of a stretch, where a request does not remember very much."""
+"""The bounds of the usual number of keys in a split (stretch)."""
 STRETCHES = 64
-"""Stretches at most, of a request that remembers very much."""
+"""The largest number of splits of a request; longer contexts get longer splits."""
 
 
 class Item(NamedTuple):
-    """Rows `first` to `first + rows` of a request, whose first token is `begin`, against keys `start` to `stop`.
+    """A work item: rows `first` to `first + rows` of a request, whose first token is `begin`, and keys `start` to
+    `stop`.
 
-    Row r is of token r // group and the head r % group of those that share keys. `slot` is where partial results go.
+    Row r belongs to token r // group and to head r % group of those that share keys. `slot` is where partial results
+    are written, -1 if the item writes the output.
     """
 
     request: int
@@ -41,7 +43,7 @@ class Item(NamedTuple):
 
 
 class MergeItem(NamedTuple):
-    """Rows whose partial results lie in `slots` slots from `slot` on, each with one place for every key/value head."""
+    """Rows whose partial results are in `slots` slots from `slot` on, each with one place for every key/value head."""
 
     begin: int
     first: int
@@ -51,10 +53,10 @@ class MergeItem(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request that computes `tokens` tokens, the first of which is token `begin` of the step, after `context` others.
+    """A request that computes `tokens` tokens after `context` cached ones; the first is token `begin` of the step.
 
-    Of a `tree`, any token may see any other. Keys before `since` are of a prefix that is read once for many requests,
-    which leaves the results of `shared` stretches.
+    In a `tree`, any token may see any other. Keys before `since` belong to a prefix that is read once for many
+    requests, and whose partial results are those of `shared` splits.
     """
 
     request: int
@@ -67,7 +69,7 @@ class Asked(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one kind of tile has to do."""
+    """The work items and merges of tiles of `tile` rows, and the number of slots for partial results."""
 
     tile: int
     items: list[Item]
@@ -76,7 +78,7 @@ class Work(NamedTuple):
 
 
 def asked_of(batch: RaggedBatch, requests: Iterable[int]) -> Iterator[Asked]:
-    """These requests of a batch, as far as they compute anything."""
+    """Those of the requests of a batch that compute any tokens."""
     wanted = set(requests)
     for span in batch.spans():
         if span.request in wanted and span.start < span.stop:
@@ -84,10 +86,10 @@ def asked_of(batch: RaggedBatch, requests: Iterable[int]) -> Iterator[Asked]:
 
 
 def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
-    """The work of requests, queries of which see `left` places before themselves, None for all.
+    """The work of requests whose queries see `left` positions before themselves (None: all).
 
-    How a request is cut depends on that request alone, so that it computes the same in any company, unless a number of
-    stretches is wanted of all: then all are about as long, whoever remembers what is read; or a prefix is shared.
+    The splits of a request depend on that request alone, so its results are batch-invariant, with two exceptions: if
+    `heads.wanted` is set, splits of all requests are about equally long; and prefixes may be shared.
     """
     found = {tile: Work(tile, [], [], 0) for tile in (FEW, heads.many)}
     every = list(asked)
@@ -102,7 +104,7 @@ def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
             if not tree:
                 oldest, stop = context + first // heads.group, context + (first + count - 1) // heads.group + 1
             oldest = since if left is None else max(0, oldest - left)
-            # Chunks that fill several tiles keep the chip busy, and would leave much to merge.
+            # Chunks that fill several tiles occupy the GPU without splits, which would leave much to merge.
             whole = tokens > 1 and rows > heads.many
             if whole:
                 cuts = [(oldest, stop)]
@@ -122,11 +124,11 @@ def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
 
 
 EVEN = 128
-"""Keys of which the length of stretches that are even is a multiple."""
+"""The multiple to which the length of even splits is rounded up."""
 
 
 def even_length(asked: Iterable[Asked], heads: Heads, left: int | None) -> int:
-    """The keys of a stretch of which as many are wanted of all requests together; 0 where none are."""
+    """The length of splits for `heads.wanted` splits of all requests together; 0 if that is not set."""
     if not heads.wanted:
         return 0
     keys = 0
@@ -138,7 +140,7 @@ def even_length(asked: Iterable[Asked], heads: Heads, left: int | None) -> int:
 
 
 def even_stretches(start: int, stop: int, length: int) -> Iterator[tuple[int, int]]:
-    """Positions `start` to `stop` cut into the nearest number of stretches of a length, as `lay_out` cuts them."""
+    """Split positions `start` to `stop` into the nearest number of splits of a length, as the kernel `lay_out` does."""
     held = stop - start
     pieces = max(1, (2 * held + length) // (2 * length))
     own = max(FEW, -(-held // (pieces * FEW)) * FEW)
@@ -147,8 +149,8 @@ def even_stretches(start: int, stop: int, length: int) -> Iterator[tuple[int, in
 
 
 def stretches(start: int, stop: int, heads: Heads, tiles: int) -> Iterator[tuple[int, int]]:
-    """Positions `start` to `stop` cut at multiples of a length that grows with their number, and with the rows of what
-    is left of each, which are so many `tiles` of few rows."""
+    """Split positions `start` to `stop` at multiples of a length, which grows with their number and with the partial
+    results of a split, whose rows are `tiles` small tiles."""
     length = heads.times * tiles * min(LONGEST, max(SHORTEST, 32 * (1 << (heads.owners - 1).bit_length())))
     while stop - start > length * STRETCHES:
         length *= 2
@@ -160,9 +162,10 @@ WORD = 32
 
 
 class Node(NamedTuple):
-    """A request that computes one token of a tree: `base` rows lie before the tree, `rows` are its ancestors' and own.
+    """A request that computes one token of a draft tree.
 
-    `last` is the row before the tree, -1 where there is none.
+    `base` is the position of the tree's first token, `first` that of the request's first cached row. `rows` are the
+    cache rows of the token's ancestors and its own, and `last` the row before the tree, -1 if there is none.
     """
 
     request: int
@@ -173,10 +176,10 @@ class Node(NamedTuple):
 
 
 class Grove(NamedTuple):
-    """Trees whose tokens are computed side by side.
+    """Draft trees whose tokens are computed together.
 
-    `numbers` [tree, place] are rows in memory from position `firsts[tree]` on, those of its tokens last, from position
-    `bases[tree]` on. Bit b of word w of `seen` [token of the step, words], int32, says that a token sees that of number
+    `numbers` [tree, place] are the cache rows from position `firsts[tree]` on; those of its tokens are last, from
+    position `bases[tree]` on. Bit b of word w of `seen` [token of the step, words], int32, is set if a token sees token
     32 w + b of its tree.
     """
 
@@ -189,7 +192,7 @@ class Grove(NamedTuple):
 
 
 def grove_of(operands: PagedAttentionInputs) -> Grove | None:
-    """The trees of a step; None where there is none, or none of two tokens that lie as they must."""
+    """The trees of a step; None if there is no complete tree of at least two tokens, see `complete`, `same_before`."""
     batch, numbers = operands.batch, operands.rows.kv_indices
     trees = [tree for tree in trees_of(operands) if len(tree) > 1 and complete(tree)]
     trees = [tree for tree, same in zip(trees, same_before(trees, numbers), strict=True) if same]
@@ -223,7 +226,8 @@ def grove_of(operands: PagedAttentionInputs) -> Grove | None:
 
 
 def trees_of(operands: PagedAttentionInputs) -> list[list[Node]]:
-    """Neighbouring tokens of trees after the same row, as far as they are asked for."""
+    """The requested tree tokens, grouped by tree: neighbouring requests with the same base, first position and row
+    before the tree."""
     nodes = nodes_of(operands)
     found = []
     for _, some in groupby(enumerate(nodes), lambda pair: (pair[1].request - pair[0], *pair[1][1:4])):
@@ -232,7 +236,7 @@ def trees_of(operands: PagedAttentionInputs) -> list[list[Node]]:
 
 
 def nodes_of(operands: PagedAttentionInputs) -> list[Node]:
-    """The requests that compute one token of a tree, with the numbers of the rows from the one before the tree on."""
+    """The requests that compute one token of a tree, with their cache rows from the one before the tree on."""
     batch, rows = operands.batch, operands.rows
     found = [request for request in sorted(set(operands.requests)) if is_node(batch, request)]
     if not found:
@@ -262,13 +266,13 @@ def is_node(batch: RaggedBatch, request: int) -> bool:
 
 
 def complete(tree: list[Node]) -> bool:
-    """Whether the ancestors of all tokens are among them, each in a row of its own."""
+    """Whether the ancestors of all tokens are in the tree, and each token has a cache row of its own."""
     own = {node.rows[-1] for node in tree}
     return len(own) == len(tree) and all(own.issuperset(node.rows) for node in tree)
 
 
 def same_before(trees: list[list[Node]], numbers: Tensor) -> list[bool]:
-    """For each tree, whether all its tokens have the same rows before the tree."""
+    """For each tree, whether all its tokens have the same cache rows before the tree."""
     same = []
     for tree in trees:
         before = numbers[tree[0].request : tree[-1].request + 1, : tree[0].base - tree[0].first]
@@ -277,8 +281,8 @@ def same_before(trees: list[list[Node]], numbers: Tensor) -> list[bool]:
 
 
 class Tables(NamedTuple):
-    """Row numbers [request, place] from positions `firsts` on, int32, from 0 where that is None; of trees `bases` and
-    `seen` too, see `Grove`. Numbers of pages of `page` rows where that is given."""
+    """Cache rows `numbers` [request, place] from positions `firsts`, int32, on (from 0 if None), or the numbers of
+    pages of `page` rows if that is given; for trees also `bases` and `seen`, see `Grove`."""
 
     numbers: Tensor
     firsts: Tensor | None
@@ -289,9 +293,9 @@ class Tables(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Portion:
-    """`items` [item, 7] and `merges` [merge, 5], int32, of tiles of so many rows; see `programs.paged_arguments`.
+    """The `items` [item, 7] and `merges` [merge, 5], int32, for tiles of `tile` rows; see `kernels.paged.Paged`.
 
-    `shared` are items of the same queries whose partial results go to the slots of this portion.
+    `shared` are items over shared prefixes of the same queries, whose partial results go to the slots of this portion.
     """
 
     tile: int
@@ -304,8 +308,10 @@ class Portion:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """`items` [item, 7], int32, of tiles of so many rows, each of several requests; `slots_of` [token], int32, are the
-    slots of a token's first stretch, from which those of items are counted."""
+    """Work over shared prefixes: `items` [item, 7], int32, of tiles of `tile` rows of several requests.
+
+    `slots_of` [token], int32, are the slots of a token's first split; the slots of items are relative to them.
+    """
 
     tile: int
     items: Tensor
@@ -314,7 +320,7 @@ class Shared:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Portions of work over the row numbers that were given."""
+    """The portions of a step, and the cache row numbers that they were computed from."""
 
     portions: tuple[Portion, ...]
     numbers: Tensor
@@ -323,11 +329,12 @@ class Prepared:
 Key = tuple[tuple[int, ...], Heads, int | None, int, int]
 
 _PREPARED: WeakKeyDictionary[RaggedBatch, dict[Key, Prepared]] = WeakKeyDictionary()
-"""By batch, and its requests, heads, reach, the row numbers and the rows of memory."""
+"""The prepared work by batch, and by requests, heads, window, identity of the row numbers, and rows of the cache."""
 
 
 def prepared(operands: PagedAttentionInputs, heads: Heads, left: int | None, rows: int) -> Prepared:
-    """The work of a step over memory of so many rows; raises `InvalidValue` for row numbers outside of it."""
+    """The work of a step over a cache of `rows` rows, computed once per batch; raises `InvalidValue` for row numbers
+    outside of it."""
     known = _PREPARED.setdefault(operands.batch, {})
     numbers = operands.rows.kv_indices
     key = operands.requests, heads, left, id(numbers), rows
@@ -342,13 +349,13 @@ def prepared(operands: PagedAttentionInputs, heads: Heads, left: int | None, row
         if grove is not None:
             tables = Tables(grove.numbers, grove.firsts, grove.bases, grove.seen)
             portions += portions_of(works(grove.asked, heads, left), tables)
-        # The row numbers are held, so that no others can take their place in memory.
+        # A reference to the row numbers is kept, so that their `id` is not reused.
         known[key] = Prepared(tuple(portions), numbers)
     return known[key]
 
 
 def apart_from(prefixes: Iterable[SharedPrefix], asked: Iterable[Asked], heads: Heads) -> Iterator[Asked]:
-    """What is asked, without the keys of shared prefixes."""
+    """The requests without the keys of their shared prefixes."""
     met: dict[int, tuple[int, int]] = {}
     for prefix in prefixes:
         cuts = len(list(stretches(0, prefix.keys, heads, 1)))
@@ -361,7 +368,8 @@ def apart_from(prefixes: Iterable[SharedPrefix], asked: Iterable[Asked], heads: 
 def with_shared(
     portions: list[Portion], own: Sequence[Work], prefixes: Sequence[SharedPrefix], heads: Heads
 ) -> list[Portion]:
-    """The portions, with the shared prefixes in that of few rows, in which each request has its own tile."""
+    """The portions, with the work over shared prefixes added to that of the small tile, where each request has its own
+    tile."""
     if not prefixes:
         return portions
     items: dict[int, list[Item]] = {}
@@ -382,7 +390,7 @@ def with_shared(
 
 
 def portions_of(found: list[Work], tables: Tables) -> list[Portion]:
-    """The work as programs read it."""
+    """The work as tensors that the kernels read."""
     return [
         Portion(
             work.tile,
@@ -396,7 +404,7 @@ def portions_of(found: list[Work], tables: Tables) -> list[Portion]:
 
 
 def check_numbers(rows: RowsInPlace, batch: RaggedBatch, count: int) -> None:
-    """Raise `InvalidValue` unless every row that a request has lies in memory of `count` rows."""
+    """Raise `InvalidValue` unless all row numbers of each request are within a cache of `count` rows."""
     held = [past + new - first for past, new, first in zip(batch.contexts, batch.lengths, rows.firsts, strict=True)]
     longest = max(held, default=0)
     if rows.kv_indices.shape[1] < longest:

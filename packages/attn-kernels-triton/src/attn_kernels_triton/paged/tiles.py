@@ -1,4 +1,4 @@
-"""Tile configurations of the paged kernels."""
+"""Launch parameters (tile sizes, warps, stages) of the paged kernels."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from attn_kernels_triton.attention.tiles import NEWER
 from attn_kernels_triton.launch import power_of_two
 
 FEW = 16
-"""Rows of a tile, heads of a group times tokens, where a request has no more."""
+"""The rows (heads of a group times tokens) of the small tile, for requests that have no more."""
 
 
 class Heads(NamedTuple):
-    """Heads that share keys, key/value heads, rows of a tile where a request has more than a few, and how many `times`
-    as long as usual stretches are; or how many stretches are `wanted` of all requests together, 0 where each is cut for
-    itself."""
+    """The head layout and the splitting of contexts: query heads per key/value head (`group`), key/value heads
+    (`owners`), rows of the large tile (`many`), the factor on the usual split length (`times`), and the number of
+    splits `wanted` for all requests together, 0 if each request is split on its own."""
 
     group: int
     owners: int
@@ -27,8 +27,9 @@ class Heads(NamedTuple):
 
 
 class PagedChoice(NamedTuple):
-    """Keys of a tile, warps, stages of the pipeline that loads ahead, how many `times` as long stretches are that are
-    cut for each request alone, and how many `programs` a processor is given where a whole bucket is cut."""
+    """Launch parameters: keys of a tile, warps, stages of the software pipeline, the factor on the split length
+    (`times`) where each request is split on its own, and the `programs` per multiprocessor where a whole bucket is
+    split."""
 
     keys: int
     warps: int
@@ -52,10 +53,10 @@ PAGED_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {
     (16, False, 256): PagedChoice(16, 4, 1),
     (16, False, 512): PagedChoice(16, 8, 1),
 }
-"""By rows of a tile, whether elements have 16 bits, and the width; but for 64 rows over latents, which an H200 computed
-in 0.73 of the time of tiles of half as many keys, none spills on sm_90a, as a test sees to.
+"""By rows of a tile, whether elements have 16 bits, and the width; none spills registers on sm_90a, which a test
+checks, except 64 rows over latents, which on an H200 took 0.73 of the time of tiles of half as many keys.
 
-Stretches over latents are long: what 16 heads leave of one weighs as much as 57 of its keys.
+Splits over latents are long: the partial results of 16 heads of one are as large as 57 of its keys.
 """
 
 BIASED, TREE, INT4, INT8 = "biased", "tree", "int4", "int8"
@@ -76,27 +77,29 @@ TIGHTER: dict[str, dict[tuple[int, bool, int], PagedChoice]] = {
     if NEWER
     else {},
 }
-"""Those that differ where learned biases are read for each pair, where bits say which tokens of a tree see one another,
-and where a row is read as two: these take registers."""
+"""Replaces `PAGED_CHOICES` for features that take registers: learned biases, draft trees with mask bits, and quantized
+rows, by feature."""
 
 NARROWEST = 64
 WIDE = 512
-"""The width of values from which on 64 rows and their sums take all registers, which fewer heads do not repay, and more
-than all with Triton 3.9."""
+"""The width of values from which on 64 rows and their sums take all registers, which does not pay for fewer heads, and
+exceed them with Triton 3.9."""
 MATRIX = 64
-"""Rows that the matrix unit of Hopper takes at once."""
+"""The number of rows of Hopper's matrix instructions."""
 
 
 def many(dtype: torch.dtype, group: int, *sizes: int) -> int:
-    """Rows of a tile where a request has more than a few, of groups of so many heads over keys and values of these
-    sizes."""
+    """The rows of the large tile, for groups of `group` heads over keys and values of these sizes."""
     if dtype.itemsize > 2:
         return FEW
     return 32 if power_of_two(max(sizes)) >= WIDE and (NEWER or group < MATRIX) else MATRIX
 
 
 def choice_of(rows: int, dtype: torch.dtype, *sizes: int, takes: Collection[str] = ()) -> PagedChoice:
-    """What is shipped for tiles of so many rows over keys and values of these sizes, with what `takes` registers."""
+    """The default launch parameters for tiles of `rows` rows over keys and values of these sizes.
+
+    `takes` are the features in use that take registers, see `TIGHTER`.
+    """
     kind = rows, dtype.itemsize == 2, max(NARROWEST, power_of_two(max(sizes)))
     tighter = [TIGHTER[what][kind] for what in TIGHTER if what in takes and kind in TIGHTER[what]]
     return tighter[0] if tighter else PAGED_CHOICES[kind]

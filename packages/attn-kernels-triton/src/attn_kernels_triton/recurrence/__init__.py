@@ -1,1 +1,1 @@
-"""Launching the programs of linear recurrences."""
+"""Launching the kernels of linear recurrences."""

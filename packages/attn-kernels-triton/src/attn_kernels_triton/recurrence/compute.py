@@ -1,4 +1,4 @@
-"""Linear recurrences by chunks, with gradients, and token by token."""
+"""Linear recurrences by chunks, with gradients, and token by token, without."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCAN_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def check_steps(steps: Steps, before: Tensor | None) -> None:
-    """Raise `InvalidValue` for steps that the programs would misread, overrun or compute in the wrong type."""
+    """Raise `InvalidValue` for steps whose shapes, dtypes, devices or sizes the kernels do not support."""
     check_key(steps.key, steps.fades)
     batch, tokens, heads, size = steps.key.shape
     width = steps.value.shape[-1]
@@ -45,14 +45,14 @@ def check_steps(steps: Steps, before: Tensor | None) -> None:
             kinds = f"{steps.key.dtype}, as the keys" + (", or float32" if wide else "")
             raise InvalidValue.of(f"{name}.dtype", str(part.dtype), kinds)
     check_count("elements of the memories of a head", (tokens // 16 + 1) * size * width)
-    # What programs write lies dense, in rows of 64 at least.
+    # Buffers that kernels write are contiguous, with rows of at least 64 elements.
     check_count("elements of a sequence", tokens * heads * max(size, width, *CHUNKS.values()))
     for name, rows in (("query", steps.query), ("key", steps.key), ("value", steps.value)):
         check_count(f"{name}: elements from the first to the last row of a head", tokens * rows.stride(1))
 
 
 def check_key(key: Tensor, fades: Decay) -> None:
-    """Keys [batch, token, head, size] on a GPU, of a type and size that the programs take."""
+    """Raise `InvalidValue` unless keys are [batch, token, head, size] on a GPU, of a supported dtype and size."""
     if key.dim() != 4:
         raise InvalidValue.of("key", list(key.shape), "four axes: batch, token, head, size")
     if key.device.type != "cuda" and not interpreted():
@@ -66,11 +66,11 @@ def check_key(key: Tensor, fades: Decay) -> None:
 
 
 class ByChunks(torch.autograd.Function):
-    """Outputs and the last memory of `Given`; gradients to all of it."""
+    """The outputs and the final state of `Given`, with gradients of all its tensors."""
 
     @staticmethod
     def forward(ctx: Any, *parts: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Run the forward programs."""
+        """Run the forward kernels."""
         given = Given(*parts)  # type: ignore[arg-type]
         work = between(given)
         for launch in forward_launches(given, work):
@@ -82,7 +82,7 @@ class ByChunks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, out: Tensor | None, after: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Compute memories again and run the backward programs."""
+        """Recompute the states and run the backward kernels."""
         given = Given(*ctx.saved_tensors)
         change = torch.zeros_like(given.value) if out is None else out
         found = run_backward(given, change, after, between(given), decays=ctx.needs_input_grad[3])
@@ -97,7 +97,8 @@ class ByChunks(torch.autograd.Function):
 
 
 def to_decay(decay: Tensor, found: Tensor) -> Tensor:
-    """The gradient in the shape and type of the log decays, of that to each sequence and part of the channels."""
+    """Reduce the gradient `found` [batch, tokens, heads, channels or parts] to the shape and dtype of the log
+    decays."""
     if decay.shape[-1] == 1:
         found = found.sum(-1, keepdim=True)
     if decay.shape[0] != found.shape[0]:
@@ -106,7 +107,7 @@ def to_decay(decay: Tensor, found: Tensor) -> Tensor:
 
 
 def given_of(steps: Steps, before: Tensor | None) -> Given:
-    """The tensors of a call, checked."""
+    """The tensors of a call in a layout that kernels can address; raises `InvalidValue`, see `check_steps`."""
     check_steps(steps, before)
     if steps.strength is not None:
         steps = steps._replace(strength=spaced(steps.strength[..., None]))
@@ -115,9 +116,9 @@ def given_of(steps: Steps, before: Tensor | None) -> Given:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def by_chunks(steps: Steps, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Outputs [batch, tokens, heads, value_size] in the type of the steps and the memory after them, float32.
+    """Outputs [batch, tokens, heads, value_size] in the dtype of the steps and the final state, float32.
 
-    `before` is the memory at the start, None for an empty one. Raises `InvalidValue`, see `checks`.
+    `before` is the initial state, None for zero. Raises `InvalidValue`, see `check_steps`.
     """
     given = given_of(steps, before)
     if not given.sizes.tokens:
@@ -133,7 +134,7 @@ def by_chunks(steps: Steps, before: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def backward_kind(given: Given, *, decays: bool) -> tuple[Hashable, ...]:
-    """All by which backward programs are compiled apart."""
+    """Everything that the backward kernels are specialized on."""
     sizes = given.sizes
     kinds = (None if part is None else part.dtype for part in given)
     numbers = sizes.key_size, sizes.value_size, sizes.channels, *specialized(sizes.tokens)
@@ -142,7 +143,7 @@ def backward_kind(given: Given, *, decays: bool) -> tuple[Hashable, ...]:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def by_token(steps: Steps, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same as `by_chunks`, one token after the other and without gradients: for one or a few tokens."""
+    """Like `by_chunks`, but token by token and without gradients: for one or a few tokens."""
     given = given_of(steps, before)
     if not given.sizes.tokens:
         return steps.value, steps.nothing().float() if before is None else before.float()

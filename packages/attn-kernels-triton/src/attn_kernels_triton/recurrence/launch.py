@@ -29,7 +29,7 @@ from attn_kernels_triton.tuning.store import known
 
 
 class Given(NamedTuple):
-    """Steps and the memory before them, every last axis dense."""
+    """Steps and the initial state, every last axis contiguous."""
 
     query: Tensor
     key: Tensor
@@ -40,21 +40,22 @@ class Given(NamedTuple):
 
     @property
     def sizes(self) -> ScanSizes:
-        """Of what kind they are."""
+        """The sizes and dtype of the steps."""
         channels = self.decay is not None and self.decay.shape[-1] > 1
         return ScanSizes(self.key.dtype, self.key.shape[3], self.value.shape[3], self.key.shape[1], channels)
 
     def rows(self, size: int) -> Tensor:
-        """Fresh memory [batch, tokens, heads, size] in the type of the steps."""
+        """An empty tensor [batch, tokens, heads, size] in the dtype of the steps."""
         return torch.empty(*self.key.shape[:3], size, dtype=self.key.dtype, device=self.key.device)
 
     def memory(self) -> Tensor:
-        """Fresh memory [batch, heads, key_size, value_size], float32."""
+        """An empty state [batch, heads, key_size, value_size], float32."""
         batch, _, heads, size = self.key.shape
         return torch.empty(batch, heads, size, self.value.shape[3], dtype=torch.float32, device=self.key.device)
 
     def states(self) -> Tensor:
-        """Fresh memory [batch, heads, chunks · key_size, value_size] in the type of the steps."""
+        """An empty tensor for the states of all chunks [batch, heads, chunks · key_size, value_size] in the dtype of
+        the steps."""
         batch, tokens, heads, size = self.key.shape
         cells = -(-tokens // self.sizes.chunk) * size
         return torch.empty(batch, heads, cells, self.value.shape[3], dtype=self.key.dtype, device=self.key.device)
@@ -62,7 +63,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Between:
-    """What programs leave one another, and the results; see `programs.scan.arguments.Scan`."""
+    """The intermediate buffers of the kernels and the results; see `kernels.recurrence.Scan`."""
 
     faded: Tensor | None
     solved: Tensor | None
@@ -75,7 +76,7 @@ class Between:
 
 
 def between(given: Given) -> Between:
-    """Fresh memory for all of it."""
+    """Allocate the intermediate buffers and the results."""
     delta_rule, sizes = given.strength is not None, given.sizes
     faded = None
     if given.decay is not None:
@@ -94,7 +95,7 @@ def between(given: Given) -> Between:
 
 
 def token_view(tensor: Tensor | None) -> Rows:
-    """The view of a tensor [batch or 1, token, head, size], `NO_ROWS` for None."""
+    """The kernel argument for a tensor [batch or 1, token, head, size]; `NO_ROWS` for None."""
     if tensor is None:
         return NO_ROWS
     batch, row, head = tensor.stride()[:3]
@@ -102,7 +103,7 @@ def token_view(tensor: Tensor | None) -> Rows:
 
 
 def channel_view(tensor: Tensor | None) -> Rows:
-    """The view of a tensor [batch, head, channel, size], `NO_ROWS` for None."""
+    """The kernel argument for a tensor [batch, head, channel, size]; `NO_ROWS` for None."""
     if tensor is None:
         return NO_ROWS
     batch, head, row, _ = tensor.stride()
@@ -110,9 +111,9 @@ def channel_view(tensor: Tensor | None) -> Rows:
 
 
 def spaced(tensor: Tensor) -> Tensor:
-    """One number a head, [batch, tokens, heads, 1], copied so that heads lie two elements apart.
+    """A copy of a tensor [batch, tokens, heads, 1] with a head stride of two elements.
 
-    A stride of 1 is a constant to Triton, and 3.6 loses constants of tuples inside of loops.
+    Triton turns a stride of 1 into a constant, and Triton 3.6 loses constants of tuples inside loops.
     """
     wide = tensor.new_empty(*tensor.shape[:3], 2)
     wide[..., :1] = tensor
@@ -120,8 +121,8 @@ def spaced(tensor: Tensor) -> Tensor:
 
 
 def chosen_scan(program: str, given: Given) -> ScanChoice:
-    """The choice for a program of a recurrence over chunks; elements of 32 bits have none but what is shipped, nor have
-    wide keys."""
+    """The launch parameters of a chunked kernel: measured, else the default; only 16-bit elements and keys of at most
+    128 channels are tuned."""
     found, sizes = None, given.sizes
     if sizes.dtype.itemsize == 2 and sizes.key_size <= NARROWEST:
         found = known(ScanChoice, recurrence_name(program, channels=sizes.channels), given.key.device)
@@ -129,7 +130,8 @@ def chosen_scan(program: str, given: Given) -> ScanChoice:
 
 
 def memory_launches(given: Given, work: Between) -> list[Launch]:
-    """What must be known before anything is read, or any gradient computed: sums of decays, corrections, memories."""
+    """The launches that both passes begin with: sums of decays, delta-rule corrections, and states before every
+    chunk."""
     found = []
     if given.decay is not None and work.faded is not None:
         found.append(fade_launch(given.decay, work.faded, given.sizes))
@@ -139,23 +141,23 @@ def memory_launches(given: Given, work: Between) -> list[Launch]:
 
 
 def forward_launches(given: Given, work: Between) -> list[Launch]:
-    """The programs in the order in which they run."""
+    """The launches of the forward pass in order."""
     return [*memory_launches(given, work), scan_launch(recall, given, work, chosen_scan("recall", given))]
 
 
 def scan_launch(program: Any, given: Given, work: Between, choice: ScanChoice) -> Launch:
-    """One of the programs that are given a `Scan`."""
+    """The launch of a kernel with a `Scan` argument."""
     return recurrence_launch(program, scan_of(given, work, choice), given, choice)
 
 
 def recurrence_launch(program: Any, call: Any, given: Given, choice: ScanChoice) -> Launch:
-    """A program with what it is given, as often as its choice asks for."""
+    """The launch of a kernel with an argument and launch parameters."""
     programs = count(program.__name__, given, choice)
     return Launch(program=program, programs=programs, call=call, warps=choice.warps, stages=choice.stages)
 
 
 def count(program: str, given: Given, choice: ScanChoice) -> int:
-    """How many programs there are of one: for each head, of chunks, or of parts of values or keys, or of both."""
+    """The grid size of a kernel: for each head, the number of chunks, of parts of values or keys, or their product."""
     sizes = given.sizes
     chunks = -(-sizes.tokens // sizes.chunk)
     values, keys = -(-sizes.value_size // choice.values), -(-sizes.key_size // choice.keys)
@@ -165,7 +167,7 @@ def count(program: str, given: Given, choice: ScanChoice) -> int:
 
 
 def scan_of(given: Given, work: Between, choice: ScanChoice) -> Scan:
-    """What the programs have in common."""
+    """The argument of the forward kernels."""
     return Scan(
         query=token_view(given.query),
         key=token_view(given.key),
@@ -187,7 +189,7 @@ def scan_of(given: Given, work: Between, choice: ScanChoice) -> Scan:
 
 
 def fade_launch(decay: Tensor, faded: Tensor, sizes: ScanSizes) -> Launch:
-    """The program that sums decays."""
+    """The launch of the kernel that sums decays."""
     batch, tokens, heads, size = decay.shape
     channels = 1 if size == 1 else min(FADED, power_of_two(size))
     constants = map(tl.constexpr, (sizes.chunk, size, channels))
@@ -197,7 +199,7 @@ def fade_launch(decay: Tensor, faded: Tensor, sizes: ScanSizes) -> Launch:
 
 
 def decode_launch(given: Given, out: Tensor, after: Tensor) -> Launch:
-    """The program that goes token by token."""
+    """The launch of the token-by-token kernel."""
     choice = ScanChoice(DECODED, DECODED, DECODE_WARPS, 1)
     batch, tokens, heads, _ = given.key.shape
     call = Decode(
@@ -219,9 +221,10 @@ def decode_launch(given: Given, out: Tensor, after: Tensor) -> Launch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gradients:
-    """Gradients that are given and those that programs write; see `programs.scan.arguments.Unscan`.
+    """The gradients that the backward kernels read and write; see `kernels.recurrence.Unscan`.
 
-    By the delta rule `news` is to what is written and `value` to the values; else they are one.
+    With the delta rule `news` is the gradient of what is written to the state and `value` that of the values; without
+    it they are the same tensor.
     """
 
     out: Tensor
@@ -237,7 +240,7 @@ class Gradients:
 
 
 def gradients(given: Given, out: Tensor, after: Tensor | None, *, decays: bool) -> Gradients:
-    """Fresh memory for gradients; `decays` says that those to log decays are wanted."""
+    """Allocate the gradients; `decays` is whether those of log decays are needed."""
     sizes, strength = given.sizes, given.strength
     news = given.rows(sizes.value_size)
     parts = sizes.key_size
@@ -258,7 +261,7 @@ def gradients(given: Given, out: Tensor, after: Tensor | None, *, decays: bool) 
 
 
 def backward_launches(given: Given, work: Between, found: Gradients) -> list[Launch]:
-    """The programs in the order in which they run; memories are computed again."""
+    """The launches of the backward pass in order; the states are recomputed first."""
     programs = [unrecall, unremember, *([] if given.strength is None else [uncorrect]), gradient_to_channels]
     launches = memory_launches(given, work)
     for program in programs:
@@ -268,7 +271,7 @@ def backward_launches(given: Given, work: Between, found: Gradients) -> list[Lau
 
 
 def unscan_of(given: Given, work: Between, found: Gradients, choice: ScanChoice) -> Unscan:
-    """What the programs have in common."""
+    """The argument of the backward kernels."""
     return Unscan(
         scan=scan_of(given, work, choice),
         out=token_view(found.out),
@@ -285,7 +288,7 @@ def unscan_of(given: Given, work: Between, found: Gradients, choice: ScanChoice)
 
 
 def run_backward(given: Given, out: Tensor, after: Tensor | None, work: Between, *, decays: bool) -> Gradients:
-    """Gradients of those to the output and to the last memory, None for none."""
+    """Run the backward kernels, given the gradients of the output and of the final state (None for none)."""
     out, after = laid_like(out, work.out), None if after is None else laid_like(after, work.after)
     found = gradients(given, out, after, decays=decays)
     for launch in backward_launches(given, work, found):

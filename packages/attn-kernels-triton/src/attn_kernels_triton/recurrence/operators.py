@@ -1,8 +1,8 @@
-"""Recurrences over chunks as operators of torch, which torch.compile keeps whole in its graphs: with shapes and
-gradients registered.
+"""Chunked recurrences as custom operators of PyTorch, with fake shapes and gradients, which torch.compile keeps in its
+graphs.
 
-Uncompiled calls go without these operators, whose bookkeeping takes longer than starting a program. Where the chip
-cannot run a program, the kernel that comes next computes, gradients from the steps again.
+Eager calls bypass these operators, whose overhead is larger than that of a kernel launch. If this GPU cannot run the
+kernels, the next kernel computes the call; its gradients recompute the forward pass.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from attn_kernels_triton.recurrence.launch import Given, between, forward_launch
 from attn_kernels_triton.replaced import gradients_of, values_of
 
 OPERATOR = Replaceable("triton_chunked", uncompilable)
-"""How both operators find that the chip cannot run their programs."""
+"""Runs both operators, and replaces them by the next kernel if this GPU cannot run theirs."""
 
 
 def by_chunks(steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-    """Outputs and the memory after them, as of `recurrence.compute.by_chunks`; `chunk` as of `recur`."""
+    """Like `recurrence.compute.by_chunks`, as an operator; `chunk` as in `recur`."""
     found: tuple[Tensor, Tensor] = recur(*steps, before, chunk)
     return found
 
 
 @cache
 def dispatcher() -> RecurrenceDispatcher:
-    """Chooses the kernel that comes next."""
+    """The dispatcher that chooses the next kernel, without this one."""
     found = RecurrenceDispatcher(installed().kernels)
     found.table.leave_out(OPERATOR.kernel)
     return found
 
 
 def next_of(given: Given, chunk: int) -> tuple[Tensor, Tensor]:
-    """Outputs and the memory after them of the kernel that comes next, which gets float32, as most kernels do, or the
-    type of the keys where it mixes types."""
+    """Outputs and final state by the next kernel, which gets float32 steps, or those in the dtype of the keys if it
+    supports mixed dtypes."""
     steps = Steps(*(None if part is None else part.float() for part in given[:5]))  # type: ignore[arg-type]
     before = None if given.before is None else given.before.float()
     return dispatcher().run(steps, before, chunk, given.key.dtype)
 
 
 def kind_of(given: Given) -> tuple[object, ...]:
-    """By what calls are told apart where the chip cannot run programs."""
+    """The key under which it is stored that this GPU cannot run such calls."""
     types = (None if part is None else part.dtype for part in given)
     return (*types, given.key.device, given.sizes.key_size, given.sizes.value_size, given.sizes.channels)
 
@@ -64,9 +64,9 @@ def recur(
     before: Tensor | None,
     chunk: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs [batch, tokens, heads, value_size] as the steps and the memory after them, float32.
+    """Outputs [batch, tokens, heads, value_size] in the dtype of the steps and the final state, float32.
 
-    `chunk` is that of the kernel which comes next where the chip cannot run the programs; 0 where none is to come.
+    `chunk` is the chunk size for the next kernel, which is used if this GPU cannot run this one; 0 for no fallback.
     """
     steps = Steps(query, key, value, decay, strength)
     given = given_of(steps, before)
@@ -89,7 +89,7 @@ def recur(
 
 
 def shapes_of(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the operator writes outputs and the memory after them."""
+    """Empty tensors with the shapes and dtypes of the outputs and the final state."""
     batch, _, heads, size = key.shape
     out = torch.empty(value.shape, dtype=key.dtype, device=key.device)
     return out, torch.empty(batch, heads, size, value.shape[-1], dtype=torch.float32, device=key.device)
@@ -99,10 +99,10 @@ def shapes_of(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 def recur_backward(
     out: Tensor | None, after: Tensor | None, steps: list[Tensor], names: str, chunk: int = 0
 ) -> list[Tensor]:
-    """Gradients to what `names` names, in this order, of those to the outputs and to the memory after them.
+    """The gradients of the requested tensors, in order, given those of the outputs and of the final state.
 
-    `names` says what `steps` are, words of `Steps` and `before` with spaces between them, and after a slash for which
-    of them gradients are wanted; `chunk` as of `recur`.
+    `names` lists the fields of `Given` that `steps` are, separated by spaces, and after a slash those whose gradients
+    are requested; `chunk` as in `recur`.
     """
     given, wanted = understood(steps, names)
     tensors = given_of(Steps(*given[:5]), given.before)
@@ -120,14 +120,14 @@ def recur_backward(
 
 
 def next_over(given: Given, names: list[str], chunk: int) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-    """What gives outputs and memory of the kernel that comes next for other tensors in the places of these names."""
+    """A function that runs the next kernel with other tensors for the fields `names`."""
     return lambda leaves: next_of(given._replace(**dict(zip(names, leaves, strict=True))), chunk)
 
 
 def backward_of(
     given: Given, tensors: Given, changes: tuple[Tensor | None, Tensor | None], wanted: dict[str, Tensor]
 ) -> list[Tensor]:
-    """Run the backward programs over `tensors`, which were `given` and can be walked over."""
+    """Run the backward kernels over `tensors`, which are those of `given` in a layout that kernels can address."""
     out, after = changes
     change = torch.zeros_like(tensors.value) if out is None else out
     found = run_backward(tensors, change, after, between(tensors), decays="decay" in wanted)
@@ -140,7 +140,7 @@ def backward_of(
 
 
 def understood(steps: list[Tensor], names: str) -> tuple[Given, dict[str, Tensor]]:
-    """The tensors of a call by their names, and those to which gradients are wanted."""
+    """The tensors of a call by name, and those whose gradients are requested, see `recur_backward`."""
     said, _, asked = names.partition("/")
     known = dict(zip(said.split(), steps, strict=True))
     given = Given(**{name: known.get(name) for name in Given._fields})  # type: ignore[arg-type]
@@ -160,7 +160,7 @@ def _(_out: Tensor | None, _after: Tensor | None, steps: list[Tensor], names: st
 
 
 def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG001 -- as torch calls it
-    """What the gradient needs."""
+    """Save what the backward pass needs (`setup_context`)."""
     *tensors, ctx.chunk = inputs
     present = {name: part for name, part in zip(Given._fields, tensors, strict=True) if part is not None}
     ctx.names = " ".join(present)
@@ -169,7 +169,7 @@ def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -
 
 
 def back(ctx: Any, out: Tensor | None, after: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradients to what the operator was given."""
+    """The gradients of the operator's arguments."""
     needed = [name for name, needs in zip(Given._fields, ctx.needs_input_grad, strict=False) if needs]
     if not needed or (out is None and after is None):
         return (None,) * (len(Given._fields) + 1)

@@ -1,4 +1,4 @@
-"""Decode steps of linear recurrences over states in slots: how they are divided into programs, and launches."""
+"""Decode steps of linear recurrences over states in slots: how they are divided into kernels, and their launches."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from attn_kernels_triton.recurrence.step_checks import check_step
 from attn_kernels_triton.rowwise.rows import norm_tile, power
 
 WHOLE = 128 * 128
-"""Elements of a memory that a program holds at most: 64 registers of each thread of eight warps."""
+"""The largest number of state elements per program: 64 registers of each thread of eight warps."""
 UNEVEN = 64 * 128
-"""The same of memories with a sum of keys, whose rows have odd lengths: each element takes an address of its own."""
+"""The same for states with a sum of keys, whose rows have odd lengths, so that each element needs its own address."""
 PART = 32 * 128
-"""Elements that it holds where nothing asks for whole memories, so that more programs share the reading."""
+"""The number of state elements per program if nothing requires whole states, so that more programs share the reads."""
 BLOCK = 256
-"""Channels that a program convolves."""
+"""The number of channels that a program convolves."""
 
 NO_CONVOLUTION = Convolution(None, None, NO_ROWS, None, None, None, None, None)
 NO_TURN = StepTurn(None, None, None, None, None)
@@ -36,8 +36,8 @@ NO_DECAY = Decaying(NO_ROWS, None, None, None, None, None)
 
 
 class StepPlan(NamedTuple):
-    """How a step is divided: whether a program `convolves` before, and one `finishes` after, the program that updates
-    memories, which takes so many `columns` of each at once."""
+    """How a step is divided into kernels: whether a separate one `convolves` before the kernel that updates states, and
+    one `finishes` after it; the `columns` of a state per program of the latter, and its warps."""
 
     convolves: bool
     finishes: bool
@@ -46,10 +46,11 @@ class StepPlan(NamedTuple):
 
 
 def plan_of(spec: RecurrentStepSpec) -> StepPlan:
-    """The fewest programs.
+    """The division into the fewest kernels.
 
-    One that holds whole memories convolves what they are given itself, unless heads share it, and norms their outputs
-    itself, unless heads are normed together. Memories too large for that, or for which nothing is spared, are divided.
+    The kernel that updates states convolves its inputs itself, if programs hold whole states and heads share no queries
+    and keys, and normalizes its outputs itself, if programs hold whole states and heads are not normalized together.
+    States that are too large for that, or for which it saves no kernel, are divided among programs.
     """
     key_width, value_width = power_of_two(spec.key_size), power_of_two(spec.value_size)
     fits = key_width * value_width <= (UNEVEN if spec.normalizer else WHOLE)
@@ -83,9 +84,9 @@ _tried: set[Hashable] = set()
 
 
 def try_programs(inputs: RecurrentStepInputs, out: Tensor) -> None:
-    """Run the programs of a kind of step, the first time that it is met, over copies of the states of one slot.
+    """Run the kernels once, for the first step of a kind, over copies of the states of one slot.
 
-    Where several programs change states, what a chip cannot run so fails before any state has changed.
+    If a step takes several kernels, one that this GPU cannot run thus fails before any state has been changed.
     """
     state = inputs.state.fields.items()
     kind = inputs.spec, inputs.value.dtype, *(field.dtype for _, field in state), out.device
@@ -101,7 +102,7 @@ def try_programs(inputs: RecurrentStepInputs, out: Tensor) -> None:
 
 
 def step_launches(inputs: RecurrentStepInputs, out: Tensor) -> list[Launch]:
-    """The programs in the order in which they run; `out` is [requests, num_heads * value_size]."""
+    """The launches of a step in order; `out` is [requests, num_heads * value_size]."""
     spec, plan, launches = inputs.spec, plan_of(inputs.spec), []
     convolution = NO_CONVOLUTION
     if inputs.convolution is not None:
@@ -123,7 +124,8 @@ def step_launches(inputs: RecurrentStepInputs, out: Tensor) -> list[Launch]:
 def step_launch(
     inputs: RecurrentStepInputs, convolution: Convolution, total: Tensor | None, output: GatedNorm
 ) -> Launch:
-    """The program that updates the memories; without `total`, which takes their sums, it writes the output too."""
+    """The launch of the kernel that updates the states; it writes its sums to `total`, or the output if that is
+    None."""
     spec, plan, memory = inputs.spec, plan_of(inputs.spec), inputs.state.fields["S"]
     slot, head, channel, _ = memory.stride()
     call = Step(
@@ -151,7 +153,7 @@ def step_launch(
 
 
 def tile_of(spec: RecurrentStepSpec, plan: StepPlan) -> StepTile:
-    """The constants of the program."""
+    """The compile-time constants of the kernel that updates states."""
     constants = {
         "key_size": spec.key_size,
         "value_size": spec.value_size,
@@ -168,7 +170,7 @@ def tile_of(spec: RecurrentStepSpec, plan: StepPlan) -> StepTile:
 
 
 def convolve_launch(inputs: RecurrentStepInputs, convolution: Convolution, mixed: Tensor) -> Launch:
-    """The program that convolves queries, keys and values into `mixed` [requests, channels]."""
+    """The launch of the kernel that convolves queries, keys and values into `mixed` [requests, channels]."""
     spec = inputs.spec
     query_size, value_size = spec.num_key_heads * spec.key_size, spec.num_heads * spec.value_size
     query_blocks, value_blocks = -(-query_size // BLOCK), -(-value_size // BLOCK)
@@ -190,7 +192,7 @@ def convolve_launch(inputs: RecurrentStepInputs, convolution: Convolution, mixed
 
 
 def finish_launch(inputs: RecurrentStepInputs, total: Tensor, output: GatedNorm) -> Launch:
-    """The program that divides, norms and gates the sums `total` [requests, heads, columns]."""
+    """The launch of the epilogue kernel over the sums `total` [requests, heads, columns]."""
     spec, heads = inputs.spec, group_of(inputs.spec)
     tile, warps = norm_tile(heads * spec.value_size)
     call = Finish(
@@ -204,8 +206,7 @@ def finish_launch(inputs: RecurrentStepInputs, total: Tensor, output: GatedNorm)
 
 
 def convolved_inputs(inputs: RecurrentStepInputs, starts: tuple[int, int, int], mixed: Tensor) -> RecurrentStepInputs:
-    """The inputs with queries, keys and values that lie in `mixed` [requests, channels], those of each from its start
-    on."""
+    """The inputs with queries, keys and values that are views of `mixed` [requests, channels] from their start on."""
     query, key, value = (
         mixed[:, start : start + rows.shape[1] * rows.shape[2]].view(rows.shape)
         for start, rows in zip(starts, (inputs.query, inputs.key, inputs.value), strict=True)
@@ -214,7 +215,7 @@ def convolved_inputs(inputs: RecurrentStepInputs, starts: tuple[int, int, int], 
 
 
 def convolution_of(given: ConvolutionInputs, tail: Tensor | None) -> Convolution:
-    """The view of a convolution whose last inputs are kept in `tail` [slots, taps - 1, channels]."""
+    """The kernel argument for a convolution with its last inputs cached in `tail` [slots, taps - 1, channels]."""
     taps = given.weight.shape[1]
     kept = NO_ROWS if tail is None or taps == 1 else Rows(tail, tail.stride(0), tail.stride(1), 0)
     places = tl.constexpr(max(2, power(taps)))
@@ -222,7 +223,7 @@ def convolution_of(given: ConvolutionInputs, tail: Tensor | None) -> Convolution
 
 
 def decaying_of(spec: RecurrentStepSpec, given: DecayInputs) -> Decaying:
-    """The view of what log decays follow from."""
+    """The kernel argument for the inputs of log decays."""
     rows = given.rows
     view = Rows(rows, 0 if rows.shape[0] == 1 else rows.stride(0), None, rows.stride(1))
     form, channels = tl.constexpr(spec.decay_form), tl.constexpr(spec.decay == "channel")
@@ -230,7 +231,7 @@ def decaying_of(spec: RecurrentStepSpec, given: DecayInputs) -> Decaying:
 
 
 def turn_of(inputs: RecurrentStepInputs) -> StepTurn:
-    """The view of cosines and sines."""
+    """The kernel argument for cosines and sines."""
     if inputs.cos_sin is None:
         return NO_TURN
     cosines, sines = (part.contiguous() for part in inputs.cos_sin)
@@ -239,7 +240,7 @@ def turn_of(inputs: RecurrentStepInputs) -> StepTurn:
 
 
 def output_of(inputs: RecurrentStepInputs, out: Tensor) -> GatedNorm:
-    """The view of what sums become, by groups of the heads that are normed together."""
+    """The kernel argument for the epilogue, over groups of heads that are normalized together."""
     spec, given = inputs.spec, inputs.output
     size = group_of(spec) * spec.value_size
     own = given.norm is not None and given.norm.shape[0] == spec.num_heads * spec.value_size
@@ -260,15 +261,15 @@ def output_of(inputs: RecurrentStepInputs, out: Tensor) -> GatedNorm:
 
 
 def group_of(spec: RecurrentStepSpec) -> int:
-    """How many heads are finished together."""
+    """The number of heads in a group of the epilogue."""
     return max(1, spec.norm_heads)
 
 
 def by_head(rows: Tensor) -> Rows:
-    """The view of rows [request, head, size]."""
+    """The kernel argument for a tensor [request, head, size]."""
     return Rows(rows, rows.stride(0), None, rows.stride(1))
 
 
 def side_by_side(rows: Tensor) -> Tensor:
-    """Rows [request, head, size] whose heads lie side by side."""
+    """The tensor [request, head, size] with contiguous heads, copied if they are not."""
     return rows if rows.stride(1) == rows.shape[2] or rows.shape[1] == 1 else rows.contiguous()

@@ -1,4 +1,4 @@
-"""Checks of the tensors of a decode step over states in slots before anything is launched."""
+"""Checks of the tensors of a decode step over states in slots before a kernel is launched."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from attn_kernels_triton.checks import DTYPES, check_count, check_like
 from attn_kernels_triton.machine import interpreted
 
 Shapes = dict[str, tuple[Tensor | None, tuple[int, ...] | None]]
-"""Tensors by name, None where they are absent, with the shape that each must have, None where it must be absent."""
+"""Tensors by name (None if absent) with the shapes that they must have (None if they must be absent)."""
 
 
 def check_step(inputs: RecurrentStepInputs) -> None:
-    """Raise `InvalidValue` for tensors that the programs would misread, overrun or compute in the wrong type."""
+    """Raise `InvalidValue` for tensors whose shapes, dtypes, devices, strides or sizes the kernels do not support."""
     query = inputs.query
     if query.dim() != 3:
         raise InvalidValue.of("query", list(query.shape), "three axes: request, head, size")
@@ -40,7 +40,7 @@ def check_step(inputs: RecurrentStepInputs) -> None:
 
 
 def rows_of(inputs: RecurrentStepInputs, requests: int) -> Shapes:
-    """What there is of each request."""
+    """The tensors with an entry per request and their required shapes."""
     spec, decay = inputs.spec, inputs.decay
     turned = None if inputs.cos_sin is None else inputs.cos_sin[0].shape[-1]
     angles = (requests, 1, turned or 0) if spec.rotary != "none" else None
@@ -63,7 +63,7 @@ def rows_of(inputs: RecurrentStepInputs, requests: int) -> Shapes:
 
 
 def parameters_of(inputs: RecurrentStepInputs) -> Shapes:
-    """What there is of a layer."""
+    """The parameters of a layer and their required shapes; raises `InvalidValue` for one that is not contiguous."""
     spec, decay, convolution, output = inputs.spec, inputs.decay, inputs.convolution, inputs.output
     soft = spec.decay != "none" and spec.decay_form == "softplus"
     biases = (spec.num_heads, spec.key_size if spec.decay == "channel" else 1)
@@ -87,7 +87,7 @@ def parameters_of(inputs: RecurrentStepInputs) -> Shapes:
 
 
 def check_dtype(name: str, tensor: Tensor) -> None:
-    """A type of floats that programs read; angles and memories are float32."""
+    """Raise `InvalidValue` for a dtype that is not supported; cosines and sines must be float32."""
     exact = name.startswith("cos_sin")
     if tensor.dtype not in DTYPES or (exact and tensor.dtype != torch.float32):
         raise InvalidValue.of(
@@ -96,7 +96,7 @@ def check_dtype(name: str, tensor: Tensor) -> None:
 
 
 def check_state(inputs: RecurrentStepInputs, requests: int) -> None:
-    """Memories and the rows of a convolution in slots, and which slots are whose."""
+    """Raise `InvalidValue` for unsupported states, cached convolution inputs or slot numbers."""
     spec, state = inputs.spec, inputs.state
     memory = state.fields["S"]
     device = inputs.query.device
@@ -119,8 +119,8 @@ def check_state(inputs: RecurrentStepInputs, requests: int) -> None:
 
 
 def check_output(inputs: RecurrentStepInputs) -> None:
-    """Heads that are normed together have gates that lie side by side; those that turn are an even number of
-    elements; channels of a convolution are its own."""
+    """Raise `InvalidValue` unless heads that are normalized together have contiguous gates, the number of rotated
+    elements is even and at most the key size, and the channels of a convolution do not overlap."""
     spec, gate = inputs.spec, inputs.output.gate
     if gate is not None and spec.norm_heads > 1 and gate.stride(1) != spec.value_size:
         given = list(gate.stride())
@@ -134,7 +134,7 @@ def check_output(inputs: RecurrentStepInputs) -> None:
 
 
 def check_starts(spec: RecurrentStepSpec, starts: tuple[int, int, int]) -> None:
-    """Queries, keys and values are channels apart."""
+    """Raise `InvalidValue` unless queries, keys and values divide the channels without gap or overlap."""
     into = spec.num_key_heads * spec.key_size
     spans = sorted(zip(starts, (into, into, spec.num_heads * spec.value_size), strict=True))
     at = 0

@@ -1,4 +1,4 @@
-"""Tile configurations of the recurrence kernels."""
+"""Launch parameters (tile sizes, warps, stages) of the recurrence kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attn_kernels_triton.launch import power_of_two
 
 
 class ScanChoice(NamedTuple):
-    """Channels of keys and of values that are taken at once, warps, and stages of the pipeline that loads ahead."""
+    """Launch parameters: channels of keys and of values in a tile, warps, and stages of the software pipeline."""
 
     keys: int
     values: int
@@ -21,7 +21,7 @@ class ScanChoice(NamedTuple):
 
 
 CHUNKS = {True: 64, False: 32}
-"""Tokens of a chunk, by whether elements have 16 bits."""
+"""The number of tokens of a chunk, by whether elements have 16 bits."""
 
 SCAN_CHOICES: dict[tuple[str, bool, bool, int], ScanChoice] = {
     ("correct", True, False, 128): ScanChoice(64, 64, 4, 1),
@@ -58,27 +58,29 @@ SCAN_CHOICES: dict[tuple[str, bool, bool, int], ScanChoice] = {
     ("gradient_to_channels", True, True, 64): ScanChoice(32, 32, 8, 1),
     ("gradient_to_channels", True, True, 32): ScanChoice(16, 32, 8, 1),
 }
-"""By program, whether elements have 16 bits, whether channels fade apart, and the size of keys; what is not told of a
-size is as for 128.
+"""By kernel, whether elements have 16 bits, whether decays are per channel, and the key size; sizes without an entry
+use that of 128.
 
-Programs that go from chunk to chunk own 16 columns of values, so that sixteen heads of 128 fill the chip: on an H200
-the forward pass over 8192 tokens took 0.68 (additive) to 0.92 (delta rule, channels apart) of the time of 64 columns.
+Kernels that go from chunk to chunk own 16 columns of values, so that sixteen heads of 128 occupy the GPU: on an H200
+the forward pass over 8192 tokens took 0.68 (additive) to 0.92 (delta rule, decay per channel) of the time of 64
+columns.
 
-Only programs that keep all channels care whether they are more, and one whose loop over channels ends after one turn
-is unrolled, which takes registers. None spills on sm_90a, as a test sees to."""
+Only kernels that hold all channels need entries for larger keys; one whose loop over channels has a single iteration is
+unrolled, which takes registers. None spills registers on sm_90a, which a test checks."""
 
 SPLIT = torch.version.hip is None
-"""Whether float32 is multiplied in parts on the matrix unit, which keeps its digits; AMD's is exact by itself."""
+"""Whether float32 products are split into TF32 products, which keeps their precision; AMD's are exact by themselves."""
 
 NARROWEST = 128
 DECODED, DECODE_WARPS = 32, 8
-"""Columns of the values that a program that goes token by token owns, and its warps."""
+"""The columns of values that a program of the token-by-token kernel owns, and its warps."""
 FADED = 64
-"""Channels whose decays a program sums."""
+"""The largest number of channels whose decays a program sums."""
 
 
 class ScanSizes(NamedTuple):
-    """Of what kind the steps of a recurrence are: element type, sizes, tokens, and whether channels fade apart."""
+    """The properties of steps that launch parameters depend on: dtype, sizes, tokens, and whether decays are per
+    channel."""
 
     dtype: torch.dtype
     key_size: int
@@ -88,12 +90,12 @@ class ScanSizes(NamedTuple):
 
     @property
     def chunk(self) -> int:
-        """Tokens of a chunk."""
+        """The number of tokens of a chunk."""
         return min(CHUNKS[self.dtype.itemsize == 2], power_of_two(self.tokens))
 
 
 def scan_choice(program: str, sizes: ScanSizes, measured: ScanChoice | None = None) -> ScanChoice:
-    """What was measured, else what is shipped for a program, never more than there is."""
+    """The measured, else the default launch parameters of a kernel, with tiles no larger than the operands."""
     width = power_of_two(sizes.key_size)
     kind = program, sizes.dtype.itemsize == 2, sizes.channels
     chosen = measured or SCAN_CHOICES.get((*kind, width), SCAN_CHOICES[*kind, NARROWEST])
@@ -101,7 +103,7 @@ def scan_choice(program: str, sizes: ScanSizes, measured: ScanChoice | None = No
 
 
 def scan_tile(choice: ScanChoice, sizes: ScanSizes) -> ScanTile:
-    """The constants of a program."""
+    """The compile-time constants of a kernel."""
     return ScanTile(
         chunk=tl.constexpr(sizes.chunk),
         rounds=tl.constexpr(sizes.chunk.bit_length() - 1),

@@ -1,1 +1,1 @@
-"""Launching the programs that compute on each row alone."""
+"""Launching the kernels of row-wise operations."""

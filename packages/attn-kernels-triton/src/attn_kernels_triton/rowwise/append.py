@@ -1,4 +1,4 @@
-"""Rotary positions of queries and keys, and keys and values written to a paged cache, in one pass."""
+"""Rotary embedding of queries and keys, fused with writing keys and values to a paged cache."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from attn_kernels_triton.rowwise.rows import check_rows, check_turns, power
 def rotate_appended(
     projected: tuple[Tensor, Tensor, Tensor], turns: tuple[Tensor, Tensor], kept: RowsInPlace, *, interleaved: bool
 ) -> Tensor:
-    """See `attn_core.RotaryKernel.rotate_appended`. Raises `InvalidValue` for rows that the program would misread; that
-    rows of the cache are where tokens may go is for the caller to see to."""
+    """See `attn_core.RotaryKernel.rotate_appended`; raises `InvalidValue`, see `check_appended`.
+
+    The caller must make sure that the slots of the cache may be written.
+    """
     query = projected[0]
     check_appended(projected, turns, kept)
     out = query.new_empty(query.shape)
@@ -29,7 +31,7 @@ def rotate_appended(
 
 
 def check_appended(projected: tuple[Tensor, Tensor, Tensor], turns: tuple[Tensor, Tensor], kept: RowsInPlace) -> None:
-    """Raise `InvalidValue` for tensors that the program would misread."""
+    """Raise `InvalidValue` for tensors whose shapes, dtypes, devices or strides the kernel does not support."""
     query, key, value = projected
     tokens, _, size = query.shape
     owners, value_size = key.shape[1], value.shape[2]
@@ -55,7 +57,7 @@ def append_launch(
     *,
     interleaved: bool,
 ) -> Launch:
-    """The program over all heads of queries, keys and values."""
+    """The launch of the kernel over all heads of queries, keys and values."""
     query, key, value = projected
     tokens, heads, _ = query.shape
     owners, value_size = key.shape[1], value.shape[2]
@@ -81,5 +83,5 @@ def append_launch(
 
 
 def located(rows: Tensor) -> Rows:
-    """Where rows [row, head, size] lie."""
+    """The kernel argument for a tensor [row, head, size]: its data and strides."""
     return Rows(rows, 0, rows.stride(0), rows.stride(1))

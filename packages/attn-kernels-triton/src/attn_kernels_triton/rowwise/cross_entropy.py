@@ -1,4 +1,4 @@
-"""Losses of logits."""
+"""Cross-entropy losses of logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attn_kernels_triton.rowwise.rows import LOSS_WARPS, check_logits, loss_tile
 
 
 def loss_launch(logits: Tensor, ids: Tensor, found: Tensor, targets: Targets, *, gradients: bool) -> Launch:
-    """The program over logits [row, vocabulary], ids and losses [row]."""
+    """The launch of the kernel over logits [row, vocabulary], ids [row] and losses `found` [row]."""
     call = Losses(
         logits=matrix(logits),
         ids=ids,
@@ -30,7 +30,7 @@ def loss_launch(logits: Tensor, ids: Tensor, found: Tensor, targets: Targets, *,
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def losses(logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> Tensor:
-    """See `attn_core.CrossEntropyKernel.losses`. Raises `InvalidValue`, see `checks`."""
+    """See `attn_core.CrossEntropyKernel.losses`; raises `InvalidValue`, see `rowwise.rows.check_logits`."""
     check_logits(logits, ids)
     found = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     loss_launch(logits, ids.contiguous(), found, targets, gradients=gradients).run(logits.device)

@@ -19,7 +19,7 @@ WARPS = 8
 
 
 def gate_launch(gate: Tensor, up: Tensor, out: Tensor, activation: Activation) -> Launch:
-    """The forward program over rows [row, size]."""
+    """The launch of the forward kernel over tensors [row, size]."""
     size = gate.shape[1]
     call = Gate(
         gate=matrix(gate),
@@ -36,7 +36,8 @@ def gate_launch(gate: Tensor, up: Tensor, out: Tensor, activation: Activation) -
 
 
 def ungate_launch(given: tuple[Tensor, Tensor, Tensor], found: tuple[Tensor, Tensor], activation: Activation) -> Launch:
-    """The backward program over gates, what they let through and the gradient to the output; writes two gradients."""
+    """The launch of the backward kernel over gate, up and the gradient of the output; writes the two gradients
+    `found`."""
     gate, up, change = given
     call = Gate(
         gate=matrix(gate),
@@ -53,18 +54,18 @@ def ungate_launch(given: tuple[Tensor, Tensor, Tensor], found: tuple[Tensor, Ten
 
 
 def programs_of(rows: Tensor) -> int:
-    """Blocks of rows times parts of a row."""
+    """The grid size: blocks of rows times parts of a row."""
     tile = gate_tile(rows.shape[1])
     blocks, parts = -(-rows.shape[0] // tile.rows.value), -(-rows.shape[1] // tile.width.value)
     return int(blocks * parts)
 
 
 class Gated(torch.autograd.Function):
-    """Gates and what they let through, [row, size]; nothing but these is kept for the gradients."""
+    """The gated activation of `gate` and `up` [row, size], which are all that is saved for the gradients."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-        """Run the forward program."""
+        """Run the forward kernel."""
         out = torch.empty_like(gate, memory_format=torch.contiguous_format)
         gate_launch(gate, up, out, activation).run(gate.device)
         ctx.save_for_backward(gate, up)
@@ -74,13 +75,13 @@ class Gated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Run the backward program."""
+        """Run the backward kernel."""
         gate, up = ctx.saved_tensors
         return *ungated(gate, up, flat(change), ctx.activation), None
 
 
 def ungated(gate: Tensor, up: Tensor, change: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
-    """The gradients to gates and to what they let through, [row, size] as these and the gradient to the output."""
+    """The gradients of `gate` and `up` [row, size], given that of the output, `change` [row, size]."""
     first, second = (torch.empty_like(gate, memory_format=torch.contiguous_format) for _ in range(2))
     ungate_launch((gate, up, laid_like(change, first)), (first, second), activation).run(gate.device)
     return first, second
@@ -88,7 +89,7 @@ def ungated(gate: Tensor, up: Tensor, change: Tensor, activation: Activation) ->
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-    """See `attn_core.GateKernel.gated`. Raises `InvalidValue`, see `checks`."""
+    """See `attn_core.GateKernel.gated`; raises `InvalidValue` for unknown activations, and see `rowwise.rows`."""
     check_rows("gate", gate)
     check_same("up", up, gate)
     if activation not in ROW_FORMS[GATE]:

@@ -1,4 +1,4 @@
-"""Root mean square norms, alone or of a sum."""
+"""RMSNorm, alone or fused with the addition before it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attn_kernels_triton.rowwise.rows import SHARES, check_added, check_gain, ch
 
 
 class Normed(NamedTuple):
-    """Rows [row, size] and what comes out; `added` and the sum `total` are None where nothing is added."""
+    """Inputs and outputs [row, size] of the forward kernel; `added` and the sum `total` are None without addition."""
 
     rows: Tensor
     added: Tensor | None
@@ -25,7 +25,7 @@ class Normed(NamedTuple):
 
 
 def norm_launch(work: Normed, eps: float) -> Launch:
-    """The forward program."""
+    """The launch of the forward kernel."""
     count, size = work.rows.shape
     tile, warps = norm_tile(size)
     rows, added, total, out = (matrix(part) for part in (work.rows, work.added, work.total, work.out))
@@ -34,7 +34,11 @@ def norm_launch(work: Normed, eps: float) -> Launch:
 
 
 class Unnormed(NamedTuple):
-    """Rows [row, size] that were normed, gradients to both results, and those that the program writes."""
+    """The operands of the backward kernel, [row, size].
+
+    `rows` were normalized; `out` and `total` are the gradients of the two results (`total` may be None); the kernel
+    writes the gradient `change` of the rows and the partial sums `gains` [program, size] of that of the gain.
+    """
 
     rows: Tensor
     gain: Tensor | None
@@ -45,7 +49,7 @@ class Unnormed(NamedTuple):
 
 
 def unnorm_launch(work: Unnormed, eps: float) -> Launch:
-    """The backward program."""
+    """The launch of the backward kernel."""
     count, size = work.rows.shape
     tile, warps = norm_tile(size)
     programs = programs_of(count, size)
@@ -57,17 +61,17 @@ def unnorm_launch(work: Unnormed, eps: float) -> Launch:
 
 
 def programs_of(count: int, size: int) -> int:
-    """How many programs share so many rows."""
+    """The grid size of the backward kernel for `count` rows."""
     tile, warps = norm_tile(size)
     return int(min(-(-count // tile.rows.value), SHARES // warps))
 
 
 class RmsNorm(torch.autograd.Function):
-    """Rows [row, size] and None or a gain, to the normed rows."""
+    """RMSNorm of rows [row, size] with an optional gain [size]."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
-        """Run the forward program."""
+        """Run the forward kernel."""
         out = fresh(rows)
         norm_launch(Normed(rows, None, None, gain, out), eps).run(rows.device)
         ctx.save_for_backward(rows, gain)
@@ -77,18 +81,20 @@ class RmsNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, out: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        """Gradients to rows and gain."""
+        """The gradients of rows and gain."""
         rows, gain = ctx.saved_tensors
         return *gradients(Kept(rows, gain, ctx.eps), out, None, gain_wanted=ctx.needs_input_grad[1]), None
 
 
 class RmsNormOfSum(torch.autograd.Function):
-    """Rows [row, size], what is added, of their type or a narrower one, and None or a gain, to the sum and the normed
-    sum in the rows' type."""
+    """The sum of rows [row, size] and `added`, of the same or a narrower dtype, and its RMSNorm with an optional gain.
+
+    Both results have the dtype of the rows.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, added: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-        """Run the forward program."""
+        """Run the forward kernel."""
         total, out = fresh(rows), fresh(rows)
         norm_launch(Normed(rows, added, total, gain, out), eps).run(rows.device)
         ctx.save_for_backward(total, gain)
@@ -99,7 +105,7 @@ class RmsNormOfSum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, total: Tensor | None, out: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients to both that were added, the same but for their type, and to the gain."""
+        """The gradients of both summands, which differ in dtype only, and of the gain."""
         if out is None:
             return total, None if total is None else total.to(ctx.added_dtype), None, None
         rows, gain = ctx.saved_tensors
@@ -108,7 +114,7 @@ class RmsNormOfSum(torch.autograd.Function):
 
 
 class Kept(NamedTuple):
-    """What gradients need of a call: the rows [row, size] that were normed, None or the gain, and epsilon."""
+    """The values of a forward call that its gradients need: the normalized rows [row, size], gain or None, epsilon."""
 
     rows: Tensor
     gain: Tensor | None
@@ -116,7 +122,7 @@ class Kept(NamedTuple):
 
 
 def gradients(kept: Kept, out: Tensor, total: Tensor | None, *, gain_wanted: bool) -> tuple[Tensor, Tensor | None]:
-    """Gradients to what was normed and to the gain, of those to the result and, where there is one, to the sum."""
+    """The gradients of the normalized rows and of the gain, given those of the result and, unless None, of the sum."""
     rows, gain, eps = kept
     parts = None
     if gain_wanted and gain is not None:
@@ -129,7 +135,7 @@ def gradients(kept: Kept, out: Tensor, total: Tensor | None, *, gain_wanted: boo
 
 
 def warm_up(kept: Kept, added: Tensor | None = None) -> None:
-    """Run the backward program once for each kind of call; `added` is what is added to rows, None where nothing is."""
+    """Run the backward kernel once for each kind of call; `added` is the other summand, or None without addition."""
     rows, gain, summed = kept.rows, kept.gain, added is not None
     wanted = gain is not None and gain.requires_grad
     types = rows.dtype, None if gain is None else gain.dtype
@@ -143,13 +149,13 @@ def warm_up(kept: Kept, added: Tensor | None = None) -> None:
 
 
 def fresh(rows: Tensor) -> Tensor:
-    """Memory for as many rows, without gaps."""
+    """An uninitialized contiguous tensor of the same shape."""
     return torch.empty_like(rows, memory_format=torch.contiguous_format)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def rms_norm(rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
-    """See `attn_core.NormKernel.norm`. Raises `InvalidValue`, see `checks`."""
+    """See `attn_core.NormKernel.norm`; raises `InvalidValue`, see `rowwise.rows`."""
     check_rows("rows", rows, MAX_NORM_ROW)
     check_gain(gain, rows)
     given = flat(rows)
@@ -160,7 +166,7 @@ def rms_norm(rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def rms_norm_sum(rows: Tensor, added: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """See `attn_core.NormKernel.norm_sum`. Raises `InvalidValue`, see `checks`."""
+    """See `attn_core.NormKernel.norm_sum`; raises `InvalidValue`, see `rowwise.rows`."""
     check_rows("rows", rows, MAX_NORM_ROW)
     check_added(added, rows)
     check_gain(gain, rows)

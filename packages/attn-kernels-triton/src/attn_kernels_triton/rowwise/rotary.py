@@ -1,4 +1,4 @@
-"""Rotary positions."""
+"""Rotary position embedding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ WARPS = 4
 
 
 class Turning(NamedTuple):
-    """Cosines and sines [1 or batch, token, turned], which elements are pairs, and whether they turn back."""
+    """Cosines and sines [1 or batch, token, rotary size], whether pairs are neighbouring elements (`interleaved`) or in
+    two halves, and whether the rotation is inverted (`back`)."""
 
     cosines: Tensor
     sines: Tensor
@@ -26,7 +27,7 @@ class Turning(NamedTuple):
 
 
 def rotary_launch(given: Tensor, out: Tensor, turning: Turning) -> Launch:
-    """The program over rows [batch, token, head, size]."""
+    """The launch of the kernel over a tensor [batch, token, head, size]."""
     batch, tokens, heads, _ = given.shape
     tile = turn_tile(given, turning)
     strides = turning.cosines.stride()
@@ -38,7 +39,7 @@ def rotary_launch(given: Tensor, out: Tensor, turning: Turning) -> Launch:
 
 
 def turn_tile(given: Tensor, turning: Turning) -> TurnTile:
-    """The constants."""
+    """The compile-time constants of the kernel: its tile, the rotary size and the direction of the rotation."""
     _, tokens, heads, size = given.shape
     pairs = turning.cosines.shape[-1] // 2
     rest = size - 2 * pairs
@@ -56,11 +57,11 @@ def turn_tile(given: Tensor, turning: Turning) -> TurnTile:
 
 
 class Rotated(torch.autograd.Function):
-    """Rows [batch, token, head, size] turned; the gradient is turned back."""
+    """The rotation of a tensor [batch, token, head, size]; the gradient is rotated by the negative angles."""
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, turning: Turning) -> Tensor:
-        """Run the program."""
+        """Run the kernel."""
         ctx.save_for_backward(turning.cosines, turning.sines)
         ctx.interleaved = turning.interleaved
         return turned(given, turning)
@@ -68,14 +69,14 @@ class Rotated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor, None]:
-        """Run it again, backwards."""
+        """Run the kernel with negative angles on the gradient."""
         cosines, sines = ctx.saved_tensors
         change = laid_like(change, torch.empty_like(change, memory_format=torch.contiguous_format))
         return turned(change, Turning(cosines, sines, ctx.interleaved, back=True)), None
 
 
 def turned(given: Tensor, turning: Turning) -> Tensor:
-    """The rows that the program writes."""
+    """Allocate the rotated tensor and run the kernel."""
     out = torch.empty_like(given, memory_format=torch.contiguous_format)
     rotary_launch(given, out, turning).run(given.device)
     return out
@@ -83,7 +84,7 @@ def turned(given: Tensor, turning: Turning) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def rotate(given: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) -> Tensor:
-    """See `attn_core.RotaryKernel.rotate`. Raises `InvalidValue`, see `checks`."""
+    """See `attn_core.RotaryKernel.rotate`; raises `InvalidValue`, see `rowwise.rows`."""
     check_rows("rows", given)
     check_turns(given, cosines, sines)
     whole = given if given.dim() == 4 else given[None]
@@ -96,11 +97,11 @@ def rotate(given: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) 
 
 
 def dense_zeros(like: Tensor) -> Tensor:
-    """A gradient of zeros."""
+    """A contiguous gradient of zeros."""
     return torch.zeros_like(like, memory_format=torch.contiguous_format)
 
 
 def by_sequence(turn: Tensor) -> Tensor:
-    """CosSin [1 or batch, token, turned] of [..., token, 1, turned]."""
+    """Reshape cosines or sines [..., token, 1, rotary size] to [1 or batch, token, rotary size]."""
     flat = turn[..., 0, :]
     return flat if flat.dim() == 3 else flat[None]

@@ -1,4 +1,4 @@
-"""Checks, tiles and views that the row-wise operations share."""
+"""Checks, tile sizes and kernel arguments that the row-wise operations share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from attn_kernels_triton.kernels.rowwise import NO_MATRIX, Matrix, RowTile
 from attn_kernels_triton.machine import interpreted
 
 VOCABULARY_WIDEST = 2**31 - 2**16
-"""Ids up to which the last tile of a row is counted in 32 bits."""
+"""The longest row whose last tile still has 32-bit offsets."""
 
 
 def check_rows(name: str, rows: Tensor, widest: int = VOCABULARY_WIDEST) -> None:
-    """Rows [..., width] on a GPU, of a type and width that the programs take, dense along their last axis."""
+    """Raise `InvalidValue` unless rows [..., width] are on a GPU, of a supported dtype and width, and contiguous along
+    the last axis."""
     if rows.dim() < 1 or not 1 <= rows.shape[-1] <= widest:
         raise InvalidValue.of(name, list(rows.shape), f"rows of 1 to {widest} elements")
     if rows.device.type != "cuda" and not interpreted():
@@ -28,7 +29,7 @@ def check_rows(name: str, rows: Tensor, widest: int = VOCABULARY_WIDEST) -> None
 
 
 def check_same(name: str, tensor: Tensor, rows: Tensor) -> None:
-    """A tensor just like the rows in shape, type and device."""
+    """Raise `InvalidValue` unless a tensor has the shape, dtype and device of the rows."""
     check_like(name, tensor, tuple(rows.shape), rows.device)
     if tensor.dtype != rows.dtype:
         raise InvalidValue.of(f"{name}.dtype", str(tensor.dtype), f"{rows.dtype}, as the rows")
@@ -36,8 +37,8 @@ def check_same(name: str, tensor: Tensor, rows: Tensor) -> None:
 
 
 def check_added(added: Tensor, rows: Tensor) -> None:
-    """A tensor of the rows' shape and device, of their type or one whose numbers it holds: float32 rows plus bfloat16
-    are float32."""
+    """Raise `InvalidValue` unless `added` has the shape and device of the rows, and their dtype or one that promotes to
+    it: float32 rows plus bfloat16 are float32."""
     if added.is_floating_point() and torch.promote_types(rows.dtype, added.dtype) is rows.dtype:
         check_like("added", added, tuple(rows.shape), rows.device)
         check_dense("added", added)
@@ -46,7 +47,7 @@ def check_added(added: Tensor, rows: Tensor) -> None:
 
 
 def check_gain(gain: Tensor | None, rows: Tensor) -> None:
-    """A factor for each element of a row, of any type that the programs take."""
+    """Raise `InvalidValue` unless `gain` is None or a contiguous factor [size] of any supported dtype."""
     if gain is None:
         return
     check_like("gain", gain, tuple(rows.shape[-1:]), rows.device)
@@ -56,7 +57,8 @@ def check_gain(gain: Tensor | None, rows: Tensor) -> None:
 
 
 def check_turns(rows: Tensor, cosines: Tensor, sines: Tensor) -> None:
-    """Cosines and sines for rows [..., tokens, heads, size], of at most four axes."""
+    """Raise `InvalidValue` for cosines and sines that do not fit rows [tokens, heads, size] or [batch, tokens, heads,
+    size]."""
     if rows.dim() not in (3, 4):
         raise InvalidValue.of("rows", list(rows.shape), "three or four axes: batch, tokens, heads, size")
     batch, tokens, _, size = (1, *rows.shape)[-4:]
@@ -74,7 +76,7 @@ def check_turns(rows: Tensor, cosines: Tensor, sines: Tensor) -> None:
 
 
 def check_logits(logits: Tensor, ids: Tensor) -> None:
-    """Logits [row, vocabulary] that may be overwritten, and an id for each row."""
+    """Raise `InvalidValue` unless logits are [row, vocabulary], with rows that do not overlap, and ids int64 [row]."""
     if logits.dim() != 2:
         raise InvalidValue.of("logits", list(logits.shape), "two axes: row, vocabulary")
     check_rows("logits", logits)
@@ -86,57 +88,57 @@ def check_logits(logits: Tensor, ids: Tensor) -> None:
 
 
 def check_dense(name: str, tensor: Tensor) -> None:
-    """The last axis lies dense in memory."""
+    """Raise `InvalidValue` unless the last axis is contiguous."""
     if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
         raise InvalidValue.of(f"{name}.stride", list(tensor.stride()), "one that ends in 1: rows lie dense in memory")
 
 
 NORM_ELEMENTS = 2048
-"""Elements of a tile of a norm where rows are short."""
+"""The number of elements of a norm's tile where rows are short."""
 WARPS_OF_WIDTH = {2048: 4, 4096: 8, 8192: 16}
-"""Warps of the program of a norm up to each width."""
+"""The number of warps of a norm kernel for rows of up to each width."""
 SHARES = 132 * 32
-"""Warps of all programs that share the blocks of rows of a backward norm: as many as keep an H200 busy."""
+"""The number of warps of a whole backward norm, enough to keep an H200 busy."""
 GATE_ELEMENTS, GATE_WIDTH = 4096, 1024
 LOSS_WIDTH, LOSS_WARPS = 8192, 8
 TURN_ELEMENTS, TURN_HEADS = 1024, 4
-"""Pairs of a tile of tokens, and heads that a program turns one after the other."""
+"""The number of pairs in a tile of tokens, and of heads that a program rotates one after the other."""
 
 
 def power(size: int) -> int:
-    """The least power of two that is not smaller."""
+    """The least power of two that is not smaller than `size`."""
     return 1 << (size - 1).bit_length()
 
 
 def norm_tile(size: int) -> tuple[RowTile, int]:
-    """Whole rows, as many as fit, and warps."""
+    """The tile of a norm kernel, of as many whole rows as fit, and its number of warps."""
     width = power(size)
     warps = next(warps for widest, warps in WARPS_OF_WIDTH.items() if width <= widest)
     return tile(max(1, NORM_ELEMENTS // width), size, width), warps
 
 
 def gate_tile(size: int) -> RowTile:
-    """Parts of rows."""
+    """The tile of a gate kernel, of parts of rows."""
     width = min(GATE_WIDTH, power(size))
     return tile(GATE_ELEMENTS // width, size, width)
 
 
 def loss_tile(size: int) -> RowTile:
-    """One row, part by part."""
+    """The tile of the cross-entropy kernel: one row, part by part."""
     return tile(1, size, min(LOSS_WIDTH, power(size)))
 
 
 def tile(rows: int, size: int, width: int) -> RowTile:
-    """The constants."""
+    """The compile-time constants of a tile: its rows, the size of a row and the width."""
     return RowTile(tl.constexpr(rows), tl.constexpr(size), tl.constexpr(width))
 
 
 def matrix(tensor: Tensor | None) -> Matrix:
-    """The view of a tensor [row, size], `NO_MATRIX` for None."""
+    """The kernel argument for a tensor [row, size]; `NO_MATRIX` for None."""
     return NO_MATRIX if tensor is None else Matrix(tensor, tensor.stride(0))
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Rows [row, size] of [..., size]; copied where they are not evenly spaced, or not dense."""
+    """Flatten a tensor [..., size] to [row, size]; it is copied if rows are not evenly spaced or not contiguous."""
     rows = tensor.reshape(-1, tensor.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()

@@ -1,1 +1,1 @@
-"""Which of a few schedules is the fastest on a device: measured when asked for, kept on disk, taken from then on."""
+"""Autotuning: measures candidate launch parameters on a device on request, and stores the fastest for later calls."""

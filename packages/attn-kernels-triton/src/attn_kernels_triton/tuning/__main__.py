@@ -1,4 +1,4 @@
-"""`python -m attn_kernels_triton.tuning`: measure this machine's GPU, and keep what is the fastest there."""
+"""`python -m attn_kernels_triton.tuning`: tune the kernels for this machine's GPU and store the fastest candidates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attn_kernels_triton.tuning.trials import count
 
 
 def main() -> int:
-    """Print every measurement, then where the fastest are kept; 1 where there is nothing to tune."""
+    """Print every measurement and where the fastest candidates are stored; return 1 if there is nothing to tune."""
     why = absence()
     device = torch.device("cpu" if why else "cuda")
     if why is None and not has_copier(device):
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def said(candidate: Candidate) -> str:
-    """The numbers of a candidate; of several programs, one after the other."""
+    """Format a candidate; those of several kernels are joined by semicolons."""
     if isinstance(candidate[0], tuple):
         return "; ".join(map(said, candidate))  # type: ignore[arg-type]
     return " ".join(map(str, candidate))

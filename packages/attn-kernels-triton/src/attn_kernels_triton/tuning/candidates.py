@@ -1,4 +1,4 @@
-"""The few candidates among which a program may be tuned: none spills on sm_90a, as a test sees to."""
+"""The candidate launch parameters for tuning; none of them spills registers on sm_90a, which a test checks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from attn_kernels_triton.recurrence.tiles import NARROWEST as NARROWEST_KEYS
 from attn_kernels_triton.recurrence.tiles import SCAN_CHOICES, ScanChoice
 
 Candidate = tuple[object, ...]
-"""A choice, or the choices of programs that are measured together."""
+"""Launch parameters, or those of several kernels that are measured together."""
 
 PAIRED: dict[int, tuple[Choice, ...]] = {
     64: (Choice(128, 64, 4, 4, "paired"),),
     128: (Choice(128, 128, 4, 2, "paired"), Choice(128, 64, 4, 4, "paired")),
     256: (),
 }
-"""Those of Gluon, which is there with one version of Triton."""
+"""Candidates for the paired (Gluon) kernel by width, which is available with Triton 3.6 only."""
 
 CANDIDATES: dict[int, tuple[Choice, ...]] = {
     width: (*found, *(() if NEWER else PAIRED[width]))
@@ -36,8 +36,8 @@ CANDIDATES: dict[int, tuple[Choice, ...]] = {
         256: (Choice(128, 64, 8, 2, "descriptors"), Choice(128, 32, 8, 3, "descriptors")),
     }.items()
 }
-"""Of the forward pass of a band, by width. The first of each is what is shipped, here and below: what an H200 measured
-as the fastest, or follows what it did."""
+"""Candidates for the forward pass with a band mask, by width. The first of each, here and below, is the default: the
+fastest as measured on an H200, or derived from such a measurement."""
 
 BACKWARD: dict[int, tuple[tuple[Choice, ...], ...]] = {
     64: (
@@ -47,7 +47,7 @@ BACKWARD: dict[int, tuple[tuple[Choice, ...], ...]] = {
     ),
     128: (DENSE_APART[128], DENSE_BACKWARD[128], DENSE_APART_BOUNDED[128]),
 }
-"""Of its backward pass, by width: one program for queries and one for keys, or one for all gradients."""
+"""Candidates for its backward pass, by width: one kernel for queries and one for keys, or one for all gradients."""
 
 PAGED: dict[int, tuple[PagedChoice, ...]] = {
     width: (first, first._replace(times=4), other)
@@ -59,7 +59,7 @@ PAGED: dict[int, tuple[PagedChoice, ...]] = {
     )
     for first in (PAGED_CHOICES[FEW, True, width],)
 }
-"""Of programs that decode over pages in 16 bits, by width."""
+"""Candidates for decoding over a paged cache in 16 bits, by width."""
 
 RECURRENCES: dict[tuple[str, bool], tuple[ScanChoice, ...]] = {
     (program, channels): (SCAN_CHOICES[program, True, channels, NARROWEST_KEYS], *others)
@@ -71,15 +71,16 @@ RECURRENCES: dict[tuple[str, bool], tuple[ScanChoice, ...]] = {
         "unremember": (ScanChoice(64, 64, 8, 2),),
     }.items()
 }
-"""Of programs over chunks in 16 bits, by name and whether channels fade apart, which takes registers."""
+"""Candidates for the chunked recurrence kernels in 16 bits, by kernel and whether decays are per channel, which takes
+more registers."""
 
 LONG = 4096
-"""Keys from which on a call is of the long ones."""
+"""The number of keys from which on a call counts as long."""
 BOUNDS = ("full", "causal", "window")
 
 
 class Kind(NamedTuple):
-    """A class of calls that are tuned together: the width, what the band is bounded by, and whether keys are many."""
+    """A class of calls that share a tuning result: the head width, the bounds of the band, and whether it is long."""
 
     width: int
     bounds: str
@@ -87,33 +88,33 @@ class Kind(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its forward pass is called in a file."""
+        """The name of the forward pass in the tuning file."""
         return f"{self.width} {self.bounds} {'long' if self.long else 'short'}"
 
     @property
     def backward(self) -> str:
-        """What its backward pass is called."""
+        """The name of the backward pass in the tuning file."""
         return f"backward {self.name}"
 
 
 def kind_of(sizes: Sizes, rule: Rule) -> Kind:
-    """The class of a call."""
+    """The tuning class of a call."""
     bounds = "window" if rule.left is not None else "full" if rule.right is None else "causal"
     return Kind(max(NARROWEST, sizes.width), bounds, sizes.keys >= LONG)
 
 
 def paged_name(width: int) -> str:
-    """What decoding over heads of this width is called."""
+    """The name of decoding with heads of this width in the tuning file."""
     return f"decode {width}"
 
 
 def recurrence_name(program: str, *, channels: bool) -> str:
-    """What a program over chunks is called."""
+    """The name of a chunked recurrence kernel in the tuning file."""
     return f"{program} {'channels' if channels else 'heads'}"
 
 
 def every() -> dict[str, tuple[Candidate, ...]]:
-    """The candidates of every kind, by its name."""
+    """The candidates of every kind of call, by the name of the kind."""
     found: dict[str, tuple[Candidate, ...]] = {}
     for bounds in BOUNDS:
         for long in (False, True):

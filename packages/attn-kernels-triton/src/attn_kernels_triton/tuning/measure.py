@@ -1,4 +1,4 @@
-"""Measuring the candidates of every kind on a device."""
+"""Measuring the tuning candidates on a device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from attn_kernels_triton.tuning.trials import Trial, trials
 
 REPEATS, WARMING = 10, 3
 EACH = 3
-"""Seconds that a candidate takes, most of which are the compiler's."""
+"""An estimate of the seconds per candidate, most of which are compile time."""
 
 
 class Measured(NamedTuple):
-    """A candidate of a kind, by its name, and its median time in seconds."""
+    """The name of a kind of call, a candidate for it, and the candidate's median time in seconds."""
 
     name: str
     choice: Candidate
@@ -27,20 +27,20 @@ class Measured(NamedTuple):
 
 
 def measure(device: torch.device, wanted: Iterable[Trial] | None = None, repeats: int = REPEATS) -> Iterator[Measured]:
-    """Times of all candidates of all kinds, or of those that are wanted."""
+    """The times of all candidates of all kinds, or of the trials `wanted`."""
     for trial in trials(device) if wanted is None else wanted:
         times = [timed(trial.launches, device) for _ in range(WARMING + repeats)]
         yield Measured(trial.name, trial.candidate, statistics.median(times[-repeats:]))
 
 
 def timed(launches: tuple[Launch, ...], device: torch.device) -> float:
-    """The time of some launches, one after the other, in seconds."""
+    """The time of some launches in sequence, in seconds."""
     if device.type != "cuda":
         started = time.perf_counter()
         run(launches, device)
         return time.perf_counter() - started
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    # The chip is busy with the same while the processor starts what is timed, so that this is not in the time.
+    # The GPU runs the same launches first while the CPU enqueues the timed ones, so launch overhead is not measured.
     run(launches, device)
     start.record()
     run(launches, device)
@@ -50,13 +50,13 @@ def timed(launches: tuple[Launch, ...], device: torch.device) -> float:
 
 
 def run(launches: tuple[Launch, ...], device: torch.device) -> None:
-    """Start programs one after the other."""
+    """Run the launches in sequence."""
     for launch in launches:
         launch.run(device)
 
 
 def best(found: list[Measured]) -> dict[str, Candidate]:
-    """The fastest candidate of each kind, by its name."""
+    """The fastest candidate of each kind, by the name of the kind."""
     fastest: dict[str, Measured] = {}
     for one in found:
         if one.name not in fastest or one.seconds < fastest[one.name].seconds:

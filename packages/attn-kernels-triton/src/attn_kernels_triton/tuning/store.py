@@ -1,4 +1,4 @@
-"""Measured tile configurations: one file for each device, Triton version and text of the kernels."""
+"""The store of measured launch parameters: one file per device, Triton version and source text of the kernels."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from attn_kernels_triton import kernels
 from attn_kernels_triton.tuning.candidates import Candidate, every
 
 FOLDER = "ATTN_TUNING"
-"""The variable that names the folder; without it, attn/triton in the user's folder for what can be made again."""
+"""The environment variable that names the folder; the default is attn/triton in the user's cache folder."""
 
 
 def path_of(device: str) -> Path:
-    """The file of a device, by the name that its driver gives it."""
+    """The file of a device, given the name that its driver reports."""
     made = json.dumps(origin(device), sort_keys=True).encode()
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attn" / "triton"
     return Path(os.environ.get(FOLDER) or home) / f"{hashlib.sha256(made).hexdigest()[:32]}.json"
 
 
 def origin(device: str) -> dict[str, str]:
-    """What a measurement is true of."""
+    """The conditions that a measurement is valid for: device, Triton version and digest of the kernels."""
     return {"device": device, "triton": triton.__version__, "programs": digest()}
 
 
 @cache
 def digest() -> str:
-    """A hash of the text of all programs."""
+    """A hash of the source text of all kernels."""
     found = hashlib.sha256()
     for path in sorted(Path(str(kernels.__file__)).parent.rglob("*.py")):
         found.update(path.read_bytes())
@@ -46,8 +46,9 @@ def digest() -> str:
 
 
 def read(device: str) -> dict[str, Candidate]:
-    """Tile configurations by the names of their kinds; none, and a warning, where the file is not what `add` wrote for
-    a device.
+    """The stored candidates of a device by the name of their kind; empty if there is no file.
+
+    A file that `add` did not write for this device is ignored with a `RuntimeWarning`.
     """
     path = path_of(device)
     try:
@@ -60,7 +61,8 @@ def read(device: str) -> dict[str, Candidate]:
 
 
 def choices_of(content: dict[str, Any], made: dict[str, str]) -> dict[str, Candidate]:
-    """The choices of a file; raises `ValueError` for another origin, and for what is no candidate of its kind."""
+    """Parse the content of a file; raises `ValueError` for another origin or an entry that is no candidate of its
+    kind."""
     if content["origin"] != made:
         raise ValueError(f"it is of {content['origin']}, not of {made}")
     known = every()
@@ -68,7 +70,7 @@ def choices_of(content: dict[str, Any], made: dict[str, str]) -> dict[str, Candi
 
 
 def candidate_of(known: tuple[Candidate, ...], name: str, written: object) -> Candidate:
-    """The candidate that a file means; raises `ValueError` for what is none of those that are known."""
+    """The known candidate that equals an entry of a file; raises `ValueError` if there is none."""
     for candidate in known:
         if json.loads(json.dumps(candidate)) == written:
             return candidate
@@ -76,7 +78,10 @@ def candidate_of(known: tuple[Candidate, ...], name: str, written: object) -> Ca
 
 
 def add(device: str, found: dict[str, Candidate]) -> Path:
-    """Put choices beside those that the file holds; whole for every reader, and after every other writer."""
+    """Merge candidates into the file of a device and return its path.
+
+    The file is replaced atomically for readers, and writers are serialized by a lock.
+    """
     path = path_of(device)
     path.parent.mkdir(parents=True, exist_ok=True)
     with alone(path.with_suffix(".lock")):
@@ -94,7 +99,7 @@ def add(device: str, found: dict[str, Candidate]) -> Path:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """One process at a time."""
+    """Hold an exclusive lock on a file, so that one process at a time runs the block."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -104,18 +109,18 @@ Kept = TypeVar("Kept", bound=Candidate)
 
 
 def known(kind: type[Kept], name: str, device: torch.device) -> Kept | None:
-    """The candidate of a kind, by its name, that was measured on a device, if one was."""
+    """The candidate that was measured as the fastest for the kind of this name on a device, or None."""
     found = measured(name_of(device)).get(name)
     return found if isinstance(found, kind) else None
 
 
 @cache
 def measured(device: str) -> dict[str, Candidate]:
-    """What was measured on devices of this name; read once a process."""
+    """The stored candidates of devices of this name, read once per process."""
     return read(device)
 
 
 @cache
 def name_of(device: torch.device) -> str:
-    """The name of a device."""
+    """The name that the driver reports for a GPU; the device type for other devices."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,4 +1,4 @@
-"""What the tuner measures: launches of every candidate of attention, paged decoding and recurrences."""
+"""The trials of the tuner: launches of every candidate for attention, paged decoding and recurrences."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from attn_kernels_triton.tuning.candidates import (
 
 
 class Trial(NamedTuple):
-    """A candidate of a kind, by its name, and the launches that take the time."""
+    """The name of a kind of call, a candidate for it, and the launches to be timed."""
 
     name: str
     candidate: Candidate
@@ -57,12 +57,12 @@ HEADS = 16
 
 
 def attention_count() -> int:
-    """How many candidates are measured."""
+    """The number of trials of attention, forward and backward."""
     return sum(map(len, (*CANDIDATES.values(), *BACKWARD.values()))) * len(MASKS) * len(LENGTHS)
 
 
 def forward_trials(device: torch.device) -> Iterator[Trial]:
-    """Forward programs."""
+    """The trials of the forward kernels."""
     for plan, inputs in calls(CANDIDATES, device):
         kind = kind_of(plan.sizes, plan.rule)
         for candidate in CANDIDATES[kind.width]:
@@ -71,7 +71,7 @@ def forward_trials(device: torch.device) -> Iterator[Trial]:
 
 
 def backward_trials(device: torch.device) -> Iterator[Trial]:
-    """All backward programs, those of one candidate together."""
+    """The trials of the backward kernels; all kernels of a candidate are timed together."""
     for plan, inputs in calls(BACKWARD, device):
         kind = kind_of(plan.sizes, plan.rule)
         result = empty(plan, inputs)
@@ -84,7 +84,7 @@ def backward_trials(device: torch.device) -> Iterator[Trial]:
 
 
 def calls(widths: Iterable[int], device: torch.device) -> Iterator[tuple[Plan, Inputs]]:
-    """Random operands of every width and length, under every mask."""
+    """Plans and random inputs for every width, length and mask."""
     for width in widths:
         heads = Heads(query=HEADS, key_value=HEADS, key_size=width, value_size=width)
         for length in LENGTHS:
@@ -98,7 +98,7 @@ REQUESTS, CONTEXT = 16, 8191
 
 
 class Shape(NamedTuple):
-    """Heads of queries and of keys, sizes of keys and of values; where `latent`, all heads share one latent."""
+    """Numbers of query and key/value heads, and sizes of keys and values; if `latent`, all heads share one latent."""
 
     query: int
     shared: int
@@ -113,16 +113,16 @@ SHAPES = {
     256: Shape(16, 4, 256, 256),
     512: Shape(16, 1, 576, 512, latent=True),
 }
-"""By width."""
+"""The shapes of the decode trials, by width."""
 
 
 def paged_count() -> int:
-    """How many candidates are measured."""
+    """The number of trials of paged decoding."""
     return sum(map(len, PAGED.values()))
 
 
 def paged_trials(device: torch.device) -> Iterator[Trial]:
-    """A step in which every request decodes one token."""
+    """The trials of paged decoding: a step in which every request decodes one token."""
     for width, candidates in PAGED.items():
         spec, operands = call(SHAPES[width], device)
         out = operands.query.new_empty(REQUESTS, spec.heads.query, spec.heads.value_size)
@@ -131,7 +131,7 @@ def paged_trials(device: torch.device) -> Iterator[Trial]:
 
 
 def call(shape: Shape, device: torch.device) -> tuple[AttentionSpec, PagedAttentionInputs]:
-    """Requests whose rows lie anywhere in memory."""
+    """A spec and random operands of a decode step, with the rows of each request scattered over the cache."""
     held = CONTEXT + 1
     pool = REQUESTS * held
 
@@ -159,12 +159,12 @@ PROGRAMS: dict[str, Any] = {program.__name__: program for program in (remember, 
 
 
 def recurrence_count() -> int:
-    """How many candidates are measured."""
+    """The number of trials of recurrences."""
     return sum(map(len, RECURRENCES.values()))
 
 
 def recurrence_trials(device: torch.device) -> Iterator[Trial]:
-    """Programs of the delta rule, which fades with a number for each head or each channel."""
+    """The trials of the chunked kernels of the gated delta rule, with one decay per head and per channel."""
     for channels in (False, True):
         given = steps(device, channels=channels)
         work = between(given)
@@ -182,7 +182,7 @@ def recurrence_trials(device: torch.device) -> Iterator[Trial]:
 
 
 def trial_launch(program: str, memory: tuple[Given, Between, Gradients], candidate: ScanChoice) -> Launch:
-    """One program of a recurrence, with no more channels at once than there are."""
+    """The launch of one recurrence kernel, with a tile of no more channels than there are."""
     given, work, found = memory
     choice = scan_choice(program, given.sizes, candidate)
     if program in {"remember", "recall"}:
@@ -191,7 +191,7 @@ def trial_launch(program: str, memory: tuple[Given, Between, Gradients], candida
 
 
 def steps(device: torch.device, *, channels: bool) -> Given:
-    """Random steps in bfloat16, of which little is forgotten."""
+    """Random steps in bfloat16 with weak decay."""
     rows = torch.randn(3, BATCH, TOKENS, RECURRENT_HEADS, SIZE, device=device).bfloat16()
     fades = -0.01 * torch.rand(BATCH, TOKENS, RECURRENT_HEADS, SIZE if channels else 1, device=device)
     strength = spaced(torch.rand(BATCH, TOKENS, RECURRENT_HEADS, 1, device=device))
@@ -199,11 +199,11 @@ def steps(device: torch.device, *, channels: bool) -> Given:
 
 
 def trials(device: torch.device) -> Iterator[Trial]:
-    """Everything that is measured, made one after the other."""
+    """All trials, created one at a time."""
     for source in (forward_trials, backward_trials, paged_trials, recurrence_trials):
         yield from source(device)
 
 
 def count() -> int:
-    """How many candidates are measured."""
+    """The number of all trials."""
     return attention_count() + paged_count() + recurrence_count()

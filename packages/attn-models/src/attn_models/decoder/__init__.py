@@ -1,1 +1,1 @@
-"""One decoder for every causal mechanism."""
+"""A decoder that works with every causal mechanism."""

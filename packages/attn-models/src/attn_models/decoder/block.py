@@ -26,9 +26,9 @@ from attn_models.decoder.mixture_of_experts import MixtureOfExperts
 
 
 def require_same_shape(given: Tensor, like: Tensor) -> Tensor:
-    """`given`, if its shape is that of `like`; another could be broadcast without an error.
+    """Return `given` if it has the shape of `like`; a different shape could be broadcast without an error.
 
-    Raises `InternalError` with both shapes.
+    Raises `InternalError` with both shapes if they differ.
     """
     if given.shape != like.shape:
         shapes = tuple(given.shape), tuple(like.shape)
@@ -41,11 +41,11 @@ FIELD = "x"
 
 
 def replay_step(layer: Any, inputs: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-    """A step of an `AttentionLayer` without one: all inputs of each request so far are run again, the last rows given.
+    """Decode with an `AttentionLayer` that has no incremental `step`, by running it on the whole sequences again.
 
-    `inputs` [tokens, width] are the new rows of all requests; the result is [tokens, width]. `state` holds the `Paged`
-    state "inputs" with the field "x" [width]. Requests are run one by one: padding could change the result of a
-    mechanism that depends on the length.
+    `inputs` [tokens, width] are the new tokens of all requests; the result is [tokens, width]. `state` holds the
+    `Paged` state "inputs" with the field "x" [width]: the inputs of all tokens so far. Requests are run one by one:
+    padding could change the result of a mechanism that depends on the length.
     """
     view = state[STATE]
     view.append({FIELD: inputs})
@@ -60,9 +60,10 @@ def replay_step(layer: Any, inputs: Tensor, batch: RaggedBatch, state: LayerStat
 
 
 def attended_documents(layer: Any, rows: Tensor, lengths: Tensor) -> Tensor:
-    """The output of a layer over rows [batch, tokens, width] that hold documents of these lengths end to end.
+    """The output of a layer for `rows` [batch, tokens, width] that hold documents of these `lengths` [documents] end to
+    end, each computed as if it were alone.
 
-    A layer that takes `lengths` computes them together; another gets them one by one.
+    A layer whose `forward` takes `lengths` computes them together; other layers are called once per document.
     """
     if "lengths" in inspect.signature(layer.forward).parameters:
         together: Tensor = layer(rows, lengths=lengths)
@@ -74,7 +75,7 @@ class Block(nn.Module):
     """x + F(norm(x)) for both sublayers F (pre-norm, arXiv 2002.04745), norm(x + F(x)) (post-norm),
     x + norm(F(norm(x))) (both, Gemma 2, arXiv 2408.00118), or x + norm(F(x)) (after, OLMo 2, arXiv 2501.00656).
 
-    What F adds is multiplied by `residual_multiplier`.
+    The term that is added to x is multiplied by `residual_multiplier`.
     """
 
     def __init__(self, config: DecoderConfig, attention: LayerAttention, experts: Experts | None = None) -> None:
@@ -86,7 +87,7 @@ class Block(nn.Module):
         self.multiplier = config.residual_multiplier
         before = config.norm_place != "after"
         self.attention_norm: nn.Module = build_norm(config) if before else nn.Identity()
-        # Any: what a mechanism builds is a module with the methods of AttentionLayer.
+        # Any: a mechanism may build any module that has the methods of AttentionLayer.
         self.attention: Any = attention.mechanism.build(attention.config)
         self.feed_forward_norm: nn.Module = build_norm(config) if before else nn.Identity()
         self.feed_forward: FeedForward | GatedFeedForward | MixtureOfExperts | nn.Identity = (
@@ -100,9 +101,9 @@ class Block(nn.Module):
         self.joined: BlockStep | None = None
 
     def forward(self, hidden: Tensor, shared_kv: Fields | None = None, lengths: Tensor | None = None) -> Tensor:
-        """Whole sequences, [batch, tokens, width] to [batch, tokens, width]; `shared_kv` are another block's keys and
-        values. With `lengths` [documents], int64, on the CPU, each sequence holds documents of these lengths end to
-        end, attended to apart.
+        """Compute whole sequences, [batch, tokens, width] to [batch, tokens, width]; `shared_kv` are another block's
+        keys and values. With `lengths` [documents], int64, on the CPU, each sequence holds documents of these lengths
+        end to end, and tokens attend only to their own document.
         """
         entering = self.entering(hidden)
         if lengths is None:
@@ -110,12 +111,12 @@ class Block(nn.Module):
         return self._around(hidden, attended_documents(self.attention, entering, lengths))
 
     def project_kv(self, hidden: Tensor) -> Fields:
-        """Keys and values for other blocks, fields [batch, tokens, ...], of whole sequences [batch, tokens, width]."""
+        """Keys and values for blocks that share them, fields [batch, tokens, ...]; `hidden` [batch, tokens, width]."""
         lent: Fields = self.attention.project_kv(self.entering(hidden))
         return lent
 
     def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """The new rows of many requests, [tokens, width] to [tokens, width]; `hidden` may be written over."""
+        """Compute the new tokens of many requests, [tokens, width] to [tokens, width]; may overwrite `hidden`."""
         if self.joined is not None:
             done = self.joined.step(hidden, batch, state)
             if done is not None:
@@ -128,9 +129,9 @@ class Block(nn.Module):
     def step_apart(
         self, hidden: Tensor, added: Tensor | None, batch: RaggedBatch, state: LayerState
     ) -> tuple[Tensor, Tensor]:
-        """As `step` of `hidden` + `added`, of a pre-norm block: two parts, the sum of which is the result.
+        """Like `step` on `hidden` + `added`, for a pre-norm block; returns two parts whose sum is the result.
 
-        Left apart, they are added where the next norm reads them.
+        Keeping them apart lets the next norm add them in a fused kernel.
         """
         if added is None:
             entering = self.entering(hidden)
@@ -141,7 +142,7 @@ class Block(nn.Module):
         return after, self.adding(self.fed_norm(self.feed_forward(fed)))
 
     def adding(self, rows: Tensor) -> Tensor:
-        """What is added of the output [..., width] of a sublayer."""
+        """The term that a sublayer with this output [..., width] adds to the residual stream."""
         dropped: Tensor = self.dropout(rows)
         return dropped if self.multiplier == 1 else dropped * self.multiplier
 
@@ -153,8 +154,8 @@ class Block(nn.Module):
         return require_same_shape(attended, hidden)
 
     def parts(self) -> BlockParts | None:
-        """The parts of a prepacked block for a kernel of whole blocks; None if no kernel supports its architecture, or
-        where a subclass computes something else."""
+        """The parts of a prepacked block for a fused block kernel; None if no kernel supports its architecture, or for
+        a subclass, which may compute something else."""
         if type(self) is not Block:
             return None
         attention = self.attention.parts() if hasattr(self.attention, "parts") else None
@@ -175,7 +176,7 @@ class Block(nn.Module):
     def weights(self, hidden: Tensor, shared_kv: Fields | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key] of whole sequences [batch, tokens, width].
 
-        Raises `Incompatible` for a mechanism that has none.
+        Raises `Incompatible` for a mechanism without attention weights.
         """
         if not self.mechanism.can(Capability.WEIGHTS):
             name = self.mechanism.name
@@ -200,7 +201,7 @@ class Block(nn.Module):
 
 class ParallelBlock(Block):
     """x + attention(norm(x)) + feed_forward(norm'(x)): both sublayers read the input of the block (GPT-J; GPT-NeoX,
-    arXiv 2204.06745, section 2.1). Where norms are shared there is one, and `feed_forward_norm` is the identity.
+    arXiv 2204.06745, section 2.1). With a shared norm both use `attention_norm`; `feed_forward_norm` is the identity.
     """
 
     def __init__(self, config: DecoderConfig, attention: LayerAttention, experts: Experts | None = None) -> None:
@@ -212,7 +213,7 @@ class ParallelBlock(Block):
     def step_apart(
         self, hidden: Tensor, added: Tensor | None, batch: RaggedBatch, state: LayerState
     ) -> tuple[Tensor, Tensor]:
-        """See `Block`."""
+        """See `Block.step_apart`."""
         if added is None:
             entering = self.entering(hidden)
         else:
@@ -223,7 +224,7 @@ class ParallelBlock(Block):
         return hidden + self._both(hidden, self.entering(hidden), attended)
 
     def _both(self, hidden: Tensor, entering: Tensor, attended: Tensor) -> Tensor:
-        """What is added to `hidden`, of which `entering` is the norm that the attention read."""
+        """The sum of both sublayers, to be added to `hidden`; `entering` is the normalised input of the attention."""
         fed = self.feed_forward(entering if self.shares_norm else self.feed_forward_norm(hidden))
         return self.adding(attended + fed)
 
@@ -238,7 +239,7 @@ class AttentionBlock(Block):
     def step_apart(
         self, hidden: Tensor, added: Tensor | None, batch: RaggedBatch, state: LayerState
     ) -> tuple[Tensor, Tensor]:
-        """See `Block`."""
+        """See `Block.step_apart`."""
         if added is None:
             entering = self.entering(hidden)
         else:
@@ -258,7 +259,7 @@ def build_block(config: DecoderConfig, attention: LayerAttention, experts: Exper
 
 
 def given(shared_kv: Fields | None) -> dict[str, Fields]:
-    """The argument `shared_kv` of attention that uses another layer's keys and values; none for others."""
+    """The keyword argument `shared_kv` for a layer that uses another layer's keys and values; empty if it is None."""
     return {} if shared_kv is None else {"shared_kv": shared_kv}
 
 
@@ -271,8 +272,8 @@ class SharedKeyValues:
         self._lent: dict[int, Fields] = {}
 
     def of(self, layer: int, block: Block, hidden: Tensor) -> Fields | None:
-        """The shared keys and values of block `layer` with input `hidden`; None if it uses its own and nobody else
-        does.
+        """The shared keys and values of block `layer` with input `hidden`; None if it uses its own and no other block
+        uses them.
         """
         if layer in self._wanted:
             self._lent[layer] = block.project_kv(hidden)

@@ -28,7 +28,7 @@ GROUPED = ("deepseek_v2", "deepseek_v3")
 
 ROUTINGS = ("mixtral", "switch", "llama4", *GROUPED)
 BIASED = "deepseek_v3"
-# Fields that mean nothing to a decoder without experts, and their values there.
+# Fields that have no effect in a decoder without experts, and the values that they must have there.
 NEEDS_EXPERTS = {
     "num_experts_per_tok": None,
     "router_aux_loss_coef": 0.0,
@@ -49,10 +49,10 @@ NEEDS_EXPERTS = {
 class Experts:
     """The mixture of experts of a layer, from the fields of `DecoderConfig`.
 
-    `count` routed experts of inner size `intermediate_size`, of which a token uses `per_token`, chosen among the best
-    `topk_group` of `groups` groups, their sum multiplied by `scale`; `shared` experts for every token, `gated` by a
-    sigmoid. `rate` is the step by which training moves the routing biases, `router_aux_loss_coef` the weight of the
-    load-balancing loss, `bias` whether the router has biases.
+    There are `count` routed experts of inner size `intermediate_size`. Each token uses `per_token` of them, chosen from
+    the best `topk_group` of `groups` groups; their sum is multiplied by `scale`. Every token also uses the `shared`
+    experts, multiplied by a sigmoid gate if `gated`. `rate` is the step by which training moves the routing biases,
+    `router_aux_loss_coef` the weight of the load-balancing loss, `bias` whether the router has biases.
     """
 
     count: int
@@ -69,7 +69,7 @@ class Experts:
 
 
 def experts_config(config: DecoderConfig) -> Experts | None:
-    """The experts of every layer after the dense ones; None without experts.
+    """The mixture of experts of the sparse layers; None without experts.
 
     Raises `InvalidValue` for fields that contradict each other.
     """
@@ -129,7 +129,7 @@ def _require_routing(config: DecoderConfig) -> None:
 
 
 def _groups(config: DecoderConfig, experts: int, per_token: int) -> tuple[int, int]:
-    """The number of groups, and to how many of them a token is held."""
+    """The number of expert groups, and the number of groups that a token may choose experts from."""
     groups, chosen = config.n_group, config.topk_group
     if groups is None:
         if chosen is not None:
@@ -166,7 +166,7 @@ FLAGS = (
     "embedding_norm",
 )
 OWN_BIASES = ("norm_bias", "attention_bias", "attention_output_bias", "feed_forward_bias")
-"""Biases of parts, None as `bias` says of all."""
+"""Fields that say whether a part has biases; None means as `bias` says for all parts."""
 GATED = ("swiglu", "geglu", "geglu_tanh", "swiglu_clamped")
 NORM_PLACES = ("pre", "post", "both", "after", "parallel", "parallel_shared")
 WORDS = {
@@ -196,7 +196,7 @@ NUMBERS = {
 class AttentionChoice:
     """A mechanism by name, and its own options.
 
-    Options override, for this layer, the decoder's numbers of heads; `rotary` None leaves out its rotary positions.
+    Options override, for this layer, the decoder's numbers of heads; `rotary` None turns off rotary positions here.
     """
 
     mechanism: str
@@ -209,12 +209,12 @@ class AttentionChoice:
 
     @property
     def has_rotary(self) -> bool:
-        """Whether the layer is given the decoder's rotary positions."""
+        """Whether the layer uses the decoder's rotary positions."""
         return "rotary" not in self.options
 
     @classmethod
     def from_plain(cls, value: object) -> AttentionChoice:
-        """The choice of a name alone, or of an object with `mechanism` and perhaps `options`."""
+        """The choice from a name alone, or from a mapping with `mechanism` and optionally `options`."""
         if isinstance(value, str):
             return cls(mechanism=value)
         if isinstance(value, Mapping) and isinstance(value.get("mechanism"), str) and value.keys() <= CHOICE_KEYS:
@@ -226,49 +226,50 @@ class AttentionChoice:
 class DecoderConfig:
     """A decoder: token embeddings, blocks of causal attention and feed-forward layers, and the unembedding.
 
-    Attention: `mechanism` with its `options` is that of every layer, or layer i has `pattern[i % len(pattern)]`.
-    `num_kv_heads` and `head_dim` default to `num_heads` and `hidden_size / num_heads`. `kv_sharing[i]` is the layer
-    whose keys and values layer i attends to, its own if there are none; "cla:2" and "yoco" stand for such lists
-    (`attn_core.models.KvSharing`). `attention_dropout` drops attention weights in training, unless a layer's options
-    have a `dropout` of their own.
+    Attention: every layer uses `mechanism` with its `options`, unless `pattern` is given: then layer i uses
+    `pattern[i % len(pattern)]`. `num_kv_heads` and `head_dim` default to `num_heads` and `hidden_size / num_heads`.
+    `kv_sharing[i]` is the layer whose keys and values layer i attends to; by default every layer has its own. "cla:2"
+    and "yoco" stand for such lists (`attn_core.models.KvSharing`). `attention_dropout` drops attention weights in
+    training, unless the options of a layer have their own `dropout`.
 
-    Positions: `positions` is "learned", "sinusoidal" (fixed, added to embeddings that are multiplied by √width,
-    Vaswani et al. 2017), "rotary" or "none", which leaves positions to the mechanism. For rotary positions there are
-    `rope_theta`, `partial_rotary_factor` (the part of a head that is rotated), `rope_interleave` (neighbouring elements
-    are a pair, else those half a head apart) and `rope_scaling` (as the option of the mechanism `rope`).
+    Positions: `positions` is "learned", "sinusoidal" (fixed, added to embeddings that are multiplied by √width, Vaswani
+    et al. 2017), "rotary" or "none", which leaves positions to the mechanism. The fields of rotary positions are
+    `rope_theta`, `partial_rotary_factor` (the fraction of a head that is rotated), `rope_interleave` (pairs are
+    adjacent elements instead of elements half a head apart) and `rope_scaling` (like the option of the mechanism
+    `rope`).
 
     Blocks: `norm` is "layer" or "rms". `norm_place` "pre" normalises the input of a sublayer (GPT-2), "post" the sum
-    with the residual (Vaswani et al. 2017), "both" input and output of a sublayer (Gemma 2), "after" its output alone
-    (OLMo 2, arXiv 2501.00656). With "parallel" both sublayers read the block's input, each through a norm of its own
-    (GPT-NeoX, arXiv 2204.06745), with "parallel_shared" through one norm (GPT-J). `residual_multiplier` is multiplied
-    to what a sublayer adds (Granite). `feed_forward` is the activation: "gelu", "gelu_tanh", "quick_gelu", "relu", or
-    one with a gate: "swiglu", "geglu", "geglu_tanh", "swiglu_clamped" (gpt-oss); "none" leaves feed-forwards and their
-    norms out (Mamba-2, arXiv 2405.21060). `intermediate_size` is the inner size
-    of a feed-forward, by default 4 `hidden_size`, or 8/3 `hidden_size`, rounded up to a multiple of 8, with a gate.
-    `bias` gives biases to projections, feed-forwards and LayerNorms, unless `attention_bias` (queries, keys, values),
-    `attention_output_bias`, `feed_forward_bias` or `norm_bias` say otherwise; `router_bias` and `unembedding_bias` are
-    apart. `dropout` acts in training on embeddings and on the output of each sublayer.
+    with the residual (Vaswani et al. 2017), "both" the input and output of a sublayer (Gemma 2), "after" only its
+    output (OLMo 2, arXiv 2501.00656). With "parallel" both sublayers read the block's input, each through its own norm
+    (GPT-NeoX, arXiv 2204.06745), with "parallel_shared" through one norm (GPT-J). The output of a sublayer is
+    multiplied by `residual_multiplier` before it is added (Granite). `feed_forward` is the activation: "gelu",
+    "gelu_tanh", "quick_gelu", "relu", or one with a gate: "swiglu", "geglu", "geglu_tanh", "swiglu_clamped" (gpt-oss);
+    "none" leaves feed-forwards and their norms out (Mamba-2, arXiv 2405.21060). `intermediate_size` is the inner size
+    of a feed-forward, by default 4 `hidden_size`, or with a gate 8/3 `hidden_size`, rounded up to a multiple of 8.
+    `bias` gives biases to projections, feed-forwards and LayerNorms; `attention_bias` (queries, keys, values),
+    `attention_output_bias`, `feed_forward_bias` and `norm_bias` override it for their part. `router_bias` and
+    `unembedding_bias` do not depend on it. `dropout` applies in training to embeddings and the output of each sublayer.
 
     Embeddings: `tie_word_embeddings` uses the embedding as the unembedding. `scale_embedding` multiplies embeddings by
-    √width (Gemma), `embedding_multiplier` by a number (Granite); `embedding_norm` norms them (BLOOM). Learned positions
-    begin `position_offset` rows into their table (OPT). `logit_scale` is multiplied to logits (Cohere), and
+    √width (Gemma), `embedding_multiplier` by a number (Granite); `embedding_norm` normalises them (BLOOM). Learned
+    positions start at row `position_offset` of their table (OPT). Logits are multiplied by `logit_scale` (Cohere), and
     `final_logit_softcapping` c bounds them to ±c: c tanh(logits / c) (Gemma 2).
 
-    Mixture of experts (arXiv 2401.04088): every layer but the `first_k_dense_replace` first, or every
-    `decoder_sparse_step`-th of all layers among these (the last of each so many, Qwen2-MoE), has `num_experts`
-    feed-forwards of inner size `moe_intermediate_size` (by default that of a dense layer), of which each token uses
-    `num_experts_per_tok`; and `n_shared_experts` that every token uses (DeepSeekMoE, arXiv 2401.06066), multiplied by a
-    sigmoid of the token with `shared_expert_gate` (Qwen2-MoE, arXiv 2407.10671, section 2.2.2). `routing` is how the
-    chosen are weighed: "mixtral" by a softmax over them, "switch" and "deepseek_v2" by their part of a softmax over all
-    experts, "deepseek_v3" by sigmoids normalised to sum to one, chosen with a bias for each expert (arXiv 2412.19437,
-    section 2.1.2), "llama4" by their sigmoids, which multiply what experts read and not what they say. The deepseek
-    routings choose among the experts of the best `topk_group` of `n_group` groups, and multiply outputs by
-    `routed_scaling_factor`. Load is balanced in training by an auxiliary loss of weight `router_aux_loss_coef` (arXiv
-    2101.03961), or by moving the biases by `router_bias_update_rate` after each step ("deepseek_v3").
+    Mixture of experts (arXiv 2401.04088): layer i, counted from 0, is sparse if i >= `first_k_dense_replace` and i + 1
+    is a multiple of `decoder_sparse_step` (Qwen2-MoE). A sparse layer has `num_experts` feed-forwards of inner size
+    `moe_intermediate_size` (by default that of a dense layer), of which each token uses `num_experts_per_tok`, and
+    `n_shared_experts` that every token uses (DeepSeekMoE, arXiv 2401.06066), multiplied by a sigmoid gate of the token
+    with `shared_expert_gate` (Qwen2-MoE, arXiv 2407.10671, section 2.2.2). `routing` sets the weights of the chosen
+    experts: "mixtral" by a softmax over them, "switch" and "deepseek_v2" by a softmax over all experts, "deepseek_v3"
+    by sigmoids normalised to sum to one, with a bias per expert that only affects the choice (arXiv 2412.19437, section
+    2.1.2), "llama4" by sigmoids that multiply the inputs of the experts instead of their outputs. The deepseek routings
+    choose experts from the best `topk_group` of `n_group` groups, and multiply outputs by `routed_scaling_factor`.
+    Training balances the load by an auxiliary loss of weight `router_aux_loss_coef` (arXiv 2101.03961), or by moving
+    the biases by `router_bias_update_rate` after each step ("deepseek_v3").
 
     Multi-token prediction (arXiv 2412.19437, section 2.2): `num_nextn_predict_layers` D adds D modules that predict the
     D tokens after the next; the mean of their losses, times `nextn_predict_loss_weight`, is added to the training loss.
-    Nothing else uses them.
+    They are not used outside training.
 
     Sizes are whole numbers from 1. Raises `InvalidValue` for a field outside its range; `layer_attentions` raises for
     mechanisms that do not fit.
@@ -352,7 +353,7 @@ class DecoderConfig:
             )
 
     def _require_meant(self) -> None:
-        """Raise `InvalidValue` for fields that would say nothing."""
+        """Raise `InvalidValue` for fields that would have no effect in combination with others, or a bad offset."""
         offset: object = self.position_offset
         if not isinstance(offset, int) or offset < 0:
             raise InvalidValue.of("position_offset", offset, "a whole number from 0")
@@ -368,7 +369,7 @@ class DecoderConfig:
             raise InvalidValue.of("logit_scale", self.logit_scale, "a number above 0")
 
     def has_bias(self, part: str) -> bool:
-        """Whether a part, one of `OWN_BIASES`, has biases."""
+        """Whether a part has biases; `part` is one of `OWN_BIASES`."""
         own: bool | None = getattr(self, part)
         return self.bias if own is None else own
 
@@ -381,17 +382,17 @@ class DecoderConfig:
 
     @property
     def mixture(self) -> Experts | None:
-        """The experts of every layer after the dense ones; None without experts."""
+        """The mixture of experts of the sparse layers; None without experts."""
         return experts_config(self)
 
     def experts_in(self, layer: int) -> Experts | None:
-        """The experts of one layer; None where it has one feed-forward for all tokens."""
+        """The mixture of experts of one layer; None for a layer with a dense feed-forward."""
         sparse = layer >= self.first_k_dense_replace and (layer + 1) % self.decoder_sparse_step == 0
         return self.mixture if sparse else None
 
     @property
     def rotary(self) -> Rotary | None:
-        """The rotary positions that every layer is given, if any."""
+        """The rotary positions of the layers; None unless `positions` is "rotary"."""
         if self.positions != "rotary":
             return None
         scaling = None if self.rope_scaling is None else rotary_scaling(self.rope_scaling)
@@ -403,7 +404,7 @@ class DecoderConfig:
         )
 
     def source_layer(self, layer: int) -> int:
-        """The layer whose keys and values this one attends to: itself where it does not share."""
+        """The layer whose keys and values layer `layer` attends to: `layer` itself if it does not share."""
         return kv_source_layer_of(self.kv_sharing, layer, self.num_layers)
 
     def choice(self, layer: int) -> AttentionChoice:
@@ -413,7 +414,7 @@ class DecoderConfig:
         return AttentionChoice(mechanism=self.mechanism, options=self.options)
 
     def plain(self) -> dict[str, Any]:
-        """The config as plain values, which `from_plain` turns back."""
+        """The config as plain values, the inverse of `from_plain`."""
         values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         choices = [{"mechanism": choice.mechanism, "options": dict(choice.options)} for choice in self.pattern]
         kv_sharing = self.kv_sharing if isinstance(self.kv_sharing, str) else list(self.kv_sharing)
@@ -421,7 +422,7 @@ class DecoderConfig:
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> DecoderConfig:
-        """The config of plain values, such as JSON's, whose whole numbers may be floats.
+        """The config from plain values such as JSON's, where whole numbers may be floats.
 
         Raises `UnknownName` for a field that does not exist, `InvalidValue` for a missing or bad one.
         """

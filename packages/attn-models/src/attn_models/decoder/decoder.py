@@ -1,4 +1,4 @@
-"""A language model of causal attention blocks; the mechanism is any that is installed."""
+"""A language model of causal attention blocks, with any installed mechanism."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PredictionModule(nn.Module):
     """h'ᵢ = TRM(M [norm(Emb(tᵢ₊ₖ)); norm(hᵢ)]), from which tᵢ₊ₖ₊₁ is predicted (DeepSeek-V3, arXiv 2412.19437, 2.2).
 
     M's input begins with the embedding, as in the published weights; the paper writes it second. TRM is a block like
-    the decoder's last, with keys and values of its own. `norm` precedes the unembedding, which is the decoder's.
+    the decoder's last, with its own keys and values. `norm` precedes the unembedding, which is shared with the decoder.
     """
 
     def __init__(self, config: DecoderConfig, last: LayerAttention) -> None:
@@ -44,8 +44,8 @@ class PredictionModule(nn.Module):
         initialise(self.join)
 
     def forward(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """Hidden rows of depth k - 1 and embeddings of the tokens k positions later to hidden rows of depth k, all
-        [batch, tokens, width]."""
+        """The hidden states of depth k, from those of depth k - 1 (`hidden`) and the embeddings of the tokens k
+        positions later (`embedded`), all [batch, tokens, width]."""
         joined = self.join(torch.cat([self.token_norm(embedded), self.hidden_norm(hidden)], dim=-1))
         normed: Tensor = self.norm(self.block(joined))
         return normed
@@ -55,9 +55,9 @@ class Decoder(nn.Module):
     """Embeddings, blocks, a last norm unless blocks are post-norm, and the unembedding.
 
     Implements `attn_core.models.LanguageModel`. Tokens are int64. After `quantize_model`, `quantization` is the storage
-    of the weights and `head` the unembedding. `places`, where it is set, gives the positions of a sequence's tokens by
-    their number where a rank has some of them, and None where it has all. A subclass with blocks of its own overrides
-    `build_block`.
+    of the weights and `head` the unembedding. For context parallelism `places` may be set: a function that returns,
+    for the number of tokens given to `forward`, the positions of this rank's tokens, or None if the rank has all of
+    them. A subclass with its own blocks overrides `build_block`.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -97,11 +97,11 @@ class Decoder(nn.Module):
             if module is not None:
                 initialise(module)
         if config.positions == "sinusoidal" or config.scale_embedding:
-            # Multiplied by √width they have the scale of the sinusoids that are added.
+            # Multiplied by √width, the embeddings have the scale of the sinusoids that are added to them.
             initialise(self.embedding, config.hidden_size**-0.5)
 
     def build_block(self, config: DecoderConfig, attention: LayerAttention, experts: Experts | None) -> Block:
-        """A fresh block around the attention of a layer; experts in place of its feed-forward unless they are None."""
+        """A new block around the attention of a layer, with `experts`, if given, in place of a dense feed-forward."""
         return build_block(config, attention, experts)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -109,10 +109,10 @@ class Decoder(nn.Module):
         return self.logits(self.hidden(tokens))
 
     def hidden(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
-        """Rows [batch, tokens, width] of whole sequences [batch, tokens], from which `logits` makes logits.
+        """Hidden states [batch, tokens, width] of whole sequences [batch, tokens]: the input of `logits`.
 
         With `lengths` each sequence holds documents of these lengths end to end, and each is computed as if it were
-        alone. Raises `Incompatible` where layers share keys and values, which then cannot be.
+        alone. This raises `Incompatible` for models whose layers share keys and values.
         """
         if lengths is None:
             hidden = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
@@ -120,7 +120,7 @@ class Decoder(nn.Module):
             self.require_documents()
             positions = sent(torch.cat([torch.arange(length, device="cpu") for length in lengths]), tokens.device)
             hidden = self._embed(tokens, positions, longest=max(lengths))
-        # A tensor, so that blocks that are compiled serve documents of any lengths.
+        # A tensor, so that compiled blocks work for documents of any lengths.
         documents = {} if lengths is None else {"lengths": torch.tensor(lengths, device="cpu")}
         loans = SharedKeyValues(self._kv_sharing)
         for index, block in enumerate(self._blocks()):
@@ -129,7 +129,7 @@ class Decoder(nn.Module):
         return normed
 
     def require_documents(self) -> None:
-        """Raise `Incompatible` unless sequences can hold several documents that are computed apart."""
+        """Raise `Incompatible` unless a sequence can hold several documents that are computed independently."""
         if any(source < layer for layer, source in enumerate(self._kv_sharing)):
             raise Incompatible("documents cannot be computed apart where layers share keys and values")
 
@@ -142,10 +142,10 @@ class Decoder(nn.Module):
         lengths: Sequence[int] | None = None,
     ) -> Tensor:
         """Mean cross-entropy, in nats per token, of the next tokens `targets` [batch, tokens] after `tokens` [batch,
-        tokens], over those that are not `ignored`, the share `smoothing` of each spread over the vocabulary; computed
-        in chunks if there are many logits. `lengths` as of `hidden`."""
+        tokens], over targets that are not `ignored`, with label smoothing by `smoothing`; computed in chunks if there
+        are many logits. `lengths` is that of `hidden`."""
         hidden, kept = self.hidden(tokens, lengths), targets != ignored
-        # Rows that nothing is predicted after have no logits, but where looking for them would hold up the device.
+        # Compute no logits for ignored targets, except on a GPU, where finding them would need a synchronisation.
         if kept.device.type == "cpu" and not bool(kept.all()) and bool(kept.any()):
             hidden, targets = hidden[kept], targets[kept]
         return self._loss(hidden, targets, Targets(ignored=ignored, smoothing=smoothing))
@@ -162,7 +162,7 @@ class Decoder(nn.Module):
 
     @names_wrong_states
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
-        """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
+        """Hidden states [tokens, width] of the new tokens [tokens] of many requests."""
         hidden = self._embed(tokens, batch.positions)
         states = (state[source_layer] for source_layer in self._source_layer_names)
         done = None if self.stack is None else self.stack.step(hidden, batch, states)
@@ -182,7 +182,7 @@ class Decoder(nn.Module):
         return cast("Tensor", self.norm(hidden))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., vocabulary] of hidden rows [..., width]."""
+        """Logits [..., vocabulary] of hidden states [..., width]."""
         if self.head is not None:
             logits: Tensor = self.head(hidden)
         else:
@@ -192,7 +192,8 @@ class Decoder(nn.Module):
         return capped(logits, self.config.final_logit_softcapping)
 
     def greedy_tokens(self, hidden: Tensor) -> Tensor | None:
-        """See `attn_core.models.GreedyHead`: a packed unembedding can tell, unless a cap makes logits equal."""
+        """See `attn_core.models.GreedyHead`; supported by a packed unembedding without a bias or a soft cap, which
+        could make logits equal."""
         if (
             isinstance(self.head, FindsLargest)
             and not self.config.unembedding_bias
@@ -203,21 +204,21 @@ class Decoder(nn.Module):
 
     @property
     def batch_invariant(self) -> bool:
-        """See `attn_core.models.BatchInvariant`: kernels of all blocks at once sum each row in one order."""
+        """See `attn_core.models.BatchInvariant`: the fused kernel of all blocks sums each row in a fixed order."""
         return self.stack is not None and self.head is not None
 
     def take_apart(self) -> None:
-        """Compute each part of each block by itself, without the fused kernels of whole blocks."""
+        """Disable the fused kernels of whole blocks, so that each part of a block is computed by itself."""
         self.stack = None
         for block in self._blocks():
             block.joined = None
 
     def state_specs(self) -> ModelSpecs:
-        """The states of every layer, by layer name."""
+        """The state specs of every layer, by layer name."""
         return self._specs
 
     def take_states_of_layers(self) -> None:
-        """Give the states of the layers as they are built from now on: those of a rank that has some of the heads."""
+        """Update `state_specs` to the layers as they are now, after tensor parallelism split their heads over ranks."""
         layers = (block.attention for block in self._blocks())
         self._specs = {layer_name(i): layer.mechanism.state(layer.mechanism_config) for i, layer in enumerate(layers)}
 
@@ -232,7 +233,7 @@ class Decoder(nn.Module):
     def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
         """Attention weights [heads, query, key] by layer of one sequence [tokens].
 
-        Raises `InvalidValue` for a layer that does not exist, `Incompatible` for one without weights.
+        Raises `InvalidValue` for a layer that does not exist, `Incompatible` for one without attention weights.
         """
         for layer in layers:
             if not 0 <= layer < len(self.blocks):
@@ -256,7 +257,7 @@ class Decoder(nn.Module):
         positions = positions if placed is None else placed.to(tokens.device)
         hidden: Tensor = self.embedding(tokens)
         if self.config.scale_embedding:
-            # The factor is rounded to the weights' type first, as Gemma's is.
+            # Gemma too rounds the factor to the dtype of the weights first.
             hidden = hidden * hidden.new_tensor(math.sqrt(self.config.hidden_size))
         if self.config.embedding_multiplier != 1:
             hidden = hidden * self.config.embedding_multiplier
@@ -284,5 +285,5 @@ class Decoder(nn.Module):
 
 
 def layer_name(index: int) -> str:
-    """The name of a layer's states."""
+    """The name under which the states of layer `index` are stored."""
     return f"blocks.{index}"

@@ -24,13 +24,13 @@ class DecoderFamily(ModelFamily):
     summary = "A causal language model over any mechanism, with the blocks of GPT-2, Llama and others."
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The config of plain values (fields of `DecoderConfig`); raises what its mechanisms raise, too."""
+        """The config from plain values (fields of `DecoderConfig`); also raises the errors of `layer_attentions`."""
         config = DecoderConfig.from_plain(values)
         layer_attentions(config)
         return config
 
     def build(self, config: DecoderConfig) -> Decoder:
-        """A fresh decoder with random weights."""
+        """A new decoder with random weights."""
         from attn_models.decoder.decoder import Decoder
 
         return Decoder(config)
@@ -41,14 +41,14 @@ PATTERN = ("mechanism", "options", "pattern", "num_kv_heads")
 
 
 class NamedDecoder(DecoderFamily):
-    """A decoder of a paper: `usual` are its fields of `DecoderConfig`, which may be overridden, `own` options of the
-    family with their defaults."""
+    """A decoder from a paper: `usual` are its default fields of `DecoderConfig`, which may be overridden; `own` are the
+    options of the family itself with their defaults."""
 
     usual: ClassVar[Mapping[str, Any]]
     own: ClassVar[Mapping[str, Any]]
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of plain values; raises `InvalidValue` for fields that choose mechanisms."""
+        """The config from plain values; raises `InvalidValue` for fields that choose mechanisms."""
         for name in PATTERN:
             if name in values:
                 raise InvalidValue.of(name, values[name], f"nothing: {self.name} has its own; family 'decoder' has any")
@@ -63,7 +63,7 @@ class NamedDecoder(DecoderFamily):
 
 class Gpt3Family(NamedDecoder):
     """GPT-2's blocks, every other one with banded (sliding-window) attention (Brown et al. 2020,
-    arXiv 2005.14165, section 2.1). Its width is not published: `band` is in tokens, the query's own included."""
+    arXiv 2005.14165, section 2.1). The width of the band is not published: `band` is in tokens, the query included."""
 
     name = "gpt3"
     summary = "GPT-3: alternating dense and banded attention (Brown et al. 2020)."
@@ -71,7 +71,7 @@ class Gpt3Family(NamedDecoder):
     own: ClassVar[Mapping[str, Any]] = {"band": 256}
 
     def layers(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Dense, then banded."""
+        """A dense layer, then a banded one."""
         banded = {"mechanism": "attn-variants/sliding_window", "options": {"window": own["band"]}}
         return [{"mechanism": "attn-variants/mha"}, banded]
 
@@ -100,7 +100,7 @@ class SparseTransformerFamily(NamedDecoder):
 
 class RetNetFamily(NamedDecoder):
     """Retention in place of attention, values twice as wide as keys and feed-forwards twice as wide as the model: 12
-    width² parameters per block (Sun et al. 2023, arXiv 2307.08621, section 2.1). `scale_base` is of xPos, or None."""
+    width² parameters per block (Sun et al. 2023, arXiv 2307.08621, section 2.1). `scale_base` is xPos's, or None."""
 
     name = "retnet_lm"
     summary = "RetNet: retention, whose state has a fixed size (Sun et al. 2023)."
@@ -113,15 +113,15 @@ class RetNetFamily(NamedDecoder):
     own: ClassVar[Mapping[str, Any]] = {"scale_base": None}
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """As `NamedDecoder.configure`; `intermediate_size` is twice the width unless it is given."""
+        """Like `NamedDecoder.configure`; `intermediate_size` defaults to twice the width."""
         width = whole(values.get("hidden_size"))
         return super().configure(({"intermediate_size": 2 * width} if isinstance(width, int) else {}) | dict(values))
 
     def layers(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Retention in all."""
+        """Retention in every layer."""
         return [{"mechanism": "attn-variants/retnet", "options": {"scale_base": own["scale_base"]}}]
 
 
 def named_decoders() -> list[ModelFamily]:
-    """One instance of each."""
+    """One instance of each decoder family named after a paper."""
     return [Gpt3Family(), SparseTransformerFamily(), RetNetFamily()]

@@ -22,10 +22,10 @@ Result = TypeVar("Result")
 
 
 class MixedPrecisionRMSNorm(nn.RMSNorm):
-    """RMSNorm whose gain may have a wider dtype than its input, as Gemma's; it is then computed in that dtype."""
+    """RMSNorm whose gain may have a wider dtype than its input, as in Gemma; it is then computed in the wider dtype."""
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., width] to [..., width], in the rows' type."""
+        """Normalise `rows` [..., width]; the result has their shape and dtype."""
         found = self._fused("plain", lambda kernel, eps: kernel.norm(rows, self.weight, eps), rows)
         if found is not None:
             return found
@@ -34,9 +34,9 @@ class MixedPrecisionRMSNorm(nn.RMSNorm):
         return super().forward(rows.to(self.weight.dtype)).to(rows.dtype)
 
     def of_sum(self, rows: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """`rows` + `added`, both [..., width], and its norm, by a fused kernel if there is one.
+        """The sum `rows` + `added`, both [..., width], and its norm, by a fused kernel if there is one.
 
-        Under autocast rows are float32 and what is added bfloat16: their sum is float32.
+        Under autocast `rows` may be float32 and `added` bfloat16: their sum is float32.
         """
         if torch.promote_types(rows.dtype, added.dtype) is rows.dtype:
             found = self._fused(
@@ -55,7 +55,7 @@ class MixedPrecisionRMSNorm(nn.RMSNorm):
 
 
 def normed_sum(norm: nn.Module, rows: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-    """`rows` + `added`, and the norm of this sum."""
+    """The sum `rows` + `added`, and its norm."""
     if isinstance(norm, MixedPrecisionRMSNorm):
         return norm.of_sum(rows, added)
     total = rows + added
@@ -99,7 +99,7 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[config.feed_forward]()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., width] to [..., width]."""
+        """Map `hidden` [..., width] to [..., width]."""
         mixed: Tensor = self.down(self.activation(self.up(hidden)))
         return mixed
 
@@ -122,7 +122,7 @@ class GatedFeedForward(nn.Module):
         self.joins: Joins | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., width] to [..., width]."""
+        """Map `hidden` [..., width] to [..., width]."""
         if self.both is None:
             gate, up = joint_outputs(hidden, self.joint_layers(), self.joins)
         else:
@@ -131,11 +131,11 @@ class GatedFeedForward(nn.Module):
         return mixed
 
     def joint_layers(self) -> list[nn.Linear]:
-        """Both layers that read the input; none where they are prepacked."""
+        """The two layers that read the input, which may be computed as one product; empty once they are prepacked."""
         return [] if self.both is not None else [self.gate, self.up]
 
     def meet(self, gate: Tensor, up: Tensor) -> Tensor:
-        """f(gate) ⊙ up, [..., inner width] each."""
+        """Combine the two projections, [..., inner width] each: f(gate) ⊙ up."""
         return gated(gate, up, self.activation)
 
     def pack(self, pack: Pack) -> None:
@@ -144,32 +144,32 @@ class GatedFeedForward(nn.Module):
         self.gate = self.up = None
 
     def parts(self) -> GatedParts | None:
-        """The prepacked matrices, for a kernel of whole blocks; None before they are prepacked, and for another gate
-        than a SiLU."""
+        """The prepacked matrices for a fused block kernel; None before they are prepacked, or if the gate's activation
+        is not SiLU."""
         if self.both is None or self.activation != "silu":
             return None
         return GatedParts(both=self.both, down=self.down)
 
 
 class ClampedGatedFeedForward(GatedFeedForward):
-    """W₂ (g σ(1.702 g) ⊙ (u + 1)), g = min(W_g x, 7) and u = W₁ x held to ±7 (gpt-oss, arXiv 2508.10925)."""
+    """W₂ (g σ(1.702 g) ⊙ (u + 1)), g = min(W_g x, 7) and u = W₁ x clamped to ±7 (gpt-oss, arXiv 2508.10925)."""
 
     sharpness, limit = 1.702, 7.0
 
     def meet(self, gate: Tensor, up: Tensor) -> Tensor:
-        """See the class; [..., inner width] each."""
+        """Combine g = W_g x and u = W₁ x, [..., inner width] each, as in the class's docstring."""
         held = gate.clamp(max=self.limit)
         return held * torch.sigmoid(self.sharpness * held) * (up.clamp(-self.limit, self.limit) + 1)
 
     def parts(self) -> None:
-        """None: kernels of whole blocks compute a SiLU."""
+        """None: fused block kernels support only SiLU gates."""
 
 
 class QuickGelu(nn.Module):
-    """x σ(1.702 x), close to a GELU (Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2; CLIP's)."""
+    """x σ(1.702 x), CLIP's approximation of GELU (Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2)."""
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The same shape."""
+        """Apply the activation to each element."""
         return rows * torch.sigmoid(1.702 * rows)
 
 
@@ -184,7 +184,7 @@ GATES: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh":
 
 
 def build_feed_forward(config: DecoderConfig) -> Any:
-    """The feed-forward layer that the config names, a `FeedForward` or a `GatedFeedForward`; nothing for "none"."""
+    """The feed-forward that the config names, a `FeedForward` or a `GatedFeedForward`; the identity for "none"."""
     if config.feed_forward == "none":
         return nn.Identity()
     if config.feed_forward == "swiglu_clamped":
@@ -197,7 +197,7 @@ INTO_RESIDUAL = re.compile(r"attention\.output|feed_forward(\.experts\.\d+|\.sha
 
 
 def initialise_block(block: nn.Module, attention: LayerAttention, layers: int) -> None:
-    """`initialise` a block, with output projections scaled by 1/√(2 layers) (GPT-2, section 2.3).
+    """Initialise a block, with output projections scaled by 1/√(2 `layers`) (GPT-2, section 2.3).
 
     A mechanism without an `AttentionSpec` keeps its own initialisation.
     """
@@ -208,7 +208,7 @@ def initialise_block(block: nn.Module, attention: LayerAttention, layers: int) -
 
 
 def initialise(module: nn.Module, deviation: float = STANDARD) -> None:
-    """Normal weights and zero biases of a linear layer or embedding, as GPT-2 (Radford et al. 2019)."""
+    """Initialise a linear layer or embedding with normal weights and zero biases, as GPT-2 (Radford et al. 2019)."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=deviation)
     if isinstance(module, nn.Linear) and module.bias is not None:

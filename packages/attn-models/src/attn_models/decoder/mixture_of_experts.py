@@ -20,8 +20,8 @@ class Router(nn.Module):
     """Routes each token to the experts with the highest scores W x; of equal scores the first.
 
     Tokens are routed independently, without a capacity limit. In training it also keeps the load imbalance of the last
-    batch if the config has a weight for it; `summed` adds up what several workers count of a batch. Weights
-    multiply what experts say, or what they read where `weighs_inputs`.
+    batch if `router_aux_loss_coef` is positive; `summed` adds up the counts of all workers that share a batch. Weights
+    multiply the outputs of experts, or their inputs if `weighs_inputs` is true.
     """
 
     weighs_inputs: ClassVar[bool] = False
@@ -35,11 +35,11 @@ class Router(nn.Module):
         self.imbalance: Tensor | None = None
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts [rows, chosen] (int64) of rows [rows, width], best first, and their weights, in the dtype of
-        `rows`.
+        """The experts [rows, chosen] (int64) for `rows` [rows, width], one per token, best first, and their weights
+        [rows, chosen], in the dtype of `rows`.
         """
         scores: Tensor = self.score(rows)
-        # Near scores must not become equal by the rounding of 16-bit exponentials.
+        # At least float32, as rounding to 16 bits could make close scores equal.
         scores = scores if scores.dtype == torch.float64 else scores.float()
         chosen = self.choose(scores)
         if self.training:
@@ -47,50 +47,50 @@ class Router(nn.Module):
         return chosen, self.weigh(scores, chosen).to(rows.dtype)
 
     def choose(self, scores: Tensor) -> Tensor:
-        """The experts [rows, chosen] of scores [rows, experts], best first."""
+        """The experts [rows, chosen] for `scores` [rows, experts], best first."""
         return best(scores, self.chosen)
 
     def note(self, scores: Tensor, chosen: Tensor) -> None:
-        """Keep the load imbalance of this training batch."""
+        """Store the load imbalance of this training batch."""
         if self.balance > 0:
             affinity = self.affinity(scores)
             self.imbalance = imbalance(affinity, self.summed(counts(chosen, affinity)))
 
     def affinity(self, scores: Tensor) -> Tensor:
-        """Routing probabilities [rows, experts] of scores [rows, experts]; rows sum to one."""
+        """Routing probabilities [rows, experts] for `scores` [rows, experts]; each row sums to one."""
         return scores.softmax(dim=-1)
 
     def take_imbalance(self) -> Tensor | None:
-        """The imbalance of the last training batch, once: it keeps the autograd graph of that batch alive."""
+        """Return and clear the imbalance of the last training batch, which keeps the batch's autograd graph alive."""
         taken, self.imbalance = self.imbalance, None
         return taken
 
     @abstractmethod
     def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """The weights [rows, chosen] of the chosen experts of scores [rows, experts]."""
+        """The weights [rows, chosen] of the experts `chosen` [rows, chosen], from `scores` [rows, experts]."""
 
 
 class MixtralRouter(Router):
-    """Weights are a softmax over the scores of the chosen alone, so they sum to one (arXiv 2401.04088, section 2.1)."""
+    """Weights are a softmax over the chosen experts' scores, so they sum to one (arXiv 2401.04088, section 2.1)."""
 
     def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """Softmax of the chosen scores."""
+        """Softmax over the chosen scores."""
         return scores.gather(-1, chosen).softmax(dim=-1)
 
 
 class SwitchRouter(Router):
     """Weights are those of a softmax over all scores (Fedus et al. 2021, arXiv 2101.03961, equation 2).
 
-    So the router has gradients of the model's loss even if a token uses a single expert.
+    So the router receives gradients from the model's loss even if a token uses a single expert.
     """
 
     def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """Softmax of all scores, gathered at the chosen."""
+        """Softmax over all scores, gathered at the chosen experts."""
         return scores.softmax(dim=-1).gather(-1, chosen)
 
 
 class Llama4Router(Router):
-    """Weights are the sigmoids of the chosen scores, by which the rows are multiplied that experts read (Llama 4)."""
+    """Weights are the sigmoids of the chosen scores; they multiply the inputs of the experts (Llama 4)."""
 
     weighs_inputs = True
 
@@ -100,38 +100,39 @@ class Llama4Router(Router):
 
 
 def best(scores: Tensor, number: int) -> Tensor:
-    """The indices [..., number] of the highest scores [..., scores], highest first; of equal ones the first."""
-    # Sorted stably: topk does not say which of two equal scores it takes.
+    """The indices [..., number] of the highest `scores` [..., scores], highest first; of equal ones the first."""
+    # A stable sort: topk does not define which of two equal scores it takes.
     return scores.argsort(dim=-1, descending=True, stable=True)[..., :number]
 
 
 def as_counted(counts: Tensor) -> Tensor:
-    """The counts of this process, where no others share its batches."""
+    """Return `counts` unchanged: the default of `Router.summed`, for a process that has its batches to itself."""
     return counts
 
 
 def imbalance(affinity: Tensor, counted: Tensor) -> Tensor:
-    """E Σᵢ fᵢ Pᵢ of probabilities [rows, E] and choices of each expert [E]: 1 for a uniform load, E if all tokens go to
-    one expert.
+    """The load imbalance E Σᵢ fᵢ Pᵢ from probabilities `affinity` [rows, E] and the number of tokens `counted` [E] that
+    chose each expert: 1 for a uniform load, E if all tokens are routed to one expert.
 
     fᵢ is the fraction of choices of expert i, Pᵢ the mean of its probability (arXiv 2101.03961, equations 4 to
-    6, whose tokens choose one). Gradients flow through P alone. Where the rows are some of a batch's and the choices
-    those of all, the mean over all rows is that of the whole batch.
+    6, whose tokens choose one). Gradients flow through P alone. If each worker has some rows of a batch and `counted`
+    is summed over all workers, the mean of the workers' results is the imbalance of the whole batch.
     """
     fractions = counted / counted.sum().clamp(min=1)
     return affinity.shape[-1] * (fractions * affinity.mean(dim=0)).sum()
 
 
 def counts(chosen: Tensor, like: Tensor) -> Tensor:
-    """How often each expert is chosen by the choices [rows, chosen], [experts], in the dtype of `like` [rows,
+    """The number of times [experts] that `chosen` [rows, chosen] contains each expert, in the dtype of `like` [rows,
     experts]."""
     return torch.bincount(chosen.flatten(), minlength=like.shape[-1]).to(like.dtype)
 
 
 def router_aux_loss(model: nn.Module) -> Tensor | float:
-    """The sum of `router_aux_loss_coef` times the imbalance of every router in the last training batch; 0 without one.
+    """The auxiliary load-balancing loss of the last training batch: the sum over routers of `router_aux_loss_coef`
+    times the imbalance; 0 without any.
 
-    To be added once to the loss of that batch, before its backward pass.
+    Add it once to the loss of that batch, before its backward pass.
     """
     routers = [module for module in model.modules() if isinstance(module, Router)]
     taken = [(router.balance, router.take_imbalance()) for router in routers]
@@ -139,11 +140,11 @@ def router_aux_loss(model: nn.Module) -> Tensor | float:
 
 
 SMALL = 1e-20
-"""Added to sums of sigmoids, which may all be 0."""
+"""Added to sums of sigmoids, which may be 0, before dividing by them."""
 
 
 class GroupedRouter(Router):
-    """Chooses groups of neighbouring experts first, then experts of these groups alone (arXiv 2405.04434, 2.2.2)."""
+    """Chooses groups of neighbouring experts first, then experts from these groups only (arXiv 2405.04434, 2.2.2)."""
 
     def __init__(self, width: int, experts: Experts) -> None:
         super().__init__(width, experts)
@@ -151,7 +152,7 @@ class GroupedRouter(Router):
         self.scale = experts.scale
 
     def choose(self, scores: Tensor) -> Tensor:
-        """The best experts of the best groups."""
+        """The experts with the best selection scores from the best groups."""
         wanted = self.selection_scores(scores)
         if self.groups_chosen < self.groups:
             grouped = wanted.reshape(*wanted.shape[:-1], self.groups, -1)
@@ -162,11 +163,11 @@ class GroupedRouter(Router):
 
     @abstractmethod
     def selection_scores(self, scores: Tensor) -> Tensor:
-        """The scores [rows, experts] by which experts are selected, of router scores [rows, experts]."""
+        """The scores [rows, experts] by which experts are selected, from router scores [rows, experts]."""
 
     @abstractmethod
     def group_scores(self, grouped: Tensor) -> Tensor:
-        """The scores [rows, groups] by which groups are selected, of selection scores [rows, groups, experts per
+        """The scores [rows, groups] by which groups are selected, from selection scores [rows, groups, experts per
         group].
         """
 
@@ -175,7 +176,7 @@ class DeepseekV2Router(GroupedRouter):
     """Softmax over all experts; a group's score is that of its best expert. Weights are not normalised."""
 
     def selection_scores(self, scores: Tensor) -> Tensor:
-        """The router scores: a softmax keeps their order."""
+        """The router scores themselves, as a softmax would keep their order."""
         return scores
 
     def group_scores(self, grouped: Tensor) -> Tensor:
@@ -183,12 +184,12 @@ class DeepseekV2Router(GroupedRouter):
         return grouped.amax(dim=-1)
 
     def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """Softmax of all scores, gathered at the chosen, times the scale."""
+        """Softmax over all scores, gathered at the chosen experts, times the scale."""
         return scores.softmax(dim=-1).gather(-1, chosen) * self.scale
 
 
 class DeepseekV3Router(GroupedRouter):
-    """Sigmoids s; experts are chosen by s + b, and weighed by s alone (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    """Sigmoids s; experts are chosen by s + b, and weighted by s alone (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 
     The biases b, float32, have no gradient: `update_biases` lowers those of experts with more than the mean load since
     its last call and raises the others, by `rate` each (auxiliary-loss-free load balancing, Wang et al. 2024,
@@ -212,7 +213,7 @@ class DeepseekV3Router(GroupedRouter):
         return grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
 
     def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """Sigmoids of the chosen, normalised to sum to the scale."""
+        """Sigmoids of the chosen scores, normalised to sum to the scale."""
         parts = scores.sigmoid().gather(-1, chosen)
         return parts / (parts.sum(dim=-1, keepdim=True) + SMALL) * self.scale
 
@@ -222,14 +223,14 @@ class DeepseekV3Router(GroupedRouter):
         return parts / (parts.sum(dim=-1, keepdim=True) + SMALL)
 
     def note(self, scores: Tensor, chosen: Tensor) -> None:
-        """Also count the tokens of every expert."""
+        """Like `Router.note`, and add the number of tokens of every expert to `load`."""
         super().note(scores, chosen)
         if self.rate:
             counted = torch.bincount(chosen.flatten(), minlength=self.experts)
             self.load = counted if self.load is None else self.load + counted
 
     def update_biases(self) -> None:
-        """Move every bias by `rate` towards a uniform load, by the counts since the last call."""
+        """Move every bias by `rate` towards a uniform load, according to the token counts since the last call."""
         taken, self.load = self.load, None
         if taken is not None:
             load = self.summed(taken.to(self.correction.dtype))
@@ -237,8 +238,9 @@ class DeepseekV3Router(GroupedRouter):
 
 
 def update_router_biases(model: nn.Module) -> None:
-    """To be called after an optimizer step: move the biases of every router with load-balancing biases
-    (`DeepseekV3Router.update_biases`).
+    """Move the load-balancing biases of every router that has them (`DeepseekV3Router.update_biases`).
+
+    Call it after each optimizer step.
     """
     for module in model.modules():
         if isinstance(module, DeepseekV3Router):
@@ -279,7 +281,7 @@ class MixtureOfExperts(nn.Module):
         self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if experts.gated else None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., width] to [..., width]; experts without tokens are not run."""
+        """Map `hidden` [..., width] to [..., width]; experts without tokens are not run."""
         rows = hidden.reshape(-1, hidden.shape[-1])
         chosen, weights = self.router(rows)
         mixed = torch.zeros_like(rows)
@@ -298,15 +300,15 @@ class MixtureOfExperts(nn.Module):
         return mixed.view_as(hidden)
 
     def pack(self, pack: Pack) -> None:
-        """Prepack or quantize the matrices of every expert; not those of the router, whose near scores decide the
-        route, and of the gate, which is small."""
+        """Prepack or quantize the matrices of every expert, but not those of the router, where rounding could change
+        which experts are chosen, or of the shared experts' gate, which is small."""
         for expert in self._each():
             expert.pack(pack)
         if self.shared is not None:
             self.shared.pack(pack)
 
     def idle_parameters(self) -> int:
-        """Parameters that one token does not use."""
+        """The number of parameters that one token does not use."""
         one = sum(parameter.numel() for parameter in self._each()[0].parameters())
         return (len(self.experts) - self.chosen) * one
 
@@ -315,6 +317,6 @@ class MixtureOfExperts(nn.Module):
 
 
 def active_parameters(model: nn.Module) -> int:
-    """The number of parameters that one token uses, of a model that is not quantized: all but those of idle experts."""
+    """The number of parameters that one token uses: all but those of idle experts. The model must not be quantized."""
     idle = sum(module.idle_parameters() for module in model.modules() if isinstance(module, MixtureOfExperts))
     return sum(parameter.numel() for parameter in model.parameters()) - idle

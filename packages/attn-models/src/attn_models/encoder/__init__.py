@@ -1,1 +1,1 @@
-"""Encoders: models that read a whole text at once and give its representation."""
+"""Encoders: models that read a whole text or image at once and compute its representation."""

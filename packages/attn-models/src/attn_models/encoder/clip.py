@@ -1,4 +1,4 @@
-"""CLIP: a tower for texts and one for images, whose vectors are near where they mean the same (Radford et al. 2021,
+"""CLIP: a text tower and an image tower that map matching texts and images to nearby vectors (Radford et al. 2021,
 arXiv 2103.00020)."""
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from attn_models.encoder.encoder import PreNormBlock, require_images, share_amon
 
 
 class ClipText(nn.Module):
-    """Rows of a text's tokens, projected; the row of the token that ends it, and every one behind, is the text's."""
+    """The text tower. It returns a projected vector for each token; that of the end token represents the text, and is
+    repeated for all tokens after it."""
 
     def __init__(self, config: ClipTextConfig) -> None:
         super().__init__()
@@ -30,10 +31,10 @@ class ClipText(nn.Module):
             initialise(module)
 
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Rows [batch, tokens, size] of token ids [batch, tokens], int64.
+        """Vectors [batch, tokens, size] of token ids [batch, tokens], int64.
 
-        Padding, which stands at the end, is seen by no token before it, so that a mask changes nothing. Raises
-        `InvalidValue` for more tokens than the context, and for a text without the token that ends it.
+        The mask is not used: attention is causal and padding is at the end, so no real token attends to it. Raises
+        `InvalidValue` for more tokens than the context, and for a text without the end token.
         """
         length = tokens.shape[1]
         if length > self.max_seq_len:
@@ -51,7 +52,7 @@ class ClipText(nn.Module):
 
 
 class ClipImage(nn.Module):
-    """The vector of an image: the row of a class token over its patches, normed and projected."""
+    """The image tower. It returns the normalised and projected output of a class token that attends to the patches."""
 
     def __init__(self, config: ClipImageConfig) -> None:
         super().__init__()

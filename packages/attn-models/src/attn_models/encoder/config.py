@@ -1,4 +1,4 @@
-"""Configs of encoders: of text (BERT) and of images (ViT)."""
+"""Configs of encoders of text (BERT, ModernBERT, Reformer), images (ViT) and both (CLIP)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderShape(ABC):
-    """What encoders have in common: blocks of bidirectional attention and feed-forward layers.
+    """Base class of encoder configs: blocks of attention, usually bidirectional, and feed-forward layers.
 
-    `mechanism` with its `options` is that of every layer, or layer i has `pattern[i % len(pattern)]`. `head_dim`
-    defaults to `hidden_size / num_heads`; `intermediate_size` is the inner size of the feed-forwards.
-    `attention_dropout` drops attention weights in training. Subclasses set `noun`, their name with its article for
-    errors, and `pairs`, the fields of two numbers. Raises `InvalidValue` for a field outside its range.
+    Every layer uses `mechanism` with its `options`, unless `pattern` is given: then layer i uses
+    `pattern[i % len(pattern)]`. `head_dim` defaults to `hidden_size / num_heads`; `intermediate_size` is the inner size
+    of the feed-forwards. `attention_dropout` drops attention weights in training. Subclasses set `noun`, their name
+    with its article for error messages, and `pairs`, the names of fields that are pairs of numbers. Raises
+    `InvalidValue` for a field outside its range.
     """
 
     hidden_size: int
@@ -55,14 +56,14 @@ class EncoderShape(ABC):
         _ = self.block
 
     def plain(self) -> dict[str, Any]:
-        """The config as plain values, which `from_plain` turns back."""
+        """The config as plain values, the inverse of `from_plain`."""
         values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         choices = [{"mechanism": choice.mechanism, "options": dict(choice.options)} for choice in self.pattern]
         return values | {"options": dict(self.options), "pattern": choices}
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> Self:
-        """The config of plain values, such as JSON's, whose whole numbers may be floats.
+        """The config from plain values such as JSON's, where whole numbers may be floats.
 
         Raises `UnknownName` for a field that does not exist, `InvalidValue` for a missing or bad one.
         """
@@ -79,7 +80,7 @@ class EncoderShape(ABC):
     @property
     @abstractmethod
     def places(self) -> int:
-        """The length of the longest sequence in its blocks."""
+        """The length of the longest sequence that its blocks process."""
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ class EncoderShape(ABC):
 
     @property
     def block(self) -> DecoderConfig:
-        """The config of norms and feed-forwards, which are those of a decoder."""
+        """The config of norms and feed-forwards, which are built as in a decoder."""
         return DecoderConfig(
             vocab_size=self.kinds,
             max_seq_len=self.places,
@@ -117,7 +118,7 @@ class EncoderShape(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class TextEncoderShape(EncoderShape):
-    """What encoders of token ids have in common: a vocabulary, and the longest sequence in tokens."""
+    """Base class of configs of encoders of token ids: a vocabulary, and the longest sequence in tokens."""
 
     vocab_size: int
     max_seq_len: int
@@ -135,12 +136,12 @@ class TextEncoderShape(EncoderShape):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TextEncoderShape):
-    """Blocks over token, position and segment embeddings (BERT's shape).
+    """Blocks over token, position and segment embeddings (BERT's architecture).
 
-    `type_vocab_size` is the number of token types (segments) of an input, 0 where there are none. `positions` "every"
-    numbers all tokens of a sequence from 0 (BERT), "real" only real tokens, from `first_position` (RoBERTa), "depth"
-    combines positions with depths in a dependency tree, which are then an argument of the model. Raises `InvalidValue`
-    for a field outside its range.
+    `type_vocab_size` is the number of token types (segments) of an input, 0 for none. `positions` "every" numbers all
+    tokens of a sequence from 0 (BERT); "real" numbers only real tokens, not padding, from `first_position` (RoBERTa);
+    "depth" combines positions with depths in a dependency tree, which are then an argument of the model. Raises
+    `InvalidValue` for a field outside its range.
     """
 
     type_vocab_size: int = 2
@@ -162,7 +163,7 @@ class EncoderConfig(TextEncoderShape):
 
 @dataclass(frozen=True, kw_only=True)
 class TaggerConfig:
-    """A token classifier: its encoder and the number of `classes`; raises `InvalidValue` for none."""
+    """A token classifier: its encoder and the number of `classes`; raises `InvalidValue` unless that is from 1."""
 
     encoder: EncoderConfig
     classes: int
@@ -175,9 +176,9 @@ class TaggerConfig:
 class ReformerConfig(TextEncoderShape):
     """Reversible blocks over token and position embeddings.
 
-    With `axial_pos_shape` (rows, columns), position p has the vector of row p // columns concatenated with that of
-    column p % columns, of the two sizes `axial_pos_embds_dim`; else each position of the `max_seq_len` has a vector of
-    its own. Raises `InvalidValue` for a field outside its range.
+    With `axial_pos_shape` (rows, columns), the embedding of position p is the vector of row p // columns concatenated
+    with that of column p % columns, of the two sizes `axial_pos_embds_dim`; otherwise each of the `max_seq_len`
+    positions has its own vector. Raises `InvalidValue` for a field outside its range.
     """
 
     axial_pos_shape: tuple[int, int] | None = None
@@ -213,11 +214,11 @@ class ReformerConfig(TextEncoderShape):
 
 @dataclass(frozen=True, kw_only=True)
 class ModernBertConfig(TextEncoderShape):
-    """Pre-norm blocks with gates, without biases, over token embeddings and rotary positions.
+    """Pre-norm blocks with gated feed-forwards, without biases, over token embeddings and rotary positions.
 
-    `rope_theta` and `rope_scaling` are the rotary positions of layers that see all tokens, `local_rope_theta` and
-    `local_rope_scaling` those of layers with a window, as the fields of `DecoderConfig`. Raises `InvalidValue` for a
-    field outside its range.
+    `rope_theta` and `rope_scaling` are those of layers that attend to all tokens, `local_rope_theta` and
+    `local_rope_scaling` those of layers with a window; they mean the same as the fields of `DecoderConfig`. Raises
+    `InvalidValue` for a field outside its range.
     """
 
     rope_theta: float = 160000.0
@@ -249,7 +250,8 @@ class ModernBertConfig(TextEncoderShape):
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig(EncoderShape):
-    """Square images of `image` pixels a side and `channels` numbers a pixel, cut into patches of `patch` pixels a side.
+    """A vision Transformer for square images with sides of `image` pixels and `channels` channels, split into patches
+    with sides of `patch` pixels.
 
     `classes` is the number of labels. Raises `InvalidValue` for a field outside its range, and for patches that do not
     divide the image.
@@ -271,7 +273,7 @@ class VisionConfig(EncoderShape):
 
     @property
     def patches(self) -> int:
-        """How many patches an image has."""
+        """The number of patches of an image."""
         return (self.image // self.patch) ** 2
 
     @property
@@ -281,12 +283,13 @@ class VisionConfig(EncoderShape):
 
     @property
     def places(self) -> int:
-        """The patches and the class token."""
+        """The number of patches plus one for the class token."""
         return self.patches + 1
 
 
 def attention_of(config: EncoderShape, layer: int) -> LayerAttention:
-    """The attention of one layer; raises as `encoder_attention`."""
+    """The attention of one layer; raises the errors of `encoder_attention` or, for a causal encoder, those of
+    `decoder_attention`."""
     choice = config.choice(layer)
     found = decoder_attention if config.causal else encoder_attention
     return found(
@@ -308,10 +311,10 @@ CLIP_ACTIVATIONS = (*ACTIVATIONS, "quick_gelu")
 
 @dataclass(frozen=True, kw_only=True)
 class ClipTextConfig(TextEncoderShape):
-    """The tower of texts: causal pre-norm blocks over token and position embeddings, projected to `size` elements.
+    """CLIP's text tower: causal pre-norm blocks over token and position embeddings, projected to `size` elements.
 
-    `end_id` is the token that ends a text, whose row is the text's. Raises `InvalidValue` for a field outside its
-    range.
+    `end_id` is the id of the end token, whose output is the vector of the text. Raises `InvalidValue` for a field
+    outside its range.
     """
 
     size: int
@@ -330,7 +333,8 @@ class ClipTextConfig(TextEncoderShape):
 
 @dataclass(frozen=True, kw_only=True)
 class ClipImageConfig(EncoderShape):
-    """The tower of images, as `VisionConfig`, projected to `size` elements instead of classified."""
+    """CLIP's image tower: as `VisionConfig`, but projected to `size` elements instead of classified. Patches need not
+    divide the image: a remainder at its edge is left out."""
 
     image: int
     patch: int
@@ -349,10 +353,10 @@ class ClipImageConfig(EncoderShape):
 
     @property
     def kinds(self) -> int:
-        """The elements of a vector."""
+        """The number of elements of an image's vector."""
         return self.size
 
     @property
     def places(self) -> int:
-        """The patches and the class token."""
+        """The number of patches plus one for the class token."""
         return (self.image // self.patch) ** 2 + 1

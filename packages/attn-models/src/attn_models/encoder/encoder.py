@@ -25,28 +25,28 @@ from attn_models.encoder.config import (
 
 
 class EveryPosition(nn.Embedding):
-    """Learned positions of all tokens of a sequence, padding included (Devlin et al. 2019)."""
+    """Learned position embeddings that count all tokens of a sequence, padding included (Devlin et al. 2019)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config.max_seq_len, config.hidden_size)
 
     def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Rows [tokens, width] for token ids [batch, tokens]."""
+        """Position embeddings [tokens, width] for token ids [batch, tokens]."""
         found: Tensor = self(torch.arange(tokens.shape[1], device=tokens.device))
         return found
 
 
 class RealPosition(nn.Embedding):
-    """Learned positions of real tokens, counted without padding (RoBERTa, Liu et al. 2019, arXiv 1907.11692; as in its
-    authors' code, real tokens begin at `first`, and padding, whose id comes before, has the row before)."""
+    """Learned position embeddings that count only real tokens (RoBERTa, Liu et al. 2019, arXiv 1907.11692). As in the
+    authors' code, positions of real tokens start at `first`; `first` - 1 is the position and token id of padding."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config.first_position + config.max_seq_len, config.hidden_size)
         self.first = config.first_position
 
     def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Rows [batch, tokens, width] for token ids [batch, tokens] and `key_padding_mask` [batch, tokens], True where
-        real.
+        """Position embeddings [batch, tokens, width] for token ids [batch, tokens] and `key_padding_mask` [batch,
+        tokens], True for real tokens.
         """
         real = (tokens != self.first - 1).to(torch.int64)
         if key_padding_mask is not None:
@@ -65,9 +65,9 @@ class DepthPosition(nn.Module):
         self.structural = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Rows [batch, tokens, width] for token ids and `depths` [batch, tokens], int64 from 0.
+        """Position embeddings [batch, tokens, width] for token ids and `depths` [batch, tokens], int64 from 0.
 
-        Raises `InvalidValue` without depths, or for another shape.
+        Raises `InvalidValue` if `depths` is None or has another shape than `tokens`.
         """
         if depths is None or depths.shape != tokens.shape:
             given = "none" if depths is None else f"the shape {list(depths.shape)}"
@@ -84,12 +84,12 @@ POSITIONS: Mapping[str, type[Position]] = {"every": EveryPosition, "real": RealP
 
 
 class EncoderBlock(nn.Module):
-    """Bidirectional attention, a feed-forward, and a norm for each."""
+    """Base class of blocks: bidirectional attention, a feed-forward, and a norm for each."""
 
     def __init__(self, config: EncoderShape, layer: int) -> None:
         super().__init__()
         chosen = attention_of(config, layer)
-        # Any: what a mechanism builds is a module with the methods of AttentionLayer.
+        # Any: a mechanism may build any module that has the methods of AttentionLayer.
         self.attention: Any = chosen.mechanism.build(chosen.config)
         self.attention_norm = build_norm(config.block)
         self.feed_forward = build_feed_forward(config.block)
@@ -97,7 +97,7 @@ class EncoderBlock(nn.Module):
 
 
 def share_among(config: EncoderShape, blocks: Iterable[Any]) -> None:
-    """Let the attentions of all blocks share the weights that they are to share."""
+    """Tie weights between the attention layers of all blocks where their mechanism does so (`share_weights`)."""
     share_weights((attention_of(config, layer) for layer in range(config.num_layers)), [b.attention for b in blocks])
 
 
@@ -105,8 +105,8 @@ class PostNormBlock(EncoderBlock):
     """norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1)."""
 
     def forward(self, hidden: Tensor, key_padding_mask: Tensor | None, **others: Tensor) -> Tensor:
-        """[batch, tokens, width] to [batch, tokens, width]; `key_padding_mask` [batch, tokens] is True where a token is
-        real, and `others` are what this attention alone takes.
+        """Map `hidden` [batch, tokens, width] to the same shape; `key_padding_mask` [batch, tokens] is True for real
+        tokens, and `others` are passed to the attention.
         """
         attended = self.attention(hidden, key_padding_mask=key_padding_mask, **others)
         after: Tensor = self.attention_norm(hidden + attended)
@@ -117,12 +117,13 @@ class PostNormBlock(EncoderBlock):
 class ReversibleBlock(EncoderBlock):
     """y_1 = x_1 + attention(norm(x_2)), then y_2 = x_2 + feed-forward(norm(y_1)) (Kitaev et al. 2020, equation 9).
 
-    The inputs can be recomputed from the outputs, x_2 = y_2 - feed-forward(norm(y_1)) and so on; training here keeps
-    the activations all the same.
+    The inputs can be recomputed from the outputs, x_2 = y_2 - feed-forward(norm(y_1)) and so on, but this
+    implementation does not do so: training stores the activations as usual.
     """
 
     def forward(self, one: Tensor, two: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Two streams [batch, tokens, width] each; `key_padding_mask` as `PostNormBlock.forward`."""
+        """The next values of the two streams, [batch, tokens, width] each; `key_padding_mask` is that of
+        `PostNormBlock.forward`."""
         one = one + self.attention(self.attention_norm(two), key_padding_mask=key_padding_mask)
         return one, two + self.feed_forward(self.feed_forward_norm(one))
 
@@ -131,14 +132,14 @@ class PreNormBlock(EncoderBlock):
     """x + attention(norm(x)), then x + feed-forward(norm(x)) (Dosovitskiy et al. 2021, equations 2 and 3)."""
 
     def forward(self, hidden: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """As `PostNormBlock.forward`."""
+        """See `PostNormBlock.forward`."""
         after = hidden + self.attention(self.attention_norm(hidden), key_padding_mask=key_padding_mask)
         out: Tensor = after + self.feed_forward(self.feed_forward_norm(after))
         return out
 
 
 class Encoder(nn.Module):
-    """Token, position and segment embeddings, summed and normed, then blocks (Devlin et al. 2019, arXiv 1810.04805)."""
+    """Normalised sum of token, position and segment embeddings, then blocks (Devlin et al. 2019, arXiv 1810.04805)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -163,13 +164,13 @@ class Encoder(nn.Module):
         depths: Tensor | None = None,
         global_tokens: Tensor | None = None,
     ) -> Tensor:
-        """Rows [batch, tokens, width] of token ids [batch, tokens], int64.
+        """Hidden states [batch, tokens, width] of token ids [batch, tokens], int64.
 
-        `key_padding_mask` [batch, tokens], bool, is True where a token is real; `segments` [batch, tokens] are 0 where
-        None; `depths` [batch, tokens], in the tree of each sequence, are needed where positions are "depth";
-        `global_tokens` [batch, tokens], bool, are tokens of each sequence that Longformer's layers treat as global,
-        such as those of a question. Raises `InvalidValue` for more tokens than the context, segments where the encoder
-        has none, missing depths, and global tokens where a layer cannot treat them so.
+        `key_padding_mask` [batch, tokens], bool, is True for real tokens; `segments` [batch, tokens] default to 0;
+        `depths` [batch, tokens], in the dependency tree of each sequence, are required if positions are "depth";
+        `global_tokens` [batch, tokens], bool, marks the tokens that Longformer's layers treat as global, such as those
+        of a question. Raises `InvalidValue` for more tokens than the context, for segments if the encoder has none, for
+        missing depths, and for global tokens if a layer does not support them.
         """
         length = tokens.shape[1]
         if length > self.max_seq_len:
@@ -191,7 +192,7 @@ class Encoder(nn.Module):
         return hidden
 
     def _require_global_tokens(self) -> None:
-        """Raises `InvalidValue` where the attention of a layer has no global tokens."""
+        """Raise `InvalidValue` unless the attention of every layer supports global tokens."""
         for layer in range(self.config.num_layers):
             attention: Any = self.blocks[layer].attention
             if "global_tokens" not in signature(attention.forward).parameters:
@@ -200,10 +201,10 @@ class Encoder(nn.Module):
 
 
 class MaskedLanguageModel(nn.Module):
-    """norm(f(W h + b)) E^T + c over the rows h of an encoder whose embedding is E (Devlin et al. 2019,
-    arXiv 1810.04805, section 3.1; W, the norm and c are their code's).
+    """norm(f(W h + b)) E^T + c for the hidden states h of an encoder whose token embedding is E (Devlin et al. 2019,
+    arXiv 1810.04805, section 3.1; W, the norm and c are from the authors' code).
 
-    `encoder` is an `Encoder` or a `Reformer`. Learned besides its weights: `transform`, `norm` and `bias`.
+    `encoder` is an `Encoder` or a `Reformer`. Its own learned weights are `transform`, `norm` and `bias`.
     """
 
     def __init__(self, encoder: Any) -> None:
@@ -217,7 +218,7 @@ class MaskedLanguageModel(nn.Module):
         self.bias = nn.Parameter(self.transform.weight.new_zeros(vocabulary))
 
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None, **others: Tensor | None) -> Tensor:
-        """Logits [batch, tokens, vocabulary] of token ids [batch, tokens]; arguments as of the encoder's `forward`."""
+        """Logits [batch, tokens, vocabulary] of token ids [batch, tokens]; arguments are those of the encoder."""
         return self.logits(self.encoder(tokens, key_padding_mask, **others))
 
     def logits(self, rows: Tensor) -> Tensor:
@@ -227,7 +228,7 @@ class MaskedLanguageModel(nn.Module):
 
 
 class Tagger(nn.Module):
-    """softmax(W h + b) over an encoder's rows h (Devlin et al. 2019, arXiv 1810.04805, figure 4d)."""
+    """softmax(W h + b) for the hidden states h of an encoder (Devlin et al. 2019, arXiv 1810.04805, figure 4d)."""
 
     def __init__(self, config: TaggerConfig) -> None:
         super().__init__()
@@ -243,7 +244,7 @@ class Tagger(nn.Module):
         depths: Tensor | None = None,
         global_tokens: Tensor | None = None,
     ) -> Tensor:
-        """Logits [batch, tokens, classes]; arguments as of `Encoder.forward`."""
+        """Logits [batch, tokens, classes]; arguments are those of `Encoder.forward`."""
         rows = self.encoder(tokens, key_padding_mask, depths=depths, global_tokens=global_tokens)
         scores: Tensor = self.classifier(rows)
         return scores
@@ -266,7 +267,7 @@ class AxialPositions(nn.Module):
 
 
 class Reformer(nn.Module):
-    """Reversible blocks over two streams, both begun with the embeddings, and a norm of their concatenation."""
+    """Reversible blocks over two streams, which both start with the embeddings, and a norm of their concatenation."""
 
     def __init__(self, config: ReformerConfig) -> None:
         super().__init__()
@@ -284,10 +285,10 @@ class Reformer(nn.Module):
             initialise(module)
 
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Rows [batch, tokens, 2 width] of token ids [batch, tokens], int64.
+        """Hidden states [batch, tokens, 2 width] of token ids [batch, tokens], int64.
 
-        `key_padding_mask` [batch, tokens], bool, is True where a token is real. Raises `InvalidValue` for more tokens
-        than the context.
+        `key_padding_mask` [batch, tokens], bool, is True for real tokens. Raises `InvalidValue` for more tokens than
+        the context.
         """
         length = tokens.shape[1]
         if length > self.max_seq_len:
@@ -300,14 +301,14 @@ class Reformer(nn.Module):
 
 
 def require_images(images: Tensor, side: int, channels: int) -> None:
-    """Raises `InvalidValue` unless these are images [batch, channels, side, side]."""
+    """Raise `InvalidValue` unless `images` is [batch, channels, side, side]."""
     if images.dim() != 4 or images.shape[1:] != (channels, side, side):
         allowed = f"[batch, {channels}, {side}, {side}]"
         raise InvalidValue.of("images", f"the shape {list(images.shape)}", allowed)
 
 
 class VisionTransformer(nn.Module):
-    """z_0 = [x_class; x_1 E; ...; x_N E] + E_pos; blocks; y = LN(z_L^0) W."""
+    """z_0 = [x_class; x_1 E; ...; x_N E] + E_pos; L blocks; y = LN(z_L^0) W (Dosovitskiy et al. 2021)."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()

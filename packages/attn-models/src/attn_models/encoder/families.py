@@ -12,14 +12,14 @@ from attn_models.encoder.config import EncoderConfig, ReformerConfig, TaggerConf
 
 
 class MaskedFamily(ModelFamily):
-    """BERT's encoder and head."""
+    """BERT's encoder with its masked-language-model head."""
 
     name = "masked_lm"
     summary = "A masked language model over any bidirectional mechanism (BERT, Devlin et al. 2019)."
     learns: ClassVar[str] = "masked"
 
     def configure(self, values: Mapping[str, Any]) -> EncoderConfig:
-        """The encoder of plain values; raises what its mechanisms raise, too."""
+        """The config from plain values; also raises the errors of `encoder_attention` for its mechanisms."""
         config = checked(EncoderConfig.from_plain(values))
         if config.positions == "depth":
             raise InvalidValue.of("positions", config.positions, "'every' or 'real': a text has no dependency tree")
@@ -33,14 +33,14 @@ class MaskedFamily(ModelFamily):
 
 
 class ReformerFamily(ModelFamily):
-    """Reversible blocks and BERT's head."""
+    """The Reformer's reversible blocks with BERT's masked-language-model head."""
 
     name = "reformer_lm"
     summary = "A masked language model of the Reformer's reversible blocks over LSH attention (Kitaev et al. 2020)."
     learns: ClassVar[str] = "masked"
 
     def configure(self, values: Mapping[str, Any]) -> Any:
-        """The Reformer of plain values; raises `Incompatible` for one that its checkpoints cannot express."""
+        """The config from plain values; raises `Incompatible` for one that the checkpoint format cannot express."""
         from attn_models.adapters.registry import encoder_adapter_for
 
         config = ReformerConfig.from_plain(values)
@@ -62,7 +62,7 @@ class TaggerFamily(ModelFamily):
     learns: ClassVar[str] = "tags"
 
     def configure(self, values: Mapping[str, Any]) -> Any:
-        """The token classifier of an encoder's plain values and `classes`."""
+        """The config from plain values: the fields of `EncoderConfig` and `classes`."""
         encoder = {name: value for name, value in values.items() if name != "classes"}
         return TaggerConfig(encoder=checked(EncoderConfig.from_plain(encoder)), classes=values.get("classes", 0))
 
@@ -74,19 +74,19 @@ class TaggerFamily(ModelFamily):
 
 
 def checked(config: EncoderConfig) -> EncoderConfig:
-    """The config, after a check of its mechanisms; raises what they raise."""
+    """Return the config unchanged after checking its mechanisms; raises the errors of `encoder_attention`."""
     for layer in range(config.num_layers):
         attention_of(config, layer)
     return config
 
 
 def encoder_families() -> list[ModelFamily]:
-    """One instance of each."""
+    """One instance of each text encoder family."""
     return [MaskedFamily(), ReformerFamily(), TaggerFamily()]
 
 
 class VitFamily(ModelFamily):
-    """Vision Transformers."""
+    """Vision Transformers for image classification."""
 
     name = "vit"
     summary = (
@@ -95,7 +95,7 @@ class VitFamily(ModelFamily):
     learns: ClassVar[str] = "images"
 
     def configure(self, values: Mapping[str, Any]) -> VisionConfig:
-        """The model of plain values; raises what its mechanisms raise, too."""
+        """The config from plain values; also raises the errors of `encoder_attention` for its mechanisms."""
         config = VisionConfig.from_plain(values)
         for layer in range(config.num_layers):
             attention_of(config, layer)

@@ -1,4 +1,4 @@
-"""ModernBERT: pre-norm blocks with gates, rotary positions, and windows in most layers."""
+"""ModernBERT: pre-norm blocks with gated feed-forwards, rotary positions, and windows in most layers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from attn_models.encoder.encoder import PreNormBlock, share_among
 
 
 class ModernBert(nn.Module):
-    """Token embeddings, normed; blocks over rotary positions; a norm (Warner et al. 2024, arXiv 2412.13663).
+    """Normalised token embeddings, blocks with rotary positions and a last norm (Warner et al. 2024, arXiv 2412.13663).
 
-    The first block's attention has no norm of its own, as the embeddings are normed already (section 2.1.1 there).
+    The attention of the first block has no norm before it, as the embeddings are normalised (section 2.1.1).
     """
 
     def __init__(self, config: ModernBertConfig) -> None:
@@ -30,9 +30,9 @@ class ModernBert(nn.Module):
         initialise(self.embedding)
 
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Rows [batch, tokens, width] of token ids [batch, tokens], int64.
+        """Hidden states [batch, tokens, width] of token ids [batch, tokens], int64.
 
-        `key_padding_mask` [batch, tokens], bool, is True where a token is real; rows of others mean nothing. Raises
+        `key_padding_mask` [batch, tokens], bool, is True for real tokens; the outputs at padding are undefined. Raises
         `InvalidValue` for more tokens than the context.
         """
         length = tokens.shape[1]

@@ -1,1 +1,1 @@
-"""Models that read a source and write a sequence: an encoder, a decoder, and attention between them by name."""
+"""Encoder-decoder models: they read a source and generate a sequence; the attention between both is chosen by name."""

@@ -14,11 +14,11 @@ from attn_models.plain_config import PlainConfig, require_choice, require_count,
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(PlainConfig):
-    """Fields of all encoder-decoder models: one vocabulary for encoder and decoder, and the longest sequences of each.
+    """Fields of all encoder-decoder models; encoder and decoder share one vocabulary.
 
-    `max_seq_len` is that of the decoder and `max_encoder_len` that of the encoder, in tokens. `hidden_size` is the size
-    of the decoder's state or residual stream; `dropout` acts in training. Raises `InvalidValue` for a field outside its
-    range.
+    `max_seq_len` is the longest sequence of the decoder and `max_encoder_len` that of the encoder, in tokens.
+    `hidden_size` is the size of the decoder's state or residual stream; `dropout` applies in training. Raises
+    `InvalidValue` for a field outside its range.
     """
 
     vocab_size: int
@@ -30,7 +30,7 @@ class EncoderDecoderConfig(PlainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class BottleneckConfig(EncoderDecoderConfig):
-    """Two stacks of `num_layers` LSTMs (Sutskever et al. 2014); `embedding` is the size of a token's vector.
+    """Two stacks of `num_layers` LSTMs (Sutskever et al. 2014); `embedding` is the size of token embeddings.
 
     `reverse_source` reverses the encoder's input.
     """
@@ -42,8 +42,8 @@ class BottleneckConfig(EncoderDecoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RnnsearchConfig(EncoderDecoderConfig):
-    """RNNsearch (Bahdanau et al. 2015): state size `hidden_size` n, `embedding` size m, `maxout` l units before the
-    output.
+    """RNNsearch (Bahdanau et al. 2015). In the paper's letters, `hidden_size` is n, `embedding` m, and `maxout` l, the
+    number of units before the output.
 
     Annotations have 2 n elements; `mechanism` attends to them, with `num_heads` heads and its `options`.
     """
@@ -61,7 +61,7 @@ class RnnsearchConfig(EncoderDecoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LuongConfig(BottleneckConfig):
-    """LSTM stacks with an attention after the last (Luong et al. 2015): `mechanism` is luong, local_m or local_p.
+    """LSTM stacks with attention after the last layer (Luong et al. 2015): `mechanism` is luong, local_m or local_p.
 
     `input_feeding` adds the attentional vector of a step to the input of the next.
     """
@@ -80,10 +80,10 @@ class LuongConfig(BottleneckConfig):
 class ShowAttendTellConfig(EncoderDecoderConfig):
     """Show, Attend and Tell (Xu et al. 2015): an image is a grid of `rows` times `columns` tokens, row after row.
 
-    `convolutions` layers make `features` numbers of each cell; `mechanism` attends to the cells, with `num_heads` heads
-    and its `options`. `hidden_size` is the size of the LSTM's state, `embedding` that of a word. `max_encoder_len` is
-    the number of cells plus the end token. `doubly_stochastic` is the weight λ of the penalty that makes a caption look
-    at every cell about once (equation 14 there).
+    A CNN of `convolutions` layers computes `features` numbers for each cell; `mechanism` attends to the cells, with
+    `num_heads` heads and its `options`. `hidden_size` is the size of the LSTM's state, `embedding` that of a word.
+    `max_encoder_len` is the number of cells plus the end token. `doubly_stochastic` is the weight λ of the penalty that
+    makes a caption attend to every cell about once (equation 14).
     """
 
     rows: int
@@ -105,7 +105,7 @@ class ShowAttendTellConfig(EncoderDecoderConfig):
 
     @property
     def cells(self) -> int:
-        """Cells of the grid."""
+        """The number of cells of the grid."""
         return self.rows * self.columns
 
 
@@ -117,9 +117,10 @@ NORM_PLACES = ("post", "pre")
 class TransformerConfig(EncoderDecoderConfig):
     """`num_layers` blocks in the encoder and as many in the decoder (Vaswani et al. 2017); they share one embedding.
 
-    `encoder`, `decoder` and `cross` are the mechanisms of the three attentions, each with its `..._options`.
-    `intermediate_size` is the inner width of the feed-forward layers. `norm_place` "post" is the paper's, "pre" trains
-    without warm-up. `attention_dropout` acts in training on the weights of all three.
+    `encoder`, `decoder` and `cross` are the mechanisms of encoder self-attention, decoder self-attention and
+    cross-attention, each with its `..._options`. `intermediate_size` is the inner width of the feed-forward layers.
+    `norm_place` "post" is the paper's, "pre" trains without warm-up. `attention_dropout` applies in training to the
+    attention weights of all three.
     """
 
     num_layers: int
@@ -144,17 +145,17 @@ class TransformerConfig(EncoderDecoderConfig):
 
     @property
     def attention_sizes(self) -> dict[str, Any]:
-        """What all three attentions are told but the longest sequence."""
+        """The sizes and dropout that all three attentions have in common."""
         return {"hidden_size": self.hidden_size, "num_heads": self.num_heads, "dropout": self.attention_dropout}
 
     @property
     def decoder_layers(self) -> int:
-        """Blocks of the decoder."""
+        """The number of blocks of the decoder."""
         return self.num_layers
 
     @property
     def block(self) -> DecoderConfig:
-        """The config of norms, feed-forwards and positions, which are those of a decoder."""
+        """The config of norms, feed-forwards and positions, which are built as in a decoder."""
         return DecoderConfig(
             vocab_size=self.vocab_size,
             max_seq_len=self.max_seq_len,
@@ -184,18 +185,18 @@ class PreNormTransformerConfig(TransformerConfig):
 
     @property
     def decoder_layers(self) -> int:
-        """Blocks of the decoder."""
+        """The number of blocks of the decoder."""
         return self.num_decoder_layers or self.num_layers
 
 
 @dataclass(frozen=True, kw_only=True)
 class T5Config(PreNormTransformerConfig):
-    """T5 (Raffel et al. 2020): pre-norm blocks with RMSNorm, whose only positions are learned biases of distances.
+    """T5 (Raffel et al. 2020): pre-norm blocks with RMSNorm; positions are only encoded by learned relative biases.
 
-    `head_dim` elements a head, whatever the width; `num_decoder_layers` blocks in the decoder, by default `num_layers`.
-    The options of `encoder` and `decoder` are those of `t5_bias`. `feed_forward` is "relu" or, with a gate, as
-    `DecoderConfig`'s. With `tie_word_embeddings` the embedding is the unembedding, and `scale_output` multiplies what
-    it gets by 1/√width.
+    `head_dim` is the size of a head, independent of the width; the decoder has `num_decoder_layers` blocks, by default
+    `num_layers`. The options of `encoder` and `decoder` are those of `t5_bias`. `feed_forward` is "relu" or another
+    value of the same field of `DecoderConfig`. With `tie_word_embeddings` the embedding is also the unembedding;
+    `scale_output` multiplies the input of the unembedding by 1/√width.
     """
 
     head_dim: int
@@ -208,7 +209,7 @@ class T5Config(PreNormTransformerConfig):
 
     @property
     def attention_sizes(self) -> dict[str, Any]:
-        """As of `TransformerConfig`, and the size of a head."""
+        """As in `TransformerConfig`, and the size of a head."""
         return super().attention_sizes | {"head_dim": self.head_dim}
 
     @property
@@ -231,10 +232,10 @@ class T5Config(PreNormTransformerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperConfig(PreNormTransformerConfig):
-    """Whisper (Radford et al. 2022): pre-norm blocks over audio, of which `num_mel_bins` numbers are known at a time.
+    """Whisper (Radford et al. 2022): pre-norm blocks over log-Mel spectrograms of `num_mel_bins` numbers per frame.
 
-    Two frames of audio become one of at most `max_encoder_len` rows of the encoder; every audio has as many frames.
-    `num_decoder_layers` blocks in the decoder, by default `num_layers`.
+    Every audio has 2 `max_encoder_len` frames, and the encoder computes one hidden state for two frames. The decoder
+    has `num_decoder_layers` blocks, by default `num_layers`.
     """
 
     num_mel_bins: int
@@ -242,12 +243,12 @@ class WhisperConfig(PreNormTransformerConfig):
 
     @property
     def attention_sizes(self) -> dict[str, Any]:
-        """As of `TransformerConfig`, with biases."""
+        """As in `TransformerConfig`, with biases."""
         return super().attention_sizes | {"bias": True}
 
     @property
     def num_frames(self) -> int:
-        """Frames of an audio."""
+        """The number of frames of an audio."""
         return 2 * self.max_encoder_len
 
     @property

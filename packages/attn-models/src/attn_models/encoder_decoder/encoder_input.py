@@ -1,4 +1,4 @@
-"""Batches of encoder inputs: lengths, reversal, and encoder states as views like those of the engine's stores."""
+"""Batches of encoder inputs: their lengths and reversal, and encoder states in memory as views for attention layers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 def encoder_input_lengths(
     source: Tensor | None, key_padding_mask: Tensor | None, longest: int
 ) -> tuple[Tensor, list[int]]:
-    """The encoder input [batch, source] and its lengths.
+    """The encoder input [batch, source] and the length of each sequence.
 
-    Raises `InvalidValue` without an input, for one longer than `longest`, for an empty sequence, and for padding that
-    is not at the end.
+    Raises `InvalidValue` if `source` is None or longer than `longest`, for an empty sequence, and for padding that is
+    not at the end.
     """
     if source is None:
         raise InvalidValue.of("source", None, "tokens [batch, source], as the model has an encoder")
@@ -39,7 +39,7 @@ def encoder_input_lengths(
 
 
 def reverse_sequences(rows: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Rows [batch, source, ...] with the real ones of each sequence reversed; padding stays at the end."""
+    """Reverse the real tokens of each sequence of `rows` [batch, source, ...]; padding stays at the end."""
     counts = torch.tensor(lengths, device=rows.device)[:, None]
     places = torch.arange(rows.shape[1], device=rows.device)[None]
     turned = torch.where(places < counts, counts - 1 - places, places)
@@ -48,7 +48,7 @@ def reverse_sequences(rows: Tensor, lengths: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class PaddedEncoderStates:
-    """A `SourceView` of padded rows in memory."""
+    """A `SourceView` of encoder states that are held in memory, padded to the longest sequence."""
 
     held: Rows
 
@@ -66,18 +66,18 @@ class PaddedEncoderStates:
 
 @dataclass(frozen=True, eq=False)
 class SelectedRequests:
-    """A `SourceView` of some of the requests of another."""
+    """A `SourceView` of the requests `chosen` from another view."""
 
     view: SourceView
     chosen: Sequence[int]
 
     def rows(self, requests: Sequence[int]) -> Rows:
-        """The rows of these of the chosen requests."""
+        """The rows of these requests, which are indices into `chosen`."""
         return self.view.rows([self.chosen[request] for request in requests])
 
 
 class WholeSequenceMemory:
-    """A `SlotView` of whole sequences that are computed token by token; gradients flow through what is written."""
+    """A `SlotView` for training on whole sequences token by token; gradients flow through the written states."""
 
     def __init__(self, spec: Slot, sequences: int, like: Tensor) -> None:
         self._fields: Fields = {
@@ -98,7 +98,7 @@ class WholeSequenceMemory:
 
 @dataclass(frozen=True, eq=False)
 class SelectedMemories:
-    """A `SlotView` of some of the requests of another."""
+    """A `SlotView` of the requests `chosen` from another view."""
 
     view: SlotView
     chosen: Tensor
@@ -108,13 +108,13 @@ class SelectedMemories:
         return {name: rows[self.chosen] for name, rows in self.view.read().items()}
 
     def write(self, fields: Fields) -> None:
-        """Replace the states of the chosen requests; those of the others stay."""
+        """Replace the states of the chosen requests; those of other requests are kept."""
         held = self.view.read()
         self.view.write({name: rows.index_copy(0, self.chosen, fields[name]) for name, rows in held.items()})
 
 
 def encode_each(attention: Any, memory: Tensor, lengths: Sequence[int]) -> Mapping[str, PaddedEncoderStates]:
-    """The encoder states that `attention.encode` computes of each sequence of memory [batch, source, width]."""
+    """The encoder states by name, from `attention.encode` on each sequence of `memory` [batch, source, width]."""
     each: list[Mapping[str, Fields]] = [
         attention.encode(rows[:length]) for rows, length in zip(memory, lengths, strict=True)
     ]

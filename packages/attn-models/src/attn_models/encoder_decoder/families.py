@@ -21,19 +21,19 @@ from attn_models.encoder_decoder.config import (
 
 
 class EncoderDecoderFamily(ModelFamily):
-    """A family with its config class, and the module and name of its model class."""
+    """Base class of families: a subclass sets its config class, and `built_by`, module and name of its model class."""
 
     Config: ClassVar[type[EncoderDecoderConfig]]
     built_by: ClassVar[tuple[str, str]]
 
     def configure(self, values: Mapping[str, Any]) -> EncoderDecoderConfig:
-        """The config of plain values; raises what its mechanisms raise, too."""
+        """The config from plain values; also raises the errors of `check`."""
         config = self.Config.from_plain(values)
         self.check(config)
         return config
 
     def check(self, config: Any) -> None:
-        """Raise the error of a mechanism that does not fit; by default there is none."""
+        """Raise an error for a mechanism that does not fit; by default nothing is checked."""
 
     def build(self, config: Any) -> Any:
         """A fresh model with random weights."""
@@ -42,7 +42,7 @@ class EncoderDecoderFamily(ModelFamily):
 
 
 class BottleneckFamily(EncoderDecoderFamily):
-    """LSTM sequence to sequence."""
+    """Sequence to sequence with LSTMs, without attention."""
 
     name = "bottleneck"
     summary = "Sequence to sequence through the last state of an LSTM, without attention (Sutskever et al. 2014)."
@@ -51,7 +51,7 @@ class BottleneckFamily(EncoderDecoderFamily):
 
 
 class RnnsearchFamily(EncoderDecoderFamily):
-    """RNNsearch."""
+    """RNNsearch: recurrent translation with attention."""
 
     name = "rnnsearch"
     summary = "RNNsearch: recurrent translation over any cross-attention (Bahdanau et al. 2015)."
@@ -89,7 +89,7 @@ class LuongFamily(EncoderDecoderFamily):
 
 
 class TransformerFamily(EncoderDecoderFamily):
-    """The Transformer."""
+    """The encoder-decoder Transformer."""
 
     name = "transformer"
     summary = "The encoder-decoder Transformer over any three mechanisms (Vaswani et al. 2017)."
@@ -97,7 +97,7 @@ class TransformerFamily(EncoderDecoderFamily):
     built_by = ("attn_models.encoder_decoder.transformer", "Transformer")
 
     def check(self, config: Any) -> None:
-        """Check the three mechanisms."""
+        """Check the mechanisms of encoder self-attention, decoder self-attention and cross-attention."""
         sizes = config.attention_sizes
         encoder_attention(config.encoder, config.encoder_options, **sizes, max_seq_len=config.max_encoder_len)
         decoder_attention(config.decoder, config.decoder_options, **sizes, max_seq_len=config.max_seq_len)
@@ -105,7 +105,7 @@ class TransformerFamily(EncoderDecoderFamily):
 
 
 class T5Family(TransformerFamily):
-    """T5."""
+    """T5, with relative position biases."""
 
     name = "t5"
     summary = "T5: an encoder-decoder whose only positions are biases of distances (Raffel et al. 2020)."
@@ -114,7 +114,7 @@ class T5Family(TransformerFamily):
 
 
 class ShowAttendTellFamily(EncoderDecoderFamily):
-    """Show, Attend and Tell."""
+    """Show, Attend and Tell: image captions."""
 
     name = "show_attend_tell"
     summary = "Show, Attend and Tell: captions of images, over any cross-attention (Xu et al. 2015)."
@@ -133,7 +133,7 @@ class ShowAttendTellFamily(EncoderDecoderFamily):
 
 
 def encoder_decoder_families() -> list[ModelFamily]:
-    """One instance of each."""
+    """One instance of each encoder-decoder family."""
     return [
         BottleneckFamily(),
         RnnsearchFamily(),

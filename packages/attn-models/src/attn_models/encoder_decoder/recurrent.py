@@ -1,4 +1,4 @@
-"""The base of recurrent encoder-decoder models: a step of a cell, run over whole sequences or a ragged batch."""
+"""The base class of recurrent encoder-decoder models: runs the step of a cell over sequences or a ragged batch."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from attn_models.encoder_decoder.encoder_input import (
 from attn_models.recurrent.cells import prepack_rnn
 
 WIDE = 400
-"""Hidden size from which prepacked matrices outweigh a loop in Python: at 192 torch is faster, at 500 slower."""
+"""Hidden size from which prepacked matrices are faster despite a loop in Python: at 192 torch is faster, at 500
+slower."""
 Attend = Callable[[Tensor], Tensor]
-"""The context vectors [batch, width] of queries [batch, width] of one time step."""
+"""A function that returns the context vectors [batch, width] for the queries [batch, width] of one time step."""
 Held = Mapping[str, Tensor]
-"""The recurrent state by name, [batch, ...] each."""
+"""The recurrent state of the decoder: tensors [batch, ...] by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,22 +46,22 @@ class EncoderOutput:
 
 
 class Padded(nn.Module):
-    """Rows [..., from] with zeros behind them, [..., width]."""
+    """Pads the last dimension with zeros at its end, to `width` elements."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The wider rows."""
+        """Pad `rows` [..., at most `width`] to [..., `width`]."""
         return functional.pad(rows, (0, self.width - rows.shape[-1]))
 
 
 def ask_projection(chosen: LayerAttention, hidden_size: int) -> nn.Module:
-    """From the decoder's state to a query as wide as the mechanism: a linear layer; where the mechanism has no
-    projections the state itself, with zeros behind it, so that W [s; 0] is the paper's W s.
+    """The layer that maps the decoder's state to a query of the mechanism's width: a linear layer, or, for a mechanism
+    without projections, padding of the state with zeros, so that W [s; 0] is the paper's W s.
 
-    Raises `InvalidValue` for a state that is wider than what it attends to.
+    Raises `InvalidValue` for a state that is wider than the mechanism, if that has no projections.
     """
     width = chosen.config.hidden_size
     if getattr(chosen.config, "projections", "all") == "all":
@@ -72,11 +73,11 @@ def ask_projection(chosen: LayerAttention, hidden_size: int) -> nn.Module:
 
 
 class RecurrentModel(nn.Module):
-    """A `EncoderDecoderModel` whose decoder is a recurrent cell. Subclasses define `embedding`, `read`, `advance` and
+    """An `EncoderDecoderModel` whose decoder is a recurrent cell. Subclasses define `embedding`, `read`, `advance` and
     `logits`.
 
     `fields` are the cell's states; those in `begun` are initialised by the encoder, the others with zeros. The state of
-    a request is a `Slot`; its initial value is a `Source` of one row, computed once at admission.
+    a request is a `Slot`; its initial value is a `Source` of one row, computed once when the request is admitted.
     """
 
     embedding: nn.Embedding
@@ -105,7 +106,7 @@ class RecurrentModel(nn.Module):
     def pack(self, pack: Pack) -> None:
         """Prepack or quantize the linear layers, except the unembedding, and the recurrent stacks.
 
-        A narrow encoder stays as it is: torch's loop over time steps is faster.
+        An encoder narrower than `WIDE` is left unchanged: torch's loop over time steps is faster.
         """
         for name, layer in list(self.named_children()):
             if isinstance(layer, nn.Linear) and name != "unembedding":
@@ -119,11 +120,12 @@ class RecurrentModel(nn.Module):
 
     @abstractmethod
     def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
-        """One time step: hidden rows [batch, hidden] and the new state, from embedded tokens [batch, embedding]."""
+        """One time step: hidden states [batch, hidden] for `logits` and the cell's new state, from the embedded tokens
+        [batch, embedding] and the cell's state `held`."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., vocabulary] of hidden rows [..., hidden]."""
+        """Logits [..., vocabulary] of hidden states [..., hidden]."""
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
@@ -138,8 +140,8 @@ class RecurrentModel(nn.Module):
     def forward_with_weights(
         self, tokens: Tensor, source: Tensor, key_padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As `forward`, with the attention weights [batch, heads, tokens, source] and which annotations are real, bool
-        [batch, source].
+        """Like `forward`, but also returns the attention weights [batch, heads, tokens, source] and the mask of real
+        source positions, bool [batch, source].
         """
         source, lengths = encoder_input_lengths(source, key_padding_mask, self.max_encoder_len)
         encoded, queries = self.read(source, lengths), list[Tensor]()
@@ -150,7 +152,7 @@ class RecurrentModel(nn.Module):
         return logits, weights, real
 
     def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
-        """Encoder states of tokens [source]."""
+        """The encoder states of one source [source], by layer and state name."""
         encoded = self.read(source[None], [len(source)])
         states: dict[str, Mapping[str, Fields]] = {"recurrence": {"start": encoded.start}}
         if self.chosen is not None:
@@ -167,7 +169,7 @@ class RecurrentModel(nn.Module):
 
     @names_wrong_states
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
-        """Hidden rows [tokens, hidden] of the new tokens [tokens] of many requests, one time step after the other."""
+        """Hidden states [tokens, hidden] of the new tokens [tokens] of many requests, computed step by step."""
         own, sources = state["recurrence"], state.get("attention", {})
         held = self._continued(own, batch)
         inputs = self.embedding(tokens)
@@ -192,9 +194,9 @@ class RecurrentModel(nn.Module):
         return torch.stack(rows).sum(0)
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int], source: Tensor | None = None) -> dict[int, Tensor]:
-        """Weights {0: [heads, query, source]} of the sequence [tokens] over the source [source].
+        """Attention weights {0: [heads, query, source]} of the sequence [tokens] over the source [source].
 
-        Raises `InvalidValue` for another layer than 0, `Incompatible` for a model without attention or weights.
+        Raises `InvalidValue` for a layer other than 0, `Incompatible` for a model without attention or weights.
         """
         if self.chosen is None or not hasattr(self.attention, "weights"):
             raise Incompatible("this model has no attention weights")
@@ -211,7 +213,7 @@ class RecurrentModel(nn.Module):
     def _run(
         self, tokens: Tensor, encoded: EncoderOutput, lengths: Sequence[int], asked: list[Tensor] | None
     ) -> Tensor:
-        """Hidden rows [batch, tokens, hidden] of whole sequences; `asked` collects the queries of the attention."""
+        """Hidden states [batch, tokens, hidden] of whole sequences; `asked` collects the queries of the attention."""
         self._require_room(tokens)
         sources = self._begun_attention(encoded.memory, lengths)
         held = self._started(encoded.start, tokens)
@@ -224,7 +226,7 @@ class RecurrentModel(nn.Module):
         return torch.stack(rows, dim=1)
 
     def _begun_attention(self, memory: Tensor, lengths: Sequence[int]) -> Mapping[str, Any]:
-        """The states of the attention over memory [batch, source, width] at the start of whole sequences."""
+        """The states of the attention over `memory` [batch, source, width] before the first token."""
         if self.chosen is None:
             return {}
         own = {name: spec for name, spec in self.chosen.states.items() if isinstance(spec, Slot)}
@@ -232,7 +234,7 @@ class RecurrentModel(nn.Module):
         return {**encode_each(self.attention, memory, lengths), **remembered}
 
     def _some(self, name: str, view: Any, chosen: Tensor, active: Sequence[int]) -> Any:
-        """The view of the attention's state `name` for these requests alone."""
+        """The view of the attention's state `name` restricted to these requests, given as a tensor and as a list."""
         if isinstance(self._specs["attention"][name], Slot):
             return SelectedMemories(view, chosen)
         return SelectedRequests(view, active)
@@ -251,7 +253,7 @@ class RecurrentModel(nn.Module):
         return attend
 
     def _continued(self, own: Mapping[str, Any], batch: RaggedBatch) -> Held:
-        """The state of each request; its initial value at position 0."""
+        """The cell's state of each request: the stored one, or the initial value for a request at position 0."""
         held = own["state"].read()
         if all(batch.contexts):
             return dict(held)

@@ -20,11 +20,11 @@ from attn_models.recurrent.cells import lstm_fields, lstm_stack, lstm_step
 class ShowAttendTell(RecurrentModel):
     """Convolutions compute an annotation a_i of every cell; an LSTM decoder attends to them before each word.
 
-    h_0 and c_0 are layers of the mean annotation; ẑ_t is the attention of h_{t-1} over the annotations (gated, with
-    the mechanism `visual_soft`); h_t is the LSTM's of [E y_{t-1}; ẑ_t], and p(y_t) ∝ exp(L_o (E y_{t-1} + L_h h_t +
-    L_z ẑ_t)) (equations 1 to 7 there). Cells are tokens, such as shades of grey. The paper's annotations are those of
-    a pretrained VGG network; here a small one is trained with the rest, with learned position embeddings. The training
-    loss adds the doubly stochastic penalty (equation 14) times `doubly_stochastic`.
+    h_0 and c_0 are computed by one layer each from the mean annotation; ẑ_t is the attention of h_{t-1} over the
+    annotations (gated, with the mechanism `visual_soft`); the LSTM computes h_t from [E y_{t-1}; ẑ_t], and p(y_t) ∝
+    exp(L_o (E y_{t-1} + L_h h_t + L_z ẑ_t)) (equations 1 to 7). Cells are tokens, such as shades of grey. The paper's
+    annotations come from a pretrained VGG network; here a small network with learned position embeddings is trained
+    with the rest. The training loss adds the doubly stochastic penalty (equation 14) times `doubly_stochastic`.
     """
 
     def __init__(self, config: ShowAttendTellConfig) -> None:
@@ -38,7 +38,7 @@ class ShowAttendTell(RecurrentModel):
             raise InvalidValue.of("doubly_stochastic", config.doubly_stochastic, allowed)
         self.doubly_stochastic = config.doubly_stochastic
         self.grid = config.rows, config.columns
-        # As many rows as the grid has cells, though its source has a token more.
+        # The encoder states have one row per cell, although the source has an end token too.
         self._specs["attention"] = {
             name: dataclasses.replace(spec, rows=config.cells) if isinstance(spec, Source) else spec
             for name, spec in chosen.states.items()
@@ -59,9 +59,9 @@ class ShowAttendTell(RecurrentModel):
         self.unembedding = nn.Linear(config.embedding, config.vocab_size)
 
     def read(self, source: Tensor, lengths: Sequence[int]) -> EncoderOutput:
-        """The annotations [batch, cells, features] of grids [batch, cells or more], and h_0 and c_0.
+        """The annotations [batch, cells, features] of grids [batch, cells or cells + 1], and h_0 and c_0.
 
-        Raises `InvalidValue` for a source that is not one grid, with or without the token that ends it.
+        Raises `InvalidValue` for a source that is not one grid, with or without the end token.
         """
         rows, columns = self.grid
         cells = rows * columns
@@ -78,14 +78,14 @@ class ShowAttendTell(RecurrentModel):
         return EncoderOutput(memory, {name: torch.tanh(layer(mean))[:, None] for name, layer in self.begin.items()})
 
     def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
-        """The input of the output layer from ẑ_t and h_t, and the new state."""
+        """The input of the output layer, E y_{t-1} + L_h h_t + L_z ẑ_t, and the new state."""
         entering = self.dropout(inputs)
         seen = attend(self.ask(held["hidden"][:, 0]))
         hidden, fresh = lstm_step(self.decoder, torch.cat([entering, seen], dim=-1), held)
         return entering + self.of_state(self.dropout(hidden)) + self.of_seen(seen), fresh
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """p(y) ∝ exp(L_o row)."""
+        """Logits L_o (E y_{t-1} + L_h h_t + L_z ẑ_t) of the words."""
         scores: Tensor = self.unembedding(hidden)
         return scores
 

@@ -1,4 +1,4 @@
-"""T5: the encoder-decoder Transformer whose only positions are biases of distances (Raffel et al. 2020,
+"""T5: the encoder-decoder Transformer that encodes positions only by learned relative biases (Raffel et al. 2020,
 arXiv 1910.10683)."""
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from attn_models.encoder_decoder.transformer import Transformer
 
 
 class T5(Transformer):
-    """Pre-norm blocks without biases over embeddings as they are; the first block's biases of distances serve all
-    blocks of the encoder, and those of the decoder's first block all of the decoder (section 2.1).
+    """Pre-norm blocks without biases over unscaled token embeddings. All blocks of the encoder share one table of
+    relative position biases, and so do all blocks of the decoder (section 2.1).
 
-    Scores of self-attention are not divided by √head_dim; those of cross-attention are, so that the queries of a
-    checkpoint, which are not, are multiplied by it when they are read.
+    T5 does not divide scores by √head_dim. Self-attention here does not either, but cross-attention does, so that the
+    cross-attention queries of a checkpoint are multiplied by √head_dim when it is loaded.
     """
 
     config: T5Config
@@ -34,14 +34,14 @@ class T5(Transformer):
         share_biases([block.attention for block in self.decoder])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., vocabulary] of hidden rows [..., width]."""
+        """Logits [..., vocabulary] of hidden states [..., width]."""
         scaled = self._scaled(hidden)
         last = self.head if self.head is not None else self.unembedding
         logits: Tensor = linear(scaled, self.embedding.weight) if last is None else last(scaled)
         return logits
 
     def greedy_tokens(self, hidden: Tensor) -> Tensor | None:
-        """See `attn_core.models.GreedyHead`: a packed unembedding can tell."""
+        """See `attn_core.models.GreedyHead`; supported by a packed unembedding."""
         return super().greedy_tokens(self._scaled(hidden))
 
     def _scaled(self, hidden: Tensor) -> Tensor:
@@ -53,6 +53,6 @@ class T5(Transformer):
 
 
 def share_biases(layers: Sequence[Any]) -> None:
-    """Let all layers use the biases of the first."""
+    """Share the position biases of the first layer with all others."""
     for layer in layers[1:]:
         layer.modifiers = layers[0].modifiers

@@ -33,7 +33,8 @@ Inner = Callable[[Tensor], Tensor]
 
 
 class Residual(nn.Module):
-    """norm(x + F(x)) (Vaswani et al. 2017, section 3.1), or x + F(norm(x)) (arXiv 2002.04745)."""
+    """A residual connection: norm(x + F(x)) (post-norm, Vaswani et al. 2017, section 3.1), or x + F(norm(x)) (pre-norm,
+    arXiv 2002.04745)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -42,38 +43,39 @@ class Residual(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, inner: Inner) -> Tensor:
-        """[..., width] to [..., width]."""
+        """Apply the sublayer `inner` to `hidden` [..., width] with norm, dropout and the residual connection."""
         entering = self.entering(hidden)
         after: Tensor = hidden + self.dropout(inner(entering))
         normed: Tensor = after if self.pre else self.norm(after)
         return normed
 
     def entering(self, hidden: Tensor) -> Tensor:
-        """The input of F."""
+        """The input of the sublayer F: `hidden`, normalised in a pre-norm block."""
         normed: Tensor = self.norm(hidden) if self.pre else hidden
         return normed
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then the feed-forward."""
+    """A block of the encoder: self-attention, then the feed-forward."""
 
     def __init__(self, config: TransformerConfig, chosen: LayerAttention) -> None:
         super().__init__()
-        # Any: what a mechanism builds is a module with the methods of AttentionLayer.
+        # Any: a mechanism may build any module that has the methods of AttentionLayer.
         self.attention: Any = chosen.mechanism.build(chosen.config)
         self.around_attention = Residual(config)
         self.feed_forward = build_feed_forward(config.block)
         self.around_feed_forward = Residual(config)
 
     def forward(self, hidden: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """[batch, source, width] to [batch, source, width]."""
+        """Map `hidden` [batch, source, width] to the same shape; `key_padding_mask` [batch, source] is True for real
+        tokens."""
         attended = self.around_attention(hidden, partial(self.attention, key_padding_mask=key_padding_mask))
         out: Tensor = self.around_feed_forward(attended, self.feed_forward)
         return out
 
 
 class DecoderBlock(nn.Module):
-    """Causal self-attention, cross-attention, then the feed-forward."""
+    """A block of the decoder: causal self-attention, cross-attention, then the feed-forward."""
 
     def __init__(self, config: TransformerConfig, own: LayerAttention, cross: LayerAttention) -> None:
         super().__init__()
@@ -86,13 +88,13 @@ class DecoderBlock(nn.Module):
         self.around_feed_forward = Residual(config)
 
     def forward(self, hidden: Tensor, memory: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Whole sequences [batch, tokens, width] over memory [batch, source, width]."""
+        """Compute whole sequences [batch, tokens, width] over the encoder output `memory` [batch, source, width]."""
         return self._through(
             hidden, self.attention, partial(self.cross, source=memory, key_padding_mask=key_padding_mask)
         )
 
     def step(self, hidden: Tensor, batch: RaggedBatch, own: LayerState, source: LayerState) -> Tensor:
-        """The new rows [tokens, width] of many requests."""
+        """Compute the new tokens of many requests, [tokens, width] to [tokens, width]."""
 
         def attend(rows: Tensor) -> Tensor:
             if self.incremental:
@@ -118,7 +120,10 @@ class DecoderBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Implements `attn_core.models.SourceModel`. Encoder, decoder and unembedding share one table (section 3.4)."""
+    """The Transformer; encoder, decoder and unembedding share one embedding table (section 3.4).
+
+    Implements `attn_core.models.SourceModel`.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -143,7 +148,7 @@ class Transformer(nn.Module):
         pre = config.norm_place == "pre"
         self.encoder_norm: nn.Module = build_norm(config.block) if pre else nn.Identity()
         self.decoder_norm: nn.Module = build_norm(config.block) if pre else nn.Identity()
-        # Multiplied by √width they have the scale of the sinusoids that are added.
+        # Multiplied by √width, the embeddings have the scale of the sinusoids that are added to them.
         initialise(self.embedding, config.hidden_size**-0.5)
         self._specs = {f"decoder.{i}": writes.states for i in range(config.decoder_layers)}
         self._specs |= {f"cross.{i}": self.chosen.states for i in range(config.decoder_layers)}
@@ -164,7 +169,7 @@ class Transformer(nn.Module):
         return self.logits(self.decoder_norm(hidden))
 
     def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
-        """The encoder states of each block's cross-attention, of tokens [source]."""
+        """The encoder states of each block's cross-attention for one source [source], by layer and state name."""
         memory = self._read(source[None], None)[0]
         return {f"cross.{i}": block.cross.encode(memory) for i, block in enumerate(self._decoder())}
 
@@ -178,7 +183,7 @@ class Transformer(nn.Module):
 
     @names_wrong_states
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
-        """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
+        """Hidden states [tokens, width] of the new tokens [tokens] of many requests."""
         hidden = self._embed(tokens, batch.positions)
         for i, block in enumerate(self._decoder()):
             hidden = block.step(hidden, batch, state[f"decoder.{i}"], state[f"cross.{i}"])
@@ -186,18 +191,18 @@ class Transformer(nn.Module):
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., vocabulary] of hidden rows [..., width]."""
+        """Logits [..., vocabulary] of hidden states [..., width]."""
         if self.head is not None:
             logits: Tensor = self.head(hidden)
             return logits
         return nn.functional.linear(hidden, self.embedding.weight)
 
     def greedy_tokens(self, hidden: Tensor) -> Tensor | None:
-        """See `attn_core.models.GreedyHead`: a packed unembedding can tell."""
+        """See `attn_core.models.GreedyHead`; supported by a packed unembedding."""
         return self.head.largest(hidden) if isinstance(self.head, FindsLargest) else None
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int], source: Tensor | None = None) -> dict[int, Tensor]:
-        """Weights [heads, query, source] by block of the sequence [tokens] over the source [source].
+        """Cross-attention weights [heads, query, source] by block, of the sequence [tokens] over the source [source].
 
         Raises `InvalidValue` for a layer that does not exist, `Incompatible` for a mechanism without weights.
         """

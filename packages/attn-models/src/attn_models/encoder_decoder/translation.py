@@ -1,4 +1,4 @@
-"""Recurrent encoder-decoder models: LSTMs without attention, RNNsearch, and Luong's."""
+"""Recurrent encoder-decoder models: LSTMs without attention, RNNsearch, and Luong's LSTMs with attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attn_models.recurrent.cells import GatedCell, encode_padded, lstm_fields, l
 
 
 class Bottleneck(RecurrentModel):
-    """An LSTM encoder and an LSTM decoder, whose initial state is the last of the encoder: v = (h_T, c_T)."""
+    """An LSTM encoder and an LSTM decoder that starts with the encoder's last state v = (h_T, c_T)."""
 
     def __init__(self, config: BottleneckConfig) -> None:
         super().__init__(config, lstm_fields(config.hidden_size, config.num_layers), ("hidden", "cell"), None)
@@ -39,14 +39,14 @@ class Bottleneck(RecurrentModel):
         return lstm_step(self.decoder, self.dropout(inputs), held)
 
     def _run(self, tokens: Tensor, encoded: EncoderOutput, *_: object) -> Tensor:
-        """Whole sequences at once, which is possible without attention."""
+        """Compute all time steps in one call of the LSTM, which is possible without attention."""
         self._require_room(tokens)
         last = tuple(encoded.start[name].transpose(0, 1).contiguous() for name in ("hidden", "cell"))
         hidden: Tensor = self.decoder(self.dropout(self.embedding(tokens)), last)[0]
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """p(y) ∝ exp(W h)."""
+        """Logits W h of the words."""
         scores: Tensor = self.unembedding(self.dropout(hidden))
         return scores
 
@@ -57,8 +57,8 @@ class Rnnsearch(RecurrentModel):
 
     c_i is the attention of s_{i-1} over the annotations; s_0 = tanh(W ←h_1). A word is predicted from t_i, the maxout
     of U s_{i-1} + V E y_{i-1} + C c_i in pairs (appendix A.2.2). The encoder's units are those of `torch.nn.GRU`. The
-    mechanism has the width of an annotation, to which `ask` projects s_{i-1}; with `projections` "none" it and `ask`
-    have no matrices, and e_ij = vᵀ tanh(W s_{i-1} + U h_j) is the paper's.
+    mechanism has the width of an annotation, to which `ask` projects s_{i-1}. With the option `projections` "none",
+    neither has projection matrices, and the score is the paper's e_ij = vᵀ tanh(W s_{i-1} + U h_j).
     """
 
     def __init__(self, config: RnnsearchConfig) -> None:
@@ -87,23 +87,24 @@ class Rnnsearch(RecurrentModel):
         return EncoderOutput(rows, {"state": torch.tanh(self.begin(rows[:, 0, self.config.hidden_size :]))})
 
     def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
-        """t_i, and s_i from s_{i-1}, y_{i-1} and c_i."""
+        """t_i and the new state s_i, from s_{i-1}, y_{i-1} and c_i."""
         state, entering = held["state"], self.dropout(inputs)
         context = attend(self.ask(state))
         pairs = self.readout(torch.cat([state, entering, context], dim=-1)).unflatten(-1, (-1, 2))
         return pairs.amax(-1), {"state": self.cell(entering, state, context)}
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """p(y) ∝ exp(W t)."""
+        """Logits W t of the words."""
         scores: Tensor = self.unembedding(self.dropout(hidden))
         return scores
 
 
 class Luong(RecurrentModel):
-    """The decoder's state h_t attends to the encoder's states h̄_s; h̃_t = tanh(W [c_t; h_t]) predicts (figure 2 there).
+    """The decoder's state h_t attends to the encoder's states h̄_s; a word is predicted from h̃_t = tanh(W [c_t; h_t])
+    (Luong et al. 2015, figure 2).
 
-    With input feeding h̃_t is also an input of the next step (figure 4). The states of a reversed source
-    are put back in order, so that word t is at position t for local attention.
+    With input feeding h̃_t is also an input of the next step (figure 4). The states of a reversed source are put back
+    into the source's order, so that word t is at position t for local attention.
     """
 
     def __init__(self, config: LuongConfig) -> None:
@@ -130,13 +131,14 @@ class Luong(RecurrentModel):
         self.unembedding = nn.Linear(width, config.vocab_size, bias=False)
 
     def read(self, source: Tensor, lengths: Sequence[int]) -> EncoderOutput:
-        """The states h̄ of sources [batch, source] in the source's order; the decoder begins with the last."""
+        """The states h̄ of sources [batch, source], in the source's order, and the encoder's last LSTM state, with
+        which the decoder starts."""
         tokens = reverse_sequences(source, lengths) if self.reverse else source
         rows, last = encode_padded(self.encoder, self.dropout(self.source_embedding(tokens)), lengths)
         return EncoderOutput(reverse_sequences(rows, lengths) if self.reverse else rows, lstm_state(last))
 
     def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
-        """h_t from y_{t-1} and h̃_{t-1}; then h̃_t."""
+        """h̃_t and the new state, from y_{t-1} and h̃_{t-1}."""
         entering = self.dropout(inputs)
         if self.feeds:
             entering = torch.cat([entering, held["fed"]], dim=-1)
@@ -145,6 +147,6 @@ class Luong(RecurrentModel):
         return attentional, fresh | ({"fed": attentional} if self.feeds else {})
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """p(y) ∝ exp(W_s h̃)."""
+        """Logits W_s h̃ of the words."""
         scores: Tensor = self.unembedding(self.dropout(hidden))
         return scores

@@ -13,11 +13,11 @@ from attn_models.encoder_decoder.transformer import Transformer
 
 
 class Whisper(Transformer):
-    """Two convolutions over the frames of an audio, of which the second keeps every other, then pre-norm blocks; the
-    decoder's positions are learned (section 2.2).
+    """Two convolutions over the frames of an audio, the second with stride 2, then pre-norm blocks; the decoder's
+    position embeddings are learned (section 2.2).
 
-    The source of `forward` and `encode` is `num_frames` frames of `num_mel_bins` numbers, as `LogMel` computes them;
-    silence fills a shorter audio up and is heard, so that there is no padding.
+    The source of `forward` and `encode` is `num_frames` frames of `num_mel_bins` numbers, as `LogMel` computes them. A
+    shorter audio is extended with silence, which the encoder attends to, so there is no padding mask.
     """
 
     config: WhisperConfig
@@ -36,11 +36,11 @@ class Whisper(Transformer):
 
     @property
     def encoder_features(self) -> tuple[int, int]:
-        """The shape of the frames of one audio, by which an engine knows that the source is no text."""
+        """The shape (num_frames, num_mel_bins) of one audio's frames; an engine uses it to recognise audio models."""
         return self.config.num_frames, self.config.num_mel_bins
 
     def _read(self, source: Tensor | None, key_padding_mask: Tensor | None) -> Tensor:
-        """Memory [batch, max_encoder_len, width] of frames [batch, num_frames, num_mel_bins]."""
+        """The encoder output [batch, max_encoder_len, width] for frames [batch, num_frames, num_mel_bins]."""
         wanted = self.encoder_features
         if source is None or not source.is_floating_point() or source.dim() != 3 or source.shape[1:] != wanted:
             given = "none" if source is None else f"{source.dtype} of shape {list(source.shape)}"

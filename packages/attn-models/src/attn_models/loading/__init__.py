@@ -1,4 +1,4 @@
-"""Models from checkpoint folders and back: language models here, encoders with or without a head in `encoders`."""
+"""Loads models from checkpoint folders and saves them: language models here, encoders and their heads in `encoders`."""
 
 from attn_models.loading.models import LoadedModel, load_draft, load_model, save_model
 

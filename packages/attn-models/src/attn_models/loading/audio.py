@@ -1,4 +1,4 @@
-"""Audio as Whisper hears it: WAV files, and the logarithms of a mel spectrogram."""
+"""The audio input of Whisper: reads WAV files and computes log-Mel spectrograms."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ PREPROCESSOR = "preprocessor_config.json"
 SAMPLING_RATE, HOP, WINDOW, SECONDS = 16000, 160, 400, 30
 HIGHEST_HERTZ = 8000.0
 LINEAR_HERTZ, LINEAR_MELS = 1000.0, 15.0
-"""Up to here mels are proportional to hertz (Slaney 1998, Auditory Toolbox)."""
+"""The frequency in hertz and in mels up to which mels are proportional to hertz (Slaney 1998, Auditory Toolbox)."""
 STEP = math.log(6.4) / 27.0
-"""The logarithm of the ratio of neighbouring mels above."""
+"""The logarithm of the ratio of the frequencies of neighbouring mels above `LINEAR_MELS`."""
 QUIETEST, RANGE = 1e-10, 8.0
 
 
 def hertz_of(mels: Tensor) -> Tensor:
-    """Frequencies of mels on Slaney's scale: linear up to 1000 Hz, logarithmic above."""
+    """The frequencies in hertz of mels on Slaney's scale: linear up to 1000 Hz, logarithmic above."""
     linear = mels * (LINEAR_HERTZ / LINEAR_MELS)
     return torch.where(mels < LINEAR_MELS, linear, LINEAR_HERTZ * torch.exp(STEP * (mels - LINEAR_MELS)))
 
 
 def mel_filters(num_mel_bins: int) -> Tensor:
-    """Triangles [num_mel_bins, WINDOW / 2 + 1], float64, each of area 1, over the frequencies of a spectrum."""
+    """Triangular mel filters [num_mel_bins, WINDOW / 2 + 1], float64, each of area 1, over the bins of a spectrum."""
     highest = LINEAR_MELS + math.log(HIGHEST_HERTZ / LINEAR_HERTZ) / STEP
     edges = hertz_of(torch.linspace(0, highest, num_mel_bins + 2, dtype=torch.float64))
     bins = torch.linspace(0, SAMPLING_RATE // 2, WINDOW // 2 + 1, dtype=torch.float64)
@@ -42,8 +42,8 @@ def mel_filters(num_mel_bins: int) -> Tensor:
 
 
 class LogMel:
-    """Frames of `num_mel_bins` numbers, a hundred a second, of audio that is filled up with silence to `num_frames`
-    (Radford et al. 2022, arXiv 2212.04356, section 2.2)."""
+    """Computes log-Mel spectrograms of `num_mel_bins` numbers per frame, 100 frames per second; audio is padded with
+    silence to `num_frames` frames (Radford et al. 2022, arXiv 2212.04356, section 2.2)."""
 
     def __init__(self, num_mel_bins: int, num_frames: int) -> None:
         self.num_frames = num_frames
@@ -51,13 +51,13 @@ class LogMel:
 
     @property
     def longest(self) -> int:
-        """Samples of the longest audio."""
+        """The number of samples of the longest audio."""
         return self.num_frames * HOP
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """Frames [num_frames, num_mel_bins], float32, of samples [samples] from -1 to 1, `SAMPLING_RATE` a second.
+        """Frames [num_frames, num_mel_bins], float32, of `samples` [samples] from -1 to 1, `SAMPLING_RATE` per second.
 
-        Raises `InvalidValue` for none, and for more than `longest`.
+        Raises `InvalidValue` for no samples, and for more than `longest`.
         """
         if samples.dim() != 1 or not 0 < len(samples) <= self.longest:
             allowed = f"1 to {self.longest} samples, {self.longest / SAMPLING_RATE:g} s at {SAMPLING_RATE} Hz"
@@ -70,9 +70,9 @@ class LogMel:
 
 
 def read_feature_extractor(folder: Path, num_mel_bins: int, num_frames: int) -> LogMel:
-    """What a folder's preprocessor_config.json describes, for a model of so many numbers and frames.
+    """The spectrogram that a folder's preprocessor_config.json describes; the sizes are those of the model.
 
-    Raises `CheckpointInvalid` for audio that is read otherwise.
+    Raises `CheckpointInvalid` for settings other than Whisper's, or sizes that differ from the model's.
     """
     path = member(folder, PREPROCESSOR)
     values: Mapping[str, Any] = read_json_object(path, CONFIG_LIMIT) if path.is_file() else {}
@@ -89,14 +89,13 @@ def read_feature_extractor(folder: Path, num_mel_bins: int, num_frames: int) -> 
 
 
 WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-"""Types of a sample by its bytes."""
+"""The dtype of a sample by its number of bytes."""
 
 
 def read_wav(path: str | Path) -> Tensor:
-    """Samples [samples], float32, from -1 to 1, of a WAV file with 8, 16 or 32 bits a sample; several channels become
-    their mean.
+    """Samples [samples], float32, from -1 to 1, of a WAV file with 8, 16 or 32 bits per sample; channels are averaged.
 
-    Raises `InvalidValue` for another file, or another sampling rate than `SAMPLING_RATE`.
+    Raises `InvalidValue` for any other file, and for a sampling rate other than `SAMPLING_RATE`.
     """
     try:
         with wave.open(str(path)) as file:
@@ -113,6 +112,6 @@ def read_wav(path: str | Path) -> Tensor:
         )
     found = torch.frombuffer(bytearray(data), dtype=WIDTHS[width]).double()
     half = 2.0 ** (8 * width - 1)
-    found = (found - half if width == 1 else found) / half  # eight bits are from 0 to 255
+    found = (found - half if width == 1 else found) / half  # 8-bit samples are from 0 to 255
     samples: Tensor = found.view(-1, channels).mean(-1).float()
     return samples

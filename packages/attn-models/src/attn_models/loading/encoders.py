@@ -40,15 +40,15 @@ from attn_models.weights.safe_files import read_config
 
 
 def is_encoder(folder: Path) -> bool:
-    """Whether the config.json of a model folder is of an encoder; raises `CheckpointInvalid` where it is no JSON."""
+    """Whether a model folder's config.json describes an encoder; raises `CheckpointInvalid` if it is not JSON."""
     return read_config(folder / "config.json").get("model_type") in installed_adapters(EncoderAdapter)  # type: ignore[type-abstract]
 
 
 def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     """The encoder in a checkpoint folder, on the device that the folder's tensors are read onto.
 
-    Raises `CheckpointInvalid` for a folder that does not fit the model, naming every tensor that is missing, extra or
-    misshaped; `UnknownName` for another kind of model. Keys of its config.json that are not known are said.
+    Unknown keys of its config.json are logged as a warning. Raises `CheckpointInvalid` for a folder that does not fit
+    the model, naming every tensor that is missing, extra or misshaped; `UnknownName` for another kind of model.
     """
     path = checkpoint.path / "config.json"
     adapter = encoder_adapter(checkpoint.config.get("model_type"), checkpoint.config.get("requires"))
@@ -69,11 +69,11 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
 def save_encoder(
     folder: str | Path, model: Any, tokenizer: Tokenizer | None = None, *, layout: str = NativeEncoderAdapter.model_type
 ) -> Path:
-    """Write an encoder as a checkpoint folder, replacing one already there, whole or not at all.
+    """Write an encoder as a checkpoint folder, which replaces an existing one; it is written completely or not at all.
 
-    `layout` is the `model_type` to write: ours says everything, the others are read by transformers too. Raises
-    `Incompatible` for an encoder that the layout cannot say, `InvalidValue` for weights that are not finite,
-    `CheckpointWriteFailed` where the file system fails, `WrongState` for one whose weights are packed.
+    `layout` is the `model_type` to write: the default can express every encoder, the others can be read by transformers
+    too. Raises `Incompatible` for an encoder that the layout cannot express, `InvalidValue` for weights that are not
+    finite, `CheckpointWriteFailed` for errors of the file system, `WrongState` if the encoder's weights are packed.
     """
     require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
     adapter = encoder_adapter(layout)
@@ -91,16 +91,19 @@ GUESS = {
     "bias": "cls.predictions.bias",
 }
 TAG = {"classifier.weight": "classifier.weight", "classifier.bias": "classifier.bias"}
-"""Our names of a head's weights, and transformers'."""
+"""The names of a head's weights in the model, and those in a checkpoint of transformers."""
 
 
 def save_masked(folder: str | Path, model: MaskedLanguageModel, tokenizer: Tokenizer) -> Path:
-    """Write a model that guesses; raises as `save_encoder`."""
+    """Write a masked language model as a checkpoint folder; raises the errors of `save_encoder`."""
     return _save(folder, model, GUESS, {"architectures": ["BertForMaskedLM"]}, tokenizer)
 
 
 def save_tagger(folder: str | Path, model: Tagger, labels: Sequence[str], tokenizer: Tokenizer) -> Path:
-    """Write a tagger with the names of its tags; raises as `save_encoder`, and `InvalidValue` for other labels."""
+    """Write a tagger with its `labels` as a checkpoint folder.
+
+    Raises the errors of `save_encoder`, and `InvalidValue` unless there is a different label for each class.
+    """
     if len(set(labels)) != model.config.classes:
         raise InvalidValue.of("labels", list(labels), f"{model.config.classes} different ones")
     said = {
@@ -114,9 +117,9 @@ def save_tagger(folder: str | Path, model: Tagger, labels: Sequence[str], tokeni
 def load_masked(
     folder: str | Path, *, verify: Verify = "hashes", device: str = "cpu"
 ) -> tuple[MaskedLanguageModel, Tokenizer]:
-    """The model that guesses in a folder, in float32 on `device`, in evaluation mode.
+    """The masked language model in a folder, in float32 on `device`, in evaluation mode, and its tokenizer.
 
-    Raises as `build_encoder`, also for its head, and as `resolve_device`.
+    Raises the errors of `build_encoder`, also for the head's tensors, and those of `resolve_device`.
     """
     checkpoint, encoder, tokenizer = _loaded(folder, verify, device)
     with init_empty_weights():
@@ -128,7 +131,10 @@ def load_masked(
 def load_tagger(
     folder: str | Path, *, verify: Verify = "hashes", device: str = "cpu"
 ) -> tuple[Tagger, list[str], Tokenizer]:
-    """The tagger in a folder, in float32 on `device`, in evaluation mode, and its labels; raises as `load_masked`."""
+    """The tagger in a folder, in float32 on `device`, in evaluation mode, its labels and its tokenizer.
+
+    Raises the errors of `load_masked`, and `CheckpointInvalid` for bad labels.
+    """
     checkpoint, encoder, tokenizer = _loaded(folder, verify, device)
     try:
         labels = labels_of(checkpoint.config)
@@ -144,7 +150,7 @@ def load_tagger(
 def _save(folder: str | Path, model: Any, head: Mapping[str, str], said: dict[str, Any], tokenizer: Tokenizer) -> Path:
     encoder, own = model.encoder, model.state_dict()
     adapter = encoder_adapter_for(encoder.config)
-    # Only BERT's architectures with a head are those of this head.
+    # `said` describes a head of BERT, so it overrides the keys of the adapter only if that is BERT's.
     described = (said | adapter.to_hf_config(encoder.config)) | (
         said if adapter.model_type == BertAdapter.model_type else {}
     )
@@ -182,7 +188,7 @@ def _read_head(checkpoint: CheckpointFolder, model: nn.Module, head: Mapping[str
 
 
 class ImageClassifier:
-    """A model and a label for each of its classes; raises `InvalidValue` for another number of labels."""
+    """A vision Transformer with a label for each class; raises `InvalidValue` unless there is one, unique, for each."""
 
     def __init__(self, model: VisionTransformer, labels: Sequence[str]) -> None:
         if len(labels) != model.config.classes or len(set(labels)) < len(labels):
@@ -192,7 +198,8 @@ class ImageClassifier:
 
     @torch.inference_mode()
     def classify(self, images: Tensor) -> list[dict[str, float]]:
-        """The probability of each label, for each of the images [batch, channels, side, side], normed as in training.
+        """The probability of each label, for each of the images [batch, channels, side, side], whose pixels are
+        normalised as in training.
 
         Raises `InvalidValue` for images of another shape.
         """
@@ -200,7 +207,7 @@ class ImageClassifier:
         return [dict(zip(self.labels, row, strict=True)) for row in rows]
 
     def save(self, folder: Path) -> Path:
-        """Write the folder, which transformers reads too where it has words for the attention; returns it."""
+        """Write a checkpoint folder and return it; transformers can read it if it supports the attention."""
         layout = vit_adapter_for(self.model.config)
         described = layout.to_hf_config(self.model.config, self.labels) | {"dtype": "float32"}
         return write_folder(folder, described, layout.add_prefix(stored_tensors(self.model.state_dict(), layout)))
@@ -209,10 +216,10 @@ class ImageClassifier:
 def load_image_classifier(
     folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes", device: str = "cpu"
 ) -> ImageClassifier:
-    """The classifier of a folder, on `device`, in evaluation mode.
+    """The image classifier in a folder, on `device`, in evaluation mode.
 
     Raises `CheckpointInvalid` for a folder that is damaged or does not fit the model, naming every tensor that is
-    missing, extra or misshaped; `UnknownName` for another kind of model; and as `resolve_device`.
+    missing, extra or misshaped; `UnknownName` for another kind of model; and the errors of `resolve_device`.
     """
     checkpoint = read_folder(folder, verify=verify, device=resolve_device(device))
     path = checkpoint.path / "config.json"

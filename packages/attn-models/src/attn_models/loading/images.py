@@ -1,4 +1,4 @@
-"""CLIP's images as vectors beside those of texts: reading pixels as the folder says, the tower, and saving both."""
+"""CLIP's image embeddings: preprocesses images as the folder specifies, runs the image tower, and saves both towers."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from attn_models.weights.safe_files import CONFIG_LIMIT, member, read_json_objec
 
 PREPROCESSOR = "preprocessor_config.json"
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-"""Of the pixels that CLIP was trained with, by channel."""
+"""The mean and standard deviation of the pixels that CLIP was trained with, by channel."""
 BICUBIC = 3
 LARGEST_PIXELS = 100_000_000
-"""Pixels of the largest image file that is read."""
+"""The largest number of pixels of an image file that is read."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Of Pillow's; others start programs, or are no pictures."""
+"""Pillow's formats that are read; others start external programs, or are not pictures."""
 STEPS = {"do_resize": True, "do_center_crop": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True}
 
 
 def open_image(source: str | Path | bytes, name: str) -> Any:
-    """The image of a file, or of its bytes, as one of Pillow in RGB, turned as its camera was held.
+    """Read an image file, given by its path or its bytes, as a Pillow image in RGB, rotated as its EXIF data specify.
 
-    Raises `InvalidValue` for `name` where it is no image or is too large, `UserError` without Pillow.
+    Raises `InvalidValue` for the field `name` if it is not an image or too large, `UserError` without Pillow.
     """
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
@@ -59,8 +59,8 @@ def open_image(source: str | Path | bytes, name: str) -> Any:
 
 
 class ImageReader:
-    """Turns images into what the tower takes, as a folder's preprocessor_config.json says: the shorter side becomes
-    `side` pixels (bicubic), the middle is cut out, and numbers from 0 to 1 lose `mean` and are divided by `std`."""
+    """Preprocesses images for the image tower: resizes the shorter side to `side` pixels (bicubic), crops the centre,
+    and normalises values from 0 to 1 by `mean` and `std` of each channel."""
 
     def __init__(self, side: int, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> None:
         self.side = side
@@ -69,12 +69,12 @@ class ImageReader:
     def read(self, paths: Sequence[str | Path]) -> Tensor:
         """Pixels [images, 3, side, side], float32, of image files.
 
-        Raises `InvalidValue` for a file that is no image or is too large, by its place, `UserError` without Pillow.
+        Raises `InvalidValue`, with the file's index, if one is not an image or too large; `UserError` without Pillow.
         """
         return torch.stack([self.pixels(open_image(path, f"images[{place}]")) for place, path in enumerate(paths)])
 
     def pixels(self, image: Any) -> Tensor:
-        """Pixels [3, side, side] of an image of Pillow in RGB."""
+        """Pixels [3, side, side] of a Pillow image in RGB."""
         import numpy as np
         from PIL import Image
 
@@ -89,9 +89,10 @@ class ImageReader:
 
 
 def read_preprocessor(folder: Path, side: int) -> ImageReader:
-    """The reader of a folder whose images have `side` pixels a side; CLIP's where it has no preprocessor_config.json.
+    """The reader that a folder's preprocessor_config.json describes, or CLIP's if there is none, for images of `side`
+    pixels.
 
-    Raises `CheckpointInvalid` for a step, a size or a resampling that is done otherwise.
+    Raises `CheckpointInvalid` for other preprocessing steps, sizes or resampling than `ImageReader` supports.
     """
     path = member(folder, PREPROCESSOR)
     if not path.is_file():
@@ -107,7 +108,7 @@ def read_preprocessor(folder: Path, side: int) -> ImageReader:
 
 
 def channel_values(values: Mapping[str, Any], key: str, default: Sequence[float]) -> Sequence[float]:
-    """The numbers of three channels at `key`; raises `InvalidValue` for anything else."""
+    """The list of three numbers, one per channel, at `key`; raises `InvalidValue` for anything else."""
     given = values.get(key, default)
     if len(given) != 3 or not all(isinstance(value, float | int) for value in given):
         raise InvalidValue.of(key, given, "a number for each of three channels")
@@ -115,8 +116,8 @@ def channel_values(values: Mapping[str, Any], key: str, default: Sequence[float]
 
 
 class ImageEncoder:
-    """A tower with its reader: vectors of length 1, near those that `load_sentence_encoder` of the same folder gives
-    of texts that say what is in the image. `scale` is what their cosines are multiplied by before a softmax."""
+    """CLIP's image tower with its preprocessing. It computes vectors of length 1, to be compared with those of texts
+    from `load_sentence_encoder` on the same folder; `scale` multiplies their cosine similarities before a softmax."""
 
     def __init__(self, model: ClipImage, reader: ImageReader, scale: float) -> None:
         self.model = model
@@ -126,21 +127,27 @@ class ImageEncoder:
 
     @torch.inference_mode()
     def embed(self, images: Sequence[str | Path] | Tensor) -> Tensor:
-        """Vectors [images, size] of image files, or of pixels [images, 3, side, side]; raises as `ImageReader.read`."""
+        """Vectors [images, size] of image files, or of pixels [images, 3, side, side].
+
+        Raises the errors of `ImageReader.read`, and `InvalidValue` for no images.
+        """
         if isinstance(images, str | Path) or not len(images):
             raise InvalidValue.of("images", str(images), "at least one image, in a list")
         pixels = images if isinstance(images, Tensor) else self.reader.read(images)
         return normalize(self.model(pixels.to(self.model.begin)).float(), dim=-1)
 
     def probabilities(self, images: Tensor, texts: Tensor) -> Tensor:
-        """How likely each text is that of each image, [images, texts], of vectors of length 1 (section 2.3 there)."""
+        """The probability of each text for each image, [images, texts], from vectors of length 1 (section 2.3)."""
         return (self.scale * images @ texts.T).softmax(-1)
 
 
 def load_image_encoder(
     folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes", device: str = "cpu"
 ) -> ImageEncoder:
-    """The tower of images in a CLIP folder, on `device`, in evaluation mode; raises as `load_image_classifier`."""
+    """The image tower in a CLIP folder, on `device`, in evaluation mode.
+
+    Raises the errors of `load_image_classifier`, but `CheckpointInvalid` for another kind of model.
+    """
     checkpoint = read_folder(folder, verify=verify, device=resolve_device(device))
     path, layout = checkpoint.path / "config.json", ClipImageLayout()
     if checkpoint.config.get("model_type") != layout.model_type:
@@ -159,7 +166,7 @@ def load_image_encoder(
 
 
 def save_clip(folder: str | Path, text: ClipText, images: ImageEncoder, tokenizer: Tokenizer | None = None) -> Path:
-    """Write both towers as one folder, which transformers reads too; raises as `save_encoder`."""
+    """Write both towers as one folder, which transformers can read too; raises the errors of `save_encoder`."""
     described = clip_config(text.config, images.model.config)
     described["dtype"] = str(text.embedding.weight.dtype).removeprefix("torch.")
     reader = images.reader

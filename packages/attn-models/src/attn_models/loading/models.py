@@ -56,7 +56,7 @@ from attn_models.weights import CheckpointFolder, Verify, read_folder, write_fol
 from attn_models.weights.quantized_tensors import with_plain_weights
 
 PLACES = ("mechanism", "encoder", "decoder", "cross")
-"""Fields of a config that name mechanisms."""
+"""The fields of a config that name mechanisms."""
 
 
 def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
@@ -72,7 +72,7 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
 
 
 def _family_and_config(checkpoint: CheckpointFolder) -> tuple[ModelFamily, Any]:
-    """The installed family that a config.json of ours names, and the config of its model."""
+    """The installed family that a config.json in the native layout names, and the config of its model."""
     try:
         values, name = needed(checkpoint.config, "model"), needed(checkpoint.config, "family")
         if not isinstance(values, Mapping) or not isinstance(name, str):
@@ -87,18 +87,18 @@ def _family_and_config(checkpoint: CheckpointFolder) -> tuple[ModelFamily, Any]:
 
 
 def config_of(folder: Path) -> Any:
-    """The config of the model in a folder, whose weights are not read; raises as `load_model` does of these."""
+    """The config of the model in a folder, without reading its weights; raises the errors of `load_model` for these."""
     return _config_and_build(folder)[0]
 
 
 def fresh_model(folder: Path) -> Any:
-    """A model like the one in a folder, with weights of its own; raises as `config_of`."""
+    """A new model with the config of the one in a folder and random weights; raises the errors of `config_of`."""
     config, build = _config_and_build(folder)
     return build(config)
 
 
 def empty_model(folder: Path) -> Any:
-    """A model like the one in a folder, without memory for its weights; raises as `config_of`."""
+    """A model with the config of the one in a folder and its weights on the meta device; raises as `config_of`."""
     config, build = _config_and_build(folder)
     with init_empty_weights():
         return build(config)
@@ -115,7 +115,7 @@ def _config_and_build(folder: Path) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def _family_named(name: str, requires: object) -> ModelFamily:
-    """The installed family; raises `UnknownName` with the package to install where `requires` names it."""
+    """The installed family `name`; raises `UnknownName`, with the package to install if `requires` names one."""
     try:
         found: ModelFamily = installed().models.get(name)
     except UnknownName as error:
@@ -126,7 +126,7 @@ def _family_named(name: str, requires: object) -> ModelFamily:
 
 
 def hf_config_of(model: Any) -> dict[str, Any]:
-    """The config.json of a model: its family, its fields and the packages that build it."""
+    """The config.json of a model in the native layout: its family, its fields and the packages that it requires."""
     registry, values = installed().mechanisms, model.config.plain()
     for place in PLACES:
         if place in values:
@@ -144,13 +144,13 @@ def hf_config_of(model: Any) -> dict[str, Any]:
 
 
 def installed_family_of(config: Any) -> str | None:
-    """`distribution/name` of the installed family whose config this is; None where there is none."""
+    """`distribution/name` of the installed family whose `Config` is the type of `config`; None if there is none."""
     registry = installed().models
     return next((registry.name_of(item) for item in registry if item.Config is type(config)), None)
 
 
 def family_of(config: Any) -> str:
-    """As `installed_family_of`; raises `Incompatible` where there is none."""
+    """Like `installed_family_of`, but raises `Incompatible` if there is none."""
     found = installed_family_of(config)
     if found is None:
         raise Incompatible(f"no installed family (hook attn_models) has the `Config` {type(config).__name__}")
@@ -158,7 +158,7 @@ def family_of(config: Any) -> str:
 
 
 def adapter_of(config: Any) -> StateDictAdapter:
-    """The layout of a plugin whose config this is; raises `Incompatible` where there is none."""
+    """The installed adapter whose `Config` is the type of `config`; raises `Incompatible` if there is none."""
     for adapter in installed_adapters(StateDictAdapter).values():  # type: ignore[type-abstract]
         if adapter.Config is type(config):
             return adapter
@@ -171,11 +171,11 @@ FLOATS = ("float32", "float64", "bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadedModel:
-    """A model ready to run, with what its folder says beside the weights.
+    """A model ready to run, with its tokenizer, config and the other contents of its folder.
 
-    `model` is a `LanguageModel`, such as `Decoder`, and `config` its family's. `tokenizer` is None where the folder
-    has none; it also renders conversations. `generation` is the content of generation_config.json, empty where there
-    is none. `parameters` is the number of learned numbers, packed or not; they lie on `device`.
+    `model` is a `LanguageModel`, such as `Decoder`, and `config` the config of its family. `tokenizer` is None if the
+    folder has none; it also renders conversations. `generation` is the content of generation_config.json, empty if
+    there is none. `parameters` is the number of parameters, whether packed or not; they are on `device`.
     """
 
     path: Path
@@ -188,7 +188,7 @@ class LoadedModel:
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
-        """The mechanism of each attention layer; of a model with a source, of each attention to the source."""
+        """The mechanism of each attention layer, including cross-attention."""
         if isinstance(self.config, DecoderConfig):
             return tuple(self.config.choice(layer).mechanism for layer in range(self.config.num_layers))
         if isinstance(self.model, NamedMechanisms):
@@ -204,7 +204,7 @@ class LoadedModel:
 
     @property
     def max_encoder_len(self) -> int | None:
-        """The longest source in tokens; None for a model that reads none."""
+        """The longest source in tokens; None for a model without an encoder."""
         return getattr(self.model, "max_encoder_len", None)
 
 
@@ -219,22 +219,23 @@ def load_model(
 ) -> LoadedModel:
     """The model in a checkpoint folder or a GGUF file, on `device`, in evaluation mode, its weights as `dtype`.
 
-    Devices and types are named as of `resolve_device` and `resolve_dtype`: `auto` is bfloat16 on a CUDA device that
-    has it, else float32. On the CPU weights already of that type stay in the file and are paged in when they are used;
-    another device gets them tensor by tensor. They are those of the file bit for bit; what the model computes agrees
-    with the model that was saved to rounding, as libraries of matrix products choose their loops by the addresses of
-    tensors, which differ. `verify` says how the folder is checked against its manifest, if it has one. `quantization`,
-    one of `attn_core.kernels.linear.QUANTIZATIONS`, packs the weights of linear layers for serving; `dtype` is what
-    everything else is computed in (see `quantize_model`). `auto` packs them as they are stored, in blocks too, and a
-    model in float32 on a CPU alone (see `prepack_model`), and on a CUDA device joins those of one input and keeps
-    blocks, those of FP8 among them, where a kernel multiplies them in `dtype` (see `join_projections`); None means
-    `none`. `prepare` gets the model before its weights are packed, to change it in place; none stay in blocks then.
+    Names of devices and dtypes are those of `resolve_device` and `resolve_dtype`: `auto` is bfloat16 on a CUDA device
+    that supports it, else float32. On the CPU, weights that already have that dtype stay in the file and are paged in
+    when they are used; other devices receive them tensor by tensor. They equal those in the file bit for bit. Outputs
+    agree with those of the saved model up to rounding, as matrix product libraries choose their loops by the addresses
+    of tensors. `verify` says how the folder is checked against its manifest, if it has one. `prepare` is called with
+    the model before its weights are packed, to change it in place; with it no weights stay in stored blocks.
 
-    Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
-    tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known;
-    `InvalidValue` for a device that is not there and a type or a `quantization` that it lacks, `OutOfCapacity` where
-    its memory is too small; with `quantization`, what `quantize_model` raises; for a file, what `folder_of_gguf`
-    raises.
+    `quantization`, one of `attn_core.kernels.linear.QUANTIZATIONS`, packs the weights of linear layers for serving;
+    everything else is computed in `dtype` (see `quantize_model`). `auto` on a CPU packs a float32 model in the format
+    in which its weights are stored, blocks included (see `prepack_model`). On a CUDA device it joins layers that read
+    the same input, and keeps stored blocks, FP8 included, if a kernel multiplies them in `dtype` (see
+    `join_projections`). None means `none`.
+
+    Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every tensor that
+    is missing, extra or misshaped; `UnknownName` for an unknown layout or mechanism; `InvalidValue` for a device that
+    is not available, and a dtype or `quantization` that it does not support; `OutOfCapacity` if its memory is too
+    small; with `quantization`, the errors of `quantize_model`; for a GGUF file, those of `folder_of_gguf`.
     """
     place = resolve_device(device)
     name = dtype_name(resolve_dtype(dtype, place))
@@ -247,7 +248,7 @@ def load_model(
     joined = quantization == "auto" and place.type == "cuda"
     if quantization == "none" or (quantization == "auto" and (name != "float32" or place.type != "cpu")):
         quantization = None
-    # Packing reads each weight once, wherever it lies and whatever its type.
+    # Packing reads each weight once, from the file and in its stored dtype.
     read_as = getattr(torch, name) if quantization is None else stored_type(checkpoint)
     if checkpoint.config.get("model_type") in LAYOUTS:
         model: Any = build_from(checkpoint, read_as)
@@ -279,7 +280,7 @@ def load_model(
 
 
 def _stays_in_blocks(quantization: str | None, dtype: str, place: torch.device) -> bool:
-    """Whether weights that are stored in blocks come so, for kernels that multiply them."""
+    """Whether weights that are stored in quantized blocks are loaded as blocks, for kernels that multiply them."""
     if place.type not in ("cpu", "cuda"):
         return False
     computed = ("float32",) if place.type == "cpu" else ("float32", "bfloat16", "float16")
@@ -294,14 +295,15 @@ def save_model(
     layout: str | None = None,
     generation: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a model as a checkpoint folder, replacing one already there, whole or not at all.
+    """Write a model as a checkpoint folder, which replaces an existing one; it is written completely or not at all.
 
-    `model` is a `Decoder` or a model of another family. `layout` is the `model_type` to write: of a decoder by default
-    ours, which says everything, "llama" and "gpt2" are read by others too; of a model of a plugin that of its adapter.
-    The config.json then names the plugin's package. Parameters that modules share are written once.
+    `model` is a `Decoder` or a model of another family. `layout` is the `model_type` to write. For a decoder the
+    default is the native layout, which can express every config; layouts such as "llama" and "gpt2" can be read by
+    other programs too. For a model of a plugin it is that of its adapter, and config.json names the plugin's package.
+    Parameters that modules share are written once.
 
-    Raises `Incompatible` for a model that the layout cannot say, `InvalidValue` for weights that are not finite,
-    `CheckpointWriteFailed` where the file system fails, `WrongState` for a model whose weights are packed.
+    Raises `Incompatible` for a model that the layout cannot express, `InvalidValue` for weights that are not finite,
+    `CheckpointWriteFailed` for errors of the file system, `WrongState` for a model whose weights are packed.
     """
     require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
     own, parameters = type(model) is Decoder, saved_parameters(model)
@@ -334,7 +336,7 @@ def save_model(
 def _require_same_parameters(
     adapter: StateDictAdapter, described: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
 ) -> None:
-    """Raise `Incompatible` for the first parameter that a model of this config.json lacks, or has beside these."""
+    """Raise `Incompatible`, naming a parameter, unless a model with this config.json has the same parameter shapes."""
     with init_empty_weights():
         config = adapter.from_hf_config(described)
         tensors = [stored.name for stored in adapter.layout(config).stored(parameters)]
@@ -361,7 +363,10 @@ def _decoder_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
 
 
 def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Any:
-    """The config, refused before anything is built if it is larger than the file could fill."""
+    """The config in a checkpoint folder, checked against the sizes of its tensors before any model is built.
+
+    Raises `CheckpointInvalid` for a config that is invalid or larger than the folder's tensors.
+    """
     path = checkpoint.path / "config.json"
     try:
         check_unread_keys(checkpoint.config, adapter.known_keys, path)
@@ -374,7 +379,7 @@ def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Any:
 
 
 def _compute_constants(model: Decoder, config: DecoderConfig, device: torch.device | str) -> None:
-    """Give values on `device` to buffers that no checkpoint holds, such as tables of rotary angles."""
+    """Compute the buffers that are not stored in checkpoints, such as tables of rotary angles, on `device`."""
     pending = {name for name, buffer in model.named_buffers() if buffer.is_meta}
     if not pending:
         return
@@ -392,10 +397,10 @@ def _compute_constants(model: Decoder, config: DecoderConfig, device: torch.devi
 
 
 def load_draft(folder: Path, served: LoadedModel, dtype: str = AUTO, quantization: str = "auto") -> LanguageModel:
-    """The model in `folder`, loaded as `load_model` does, with the tokens of the model that it guesses for and on its
-    device.
+    """Load the draft model in `folder` for speculative decoding with the model `served`, on the device of `served`.
 
-    Raises `Incompatible` for other tokens or a model that reads a source, and what loading it raises.
+    Raises `Incompatible` if its vocabulary differs from that of `served`, or if it has an encoder, and the errors of
+    `load_model`.
     """
     draft = load_model(folder, dtype, device=str(served.device), quantization=quantization)
     if draft.max_encoder_len is not None:

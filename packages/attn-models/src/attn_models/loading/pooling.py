@@ -1,5 +1,5 @@
-"""How the rows of a text become its vector, as sentence-transformers' modules.json says it (Reimers and Gurevych 2019,
-arXiv 1908.10084, section 3)."""
+"""Pools the hidden states of a text to its embedding, as the modules.json of sentence-transformers specifies (Reimers
+and Gurevych 2019, arXiv 1908.10084, section 3)."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ MODULES = "modules.json"
 TRANSFORMER, POOLING, DENSE, NORMALIZE = "Transformer", "Pooling", "Dense", "Normalize"
 
 Pool = Callable[[Tensor, Tensor], Tensor]
-"""From rows [text, token, size] and which of them are tokens [text, token], bool, to [text, size]."""
+"""A function from hidden states [text, token, size] and a mask of real tokens [text, token], bool, to [text, size]."""
 
 
 def cls_token(rows: Tensor, keep: Tensor) -> Tensor:  # noqa: ARG001 -- padding comes behind
-    """The first row."""
+    """The hidden state of the first token."""
     return rows[:, 0]
 
 
 def mean(rows: Tensor, keep: Tensor) -> Tensor:
-    """The mean of the rows."""
+    """The mean of the tokens' hidden states."""
     return (rows * keep[..., None]).sum(1) / keep.sum(1, keepdim=True)
 
 
 def mean_sqrt_len(rows: Tensor, keep: Tensor) -> Tensor:
-    """The sum of the rows, divided by √ of their number."""
+    """The sum of the tokens' hidden states, divided by the square root of their number."""
     return (rows * keep[..., None]).sum(1) / keep.sum(1, keepdim=True).sqrt()
 
 
 def maximum(rows: Tensor, keep: Tensor) -> Tensor:
-    """The largest of each element."""
+    """The maximum of each element over the tokens."""
     return rows.masked_fill(~keep[..., None], -torch.inf).amax(1)
 
 
 def weighted_mean(rows: Tensor, keep: Tensor) -> Tensor:
-    """The mean of the rows, the i-th weighing i (SGPT, Muennighoff 2022, arXiv 2202.08904)."""
+    """The weighted mean of the hidden states; token i, counted from 1, has weight i (SGPT, arXiv 2202.08904)."""
     weights = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype) * keep
     return (rows * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
 
 
 def last_token(rows: Tensor, keep: Tensor) -> Tensor:
-    """The last row."""
+    """The hidden state of the last real token."""
     return rows[torch.arange(len(rows), device=rows.device), keep.sum(1) - 1]
 
 
@@ -59,7 +59,7 @@ POOLS: Mapping[str, Pool] = {
     "weightedmean": weighted_mean,
     "lasttoken": last_token,
 }
-"""By their names in sentence-transformers, in the order in which several are joined."""
+"""The poolings by their names in sentence-transformers, in the order in which several are concatenated."""
 FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -72,7 +72,7 @@ ACTIVATIONS = {"Tanh": nn.Tanh, "Identity": nn.Identity, "ReLU": nn.ReLU, "GELU"
 
 
 class SentencePooling(nn.Module):
-    """The vector of a text: its rows pooled in one or more ways side by side, then dense layers, and length 1."""
+    """Computes the vector of a text: one or more poolings, concatenated, then dense layers, normalised to length 1."""
 
     def __init__(self, pools: Sequence[str] = ("mean",), dense: Sequence[nn.Module] = ()) -> None:
         super().__init__()
@@ -81,16 +81,17 @@ class SentencePooling(nn.Module):
 
     @property
     def is_mean(self) -> bool:
-        """Whether it is what a folder means that says nothing of it."""
+        """Whether this is the default pooling, that of a folder without modules.json: the mean and no dense layers."""
         return self.pools == ("mean",) and not self.dense
 
     def size(self, hidden_size: int) -> int:
-        """Elements of a vector, over rows of so many elements."""
+        """The number of elements of a text's vector, for hidden states of `hidden_size` elements."""
         sizes = [layer.weight.shape[0] for layer in self.dense.modules() if isinstance(layer, nn.Linear)]
         return sizes[-1] if sizes else hidden_size * len(self.pools)
 
     def forward(self, rows: Tensor, keep: Tensor) -> Tensor:
-        """Rows [text, token, hidden_size] and which of them are tokens [text, token], bool, to [text, size]."""
+        """Map hidden states [text, token, hidden_size] and the mask of real tokens `keep` [text, token], bool, to
+        vectors [text, size]."""
         vectors = torch.cat([POOLS[name](rows, keep) for name in self.pools], dim=-1)
         for layer in self.dense:
             vectors = layer(vectors)
@@ -98,9 +99,9 @@ class SentencePooling(nn.Module):
 
 
 def read_pooling(folder: Path, hidden_size: int, default: Sequence[str] = ("mean",)) -> SentencePooling:
-    """The pooling of a model folder; `default` where it has no modules.json.
+    """The pooling of a model folder; `default` if it has no modules.json.
 
-    Raises `CheckpointInvalid` for a module or an option that is not known, and for sizes that do not fit.
+    Raises `CheckpointInvalid` for an unknown module or option, and for sizes that do not fit.
     """
     path = member(folder, MODULES)
     if not path.is_file():
@@ -118,7 +119,8 @@ def read_pooling(folder: Path, hidden_size: int, default: Sequence[str] = ("mean
 
 
 def modules_of(path: Path) -> list[tuple[str, Path]]:
-    """The kind and the folder of each module, in their order; raises `CheckpointInvalid` for another order or kind."""
+    """The kind and folder of each module in modules.json, in order; raises `CheckpointInvalid` for any unsupported kind
+    or order."""
     listed, found = read_json(path, CONFIG_LIMIT), []
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
         raise CheckpointInvalid.of(path, "is not a list of modules")
@@ -138,7 +140,7 @@ def modules_of(path: Path) -> list[tuple[str, Path]]:
 
 
 def read_pools(path: Path, hidden_size: int) -> tuple[str, ...]:
-    """The names of the poolings that a module's config.json asks for."""
+    """The names of the poolings that are enabled in a module's config.json; raises `CheckpointInvalid` for others."""
     values = read_json_object(path, CONFIG_LIMIT)
     known = {*FLAGS, "pooling_mode", "word_embedding_dimension", "embedding_dimension", "include_prompt"}
     if unknown := sorted(values.keys() - known):

@@ -1,4 +1,4 @@
-"""Sentences as vectors whose angles tell how near they are in meaning."""
+"""Sentence embeddings: vectors whose cosine similarity measures how close texts are in meaning."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ BATCH = 32
 
 
 class SentenceEncoder:
-    """An encoder with its tokenizer: a text's rows, pooled to a vector of length 1 (Reimers and Gurevych 2019,
-    arXiv 1908.10084); their mean if `pooling` is not given.
+    """An encoder with its tokenizer and pooling, by default the mean: it computes a vector of length 1 for each text
+    (Reimers and Gurevych 2019, arXiv 1908.10084).
 
-    `size` is the number of elements of a vector, `parameters` that of learned numbers, packed or not.
+    `size` is the number of elements of a vector, `parameters` the number of parameters, whether packed or not.
     """
 
     def __init__(self, model: Any, tokenizer: Tokenizer, pooling: SentencePooling | None = None) -> None:
@@ -40,9 +40,9 @@ class SentenceEncoder:
         self.size = self.pooling.size(model.size)
 
     def embed(self, texts: Sequence[str]) -> Tensor:
-        """Vectors [texts, size] of length 1, in the weights' type or float32, the wider.
+        """Vectors [texts, size] of length 1, in float32 or the dtype of the weights, whichever is wider.
 
-        Raises what `read` raises.
+        Raises the errors of `read`.
         """
         ids = self.read(texts)
         rows = {place: row for places, found in self.batches(ids) for place, row in zip(places, found, strict=True)}
@@ -51,7 +51,8 @@ class SentenceEncoder:
     def read(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text.
 
-        Raises `InvalidValue` for no text, or one without tokens or with more than the context holds, by its place.
+        Raises `InvalidValue` if `texts` is empty, and, with the index of the text, for one that has no tokens or more
+        than fit into the context.
         """
         if isinstance(texts, str) or not texts:
             raise InvalidValue.of("texts", texts, "at least one text, in a list")
@@ -63,8 +64,9 @@ class SentenceEncoder:
         return ids
 
     def batches(self, ids: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor]]:
-        """Some of the texts that `read` gave at a time, until all are done: places, and vectors [texts, size]."""
-        # Texts of one length make little padding.
+        """Embed texts, given by the result of `read`, in batches; yields the indices of a batch's texts and their
+        vectors [texts, size]."""
+        # Batches of texts of similar length need little padding.
         order = sorted(range(len(ids)), key=lambda place: len(ids[place]))
         for start in range(0, len(order), BATCH):
             places = order[start : start + BATCH]
@@ -90,15 +92,14 @@ def load_sentence_encoder(
     verify: Verify = "hashes",
     quantization: str | None = None,
 ) -> SentenceEncoder:
-    """The encoder of a folder, in evaluation mode; `dtype`, `device` and `quantization` as for `load_model`, but that
-    `auto` packs nothing: texts come in batches of many rows, which torch multiplies as fast in float32 as any kernel
-    that loses nothing.
+    """The sentence encoder in a folder, in evaluation mode; texts are pooled as its modules.json specifies.
 
-    Texts are pooled as the folder's modules.json says.
+    `dtype`, `device` and `quantization` are those of `load_model`, except that `auto` packs nothing: texts are computed
+    in batches of many tokens, for which torch's float32 products are as fast as those of any lossless kernel.
 
-    Raises what `build_encoder` and `read_pooling` do; `CheckpointInvalid` for a folder that is damaged, has no
-    tokenizer or one with more tokens than the embedding has rows; for a device or an element type as `load_model`;
-    with `quantization`, what `quantize_model` raises.
+    Raises the errors of `build_encoder` and `read_pooling`; `CheckpointInvalid` for a folder that is damaged, has no
+    tokenizer or one with more tokens than the embedding has rows; those of `load_model` for a device or dtype; with
+    `quantization`, those of `quantize_model`.
     """
     place = resolve_device(device)
     dtype = dtype_name(resolve_dtype(dtype, place))

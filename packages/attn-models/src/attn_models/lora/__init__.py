@@ -1,4 +1,4 @@
-"""Adapters of low rank (LoRA): trained on a frozen base, read and written in PEFT's layout, several on one model."""
+"""LoRA adapters: trained on a frozen base model, read and written in PEFT's format; several can share one model."""
 
 from attn_models.lora.adapter import LoraAdapter, merge_adapter
 from attn_models.lora.attached import AdaptedModel

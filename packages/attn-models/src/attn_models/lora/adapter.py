@@ -1,4 +1,4 @@
-"""The numbers of an adapter: two matrices of low rank for each linear layer, and with DoRA a magnitude."""
+"""The weights of an adapter: two low-rank matrices for each adapted linear layer, and with DoRA a magnitude."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from attn_models.lora.peft_config import AdapterConfig
 from attn_models.lora.sites import LoraSite, lora_sites
 
 SEPARATOR = "/"
-"""Stands for dots in names of modules, which may have none."""
+"""Replaces the dots in layer names, because keys of an `nn.ModuleDict` must not contain dots."""
 
 
 class LoraLayer(nn.Module):
-    """`scaling` B A x (arXiv 2106.09685, section 4.1): A [rank, inputs], B [outputs, rank].
+    """The LoRA term `scaling` B A x of one layer (arXiv 2106.09685, section 4.1): A [rank, inputs], B [outputs, rank].
 
     With a `magnitude` m [outputs], the layer's output is m (W x + scaling B A x) / |W + scaling B A|, norms taken over
     the inputs of each output and held constant in backward passes (DoRA, arXiv 2402.09353, equations 5 and 11).
@@ -34,14 +34,14 @@ class LoraLayer(nn.Module):
         self._norm: Tensor | None = None
 
     def product(self, rows: Tensor) -> Tensor:
-        """What is added [..., outputs] to a layer's output for rows [..., inputs]."""
+        """The low-rank product `scaling` B A x [..., outputs] for `rows` [..., inputs]."""
         if self.dropout and self.training:
             rows = functional.dropout(rows, self.dropout)
         low = functional.linear(rows.to(self.a.dtype), self.a)
         return (functional.linear(low, self.b) * self.scaling).to(rows.dtype)
 
     def change(self, rows: Tensor, out: Tensor, site: LoraSite) -> Tensor:
-        """What to add to the output [..., outputs] of a layer for rows [..., inputs]."""
+        """The term to add to the layer's output `out` [..., outputs] for `rows` [..., inputs]."""
         added = self.product(rows)
         if self.magnitude is None:
             return added
@@ -62,7 +62,7 @@ class LoraLayer(nn.Module):
         return self.scaling * (self.b @ self.a)
 
     def merged(self, site: LoraSite) -> Tensor:
-        """The weight [outputs, inputs] of the layer with the adapter in it."""
+        """The weight [outputs, inputs] of the layer with the adapter merged into it."""
         changed = site.weight() + self.delta()
         if self.magnitude is None:
             return changed
@@ -72,7 +72,7 @@ class LoraLayer(nn.Module):
 class LoraAdapter(nn.Module):
     """The layers of an adapter by the names of the model's own linear layers, such as `blocks.0.attention.query`.
 
-    `key` tells adapters apart where what one computed must not be taken for another's.
+    `key` identifies the adapter in caches, so that results of one adapter are not used for another.
     """
 
     def __init__(self, config: AdapterConfig, layers: Mapping[str, LoraLayer], key: str = "") -> None:
@@ -90,7 +90,7 @@ class LoraAdapter(nn.Module):
         return (name.replace(SEPARATOR, ".") for name in self.layers)
 
     def of(self, name: str) -> LoraLayer | None:
-        """The adapter of the layer of this name, if it has one."""
+        """The adapter layer for the model's layer `name`; None if there is none."""
         place = name.replace(".", SEPARATOR)
         return cast("LoraLayer", self.layers[place]) if place in self.layers else None
 
@@ -104,11 +104,11 @@ class LoraAdapter(nn.Module):
         targets: Sequence[str] = (),
         dropout: float = 0.0,
     ) -> LoraAdapter:
-        """An adapter that changes nothing yet: B is zero, A as in torch's linear layers, from torch's generator.
+        """A new adapter that does not change the model yet: B is zero, A is initialised like torch's linear layers.
 
-        `modules` are the names that the base's checkpoint has of the model's linear layers; an adapter is made for
-        those whose name of either kind ends in one of `targets`, and for all without any. Raises `InvalidValue` for a
-        target that is no linear layer.
+        `modules` maps the names of the model's linear layers to those in the base's checkpoint. Layers of which either
+        name ends in one of `targets` are adapted, or all layers without targets. Raises `InvalidValue` for a target
+        that matches no linear layer.
         """
         sites = lora_sites(model)
         chosen = {name: site for name, site in sites.items() if not targets or _chosen(name, modules, targets)}
@@ -119,7 +119,7 @@ class LoraAdapter(nn.Module):
         made = {}
         for name, site in chosen.items():
             a = torch.empty(config.r, site.inputs)
-            # A bound of 1/√inputs, as Kaiming's rule with a = √5 has it.
+            # The bound of Kaiming initialisation with a = √5.
             nn.init.uniform_(a, -1 / math.sqrt(site.inputs), 1 / math.sqrt(site.inputs))
             b = torch.zeros(site.outputs, config.r)
             magnitude = site.weight().norm(dim=1).float() if config.use_dora else None
@@ -135,7 +135,7 @@ def _chosen(name: str, modules: Mapping[str, str], targets: Sequence[str]) -> bo
 
 @torch.no_grad()
 def merge_adapter(model: Any, adapter: LoraAdapter) -> None:
-    """Change the model's weights to what they are with the adapter; raises `WrongState` where they are packed."""
+    """Merge the adapter into the model's weights in place; raises `WrongState` if they are packed."""
     sites = lora_sites(model)
     for name in adapter:
         site, layer = sites[name], adapter.of(name)
@@ -148,7 +148,7 @@ def merge_adapter(model: Any, adapter: LoraAdapter) -> None:
 
 
 def require_fits(adapter: LoraAdapter, model: Any) -> None:
-    """Raise `InvalidValue` naming the first layer that the model lacks, or has in another shape."""
+    """Raise `InvalidValue`, naming the layer, if the model lacks a layer of the adapter or its shape differs."""
     sites = lora_sites(model)
     for name in adapter:
         layer = adapter.of(name)

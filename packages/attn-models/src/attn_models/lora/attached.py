@@ -1,4 +1,4 @@
-"""A model with adapters attached: how the outputs of its linear layers are changed, and for which rows."""
+"""Attaches adapters to a model: hooks change the outputs of its linear layers, for each row by its own adapter."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from attn_models.lora.adapter import LoraAdapter
 from attn_models.lora.sites import LoraSite, lora_sites
 
 Rows: TypeAlias = Sequence[tuple[LoraAdapter | None, int]]
-"""Which adapter the rows of a step use: in order, with how many rows each."""
+"""The adapters of the rows of a step: for each run of consecutive rows its adapter, if any, and its number of rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Use:
-    """Adapters in use now, with the rows of each; None are all rows."""
+    """The adapters in use with the indices of their rows (None for all rows), and the number of rows of the step."""
 
     parts: Sequence[tuple[LoraAdapter, Tensor | None]]
     count: int
 
 
 class AdaptedModel:
-    """A model whose linear layers can add what adapters say, to each row what its own adapter says.
+    """A model whose linear layers can add the output of adapters, to each row that of its own adapter.
 
-    The model's layers, weights and names stay. Nothing is added outside of `using`, in other threads, or after
-    `detach`.
+    The model's layers, weights and names are not changed. Adapters only act inside `using` or `stepping`, in the same
+    thread, or after `always`, and no longer after `detach`.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.sites = lora_sites(model)
         self.mixes = _mixes(model)
-        """Whether rows of several adapters can be computed in one step; else one step is made for each."""
+        """Whether rows of several adapters can be computed in one step; otherwise each needs a step of its own."""
         self._current = threading.local()
         self._always: _Use | None = None
         by_module: dict[nn.Module, list[LoraSite]] = {}
@@ -56,21 +56,22 @@ class AdaptedModel:
             site.module.adapted_weight = partial(self._weight, site)  # type: ignore[assignment]
 
     def detach(self) -> None:
-        """Leave the model as it was."""
+        """Remove all hooks from the model."""
         for hook in self._hooks:
             hook.remove()
         for site in self._read:
             del site.module.adapted_weight
 
     def always(self, adapter: LoraAdapter | None) -> None:
-        """Use an adapter for all rows wherever none is said, as training does; None uses none again."""
+        """Use an adapter for all rows outside of `using`, as training does; None turns this off again."""
         self._always = None if adapter is None else _Use([(adapter, None)], 0)
 
     @contextmanager
     def using(self, rows: Rows) -> Iterator[None]:
-        """Within it, in this thread, rows [tokens, ...] or whole sequences of one adapter use adapters.
+        """A context in which, in this thread, rows [tokens, ...] use the given adapters; whole sequences [batch,
+        tokens, ...] may use one adapter.
 
-        Raises `Incompatible` for several adapters in a model that does not mix them.
+        Raises `Incompatible` for several adapters in a model that does not support them (`mixes`).
         """
         before = getattr(self._current, "use", None)
         self._current.use = self._use(rows)
@@ -81,7 +82,7 @@ class AdaptedModel:
 
     @contextmanager
     def stepping(self, rows: Rows) -> Iterator[None]:
-        """As `using`, around a step of the model: blocks are computed part by part where a row has an adapter.
+        """Like `using`, for a step of the model; also disables fused kernels of whole blocks if any row has an adapter.
 
         Only one thread may step a model.
         """
@@ -95,7 +96,7 @@ class AdaptedModel:
 
     @contextmanager
     def without(self) -> Iterator[None]:
-        """Within it, the base alone computes."""
+        """A context in which the adapter of `always` is not used."""
         always, self._always = self._always, None
         try:
             yield
@@ -120,7 +121,10 @@ class AdaptedModel:
         return _Use([(one, torch.tensor(found, device=device)) for one, found in places.items()], start)
 
     def _take_apart(self) -> Any:
-        """Compute blocks part by part, not by fused kernels that know no adapters; returns what undoes it."""
+        """Disable the model's fused kernels of whole blocks, which ignore adapters; returns a function that undoes it.
+
+        Returns None for a model without such kernels.
+        """
         if not isinstance(self.model, Decoder):
             return None
         model, blocks = self.model, cast("Sequence[Any]", self.model.blocks)
@@ -157,7 +161,8 @@ class AdaptedModel:
 def _added(
     adapter: LoraAdapter, sites: Sequence[LoraSite], rows: Tensor, out: Tensor, mixed: tuple[Tensor, int] | None
 ) -> Tensor:
-    """The output [..., outputs] of a module with what an adapter adds to it, to the rows that are its own."""
+    """The output [..., outputs] of a module plus that of its adapter layers, for all rows or for those in `mixed`: the
+    indices of the adapter's rows, and the number of rows of the step."""
     layers = [(site, layer) for site in sites if (layer := adapter.of(site.name)) is not None]
     if not layers:
         return out
@@ -172,7 +177,8 @@ def _added(
 
 
 def _side_by_side(layers: Sequence[tuple[LoraSite, Any]], rows: Tensor, out: Tensor) -> Tensor:
-    """What to add to an output, [..., all outputs of the module], by layers in order; zero where no layer is."""
+    """The term [..., all outputs of the module] to add to its output, from adapter layers ordered by their first
+    output; zero for outputs without an adapter layer."""
     parts, end = [], 0
     for site, layer in layers:
         if site.start > end:
@@ -190,10 +196,10 @@ def _is_read(model: nn.Module, name: str) -> bool:
 
 
 def _mixes(model: Any) -> bool:
-    """Whether every linear layer of a step gets the rows of the step, one for one.
+    """Whether the input of every linear layer in a step has exactly the rows of the step.
 
-    So it is with attention that is declared as a spec, and dense feed-forwards; experts get some rows, inner modules
-    and mechanisms with layers of their own may get those of one request.
+    This holds for attention that is declared as a spec, and for dense feed-forwards. Experts get only some of the rows;
+    inner modules and mechanisms with their own layers may get the rows of one request.
     """
     if not isinstance(model, Decoder):
         return False

@@ -1,4 +1,4 @@
-"""Adapters as small folders in PEFT's layout: adapter_config.json and adapter_model.safetensors."""
+"""Reads and writes adapters as folders in PEFT's format: adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from attn_models.weights.safe_files import read_config, read_json_object
 from attn_models.weights.safetensors_files import read_header, weight_files
 
 CONFIG_LIMIT = 1 << 20
-"""Bytes of an adapter_config.json."""
+"""The largest size in bytes of an adapter_config.json."""
 
 ADAPTER_NAME = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 DOWN, UP, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 BASE, BASE_SHA256 = "base_model", "base_sha256"
-"""What the manifest of an adapter's folder says of its base."""
+"""Keys in the manifest of an adapter's folder that identify its base."""
 
 
 def weights_sha256(folder: Path) -> str:
-    """The hash of the weights of a model folder: SHA-256 over those of its weight files, sorted by name."""
+    """The hash of the weights of a model folder: SHA-256 of the SHA-256s of its weight files, sorted by name."""
     records = read_manifest(folder) or {}
     total = hashlib.sha256()
     for path in sorted(weight_files(folder)):
@@ -46,13 +46,13 @@ def weights_sha256(folder: Path) -> str:
 
 
 def layout_of(folder: Path) -> Layout | None:
-    """How tensors are named in the model folder; None for a model that is no decoder."""
+    """The layout, which names the tensors, of the model in `folder`; None for one of the native layouts."""
     model_type = read_config(folder / "config.json").get("model_type")
     return None if model_type in LAYOUTS else decoder_adapter(model_type)
 
 
 def modules_of(model: Any, folder: Path) -> dict[str, str]:
-    """The names that a model's folder has of its linear layers, by the model's own."""
+    """The names of the model's linear layers in its folder's checkpoint, by the model's own names."""
     return {part: module.name for module in _modules(model, folder) for part in module.parts}
 
 
@@ -63,10 +63,11 @@ def _modules(model: Any, folder: Path) -> list[StoredModule]:
 
 
 def write_adapter(target: Path, adapter: LoraAdapter, model: Any, base: Path) -> Path:
-    """Write an adapter of the model in the folder `base` as a folder, replacing one already there.
+    """Write an adapter of the model in the folder `base` as a folder, which replaces an existing one.
 
-    Layers that are one in the base's checkpoint are written as one, of a rank that holds them all. Raises
-    `CheckpointWriteFailed` where the file system fails, `InvalidValue` for numbers that are not finite.
+    Layers that are stored as one in the base's checkpoint, such as fused projections, are written as one, with a rank
+    that is large enough for all. Raises `CheckpointWriteFailed` for errors of the file system, `InvalidValue` for
+    weights that are not finite.
     """
     from safetensors.torch import save_file
 
@@ -93,7 +94,7 @@ def write_adapter(target: Path, adapter: LoraAdapter, model: Any, base: Path) ->
 
 
 def _with_ranks(config: AdapterConfig, ranks: Mapping[str, int]) -> AdapterConfig:
-    """The config that gives layers of these ranks the scale that they had."""
+    """The config with these `ranks` by layer, and values of alpha for which the layers keep their scale."""
     scale = config.scaling("")
 
     def alpha(rank: int) -> float:
@@ -104,7 +105,8 @@ def _with_ranks(config: AdapterConfig, ranks: Mapping[str, int]) -> AdapterConfi
 
 
 def _joined(module: StoredModule, layers: Sequence[LoraLayer | None]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A, B and magnitudes of a checkpoint's layer, of those that it is split into; one without adds nothing."""
+    """A, B and magnitudes for a layer of the checkpoint, joined from the adapter layers of its parts; a part without an
+    adapter layer (None) adds zeros."""
     there = [layer for layer in layers if layer is not None]
     shared = all(torch.equal(layer.a, there[0].a) for layer in there)
     a = there[0].a if shared else torch.cat([layer.a for layer in there])
@@ -124,20 +126,21 @@ def _joined(module: StoredModule, layers: Sequence[LoraLayer | None]) -> tuple[T
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter and no model."""
+    """Whether a folder contains an adapter and not a model."""
     return (folder / ADAPTER_CONFIG_NAME).is_file() and not (folder / "config.json").is_file()
 
 
 def base_of(folder: Path) -> str:
-    """The name or path of the base that an adapter's folder names; empty where it names none."""
+    """The name or path of the base in an adapter's folder; empty if it names none."""
     return str(read_json_object(folder / ADAPTER_CONFIG_NAME, CONFIG_LIMIT).get("base_model_name_or_path") or "")
 
 
 def read_adapter(folder: Path, model: Any, base: Path, key: str = "") -> LoraAdapter:
     """The adapter in a folder, for `model`, which was loaded from the folder `base`; in evaluation mode.
 
-    Raises `CheckpointInvalid` for a folder that is damaged or asks for what is not computed, by name; `Incompatible`
-    for an adapter of another base: other weights, where it says which, or layers that the model lacks.
+    Raises `CheckpointInvalid` for a folder that is damaged or uses an unsupported feature, which the message names;
+    `Incompatible` for an adapter of another base: one with other weights, if the adapter records their hash, or with
+    layers that the model lacks.
     """
     records = read_manifest(folder)
     source = read_json_object(folder / MANIFEST_NAME, MANIFEST_LIMIT).get("source", {}) if records is not None else {}
@@ -166,7 +169,8 @@ def read_adapter(folder: Path, model: Any, base: Path, key: str = "") -> LoraAda
 def _layers(
     path: Path, tensors: Mapping[str, Tensor], config: AdapterConfig, modules: Sequence[StoredModule]
 ) -> dict[str, LoraLayer]:
-    """The layers of our model of an adapter's tensors; raises `CheckpointInvalid` and `Incompatible` by name."""
+    """The adapter layers, by the model's own layer names, from the tensors of a file; raises `CheckpointInvalid` or
+    `Incompatible` with the name of the tensor or layer that does not fit."""
     by_name = {module.name: module for module in modules}
     leaves = (DOWN, UP, *([MAGNITUDE] if config.use_dora else []))
     found: dict[str, dict[str, Tensor]] = {}

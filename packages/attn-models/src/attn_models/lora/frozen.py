@@ -1,4 +1,4 @@
-"""Gradients through layers whose weights are packed and stay as they are, for adapters on a quantized base."""
+"""Gradients through packed layers with frozen weights, for training adapters on a quantized base (QLoRA)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from attn_models.lora.sites import dense_weight
 
 
 class FrozenProduct(torch.autograd.Function):
-    """The output of a packed layer; the gradient of its rows is that of a product with what its weights stand for.
+    """The output of a packed layer; the gradient of its input is that of a product with the dequantized weights.
 
-    Where inputs are rounded too, the rounding counts as the identity in backward passes (straight-through).
+    If the layer rounds its inputs too, the backward pass treats the rounding as the identity (straight-through).
     """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, module: nn.Module, multiply: Callable[[Tensor], Tensor]) -> Tensor:
-        """`multiply(rows)`."""
+        """Return `multiply(rows)`, the output of the packed layer."""
         ctx.module, ctx.multiply = module, multiply
         return multiply(rows)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """The gradient [..., outputs] times the weight [outputs, inputs], which is made anew and not kept."""
+        """The gradient [..., outputs] times the weight [outputs, inputs], which is dequantized for each call."""
         gradient = gradients[0]
         weight = dense_weight(_Multiplying(ctx.module, ctx.multiply), ctx.module.inputs)
         return (gradient.to(weight.dtype) @ weight).to(gradient.dtype), None, None
@@ -41,12 +41,12 @@ class _Multiplying(nn.Module):
         self.bias = getattr(module, "bias", None)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The product of rows [..., inputs], with the bias."""
+        """The output [..., outputs] for `rows` [..., inputs], with the bias."""
         return self.multiply(rows)
 
 
 def let_gradients_through(model: nn.Module) -> None:
-    """From now on gradients reach the inputs of the model's packed layers; their weights have none."""
+    """Replace `forward` of the model's packed layers so that gradients reach their inputs, but not their weights."""
     for module in model.modules():
         if hasattr(module, "inputs") and hasattr(module, "outputs") and not isinstance(module, nn.Linear):
             plain: Any = module.forward

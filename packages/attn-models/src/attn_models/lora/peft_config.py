@@ -1,4 +1,4 @@
-"""adapter_config.json of PEFT: which of its fields are read, and which would change what an adapter computes."""
+"""PEFT's adapter_config.json: the fields that are read, and those that would change what an adapter computes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WITHOUT_EFFECT = frozenset(
         "target_modules",
     }
 )
-"""Fields that say how an adapter was trained, or what its tensors say too."""
+"""Fields that only describe the training of an adapter, or information that its tensors contain too."""
 
 ALLOWED: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -67,11 +67,11 @@ READ = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
-    """What an adapter is: its rank, its scale and its base.
+    """The config of an adapter: its rank, its scale and its base.
 
-    What a layer adds is multiplied by `lora_alpha` / `r`, or / √`r` with `use_rslora`. `rank_pattern` and
-    `alpha_pattern` have other numbers for layers whose names end in what their keys match. `base_model` is the name or
-    path of the base, `base_sha256` the hash of its weights; empty where nobody noted them.
+    The output of an adapter layer is multiplied by `lora_alpha` / `r`, or by `lora_alpha` / √`r` with `use_rslora`.
+    `rank_pattern` and `alpha_pattern` override both for layers whose names end in a match of their keys. `base_model`
+    is the name or path of the base, `base_sha256` the hash of its weights; both are empty if unknown.
     """
 
     r: int
@@ -84,7 +84,7 @@ class AdapterConfig:
     base_sha256: str = ""
 
     def scaling(self, module: str) -> float:
-        """What a layer's product is multiplied by, of the layer that the base's checkpoint calls `module`."""
+        """The factor of the low-rank product of the layer that the base's checkpoint calls `module`."""
         rank, alpha = self.rank(module), _matched(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
@@ -93,7 +93,7 @@ class AdapterConfig:
         return int(_matched(self.rank_pattern, module, self.r))
 
     def to_json(self, modules: Iterable[str]) -> dict[str, Any]:
-        """The content of adapter_config.json of an adapter of these layers, as PEFT reads it."""
+        """The content of PEFT's adapter_config.json for an adapter of the layers `modules`."""
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -112,9 +112,10 @@ class AdapterConfig:
 
 
 def adapter_config_of(values: Mapping[str, Any], path: Path, base_sha256: str = "") -> AdapterConfig:
-    """The config in an adapter_config.json at `path`.
+    """The config from the content `values` of the adapter_config.json at `path`.
 
-    Raises `CheckpointInvalid` that names a field that is missing, unknown, or asks for more than a plain LoRA or DoRA.
+    Raises `CheckpointInvalid`, naming the field, for one that is missing, unknown, or needs more than plain LoRA or
+    DoRA.
     """
     for key in NEEDED:
         if values.get(key) is None:
@@ -139,7 +140,7 @@ def adapter_config_of(values: Mapping[str, Any], path: Path, base_sha256: str = 
 
 
 def _matched(pattern: Mapping[str, float], module: str, default: float) -> float:
-    # As PEFT's get_pattern_key: a key matches the end of a name from a dot on.
+    # As in PEFT's get_pattern_key, a key matches a whole name or its end after a dot.
     for key, value in pattern.items():
         if re.match(rf"(.*\.)?({key})$", module):
             return value

@@ -1,4 +1,4 @@
-"""The linear layers that adapters change: where a model has them, plain or packed, and what checkpoints call them."""
+"""The linear layers that adapters can change: their places in a model, plain or packed, and their checkpoint names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.mixture_of_experts import Router
 
 BLOCKS = "blocks."
-"""What names of layers of a decoder's blocks begin with."""
+"""The prefix of the names of layers in a decoder's blocks."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoraSite:
-    """A linear layer as a model has it now: outputs `start` to `start` + `outputs` of `module`, which may be packed."""
+    """The current place of a linear layer in a model: outputs `start` to `start` + `outputs` of `module`, which may be
+    packed or joined with others."""
 
     name: str
     module: nn.Module
@@ -28,7 +29,7 @@ class LoraSite:
     outputs: int
 
     def weight(self) -> Tensor:
-        """Its weight [outputs, inputs], float32 where it is packed."""
+        """Its weight [outputs, inputs], in float32 if it is packed."""
         return dense_weight(self.module, self.inputs)[self.start : self.start + self.outputs]
 
     def bias(self) -> Tensor | None:
@@ -39,20 +40,20 @@ class LoraSite:
 
 @torch.no_grad()
 def dense_weight(module: nn.Module, inputs: int) -> Tensor:
-    """The weight [outputs, inputs] of a linear layer; of a packed one what it multiplies unit rows to."""
+    """The weight [outputs, inputs] of a linear layer; that of a packed layer is its output for the identity matrix."""
     if isinstance(module, nn.Linear):
         return module.weight.detach()
     device = next((buffer.device for buffer in module.buffers()), torch.device("cpu"))
-    # Not by a call, which adds what an adapter in use says.
+    # `forward` instead of a call, which would run hooks that add the output of an adapter.
     rows: Tensor = module.forward(torch.eye(inputs, device=device))
     bias = getattr(module, "bias", None)
     return (rows if bias is None else rows - cast("Tensor", bias)[: rows.shape[1]]).T
 
 
 def lora_sites(model: Any) -> dict[str, LoraSite]:
-    """The linear layers of a model's blocks by name, routers and gates of experts left out, packed or not.
+    """The linear layers of a decoder's blocks by name, packed or not, without routers and gates of experts.
 
-    Of a model that is no `Decoder`, all its linear layers but the last one, `unembedding`.
+    For a model that is not a `Decoder`, all linear layers except `unembedding`.
     """
     if not isinstance(model, Decoder):
         found = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
@@ -85,7 +86,7 @@ def _site(model: nn.Module, name: str, plain: nn.Linear) -> LoraSite:
     part: Any = getattr(owner, leaf)
     joint = getattr(part, "joint", None)
     if joint is not None:
-        # One of several layers of one input that are joined.
+        # One of several layers that read the same input and are joined.
         return LoraSite(name, joint.whole, sum(joint.sizes[: part.index]), *sizes)
     return LoraSite(name, part, 0, *sizes)
 
@@ -95,9 +96,10 @@ WEIGHT = ".weight"
 
 @dataclass(frozen=True)
 class StoredModule:
-    """A linear layer of a checkpoint, `name`, and the layers of our model that its outputs are split into.
+    """A linear layer of a checkpoint, `name`, and the layers of the model, `parts`, that its outputs are split into.
 
-    `sizes` are their outputs, in each of `groups` equal blocks one after the other; ours are theirs times `scale`.
+    `sizes` are the numbers of outputs of the parts; the checkpoint's outputs are `groups` equal blocks, each of which
+    contains an equal share of every part in order. The model's weights are the checkpoint's times `scale`.
     """
 
     name: str
@@ -108,9 +110,9 @@ class StoredModule:
 
 
 def stored_modules(model: Any, layout: Layout | None) -> list[StoredModule]:
-    """What a checkpoint of a layout calls the linear layers of a model: each of our layers is in one of them.
+    """The linear layers of a checkpoint in `layout`; each linear layer of the model is part of exactly one of them.
 
-    Where the checkpoint has no linear layer for one, or there is no layout, it has our own name.
+    A layer for which the checkpoint has no linear layer keeps the model's own name, and so do all without a layout.
     """
     sites = lora_sites(model)
     found: list[StoredModule] = []
@@ -123,7 +125,7 @@ def stored_modules(model: Any, layout: Layout | None) -> list[StoredModule]:
 
 
 def _stored(item: StoredTensor, sites: dict[str, LoraSite]) -> StoredModule | None:
-    """The linear layer that a tensor of a checkpoint is the weight of, if it is one of these sites."""
+    """The linear layer of a checkpoint whose weight is the tensor `item`; None unless its parts are all in `sites`."""
     parts = tuple(name.removesuffix(WEIGHT) for name in item.parameters)
     if not all(name.endswith(WEIGHT) for name in (item.name, *item.parameters)) or not all(p in sites for p in parts):
         return None

@@ -1,4 +1,4 @@
-"""Weights that stay in the blocks in which they are stored until they are packed."""
+"""Weights that are kept in the quantized blocks in which they are stored until they are packed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from attn_models.weights.block_layouts import BlockLayout
 
 
 class BlockTensor(Tensor):
-    """A float32 matrix [outputs, inputs] whose memory is uint8 `blocks` [outputs, bytes of a row] of a `kind`.
+    """A float32 matrix [outputs, inputs] stored as uint8 `blocks` [outputs, bytes of a row] in the layout `kind`.
 
-    Its rows can be taken apart and put together as blocks; whatever else is computed with it is computed with its
-    weights in float32, which are made for that moment.
+    Splitting its rows keeps them in blocks; for every other operation the weights are temporarily dequantized to
+    float32.
     """
 
     blocks: Tensor
@@ -24,7 +24,7 @@ class BlockTensor(Tensor):
 
     @staticmethod
     def __new__(cls, blocks: Tensor, kind: BlockLayout) -> BlockTensor:
-        """Of bytes in whole blocks, on any device."""
+        """Create a tensor from bytes in whole blocks, on any device."""
         inputs = blocks.shape[1] // kind.nbytes * kind.inputs
         made: BlockTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 -- torch's own way to make one
             cls, (blocks.shape[0], inputs), dtype=torch.float32, device=blocks.device
@@ -37,16 +37,16 @@ class BlockTensor(Tensor):
         return f"BlockTensor({tuple(self.shape)}, {self.kind.weights})"
 
     def plain(self) -> Tensor:
-        """The weights in float32, in memory of their own on the device of the blocks; the host computes them."""
+        """A copy of the weights in float32 on the device of the blocks; they are dequantized on the CPU."""
         rows = self.blocks.contiguous().cpu().numpy()
         return torch.from_numpy(self.kind.dequantized(rows)).to(self.blocks.device)
 
-    # torch's stubs know of no such method but the one that turns it off.
+    # torch's stubs declare this only as the attribute that disables it.
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Rows in blocks where they stay whole, else float32."""
+        """Run an operation on blocks if it only selects whole rows, else on the weights in float32."""
         del types
         if func in _SAME:
             return cls(args[0].blocks, args[0].kind)
@@ -67,8 +67,8 @@ def _plain(value: Any) -> Any:
 
 
 def blocks_of(matrices: Sequence[Tensor], bits: Mapping[str, int], most: int) -> BlockTensor | None:
-    """Matrices [outputs, inputs] as one, their outputs one after another, as they are stored; None where one of them is
-    not in blocks of at most `most` bits a weight, as `bits` says by format, or they are in several kinds of blocks."""
+    """Matrices [outputs, inputs] concatenated along their outputs, in their stored blocks; None if one of them is not
+    in blocks of at most `most` bits per weight (`bits` by format), or if they have different kinds of blocks."""
     kept = [matrix for matrix in matrices if isinstance(matrix, BlockTensor) and bits[matrix.kind.weights] <= most]
     if len(kept) < len(matrices) or len({matrix.kind.weights for matrix in kept}) > 1:
         return None
@@ -77,14 +77,14 @@ def blocks_of(matrices: Sequence[Tensor], bits: Mapping[str, int], most: int) ->
 
 
 def plain_matrix(matrices: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-    """Matrices [outputs, inputs] as one of floats, their outputs one after another, as `dtype` if it is given."""
+    """Matrices [outputs, inputs] concatenated along their outputs, dequantized, and as `dtype` if it is given."""
     plain = [matrix.plain() if isinstance(matrix, BlockTensor) else matrix for matrix in matrices]
     typed = plain if dtype is None else [matrix.to(dtype) for matrix in plain]
     return torch.cat(typed) if len(typed) > 1 else typed[0]
 
 
 def widen_parameters(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
-    """Let parameters in blocks become `dtype`, in memory of their own."""
+    """Dequantize all parameters in blocks to `dtype`, in new memory; tied parameters stay tied."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

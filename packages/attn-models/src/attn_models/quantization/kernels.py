@@ -1,4 +1,4 @@
-"""Linear kernels of torch: plain, prepacked by oneDNN, int8 and int4 weights."""
+"""Linear kernels that call torch: plain weights, weights prepacked by oneDNN, int8 and int4 weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 EVERYWHERE = ("cpu", "cuda", "mps")
-"""Types of devices on which torch multiplies."""
+"""The types of devices that torch's own products support."""
 
 
 class PlainFloat32(LinearKernel):
@@ -26,7 +26,7 @@ class PlainFloat32(LinearKernel):
     devices: ClassVar[tuple[str, ...]] = EVERYWHERE
 
     def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
-        """The unit."""
+        """1: other costs are relative to this kernel."""
         return 1.0
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
@@ -45,7 +45,7 @@ class PlainBfloat16(LinearKernel):
     devices: ClassVar[tuple[str, ...]] = EVERYWHERE
 
     def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
-        """Measured on one AVX-512 core without bfloat16 instructions."""
+        """The relative cost, measured on one AVX-512 core without bfloat16 instructions."""
         return 1.5
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
@@ -66,13 +66,13 @@ class PrepackedFloat32(LinearKernel):
     float32: ClassVar[bool] = True
 
     def available(self) -> str | None:
-        """Why oneDNN cannot be used here, or None."""
+        """The reason why oneDNN cannot be used here, or None if it can."""
         import torch
 
         return None if torch._C._has_mkldnn else "this torch is built without oneDNN"  # noqa: SLF001
 
     def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
-        """Measured on one AVX-512 core: slower than MKL at one row, 1.6 times faster at 16."""
+        """The relative cost, measured on one AVX-512 core: slower than MKL at one row, 1.6 times faster at 16."""
         return 0.7
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
@@ -83,14 +83,14 @@ class PrepackedFloat32(LinearKernel):
 
 
 class PrepackedBfloat16(LinearKernel):
-    """Weights in bfloat16 in oneDNN's own layout, inputs rounded to bfloat16; for chips that multiply these."""
+    """Weights in bfloat16 in oneDNN's own layout, inputs rounded to bfloat16; for CPUs with bfloat16 instructions."""
 
     name = "onednn_bfloat16"
     summary = "oneDNN's product of bfloat16 weights and inputs, on chips with instructions for it"
     weights: ClassVar[str] = "bfloat16"
 
     def available(self) -> str | None:
-        """Why it would not be fast here, or None."""
+        """The reason why it would not be fast here, or None."""
         import torch
 
         if not torch._C._has_mkldnn:  # noqa: SLF001
@@ -102,8 +102,8 @@ class PrepackedBfloat16(LinearKernel):
         return None
 
     def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
-        """Measured on one core with AMX: a quarter of float32's time. With AVX-512's instructions alone, on a Zen 4,
-        1.26 times that of weights that are widened in C++ (0.46)."""
+        """The relative cost, measured on one core: with AMX a quarter of float32's time; with AVX-512 instructions
+        only, on a Zen 4, 1.26 times that of weights that are widened in C++ (0.46)."""
         import torch
 
         return 0.25 if torch.cpu._is_amx_tile_supported() else 0.58  # noqa: SLF001
@@ -118,18 +118,18 @@ class PrepackedBfloat16(LinearKernel):
 
 
 GROUP = 32
-"""Inputs that share a step and a least value as int4."""
+"""The number of inputs that share a scale and a zero point in int4."""
 
 
 class WeightOnlyInt8(LinearKernel):
-    """A step for each output; inputs are rounded to bfloat16."""
+    """Int8 weights with a scale for each output; inputs are rounded to bfloat16."""
 
     name = "torch_int8"
     summary = "torch's product of bfloat16 inputs and int8 weights with a step per output"
     weights: ClassVar[str] = "int8"
 
     def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
-        """Measured on one AVX-512 core."""
+        """The relative cost, measured on one AVX-512 core."""
         return 0.72
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
@@ -140,17 +140,17 @@ class WeightOnlyInt8(LinearKernel):
 
 
 class WeightOnlyInt4(LinearKernel):
-    """A step and a middle for each 32 inputs of an output; inputs are rounded to bfloat16."""
+    """Int4 weights with a scale and a zero point for each 32 inputs of an output; inputs are rounded to bfloat16."""
 
     name = "torch_int4"
     summary = "torch's product of bfloat16 inputs and int4 weights with a step and a middle per 32 inputs"
     weights: ClassVar[str] = "int4"
 
-    # torch takes whole groups, and outputs by 16.
+    # torch requires whole groups, and a multiple of 16 outputs.
     sizes: ClassVar[Mapping[str, Condition]] = {"inputs": MultipleOf(GROUP), "outputs": MultipleOf(16)}
 
     def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
-        """Measured on one AVX-512 core."""
+        """The relative cost, measured on one AVX-512 core."""
         return 0.48
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Any:

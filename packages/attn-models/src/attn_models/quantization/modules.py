@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class StoredEmbedding(nn.Module):
-    """The rows of a table [tokens, width] that stays as it is, in memory or in its file; given out as `dtype`."""
+    """An embedding whose table [tokens, width] keeps its stored dtype, in memory or in its file; it returns `dtype`."""
 
     table: Tensor
 
@@ -20,12 +20,12 @@ class StoredEmbedding(nn.Module):
         self.dtype = dtype
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Rows [..., width] of token ids [...]."""
+        """The embeddings [..., width] of token ids [...]."""
         return nn.functional.embedding(tokens, self.table).to(self.dtype)
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear layer over this memory."""
+    """A linear layer that uses these tensors without copying them; they get no gradients."""
     with torch.device("meta"):
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
@@ -35,23 +35,23 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 class SideBySide(nn.Module):
-    """Layers of the same inputs as one: their outputs one after another."""
+    """Several layers that read the same input as one module, whose output concatenates theirs."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows [..., inputs] to [..., outputs of all]."""
+        """Map `rows` [..., inputs] to [..., outputs of all layers]."""
         return torch.cat([layer(rows) for layer in self.layers], dim=-1)
 
 
 GROUP = 32
-"""Inputs that share a step and a middle as int4."""
+"""The number of inputs that share a scale and a zero point in int4."""
 
 
 class QuantizedLinear(nn.Module):
-    """Multiplies rows [rows, inputs] in its own way; shapes, types and biases are the same for all."""
+    """Base class of linear layers with packed weights; subclasses define the product, not its shape, dtype and bias."""
 
     bias: Tensor | None
 
@@ -61,7 +61,7 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach().float())
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows [..., inputs] to [..., outputs]."""
+        """Map `rows` [..., inputs] to [..., outputs], in the dtype of `rows`."""
         flat = rows.reshape(-1, self.inputs)
         out = self.multiply(flat).to(rows.dtype)
         if self.bias is not None:
@@ -70,15 +70,15 @@ class QuantizedLinear(nn.Module):
 
     @abstractmethod
     def multiply(self, rows: Tensor) -> Tensor:
-        """Rows [rows, inputs] to [rows, outputs], in any type."""
+        """The product of `rows` [rows, inputs] with the weights, [rows, outputs], without bias, in any dtype."""
 
     def extra_repr(self) -> str:
-        """Sizes, as torch's own layers show them."""
+        """The sizes, in the form of torch's own layers."""
         return f"inputs={self.inputs}, outputs={self.outputs}"
 
 
 class PlainLinear(QuantizedLinear):
-    """Weights in a type of floats, as they are."""
+    """Unpacked weights in any floating-point dtype."""
 
     weight: Tensor
 
@@ -87,12 +87,12 @@ class PlainLinear(QuantizedLinear):
         self.register_buffer("weight", weight.detach().contiguous())
 
     def multiply(self, rows: Tensor) -> Tensor:
-        """In the weights' type."""
+        """Multiply in the dtype of the weights."""
         return nn.functional.linear(rows.to(self.weight.dtype), self.weight)
 
 
 class OneDnnLinear(QuantizedLinear):
-    """Weights in oneDNN's own layout."""
+    """Weights prepacked into oneDNN's own layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -101,18 +101,19 @@ class OneDnnLinear(QuantizedLinear):
         self.register_buffer("weight", packed, persistent=False)
 
     def multiply(self, rows: Tensor) -> Tensor:
-        """In the weights' type."""
+        """Multiply in the dtype of the weights."""
         rows = rows.to(self.element).contiguous()
         out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, None, "none", [], "")  # noqa: SLF001
         return out
 
 
 INT8_ALIGNMENT = 16
-"""Torch 2.13 with AVX-512 reads past the end of rows whose size is no multiple of this: wrong sums, or a crash."""
+"""Row sizes must be multiples of this: otherwise torch 2.13 with AVX-512 reads past the end of rows, which gives wrong
+sums or a crash."""
 
 
 class Int8Linear(QuantizedLinear):
-    """Weights as whole numbers from -127 to 127 times a step for each output."""
+    """Weights as whole numbers from -127 to 127, times a scale (`steps`) for each output."""
 
     numbers: Tensor
     steps: Tensor
@@ -125,7 +126,7 @@ class Int8Linear(QuantizedLinear):
         self.register_buffer("steps", steps)
 
     def multiply(self, rows: Tensor) -> Tensor:
-        """In bfloat16; steps are applied in float32, as rounding them would bend every output."""
+        """Multiply in bfloat16; the scales are applied in float32, as rounding them would change every output."""
         inputs = rows.to(torch.bfloat16).contiguous()
         if inputs.shape[-1] % INT8_ALIGNMENT:
             out = inputs @ self.numbers.to(torch.bfloat16).T
@@ -136,7 +137,8 @@ class Int8Linear(QuantizedLinear):
 
 
 class Int4Linear(QuantizedLinear):
-    """Weights as whole numbers from -8 to 7 times a step plus a middle, for each 32 inputs of each output."""
+    """Weights as whole numbers from -8 to 7, times a scale plus a zero point (the weight that 0 stands for), which each
+    32 inputs of each output share."""
 
     numbers: Tensor
     steps_and_middles: Tensor
@@ -153,7 +155,7 @@ class Int4Linear(QuantizedLinear):
         self.register_buffer("steps_and_middles", scale.to(torch.bfloat16).contiguous())
 
     def multiply(self, rows: Tensor) -> Tensor:
-        """In bfloat16."""
+        """Multiply in bfloat16."""
         rows = rows.to(torch.bfloat16).contiguous()
         out: Tensor = torch._weight_int4pack_mm_for_cpu(  # noqa: SLF001
             rows, self.numbers, GROUP, self.steps_and_middles

@@ -36,37 +36,37 @@ from attn_models.quantization.modules import SideBySide, StoredEmbedding, linear
 log = logging.getLogger(__name__)
 
 PARTS = ("attention", "cross", "feed_forward", "cell")
-"""What a model or a block of its calls the parts that may have a method `pack`."""
+"""The attributes of a model and of its blocks whose modules may have a method `pack`."""
 
 ATTENTIONS = ("attention", "cross")
-"""Those of the parts whose further linear layers are packed, too, one by one."""
+"""The parts whose remaining linear layers are packed too, one by one."""
 
 HEAD_IN_INT8 = ("int4", "fp8")
-"""Formats beside which the unembedding is kept as int8. Of SmolLM2 in FP8 this costs a sixth at most of the perplexity
-that an unembedding in FP8 does, of as many bytes (benchmarks/results/fp8-weights-cpu.json, -bible.json)."""
+"""Formats with which the unembedding is kept as int8. For SmolLM2 in FP8 this increases the perplexity by at most a
+sixth of what an unembedding in FP8, of the same size, does (benchmarks/results/fp8-weights-cpu.json, -bible.json)."""
 
 NARROWEST = 32
-"""Linear layers of attentions with fewer inputs or outputs stay as they are: gates, decays and ranks of low-rank pairs,
-which hold few weights and decide over whole heads."""
+"""Linear layers of attentions with fewer inputs or outputs are not packed: gates, decays and low-rank factors, which
+have few weights but affect whole heads."""
 
 
 def quantize_model(
     model: Any, quantization: str, dtype: torch.dtype = torch.float32, kernel: str | None = None
 ) -> None:
-    """Keep the weights of the model's linear layers in the format `quantization` from now on, and compute in `dtype`.
+    """Convert the weights of the model's linear layers to the format `quantization` in place, and compute in `dtype`.
 
-    Feed-forwards, the unembedding (a tied one too), attentions and those cells that have a method `pack` are packed,
-    each layer by the cheapest installed `LinearKernel` that can, or by the one called `kernel`; steps of whole blocks
-    of a `Decoder` are computed by a `BlockKernel` where one can. What an attention's own `pack` leaves, or one without
-    it has, is packed layer by layer, but for narrow layers (`NARROWEST`) and those whose matrices the attention reads
-    apart from their products, which it names in `read_weights`. With `int4` and `fp8` the unembedding is kept as int8:
-    it is where rounding hurts most. The embedding of a model with a `head` keeps the type it has; norms and what is not
-    packed become `dtype`. Weights that are stored in blocks (`BlockTensor`) stay in these where a kernel multiplies
-    them so and they take no more bits than the format; formats of floats then round no inputs. Afterwards the model
-    can be run, but neither trained nor saved.
+    Packed are feed-forwards, the unembedding (a tied one too), attentions and cells that have a method `pack`; each
+    layer by the cheapest installed `LinearKernel` that supports it, or by the one called `kernel`. Steps of whole
+    blocks of a `Decoder` are computed by a `BlockKernel` if one supports them. Linear layers of an attention that its
+    own `pack` leaves, or of an attention without one, are packed one by one, except narrow layers (`NARROWEST`) and
+    those whose matrices the attention also reads directly, which it names in `read_weights`. With `int4` and `fp8` the
+    unembedding is kept as int8, as it is most sensitive to rounding. The embedding of a model with a `head` keeps its
+    dtype; norms and other parameters become `dtype`. Weights that are stored in blocks (`BlockTensor`) stay so if a
+    kernel multiplies them and they take no more bits than the format; floating-point formats then do not round inputs.
+    Afterwards the model can be run, but neither trained nor saved.
 
-    Raises `InvalidValue` for an unknown format, `KernelRefused` where nobody can pack a layer, `WrongState` for a
-    model that is packed already, `Incompatible` for one of which nothing can be packed.
+    Raises `InvalidValue` for an unknown format, `KernelRefused` if no kernel can pack a layer, `WrongState` for a model
+    that is packed already, `Incompatible` for one without any layer that can be packed.
     """
     require_not_quantized(model, "the model's weights are packed already, as {}")
 
@@ -97,7 +97,7 @@ def quantize_model(
 
 
 def _pack_layers(model: Any, pack: Pack) -> None:
-    """Pack what lies between the embedding and the unembedding."""
+    """Pack the layers between the embedding and the unembedding."""
     for part in _packing_parts(model):
         part.pack(pack)
     for attention in _parts(model, ATTENTIONS):
@@ -105,7 +105,8 @@ def _pack_layers(model: Any, pack: Pack) -> None:
 
 
 def _looked_up(table: Tensor, dtype: torch.dtype) -> Tensor:
-    """The rows of an embedding as they are kept: in blocks on a CPU alone, whose rows the host takes apart."""
+    """The table of an embedding: on a CPU unchanged, on other devices dequantized if it is in blocks, as only the CPU
+    dequantizes single rows."""
     if isinstance(table, BlockTensor) and table.blocks.device.type != "cpu":
         return table.plain().to(dtype)
     return table
@@ -113,16 +114,16 @@ def _looked_up(table: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass
 class Packing:
-    """What holds for all layers of a model while it is packed: the `dtype` that it computes in; and of stored formats,
-    which `say` logs once each, what became of those that no kernel multiplies and why, and what is worth knowing of
-    those that stay."""
+    """The state while a model is packed: the `dtype` that it computes in, and messages about stored formats for `say`
+    to log: `widened` has the new format and the reason for those that no kernel multiplies, `kept` remarks on
+    others."""
 
     dtype: torch.dtype
     widened: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
 
     def say(self) -> None:
-        """One line for each format, a warning where it does not stay."""
+        """Log one line for each stored format: a warning if it is not kept."""
         for form, remark in self.kept.items():
             log.info("weights stored as %s stay so: %s", form, remark)
         for form, why in self.widened.items():
@@ -130,9 +131,10 @@ class Packing:
 
 
 def _packed(layers: Sequence[nn.Linear], form: str, kernel: str | None, packing: Packing) -> nn.Module:
-    """Layers of one input as one; those that are stored in blocks stay so where these take no more bits than `form`.
+    """Layers that read the same input as one packed module; weights in blocks stay so if these take no more bits than
+    `form`.
 
-    A format of floats rounds inputs to the type that is computed in and no further, whatever blocks weights are in.
+    With a floating-point format, inputs are only rounded to the dtype of the computation, even for weights in blocks.
     """
     kept = _kept(layers, form, packing)
     if isinstance(kept, nn.Module):
@@ -146,12 +148,12 @@ def _packed(layers: Sequence[nn.Linear], form: str, kernel: str | None, packing:
 
 
 APART = "each layer by itself"
-"""What `_kept` says of layers of which some stay in blocks."""
+"""The result of `_kept` for layers that are stored in different ways, some of them in blocks."""
 
 
 def _kept(layers: Sequence[nn.Linear], form: str, packing: Packing) -> nn.Module | str | None:
-    """Layers of one input as they are stored, packed; `APART` where they are stored in several ways, None where none
-    is in blocks of no more bits than `form` or no kernel multiplies these."""
+    """Layers that read the same input, packed in their stored blocks; `APART` if they are stored in different ways;
+    None if none is in blocks of no more bits than `form`, or no kernel multiplies these blocks."""
     matrices, most = [layer.weight.detach() for layer in layers], MOST_BITS.get(form, 8)
     if not any(isinstance(one, BlockTensor) and STORED_FORMATS[one.kind.weights] <= most for one in matrices):
         return None
@@ -162,15 +164,15 @@ def _kept(layers: Sequence[nn.Linear], form: str, packing: Packing) -> nn.Module
 
 
 def _problem(form: str, weight: Tensor, quantization: str, dtype: torch.dtype) -> LinearProblem:
-    """What is asked of a matrix [outputs, inputs]; see `linear_problem`."""
+    """The problem of multiplying with a matrix [outputs, inputs]; see `linear_problem`."""
     device = (weight.blocks if isinstance(weight, BlockTensor) else weight).device.type
     sizes, name = (weight.shape[0], weight.shape[1]), str(dtype).removeprefix("torch.")
     return linear_problem(form, sizes, quantization=quantization, dtype=name, device=device)
 
 
 def _bias_of(layers: Sequence[nn.Linear]) -> Tensor | None:
-    """The biases of layers side by side, zeros for those without; None where none has any."""
-    # torch's stubs say that a layer always has a bias.
+    """The concatenated biases of layers, with zeros for layers without one; None if no layer has a bias."""
+    # torch's stubs declare that a layer always has a bias.
     biases = [cast("Tensor | None", layer.bias) for layer in layers]
     known = next((bias for bias in biases if bias is not None), None)
     if known is None:
@@ -180,7 +182,7 @@ def _bias_of(layers: Sequence[nn.Linear]) -> Tensor | None:
 
 
 def _of_blocks(weight: BlockTensor, layers: Sequence[nn.Linear], form: str, packing: Packing) -> nn.Module | None:
-    """Layers in one kind of blocks, packed as they are stored; None where no kernel multiplies these."""
+    """Layers in one kind of blocks, packed as they are stored; None if no kernel multiplies these blocks."""
     stored = weight.kind.weights
     problem = _problem(stored, weight, form, packing.dtype)
     verdicts = explain_linear(installed().linears, problem)
@@ -194,19 +196,18 @@ def _of_blocks(weight: BlockTensor, layers: Sequence[nn.Linear], form: str, pack
 
 
 def _side_by_side(packed: Sequence[nn.Module]) -> nn.Module:
-    """Packed layers of one input as one: by a kernel that can, else one after another."""
+    """Packed layers that read the same input as one module: joined by a kernel if one can, else a `SideBySide`."""
     joined = (kernel.join(packed) for kernel in installed().linears)
     return next((whole for whole in joined if whole is not None), None) or SideBySide(packed)
 
 
 def join_projections(model: Any, dtype: torch.dtype | None = None) -> None:
-    """Let linear layers of one input be one matrix, in the type that they have: queries, keys and values, beside them
-    the gates and decays of recurrences, and both inputs of a feed-forward's gate. Weights that are stored in blocks
-    (`BlockTensor`) stay in these where a kernel multiplies them so in `dtype`, by default the parameters' own; else
-    they become `dtype`, which a warning says. Nothing else changes; afterwards the model can be run, but neither
-    trained nor saved.
+    """Join linear layers that read the same input to one matrix, in their own dtype: queries, keys and values, with the
+    gates and decays of recurrences, and the two input projections of a gated feed-forward.
 
-    Raises `WrongState` for a model that is packed already.
+    Weights that are stored in blocks (`BlockTensor`) stay so if a kernel multiplies them in `dtype`, by default that of
+    the parameters; otherwise they become `dtype`, with a warning. Nothing else changes. Afterwards the model can be
+    run, but neither trained nor saved. Raises `WrongState` for a model that is packed already.
     """
     require_not_quantized(model, "the model's weights are packed already, as {}")
     dtype = dtype or next(model.parameters()).dtype
@@ -238,7 +239,7 @@ def join_projections(model: Any, dtype: torch.dtype | None = None) -> None:
 
 
 def _keep_unembedding(model: Any, pack: Pack) -> None:
-    """An unembedding that is stored in blocks, a tied one too, as `pack` keeps it."""
+    """Pack an unembedding that is stored in blocks, a tied one too."""
     unembedding = getattr(model, "unembedding", None)
     if hasattr(model, "head"):
         layer = unembedding or linear_of(model.embedding.weight, None)
@@ -249,8 +250,8 @@ def _keep_unembedding(model: Any, pack: Pack) -> None:
 
 
 def require_quantization(quantization: str | None, device: str) -> None:
-    """Raises `InvalidValue` for what is none of `QUANTIZATIONS`, and for a format that no installed kernel multiplies
-    on a type of device, before anything is read."""
+    """Raise `InvalidValue` if `quantization` is not one of `QUANTIZATIONS`, or a format that no installed kernel
+    supports on this type of device; called before any weights are read."""
     multiplied = {kernel.weights for kernel in installed().linears if device in kernel.devices}
     here = [name for name in QUANTIZATIONS if name not in WEIGHT_FORMATS or name in multiplied]
     if quantization is None or quantization in here:
@@ -265,31 +266,31 @@ def require_quantization(quantization: str | None, device: str) -> None:
 
 
 def require_not_quantized(model: Any, said: str) -> None:
-    """Raises `WrongState`, saying how the model is packed where `said` has a pair of braces."""
+    """Raise `WrongState` if the model is packed, with the message `said`, whose braces are replaced by the format."""
     packed = getattr(model, "quantization", None)
     if packed is not None:
         raise WrongState(said.format(packed))
 
 
 def can_quantize(model: Any) -> bool:
-    """Whether anything of a model can be packed."""
+    """Whether any layer of a model can be packed."""
     return hasattr(model, "unembedding") or bool(_packing_parts(model))
 
 
 def _packing_parts(model: nn.Module) -> list[Any]:
-    """The model itself, its parts and those of its blocks, where they have a method `pack`."""
+    """Those of the model itself, its parts and the parts of its blocks that have a method `pack`."""
     return [part for part in (model, *_parts(model, PARTS)) if hasattr(part, "pack")]
 
 
 def _parts(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """What a model and its blocks call by these names."""
+    """The submodules of a model and of its blocks that have one of these attribute names."""
     blocks = [block for child in model.children() if isinstance(child, nn.ModuleList) for block in child]
     found = (getattr(holder, name, None) for holder in (model, *blocks) for name in names)
     return [part for part in found if isinstance(part, nn.Module)]
 
 
 def _pack_rest(attention: nn.Module, pack: Pack) -> None:
-    """Pack the linear layers left in an attention, each by itself; `quantize_model` says which of them stay."""
+    """Pack the remaining linear layers of an attention one by one, except those listed in `quantize_model`."""
     for owner in list(attention.modules()):
         read = getattr(owner, "read_weights", ())
         for name, layer in list(owner.named_children()):
@@ -299,7 +300,7 @@ def _pack_rest(attention: nn.Module, pack: Pack) -> None:
 
 
 def _join(model: Decoder) -> None:
-    """Whole blocks as one step each, and all of them as one where one kernel can."""
+    """Fuse each block into one step if a kernel can, and all blocks into one stack if one kernel computes them all."""
     kernels = set()
     for block in cast("Sequence[Block]", model.blocks):
         parts = block.parts()
@@ -313,20 +314,20 @@ def _join(model: Decoder) -> None:
 
 
 def _kernel_of(parts: BlockParts) -> BlockKernel | None:
-    """The kernel of least predicted cost that computes a block, if any does."""
+    """The kernel with the lowest predicted cost that computes such a block; None if there is none."""
     verdicts = explain(installed().blocks, block_problem(parts))
     return verdicts[0].kernel if verdicts and verdicts[0].accepted else None
 
 
 def _convert_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """What was not packed, in the type that is computed with; packed weights are buffers and stay."""
+    """Convert the parameters, which were not packed, to `dtype`; packed weights are buffers and not converted."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
 
 
 def refusals(verdicts: Sequence[Verdict[LinearKernel]], problem: LinearProblem) -> str:
-    """Why nobody multiplies weights of a format, in words."""
+    """The reasons why no kernel multiplies weights of a format, as text."""
     said = "; ".join(f"{verdict.kernel.name}: {', '.join(verdict.reasons)}" for verdict in verdicts)
     if problem.device == "cpu":
         return said or "the package attn-kernels-cpu is not installed"
@@ -335,11 +336,11 @@ def refusals(verdicts: Sequence[Verdict[LinearKernel]], problem: LinearProblem) 
 
 
 def prepack_model(model: Any, stored: torch.dtype) -> None:
-    """Pack the weights of a model in the type that they are `stored` in, and compute in float32.
+    """Pack the weights of a model in the dtype that they are `stored` in, and compute in float32.
 
-    Only a kernel that loses nothing is taken: one that widens weights to float32 and gives each row the same bits alone
-    and in a crowd. Where there is none all weights become float32, unpacked, and a warning says why; so do those of a
-    model of which nothing can be packed, unsaid.
+    Only a lossless and batch-invariant kernel is used: one that widens weights to float32, and whose result for a row
+    does not depend on the other rows. If there is none, all weights become float32, unpacked, with a warning that gives
+    the reason; a model without layers that can be packed becomes float32 without a warning.
     """
     if not can_quantize(model):
         widen_parameters(model)

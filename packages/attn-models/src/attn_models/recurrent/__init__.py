@@ -1,1 +1,1 @@
-"""Language models of the recurrent era: LSTMs that attend to their past, and machines with a memory."""
+"""Recurrent language models: LSTMs that attend to their past states, and the Neural Turing Machine."""

@@ -15,14 +15,15 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from attn_models.quantization.modules import linear_of
 
 State = tuple[Tensor, ...]
-"""What a layer remembers, [batch, width] each; what it gives out comes first."""
+"""The state of a layer, tensors [batch, width]; the first is its output."""
 
 
 class PrepackedRnn(nn.Module):
-    """What `torch.nn.LSTM` or `torch.nn.GRU` computes of [batch, tokens, inputs] without dropout, by packed matrices.
+    """Computes `torch.nn.LSTM` or `torch.nn.GRU` on [batch, tokens, inputs], without dropout, with packed matrices.
 
-    Each sequence gets the same bits alone and in a crowd, as long as the packed layers promise it: gates are computed
-    row by row, and no row of states lies right behind another where a function is not exact.
+    The result for a sequence does not depend, bit for bit, on the others of the batch, if that holds for the packed
+    layers: gates are computed row by row, and inexact functions are applied to tensors whose rows are not adjacent in
+    memory, so that vectorised loops do not cross rows.
     """
 
     def __init__(self, stack: nn.RNNBase, pack: Pack) -> None:
@@ -39,22 +40,22 @@ class PrepackedRnn(nn.Module):
 
     @abstractmethod
     def biases(self, inward: Tensor, recurrent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """What is added to the products of inputs and of the state."""
+        """The biases to add to the product with the inputs, and to that with the state."""
 
     @abstractmethod
     def advance(self, entering: Tensor, carried: Tensor, state: State) -> State:
-        """The next state, from products of the input and of the state [batch, gates * width], which may be changed."""
+        """The next state, from the products of input and state [batch, gates * width]; may overwrite `carried`."""
 
     @abstractmethod
     def begin(self, example: Tensor, batch: int) -> State:
-        """The first state of a layer: zeros, of the example's type."""
+        """The initial state of a layer: zeros, with the dtype and device of `example`."""
 
     def forward(self, inputs: Tensor, last: Any = None) -> tuple[Tensor, Any]:
-        """Outputs [batch, tokens, directions * width] and last states, as torch's module gives them."""
+        """Outputs [batch, tokens, directions * width] and last states, in the form of torch's modules."""
         return self.read(inputs, [inputs.shape[1]] * len(inputs), last)
 
     def read(self, inputs: Tensor, lengths: Sequence[int], last: Any = None) -> tuple[Tensor, Any]:
-        """The same of padded sequences of these lengths, each as if it were alone; padding gives zeros."""
+        """Like `forward`, for padded sequences of these lengths, each as if it were alone; outputs at padding are 0."""
         given = (last,) if isinstance(last, Tensor) else last
         ends: list[State] = []
         for layer in range(self.layers):
@@ -70,7 +71,7 @@ class PrepackedRnn(nn.Module):
         return inputs, fields if len(fields) > 1 else fields[0]
 
     def _pass(self, place: int, inputs: Tensor, lengths: Sequence[int], state: State) -> tuple[Tensor, State]:
-        """One direction of one layer."""
+        """Compute one direction of one layer: its outputs [batch, tokens, width] and its last state."""
         entering = self.inward[place](inputs)
         moments = range(inputs.shape[1])
         shortest = min(lengths, default=0)
@@ -91,17 +92,17 @@ class PrepackedLstm(PrepackedRnn):
     """i, f, o = σ(W x + U h + b), g = tanh(W x + U h + b); c' = f ∘ c + i ∘ g, h' = o ∘ tanh(c'); gates i, f, g, o."""
 
     def biases(self, inward: Tensor, recurrent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Both with the inputs."""
+        """The sum of both, added to the product with the inputs."""
         return inward.float() + recurrent.float(), None
 
     def begin(self, example: Tensor, batch: int) -> State:
-        """h and c."""
+        """The initial h and c."""
         return example.new_zeros(batch, self.width), example.new_zeros(batch, self.width)
 
     def advance(self, entering: Tensor, carried: Tensor, state: State) -> State:
-        """h' and c'."""
+        """The next state h' and c'."""
         write, keep, new, show = carried.add_(entering).chunk(4, dim=-1)
-        # c' takes the place of a gate, so that its rows lie apart as well.
+        # c' is written over a gate, so that its rows are not adjacent in memory either.
         cell = keep.sigmoid_().mul_(state[1]).add_(write.sigmoid_().mul_(new.tanh_()))
         return show.sigmoid_() * cell.tanh(), cell
 
@@ -110,15 +111,15 @@ class PrepackedGru(PrepackedRnn):
     """r, z = σ(W x + U h + b); n = tanh(W x + b + r ∘ (U h + b)); h' = (1 - z) ∘ n + z ∘ h; gates r, z, n."""
 
     def biases(self, inward: Tensor, recurrent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Each with its own product: the reset gate acts on one of them."""
+        """Both, each for its own product, because the reset gate only acts on that with the state."""
         return inward, recurrent
 
     def begin(self, example: Tensor, batch: int) -> State:
-        """h."""
+        """The initial h."""
         return (example.new_zeros(batch, self.width),)
 
     def advance(self, entering: Tensor, carried: Tensor, state: State) -> State:
-        """h'."""
+        """The next state h'."""
         gates, new = carried[:, : 2 * self.width], carried[:, 2 * self.width :]
         reset, kept = gates.add_(entering[:, : 2 * self.width]).sigmoid_().chunk(2, dim=-1)
         new.mul_(reset).add_(entering[:, 2 * self.width :]).tanh_()
@@ -126,16 +127,17 @@ class PrepackedGru(PrepackedRnn):
 
 
 def prepack_rnn(stack: nn.LSTM | nn.GRU, pack: Pack) -> PrepackedRnn:
-    """The stack with packed matrices."""
+    """The same LSTM or GRU stack with packed matrices."""
     return (PrepackedLstm if isinstance(stack, nn.LSTM) else PrepackedGru)(stack, pack)
 
 
 RANGE = 0.1
-"""Weights are drawn uniformly from ± this (Luong et al. 2015, section 4.1; Sutskever et al. took 0.08)."""
+"""Initial weights are uniform between -`RANGE` and `RANGE` (Luong et al. 2015, section 4.1; Sutskever et al. used
+0.08)."""
 
 
 def lstm_stack(inputs: int, width: int, layers: int, dropout: float) -> nn.LSTM:
-    """`torch.nn.LSTM` over [batch, tokens, inputs], its weights as in the papers."""
+    """A `torch.nn.LSTM` over [batch, tokens, inputs], with its weights initialised as in the papers (`RANGE`)."""
     stack = nn.LSTM(inputs, width, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
     for weight in stack.parameters():
         nn.init.uniform_(weight, -RANGE, RANGE)
@@ -143,12 +145,13 @@ def lstm_stack(inputs: int, width: int, layers: int, dropout: float) -> nn.LSTM:
 
 
 def lstm_fields(width: int, layers: int) -> Mapping[str, Field]:
-    """What a stack remembers: its hidden states and its cells."""
+    """The state fields of an LSTM stack: hidden states and cells, [layers, width] each."""
     return {"hidden": Field((layers, width)), "cell": Field((layers, width))}
 
 
 def encode_padded(stack: nn.Module, inputs: Tensor, lengths: Sequence[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Outputs [batch, source, ...] of padded inputs [batch, source, ...] and the last states, as if each were alone."""
+    """Outputs [batch, source, ...] of a stack for padded `inputs` [batch, source, ...], and the last states; each
+    sequence is computed as if it were alone."""
     if isinstance(stack, PrepackedRnn):
         rows, last = stack.read(inputs, lengths)
         return rows, last if isinstance(last, tuple) else (last,)
@@ -159,14 +162,14 @@ def encode_padded(stack: nn.Module, inputs: Tensor, lengths: Sequence[int]) -> t
 
 
 def lstm_state(last: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """The fields [batch, layers, width] of a stack's states [layers, batch, width]."""
+    """The fields of `lstm_fields` [batch, layers, width] from the states of a stack [layers, batch, width]."""
     return {"hidden": last[0].transpose(0, 1), "cell": last[1].transpose(0, 1)}
 
 
 def lstm_step(
     stack: nn.LSTM | PrepackedRnn, inputs: Tensor, held: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The last layer's outputs [batch, width] of inputs [batch, inputs], and the new fields."""
+    """One time step of an LSTM stack: the outputs [batch, width] for `inputs` [batch, inputs], and the new fields."""
     last = tuple(held[name].transpose(0, 1).contiguous() for name in ("hidden", "cell"))
     outputs, fresh = stack(inputs[:, None], last)
     return outputs[:, 0], lstm_state(fresh)
@@ -175,13 +178,13 @@ def lstm_step(
 class GatedCell(nn.Module):
     """z, r = σ(W x + U s + C c); s̃ = tanh(W x + U (r ∘ s) + C c); s' = (1 - z) ∘ s + z ∘ s̃.
 
-    Bahdanau et al. 2015, appendix A.2.2. U is drawn orthogonal as there; the reset gate acts before U, which
-    `torch.nn.GRUCell` has the other way round.
+    Bahdanau et al. 2015, appendix A.2.2. U is initialised orthogonal as in the paper; the reset gate is applied before
+    U, in `torch.nn.GRUCell` after it.
     """
 
     def __init__(self, inputs: int, context: int, width: int) -> None:
         super().__init__()
-        # Any: packed modules where weights are packed.
+        # Any: packed modules after `pack`.
         self.inward: Any = nn.Linear(inputs, 3 * width)
         self.shown: Any = nn.Linear(context, 3 * width, bias=False)
         self.gates: Any = nn.Linear(width, 2 * width, bias=False)
@@ -190,7 +193,7 @@ class GatedCell(nn.Module):
             nn.init.orthogonal_(part)
 
     def pack(self, pack: Pack) -> None:
-        """Pack the matrices for serving."""
+        """Prepack or quantize the matrices for inference."""
         self.inward, self.shown = pack([self.inward]), pack([self.shown])
         self.gates, self.candidate = pack([self.gates]), pack([self.candidate])
 

@@ -12,11 +12,11 @@ from attn_models.plain_config import PlainConfig, require_choice
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(PlainConfig):
-    """What all of them have: `num_layers` of one `mechanism` over rows of `hidden_size`, with `num_heads` heads and its
-    `options`.
+    """Fields of all recurrent language models: `num_layers` layers of one `mechanism` over hidden states of
+    `hidden_size`, with `num_heads` heads and its `options`.
 
-    A head has `head_dim` elements, by default `hidden_size / num_heads`; `dropout` acts in training. Nothing stands
-    between the layers, neither residual sums nor norms.
+    A head has `head_dim` elements, by default `hidden_size / num_heads`; `dropout` applies in training. There are no
+    residual connections or norms between the layers.
     """
 
     vocab_size: int
@@ -35,12 +35,12 @@ class RecurrentConfig(PlainConfig):
 
     @property
     def entering(self) -> int:
-        """The size of a token's vector."""
+        """The size of token embeddings."""
         return self.hidden_size
 
     @property
     def lstms(self) -> int:
-        """LSTM layers below the mechanism."""
+        """The number of LSTM layers below the mechanism."""
         return 0
 
 
@@ -48,7 +48,7 @@ class RecurrentConfig(PlainConfig):
 class KeyValueConfig(RecurrentConfig):
     """An LSTM that attends to its last few outputs (Daniluk et al. 2017).
 
-    `num_lstm_layers` LSTM layers over token vectors of `embedding` elements, below the attention.
+    Below the attention there are `num_lstm_layers` LSTM layers over token embeddings of `embedding` elements.
     `mechanism` is "key_value_predict" or "key_value", or any other causal one.
     """
 
@@ -58,12 +58,12 @@ class KeyValueConfig(RecurrentConfig):
 
     @property
     def entering(self) -> int:
-        """The size of a token's vector."""
+        """The size of token embeddings."""
         return self.embedding
 
     @property
     def lstms(self) -> int:
-        """LSTM layers below the attention."""
+        """The number of LSTM layers below the attention."""
         return self.num_lstm_layers
 
 
@@ -76,13 +76,13 @@ class LstmnConfig(RecurrentConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TuringConfig(RecurrentConfig):
-    """A controller with a memory (Graves et al. 2014); the option `slots` says how many rows of `head_dim` it has."""
+    """A controller with a memory (Graves et al. 2014) of as many rows of size `head_dim` as the option `slots` says."""
 
     mechanism: str = "attn-variants/ntm"
 
 
 def attention_of(config: RecurrentConfig) -> LayerAttention:
-    """The mechanism of every layer; raises what `decoder_attention` raises."""
+    """The attention of every layer; raises the errors of `decoder_attention`."""
     sizes = {
         "hidden_size": config.hidden_size,
         "num_heads": config.num_heads,

@@ -11,12 +11,12 @@ from attn_models.recurrent.config import KeyValueConfig, LstmnConfig, RecurrentC
 
 
 class RecurrentFamily(ModelFamily):
-    """A family with a `Config`."""
+    """Base class of families of recurrent language models: a subclass sets its `Config`."""
 
     Config: ClassVar[type[RecurrentConfig]]
 
     def configure(self, values: Mapping[str, Any]) -> RecurrentConfig:
-        """The config of plain values, asked of the mechanism it names too."""
+        """The config from plain values; also raises the errors of `attention_of` for its mechanism."""
         config = self.Config.from_plain(values)
         attention_of(config)
         return config
@@ -29,7 +29,7 @@ class RecurrentFamily(ModelFamily):
 
 
 class KeyValueFamily(RecurrentFamily):
-    """An LSTM and a short look back."""
+    """An LSTM that attends to its last few outputs."""
 
     name = "key_value_lm"
     summary = "An LSTM language model that attends to keys and values of its last outputs (Daniluk et al. 2017)."
@@ -37,7 +37,7 @@ class KeyValueFamily(RecurrentFamily):
 
 
 class LstmnFamily(RecurrentFamily):
-    """LSTMs with tapes."""
+    """LSTMs that attend to the tapes of their earlier states."""
 
     name = "lstmn_lm"
     summary = "A language model of LSTMs that attend to all their earlier states (Cheng et al. 2016)."
@@ -45,7 +45,7 @@ class LstmnFamily(RecurrentFamily):
 
 
 class TuringFamily(RecurrentFamily):
-    """A memory that is addressed by content and location."""
+    """The Neural Turing Machine, whose memory is addressed by content and location."""
 
     name = "turing_machine"
     summary = "A Neural Turing Machine over tokens (Graves et al. 2014)."
@@ -53,5 +53,5 @@ class TuringFamily(RecurrentFamily):
 
 
 def recurrent_families() -> list[ModelFamily]:
-    """One of each."""
+    """One instance of each recurrent family."""
     return [KeyValueFamily(), LstmnFamily(), TuringFamily()]

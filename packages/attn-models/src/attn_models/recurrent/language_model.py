@@ -1,4 +1,4 @@
-"""A language model without blocks: tokens, perhaps an LSTM, layers of one mechanism, and the vocabulary."""
+"""A language model without Transformer blocks: embedding, optionally an LSTM, layers of one mechanism, unembedding."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ LSTM = "lstm"
 
 
 class RecurrentLanguageModel(nn.Module):
-    """p(x_{t+1}) ∝ exp(W h_t + b), h of the last layer: a `LanguageModel` of `attn_core`. Tokens are int64.
+    """p(x_{t+1}) ∝ exp(W h_t + b), where h_t is the output of the last layer. Tokens are int64.
 
-    With an LSTM below it is the key-value(-predict) language model (Daniluk et al. 2017, arXiv 1702.04521, section 2),
-    without one the LSTMN (Cheng et al. 2016, arXiv 1601.06733, section 3) or the Neural Turing Machine (Graves et al.
-    2014, arXiv 1410.5401), by its mechanism.
+    Implements `attn_core.models.LanguageModel`. With LSTM layers it is the key-value(-predict) language model (Daniluk
+    et al. 2017, arXiv 1702.04521, section 2); without them, depending on the mechanism, the LSTMN (Cheng et al. 2016,
+    arXiv 1601.06733, section 3) or the Neural Turing Machine (Graves et al. 2014, arXiv 1410.5401).
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
@@ -50,7 +50,7 @@ class RecurrentLanguageModel(nn.Module):
             self._specs[LSTM] = {"state": Slot(lstm_fields(config.hidden_size, config.lstms))}
 
     def pack(self, pack: Pack) -> None:
-        """Pack the LSTM for serving."""
+        """Prepack or quantize the LSTM for inference."""
         if isinstance(self.lstm, nn.LSTM):
             self.lstm = prepack_rnn(self.lstm, pack)
 
@@ -63,7 +63,7 @@ class RecurrentLanguageModel(nn.Module):
 
     @names_wrong_states
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
-        """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
+        """Hidden states [tokens, width] of the new tokens [tokens] of many requests."""
         hidden: Tensor = self.embedding(tokens)
         if self.lstm is not None:
             hidden = self._lstm_step(self.lstm, hidden, batch, state)
@@ -74,12 +74,12 @@ class RecurrentLanguageModel(nn.Module):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., vocabulary] of hidden rows [..., width]."""
+        """Logits [..., vocabulary] of hidden states [..., width]."""
         scores: Tensor = self.unembedding(self.dropout(hidden))
         return scores
 
     def state_specs(self) -> ModelSpecs:
-        """What the LSTM and every layer must remember, by layer name."""
+        """The state specs of the LSTM and of every layer, by layer name."""
         return self._specs
 
     def layer_mechanisms(self) -> Mapping[str, str]:
@@ -110,7 +110,7 @@ class RecurrentLanguageModel(nn.Module):
         return maps
 
     def _entering(self, tokens: Tensor) -> Tensor:
-        """What enters the first layer, [batch, tokens, width]."""
+        """The input of the first attention layer, [batch, tokens, width]."""
         if tokens.shape[1] > self.max_seq_len:
             raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.max_seq_len}")
         rows: Tensor = self.embedding(tokens)
@@ -118,11 +118,11 @@ class RecurrentLanguageModel(nn.Module):
         return entering
 
     def _layers(self) -> Sequence[Any]:
-        """The layers of attention, with the methods of `AttentionLayer`."""
+        """The attention layers, which have the methods of `AttentionLayer`."""
         return cast("Sequence[Any]", self.attentions)
 
     def _lstm_step(self, lstm: nn.LSTM | PrepackedRnn, rows: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
-        """The LSTM over the new rows [tokens, embedding]; replaces its state."""
+        """Run the LSTM on the embeddings `rows` [tokens, embedding] of the new tokens, and update its state."""
         view = state[LSTM]["state"]
         held = view.read()
         if batch.decoding:
@@ -140,5 +140,5 @@ class RecurrentLanguageModel(nn.Module):
 
 
 def layer_name(layer: int) -> str:
-    """The name of a layer's states."""
+    """The name under which the states of a layer are stored."""
     return f"attention.{layer}"

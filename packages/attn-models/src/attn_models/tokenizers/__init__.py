@@ -1,4 +1,4 @@
-"""Tokenizers: text to token ids and back, from checkpoint folders, GGUF vocabularies or plain characters."""
+"""Tokenizers: text to token ids and back, with vocabularies from checkpoint folders, GGUF files or training texts."""
 
 from attn_models.tokenizers.gguf import tokenizer_from_gguf
 from attn_models.tokenizers.learned import character_tokenizer

@@ -1,4 +1,4 @@
-"""Conversations: checking messages, and rendering chat templates in a process of its own."""
+"""Conversations: checks messages, and renders chat templates in a separate process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attn_models.tokenizers import template_child
 def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """The messages as plain dictionaries of `role` and `content`.
 
-    Raises InvalidValue, naming the message, when there are none, or one lacks a role or a content of text.
+    Raises `InvalidValue` if there are none, and, naming the message, if one lacks a role or a content of text.
     """
     if not messages:
         raise InvalidValue.of("messages", [], "at least one message")
@@ -39,31 +39,31 @@ def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]
 
 
 def content_parts(content: str) -> list[dict[str, str]]:
-    """A content as templates of models that see images take it: parts of text, and images where `IMAGE_PLACE` is."""
+    """The parts of a content for templates of vision-language models: text, and an image for each `IMAGE_PLACE`."""
     pieces = [piece for piece in re.split(f"({IMAGE_PLACE})", content) if piece]
     return [{"type": "image"} if piece == IMAGE_PLACE else {"type": "text", "text": piece} for piece in pieces]
 
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
-"""Unicode's private plane: no meaning of their own, left alone by what templates do to text."""
+"""Characters of Unicode's private plane, which have no meaning and are not changed by filters of templates."""
 
 
 Spelled = Callable[[str], list[str]]
-"""The control tokens in a text, each as the text spells it."""
+"""A function that returns the control tokens in a text, each as it is spelled there."""
 
 
 @dataclass(frozen=True)
 class ControlTokenPlaceholders:
-    """`spelled[c]` is the control token that the character c stands for; `messages` hold c in its place."""
+    """Messages in which each control token is replaced by a placeholder character c; `spelled[c]` is that token."""
 
     messages: list[dict[str, str]]
     spelled: Mapping[str, str]
 
     @classmethod
     def of(cls, messages: Sequence[Mapping[str, str]], control: Spelled) -> ControlTokenPlaceholders:
-        """The messages with every control token spelled in a role or a content replaced by one character.
+        """Replace every control token that is spelled in a role or a content by one character.
 
-        Raises InvalidValue when the messages leave too few characters of the private plane unused.
+        Raises `InvalidValue` if the messages leave too few characters of the private plane unused.
         """
         texts = [text for message in messages for text in message.values()]
         found = sorted({token for text in texts for token in control(text)} - {""})
@@ -78,7 +78,8 @@ class ControlTokenPlaceholders:
         return cls(replaced, {character: token for token, character in stands_for.items()})
 
     def pieces(self, text: str) -> Iterator[tuple[str, bool]]:
-        """The rendered text in order, cut at the stand-ins: (piece, whether a person spelled a control token)."""
+        """The rendered text, split at the placeholders: pairs of a piece with its original spelling, and whether it is
+        a control token that was spelled in a message."""
         if not self.spelled:
             yield text, False
             return
@@ -96,9 +97,9 @@ def _unused(texts: Sequence[str], count: int) -> list[str]:
 
 
 class TemplateWorker:
-    """One `template_child` process, started when first needed and again after a template killed it.
+    """One `template_child` process, started when first needed and restarted after a template caused it to be killed.
 
-    Calls are made one after the other; a usual render takes well under a millisecond.
+    Calls are serialised; rendering usually takes well under a millisecond.
     """
 
     def __init__(self) -> None:
@@ -107,9 +108,9 @@ class TemplateWorker:
         self._owner = os.getpid()
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
-        """The text of `template` with `values`.
+        """Render `template` with `values`.
 
-        Raises UserError with what the template raised, or when it ran beyond a second or its memory.
+        Raises `UserError` with the error of the template, or if it exceeded a second or its memory limit.
         """
         request = json.dumps({"template": template, "values": dict(values)}) + "\n"
         with self._lock:
@@ -123,7 +124,7 @@ class TemplateWorker:
         return text
 
     def close(self) -> None:
-        """End the process; the next render starts another."""
+        """Kill the process; the next call of `render` starts another."""
         with self._lock:
             self._drop()
 
@@ -138,7 +139,7 @@ class TemplateWorker:
         except BrokenPipeError:
             line = ""
         except BaseException:
-            # An interrupted call leaves an answer in the pipe that would be taken for the next one's.
+            # An interrupted call would leave its reply in the pipe, to be read as that of the next call.
             self._drop()
             raise
         if not line.endswith("\n"):
@@ -147,9 +148,9 @@ class TemplateWorker:
         return line
 
     def _running(self) -> subprocess.Popen[str]:
-        # After a fork the parent's child is not ours to talk to.
+        # After a fork, the child belongs to the parent process.
         if self._child is None or self._owner != os.getpid() or self._child.poll() is not None:
-            # As a script (-P: without its folder on the path) it starts in a tenth of a second.
+            # Run as a script (-P: without its folder on the path), it starts in a tenth of a second.
             command = [sys.executable, "-P", template_child.__file__]
             self._child = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8"
@@ -169,5 +170,5 @@ atexit.register(_WORKER.close)
 
 
 def render_template(template: str, values: Mapping[str, Any]) -> str:
-    """The text of a chat template, rendered by the worker that this process keeps; raises like it."""
+    """Render a chat template with this process's `TemplateWorker`; raises the errors of `TemplateWorker.render`."""
     return _WORKER.render(template, values)

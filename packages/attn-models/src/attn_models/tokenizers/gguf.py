@@ -19,10 +19,11 @@ BYTES = 256
 
 
 def sentencepiece_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenizers.Tokenizer:
-    """BPE that merges the two neighbours whose union scores highest (Kudo and Richardson 2018, arXiv 1808.06226).
+    """SentencePiece BPE, which merges the two neighbours whose union has the highest score (Kudo and Richardson 2018,
+    arXiv 1808.06226).
 
-    Blanks are written as U+2581, and characters that are no token as their bytes. Raises CheckpointInvalid for scores
-    or types that do not fit the tokens, bytes that are missing, or an unknown token that is not there.
+    Spaces are written as U+2581, and characters without a token as their bytes. Raises `CheckpointInvalid` for scores
+    or types that do not fit the tokens, and if byte tokens or the unknown token are missing.
     """
     scores, types = header.metadata.get("tokenizer.ggml.scores"), header.integers("tokenizer.ggml.token_type")
     if not isinstance(scores, tuple) or len(scores) != len(tokens) or len(types) != len(tokens):
@@ -52,7 +53,7 @@ def sentencepiece_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokeni
 
 
 def _merges(ranked: Mapping[str, None]) -> Iterator[tuple[str, str]]:
-    """Every pair of tokens whose union is a token, those of the best union first."""
+    """Every pair of tokens whose union is a token, in the order of the unions in `ranked`."""
     for token in ranked:
         for cut in range(1, len(token)):
             first, second = token[:cut], token[cut:]
@@ -76,14 +77,14 @@ PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _byte_level,
     "smollm": _single_digits,
 }
-"""How text is cut before merging, by tokenizer.ggml.pre."""
+"""The pre-tokenizer, which splits text before merging, by tokenizer.ggml.pre."""
 
 
 def tokenizer_from_gguf(header: GgufHeader) -> Tokenizer:
     """The tokenizer of the file: byte-level BPE ("gpt2"), or sentencepiece's BPE ("llama").
 
-    Raises UnknownName for a tokenizer model or pre-tokenizer not known here, and CheckpointInvalid for
-    a vocabulary that contradicts itself.
+    Raises `UnknownName` for an unsupported tokenizer model or pre-tokenizer, and `CheckpointInvalid` for an
+    inconsistent vocabulary.
     """
     kind = header.text("tokenizer.ggml.model")
     if kind not in BACKENDS:
@@ -111,7 +112,7 @@ BACKENDS: dict[str, Callable[[GgufHeader, tuple[str, ...]], tokenizers.Tokenizer
     "gpt2": _byte_level_backend,
     "llama": sentencepiece_backend,
 }
-"""How text becomes tokens, by tokenizer.ggml.model."""
+"""The functions that build a tokenizer, by tokenizer.ggml.model."""
 
 
 def _merged_model(header: GgufHeader, tokens: tuple[str, ...]) -> models.BPE:

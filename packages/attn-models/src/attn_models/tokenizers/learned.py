@@ -1,4 +1,4 @@
-"""Tokenizers made from a text: of characters, byte pairs and words."""
+"""Tokenizers whose vocabulary is built from texts: characters, byte pairs and words."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def character_tokenizer(text: str) -> Tokenizer:
     """A tokenizer whose vocabulary is the sorted set of characters (code points) in `text`.
 
     It is saved as a tokenizer.json like any other. It has no special tokens: encoding a character
-    that is not in `text` raises InvalidValue.
+    that is not in `text` raises `InvalidValue`.
 
-    Raises InvalidValue for an empty text.
+    Raises `InvalidValue` for an empty text.
     """
     if not text:
         raise InvalidValue.of("text", "", "at least one character")
     vocabulary = {character: place for place, character in enumerate(sorted(set(text)))}
-    # The library wants a name for unknown tokens; one that no text can produce makes it refuse instead.
+    # The library requires a name for the unknown token; with one that is not in the vocabulary it raises an error.
     backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=_NO_CHARACTER))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     backend.decoder = decoders.Fuse()
@@ -40,9 +40,10 @@ BYTES = 256
 
 
 def byte_pair_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Byte-level pairs merged up to `vocabulary` tokens (Sennrich et al. 2016, arXiv 1508.07909): it spells any text.
+    """A byte-level BPE tokenizer with up to `vocabulary` tokens, trained on `texts` (Sennrich et al. 2016, arXiv
+    1508.07909); it can encode any text.
 
-    Raises `InvalidValue` for a vocabulary that has no room for the bytes.
+    Raises `InvalidValue` for a vocabulary smaller than all bytes and special tokens.
     """
     if vocabulary < BYTES + len(SPECIAL):
         raise InvalidValue.of("vocab_size", vocabulary, f"at least {BYTES + len(SPECIAL)}, for every byte")
@@ -60,7 +61,7 @@ def byte_pair_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 
 def word_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """One token for each word between spaces in the texts; other words become `<unk>`."""
+    """A tokenizer with one token for each whitespace-separated word in the texts; other words become `<unk>`."""
     words = sorted({word for text in texts for word in text.split()} - set(SPECIAL))
     backend = tokenizers.Tokenizer(
         models.WordLevel({word: place for place, word in enumerate(SPECIAL + words)}, unk_token=UNKNOWN)
@@ -75,7 +76,7 @@ MASK = "<mask>"
 
 
 def with_mask(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer itself where it has such a token, else one with `<mask>` behind its vocabulary."""
+    """The tokenizer itself if it has a mask token, else a copy with `<mask>` added at the end of its vocabulary."""
     if tokenizer.mask_id is not None:
         return tokenizer
     backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())

@@ -1,4 +1,4 @@
-"""What a tokenizer needs beside its vocabulary: special tokens and the chat template."""
+"""The settings of a tokenizer besides its vocabulary: special tokens and the chat template."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TEMPLATE_NAME = "chat_template.jinja"
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSettings:
-    """Special tokens as they are spelled, and the chat template; None where the model has none.
+    """The spellings of special tokens, and the chat template; None for those that the model does not have.
 
-    `eos_ids` are ids that end a generation beyond the one of `eos_token`; `decoder_start_id` begins that of an
-    encoder-decoder, where it is not `bos_token`.
+    `eos_ids` are ids that end a generation in addition to that of `eos_token`; `decoder_start_id` is the first token
+    that an encoder-decoder's decoder reads, if it is not `bos_token`.
     """
 
     bos_token: str | None = None
@@ -37,7 +37,7 @@ class TokenizerSettings:
     decoder_start_id: int | None = None
 
     def to_config(self) -> dict[str, Any]:
-        """The tokenizer_config.json that says the same to Hugging Face's libraries."""
+        """The content of a tokenizer_config.json with these settings, for Hugging Face's libraries."""
         named = {
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
@@ -53,10 +53,10 @@ class TokenizerSettings:
 def read_settings(folder: Path) -> TokenizerSettings:
     """The settings in `folder`: tokenizer_config.json, chat_template.jinja and generation_config.json.
 
-    Special tokens that tokenizer_config.json does not name are those of special_tokens_map.json; ids that end or
-    begin a generation are those of config.json where generation_config.json has none, as in transformers. Files that
-    are not there count as empty. Raises CheckpointInvalid for malformed ones, and for files that the folder's manifest
-    does not list; their hashes are `read_folder`'s to check.
+    Special tokens that tokenizer_config.json does not name are read from special_tokens_map.json; ids that end or begin
+    a generation from config.json if generation_config.json has none, as in transformers. Missing files count as empty.
+    Raises `CheckpointInvalid` for malformed files, and for files that the folder's manifest does not list; hashes are
+    checked by `read_folder`, not here.
     """
     records = read_manifest(folder)
     config = _config(listed_member(folder, CONFIG_NAME, records))

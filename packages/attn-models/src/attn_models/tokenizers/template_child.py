@@ -1,8 +1,8 @@
-"""The process that renders chat templates, run as a script: it imports nothing of this project.
+"""The process that renders chat templates, run as a script: it imports nothing from this project.
 
-Reads a line of JSON {"template", "values"}, answers with one {"text"} or {"error"}. The kernel ends
-it when one template takes more than TIME_LIMIT seconds: a sandbox stops attribute tricks but not
-nested loops. It ends by itself when its standard input closes, so it cannot outlive its owner.
+It reads lines of JSON {"template", "values"}, and answers each with a line {"text"} or {"error"}. The operating system
+kills it by an alarm signal if a template takes more than TIME_LIMIT seconds: the sandbox prevents access to attributes
+but not endless loops. It ends when its standard input closes, so it cannot outlive its parent process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEXT_LIMIT = 8 << 20
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """The sandbox with the few helpers that chat templates on the Hugging Face hub rely on."""
+    """The Jinja sandbox with the few helpers that chat templates on the Hugging Face hub use."""
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -36,7 +36,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 def answer(request: dict[str, Any]) -> dict[str, str]:
-    """The rendered text, or what went wrong."""
+    """The reply to a request: the rendered text, or the error."""
     try:
         text = _compiled(request["template"]).render(**request["values"])
     except TemplateError as error:
@@ -47,10 +47,10 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Answer requests until the input ends."""
+    """Answer requests from standard input until it ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # A terminal's Ctrl-C goes to the whole group; this process ends when its owner does.
+    # Ctrl-C in a terminal signals the whole process group; this process ends when its parent does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for line in sys.stdin:

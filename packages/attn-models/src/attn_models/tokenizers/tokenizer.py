@@ -1,4 +1,4 @@
-"""Text to token ids and back, over any tokenizer.json; encoder inputs and decoder starts of encoder-decoder models."""
+"""Text to token ids and back, for any tokenizer.json; encoder inputs and decoder starts of encoder-decoder models."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from attn_models.weights.manifest import listed_member, read_manifest
 VOCABULARY_NAME = "tokenizer.json"
 VOCABULARY_LIMIT = 64 << 20
 TURNS = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user", "assistant", "tool", "user"))
-"""Roles in an order that templates know, with which they show the tokens that they write."""
+"""Test conversations, as orders of roles that templates accept, for finding the tokens that a template writes."""
 SPELLING = LibraryErrors(lambda said: InvalidValue.of("token_ids", "ids", f"what the tokenizer can spell: {said}"))
 
 
 class Tokenizer:
     """A tokenizer of the `tokenizers` library with its special tokens and chat template.
 
-    Never pads and never truncates, whatever its file asks for. Safe to share between threads.
+    Never pads or truncates, whatever its file specifies. Thread-safe.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
@@ -51,9 +51,9 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """The tokenizer of a checkpoint folder (tokenizer.json and its neighbours).
+        """The tokenizer of a checkpoint folder: its tokenizer.json and the files that `read_settings` reads.
 
-        Raises CheckpointInvalid naming the file when it is missing or malformed.
+        Raises `CheckpointInvalid`, naming the file, if it is missing or malformed.
         """
         path = listed_member(Path(folder), VOCABULARY_NAME, read_manifest(Path(folder)))
         if path is None:
@@ -67,32 +67,32 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids: one more than the largest, as an embedding needs it."""
+        """The number of rows that an embedding needs: one more than the largest id."""
         return self._size
 
     @property
     def bos_id(self) -> int | None:
-        """The id that begins a text, None when the model has none."""
+        """The id of the token that begins a text, None if the model has none."""
         return self._id_of(self.settings.bos_token)
 
     @property
     def pad_id(self) -> int | None:
-        """The id that fills a batch up, None when the model has none."""
+        """The id of the padding token, None if the model has none."""
         return self._id_of(self.settings.pad_token)
 
     @property
     def unk_id(self) -> int | None:
-        """The id that stands for what the vocabulary cannot spell, None when the model has none."""
+        """The id of the unknown token, for text that the vocabulary cannot encode; None if the model has none."""
         return self._id_of(self.settings.unk_token)
 
     @property
     def mask_id(self) -> int | None:
-        """The id that stands for a token to be guessed, None when the model has none."""
+        """The id of the mask token, for a token to be predicted; None if the model has none."""
         return self._id_of(self.settings.mask_token)
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """The ids that end a generation; empty for models that never end by themselves."""
+        """The ids that end a generation; empty for models without an end token."""
         end = self._id_of(self.settings.eos_token)
         return frozenset(self.settings.eos_ids) | (frozenset() if end is None else {end})
 
@@ -102,15 +102,15 @@ class Tokenizer:
         return self._special
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """The ids of `text`. Special tokens spelled in the text become their ids.
+        """The ids of `text`. Special tokens that are spelled in the text become their ids.
 
-        With `add_special`, models trained with a token that begins every text (few are) get it.
-        Raises InvalidValue for text that is not Unicode (lone surrogates) or that the vocabulary cannot spell.
+        With `add_special`, the special tokens that the tokenizer's post-processor defines are added, such as a token at
+        the beginning. Raises `InvalidValue` for text with lone surrogates or that the vocabulary cannot encode.
         """
         return self.encode_batch([text], add_special=add_special)[0]
 
     def encode_batch(self, texts: Sequence[str], *, add_special: bool = True) -> list[list[int]]:
-        """The ids of each text, computed side by side. Raises like `encode`."""
+        """The ids of each text, computed in parallel. Raises the errors of `encode`."""
         for text in texts:
             _require_unicode(text)
         if self._characters is not None:
@@ -121,7 +121,7 @@ class Tokenizer:
             return [encoding.ids for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=add_special)]
 
     def unknown(self, text: str) -> tuple[str, ...]:
-        """The pieces of `text` that the vocabulary has no token for, each once; most vocabularies can spell all."""
+        """The pieces of `text` that become the unknown token, each once; empty for vocabularies that cover all text."""
         unknown = self.unk_id
         if unknown is None or self._characters is not None:
             return ()
@@ -131,16 +131,16 @@ class Tokenizer:
         return tuple(dict.fromkeys(text[start:end] for token_id, (start, end) in places if token_id == unknown))
 
     def encode_corpus(self, text: str) -> NDArray[np.int32]:
-        """The ids of a long text [tokens], int32; the same as `encode`, a hundred times faster for characters."""
+        """The ids of a long text [tokens], int32: those of `encode`, a hundred times faster for characters."""
         _require_unicode(text)
         if self._characters is not None:
             return self._characters.encode(text)
         return np.asarray(self.encode(text), dtype=np.int32)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`. Bytes that are no UTF-8, such as a character cut in two, become U+FFFD.
+        """The text of `ids`. Bytes that are not valid UTF-8, such as part of a character, become U+FFFD.
 
-        Raises InvalidValue for an id outside the vocabulary.
+        Raises `InvalidValue` for an id outside the vocabulary.
         """
         if skip_special and self._byte_texts is not None:
             with suppress(KeyError):
@@ -151,15 +151,15 @@ class Tokenizer:
         return text
 
     def token(self, token_id: int) -> str:
-        """The token as the vocabulary spells it. Raises InvalidValue for an id outside the vocabulary."""
+        """The token as it is spelled in the vocabulary. Raises `InvalidValue` for an id outside the vocabulary."""
         self._require_ids([token_id])
         spelled: str | None = self.backend.id_to_token(token_id)
         return "" if spelled is None else spelled
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes the token stands for, not always UTF-8 alone; for streaming text out token by token.
+        """The bytes that a token represents, which alone may not be valid UTF-8; for streaming text token by token.
 
-        Raises InvalidValue for an id outside the vocabulary.
+        Raises `InvalidValue` for an id outside the vocabulary.
         """
         spelled = self.token(token_id)
         alphabet = byte_of_character()
@@ -170,19 +170,19 @@ class Tokenizer:
         return spelled.encode("utf-8")
 
     def id(self, token: str) -> int | None:
-        """The id of the token spelled `token` in the vocabulary, None when there is none."""
+        """The id of the token spelled `token` in the vocabulary, None if there is none."""
         found: int | None = self.backend.token_to_id(token)
         return found
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True, images: bool = False
     ) -> str:
-        """The text of a conversation in the model's chat template, ready for the assistant's answer.
+        """Render a conversation with the model's chat template, by default up to the start of the assistant's answer.
 
-        `messages` are objects with a `role` and a `content`. The template of a model that sees `images` is given
-        contents as `content_parts` of them. It runs sandboxed in a process of its own for at most a second.
+        `messages` are mappings with a `role` and a `content`. With `images`, for vision-language models, the template
+        gets contents as lists of parts (`content_parts`). It runs sandboxed in a separate process for at most a second.
 
-        Raises UserError when the model has no template, and for what the template itself refuses.
+        Raises `UserError` if the model has no template, or if the template raises an error.
         """
         template = self.settings.chat_template
         if template is None:
@@ -198,14 +198,14 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True, images: bool = False
     ) -> list[int]:
-        """The ids of a conversation; arguments as of `render_chat`, and raises like it and `encode`.
+        """The ids of a conversation; the arguments are those of `render_chat`, the errors those of it and `encode`.
 
-        Control tokens, and those by which the template marks turns, come from the template alone: one spelled in a
-        message is encoded as the text it is.
+        Only the template can produce control tokens and turn markers: one that is spelled in a message is encoded as
+        ordinary text.
         """
         said = ControlTokenPlaceholders.of(check_messages(messages), self._control_tokens_in)
         text = self.render_chat(said.messages, add_generation_prompt=add_generation_prompt, images=images)
-        # The template writes the tokens that begin a text itself.
+        # The template itself writes the token that begins a text.
         return [
             token_id
             for piece, spelled in said.pieces(text)
@@ -213,22 +213,22 @@ class Tokenizer:
         ]
 
     def files(self) -> dict[str, bytes | dict[str, Any]]:
-        """The tokenizer's files by name, as `write_folder` takes them for `extra_files`."""
+        """The contents of the tokenizer's files by name, for the argument `extra_files` of `write_folder`."""
         return {
             VOCABULARY_NAME: self.backend.to_str(pretty=False).encode("utf-8"),
             CONFIG_NAME: self.settings.to_config(),
         }
 
     def _encode_plain(self, text: str) -> list[int]:
-        """The ids of `text` with control tokens cut into pieces like any other word."""
+        """The ids of `text`, with control tokens encoded like ordinary words."""
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         return ids
 
     def _control_tokens_in(self, text: str) -> list[str]:
-        """What in `text` would become a special token or one that marks turns, as the text spells it.
+        """The parts of `text` that would become special tokens or turn markers, as they are spelled there.
 
-        Tokens that are not special are also found in text that the tokenizer normalizes to them, such as full-width
-        characters.
+        Turn markers that are not special tokens are also found in text that the tokenizer normalizes to them, such as
+        full-width characters.
         """
         control = self._special | self.turn_marker_ids
         found = [token for token in map(self.token, control) if token in text]
@@ -240,8 +240,8 @@ class Tokenizer:
 
     @cached_property
     def turn_marker_ids(self) -> frozenset[int]:
-        """The ids of tokens that are not special but by which the chat template marks turns, such as ChatML's in some
-        models: those that it writes around contents that have none, or names where it takes no such conversation."""
+        """The ids of added tokens that are not special but mark turns in the chat template, such as ChatML's in some
+        models: those in the rendered `TURNS`, or in the template itself if it accepts none of them."""
         template = self.settings.chat_template
         candidates = self._added - self._special
         if template is None or not candidates:
@@ -256,7 +256,7 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
-        # The switch belongs to the whole backend, which other threads use at the same time: hence a copy.
+        # `encode_special_tokens` is a setting of the whole backend, which other threads use too: hence a copy.
         copied = json.loads(self.backend.to_str())
         for token in copied["added_tokens"]:
             token["special"] = token["special"] or token["id"] in self.turn_marker_ids
@@ -282,7 +282,8 @@ def _require_unicode(text: str) -> None:
 
 
 def encoder_input_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """The tokens of a source and the token that ends it; raises `InvalidValue` for a text without any."""
+    """The token ids of a source with the end token; raises `InvalidValue` for a text without tokens, `UserError`
+    without an end token."""
     ids = tokenizer.encode(text, add_special=False)
     if not ids:
         raise InvalidValue.of("source", text, "at least one token")
@@ -290,7 +291,7 @@ def encoder_input_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 
 
 def decoder_start_ids(tokenizer: Tokenizer, ids: Sequence[int] = ()) -> tuple[int, ...]:
-    """The token that begins a target, and what is given of it already."""
+    """The token that starts a target, followed by `ids`; raises `UserError` if the tokenizer has none."""
     start = tokenizer.settings.decoder_start_id
     start = tokenizer.bos_id if start is None else start
     if start is None:
@@ -299,7 +300,7 @@ def decoder_start_ids(tokenizer: Tokenizer, ids: Sequence[int] = ()) -> tuple[in
 
 
 def eos_id(tokenizer: Tokenizer) -> int:
-    """The token that ends sources and targets."""
+    """The token that ends sources and targets; raises `UserError` if the tokenizer has none."""
     if not tokenizer.end_ids:
         raise UserError("the tokenizer has no token to end with, which a model with a source needs")
     return min(tokenizer.end_ids)

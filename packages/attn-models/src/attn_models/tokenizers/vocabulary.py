@@ -1,4 +1,4 @@
-"""Helpers of the tokenizer: byte-level alphabets, fast paths for bytes and characters, and errors of the library."""
+"""Helpers for tokenizers: byte-level alphabets, fast paths for bytes and characters, and errors of the library."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from tokenizers import decoders
 
 BLANK = "\u2581"
-"""How sentencepiece writes a blank."""
+"""The character that SentencePiece writes for a space."""
 BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 @cache
 def byte_of_character() -> dict[str, int]:
-    """The byte that each of the 256 characters stands for.
+    """The byte that each of the 256 characters of the byte-level alphabet represents.
 
-    Printable Latin-1 bytes stand for themselves; the others are numbered from U+0100 in their order
+    Printable Latin-1 bytes are represented by themselves, the others, in order, by characters from U+0100
     (GPT-2, Radford et al. 2019).
     """
     themselves = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -31,14 +31,14 @@ def byte_of_character() -> dict[str, int]:
 
 
 def piece_bytes(piece: str) -> bytes:
-    """The bytes of a sentencepiece token: <0xE2> is a byte, U+2581 a blank, everything else itself."""
+    """The bytes of a SentencePiece token: <0xE2> is a byte, U+2581 a space, everything else is literal."""
     if BYTE_PIECE.fullmatch(piece):
         return bytes([int(piece[3:5], 16)])
     return piece.replace(BLANK, " ").encode("utf-8")
 
 
 class ByteDecoder(dict[int, bytes]):
-    """The bytes that each token adds to a text, none for the `skipped` ones; known once they were asked for."""
+    """The bytes that each token adds to a text, none for the `skipped` ones; computed on first use and cached."""
 
     def __init__(self, backend: tokenizers.Tokenizer, skipped: Collection[int]) -> None:
         super().__init__(dict.fromkeys(skipped, b""))
@@ -46,11 +46,11 @@ class ByteDecoder(dict[int, bytes]):
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer, skipped: Collection[int]) -> ByteDecoder | None:
-        """None where the library does not decode bytes alone."""
+        """A decoder for a byte-level tokenizer; None for others."""
         return cls(backend, skipped) if isinstance(backend.decoder, decoders.ByteLevel) else None
 
     def text(self, ids: Sequence[int]) -> str:
-        """What the library decodes `ids` to. Raises `KeyError` for an id without a token."""
+        """The text that the library would decode `ids` to. Raises `KeyError` for an id without a token."""
         return b"".join([self[token_id] for token_id in ids]).decode("utf-8", errors="replace")
 
     def __missing__(self, token_id: int) -> bytes:
@@ -59,7 +59,7 @@ class ByteDecoder(dict[int, bytes]):
             raise KeyError(token_id)
         alphabet = byte_of_character()
         known = all(character in alphabet for character in spelled)
-        # A token that was added may be spelled in other characters: the library takes all of them as they are.
+        # An added token may contain other characters; then the library takes its whole spelling literally.
         found = bytes(alphabet[c] for c in spelled) if known else spelled.encode("utf-8")
         self[token_id] = found
         return found
@@ -77,7 +77,7 @@ class CharacterTable:
             self._ids[ord(character)] = token_id
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """The ids of `text` [characters], int32. Raises InvalidValue naming the first unknown character."""
+        """The ids of `text` [characters], int32. Raises `InvalidValue`, naming the first unknown character."""
         points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
         ids = self._ids[np.minimum(points, len(self._ids) - 1)]
         unknown = np.flatnonzero((ids == _ABSENT) | (points >= len(self._ids)))
@@ -89,14 +89,14 @@ class CharacterTable:
 
 
 _PANIC = "PanicException"
-"""The library's Rust panics, by class name (the class has no importable home). It derives from
-BaseException and so would pass every `except Exception` and end a server."""
+"""The class name of the library's Rust panics; the class cannot be imported. It derives from BaseException, so that
+`except Exception` would not catch it, and it would end a server."""
 
 
 class LibraryErrors:
-    """Turns whatever the library raises inside into `translate(its message)`; it only has bare Exceptions and panics.
+    """A context manager that turns errors of the library, plain Exceptions and panics, into `translate(message)`.
 
-    Entered for every token that is decoded, hence no generator.
+    A class instead of a generator, for speed, as it is entered for every token that is decoded.
     """
 
     def __init__(self, translate: Callable[[str], AttnError]) -> None:

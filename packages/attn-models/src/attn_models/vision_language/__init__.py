@@ -1,1 +1,1 @@
-"""Language models that see images: a tower over patches whose rows stand among the embeddings of a prompt."""
+"""Vision-language models: a vision tower computes image embeddings, which replace image tokens in a prompt."""

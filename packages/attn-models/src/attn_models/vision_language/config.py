@@ -1,4 +1,4 @@
-"""Configs of language models that see images. Imports no torch."""
+"""Configs of vision-language models. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from attn_models.plain_config import require_count
 
 @dataclass(frozen=True, kw_only=True)
 class SiglipConfig(EncoderShape):
-    """SigLIP's tower (Zhai et al. 2023, arXiv 2303.15343): images of `image` pixels a side in patches of `patch`.
+    """SigLIP's vision tower (Zhai et al. 2023, arXiv 2303.15343): square images with sides of `image` pixels, split
+    into patches with sides of `patch` pixels.
 
     Raises `InvalidValue` for a field outside its range, and for patches that do not divide the image.
     """
@@ -35,25 +36,26 @@ class SiglipConfig(EncoderShape):
 
     @property
     def side(self) -> int:
-        """Patches along a side of an image."""
+        """The number of patches along a side of an image."""
         return self.image // self.patch
 
     @property
     def kinds(self) -> int:
-        """The elements of a row."""
+        """The size of the output of a patch, as the tower has neither a vocabulary nor classes."""
         return self.hidden_size
 
     @property
     def places(self) -> int:
-        """The patches of an image."""
+        """The number of patches of an image."""
         return self.side**2
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionDecoderConfig(DecoderConfig):
-    """A decoder whose prompts hold images: rows of the tower `vision` stand for tokens `image_token_id`.
+    """A decoder with images in its prompts: outputs of the tower `vision` replace the embeddings of `image_token_id`.
 
-    `scale_factor`² neighbouring patches become one row. Raises `InvalidValue` for a field outside its range.
+    `scale_factor`² neighbouring patches are joined to one embedding. Raises `InvalidValue` for a field outside its
+    range.
     """
 
     vision: SiglipConfig
@@ -72,17 +74,17 @@ class VisionDecoderConfig(DecoderConfig):
 
     @classmethod
     def of(cls, text: DecoderConfig, vision: SiglipConfig, image_token_id: int, scale_factor: int) -> Self:
-        """That of a decoder without images."""
+        """The config that adds a vision tower to the decoder `text`."""
         return cls(**_fields(text), vision=vision, image_token_id=image_token_id, scale_factor=scale_factor)
 
     @property
     def text(self) -> DecoderConfig:
-        """The decoder without images."""
+        """The config of the decoder without the vision tower."""
         return DecoderConfig(**_fields(self))
 
     @property
     def tokens_per_tile(self) -> int:
-        """The tokens that one image of the tower takes in a prompt."""
+        """The number of tokens in a prompt that one input image of the tower takes."""
         return (self.vision.side // self.scale_factor) ** 2
 
 

@@ -1,4 +1,4 @@
-"""A tiny model of random weights that sees images, with its tokenizer, chat template and image settings."""
+"""A tiny vision-language model with random weights, its tokenizer, chat template and image settings, for tests."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ TEMPLATE = (
     "{% elif part['type'] == 'image' %}<image>{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""As published models of this family have it."""
+"""The chat template of published models of this family."""
 
 
 def vision_tokenizer() -> Tokenizer:
-    """A tokenizer of bytes and the tokens around images."""
+    """A byte-level BPE tokenizer with the special tokens around images."""
     backend = byte_pair_tokenizer(["what is in the image"], 270).backend
     backend.add_special_tokens(SPECIAL)
     return Tokenizer(backend, TokenizerSettings(chat_template=TEMPLATE, eos_token=SPECIAL[4]))
 
 
 def write_vision_model(folder: Path, layout: str = "smolvlm", max_seq_len: int = 512) -> Path:
-    """A model folder; images are made 54 pixels on the longer side and cut into tiles of 18."""
+    """Write a model folder and return it; images are resized to 54 pixels on the longer side, in tiles of 18 pixels."""
     tokenizer = vision_tokenizer()
     vision = SiglipConfig(hidden_size=24, num_layers=2, num_heads=3, intermediate_size=40, image=SIDE, patch=3)
     decoder = DecoderConfig(

@@ -1,4 +1,4 @@
-"""Images as SmolVLM's tower takes them: the whole image, and tiles of a larger copy of it."""
+"""Image preprocessing for SmolVLM: each image becomes tiles of a larger copy, and the whole image."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attn_models.weights.safe_files import CONFIG_LIMIT, member, read_json_objec
 PROCESSOR = "processor_config.json"
 LANCZOS = 1
 LONGEST_EDGE = 4096
-"""No image is made larger than so many pixels a side, whatever the settings say."""
+"""The largest side in pixels that images are resized to, whatever the settings say."""
 STEPS = dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_pad", "do_convert_rgb"), (True, None))
 UNUSED = {"image_processor_type", "processor_class", "feature_extractor_type", "video_sampling", "data_format"} | {
     "return_row_col_info",
@@ -31,8 +31,8 @@ READ = {"size", "max_image_size", "image_mean", "image_std", "do_image_splitting
 
 @dataclass(frozen=True)
 class Tiles:
-    """An image cut up: `pixels` [rows * columns + 1, 3, side, side], float32, row by row and the whole image at last;
-    of an image that is not cut, the whole alone, with `rows` and `columns` 0."""
+    """The tiles of an image: `pixels` [rows * columns + 1, 3, side, side], float32, row by row, and last the whole
+    image. For an image that is not split, the whole image only, with `rows` and `columns` 0."""
 
     pixels: Tensor
     rows: int
@@ -41,9 +41,9 @@ class Tiles:
 
 @dataclass(frozen=True, kw_only=True)
 class TileReader:
-    """Makes the longer side of an image `longest_edge` pixels, both sides multiples of `side`, and cuts it into tiles
-    (Laurençon et al. 2024, arXiv 2408.12637, section 3.2); without `split` the whole is all there is. Pixels from 0 to
-    1 lose `mean` and are divided by `std`."""
+    """Resizes the longer side of an image to `longest_edge` pixels, both sides to multiples of `side`, and splits it
+    into tiles (Laurençon et al. 2024, arXiv 2408.12637, section 3.2); without `split` there is only the whole image.
+    Pixels from 0 to 1 are normalised by `mean` and `std`."""
 
     side: int
     longest_edge: int
@@ -52,7 +52,8 @@ class TileReader:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     def read(self, data: bytes, name: str = "image") -> Tiles:
-        """The tiles of an image file's bytes; raises `InvalidValue` for `name` where they are no image or too large."""
+        """The tiles of an image file, given by its bytes; raises `InvalidValue` for the field `name` if it is not an
+        image or too large."""
         image = open_image(data, name)
         width, height = image.size
         image = _resized(image, _bounded(*_longest(width, height, self.longest_edge)))
@@ -67,7 +68,7 @@ class TileReader:
         return Tiles(self._pixels([*cut, _resized(image, (self.side, self.side))]), rows, columns)
 
     def _multiples(self, width: int, height: int) -> tuple[int, int]:
-        """Both sides as multiples of a tile's, the shorter one in the proportion of the longer one as it then is."""
+        """Both sides rounded up to multiples of a tile's, the shorter one in proportion to the rounded longer one."""
 
         def up(length: int) -> int:
             return math.ceil(length / self.side) * self.side
@@ -88,10 +89,10 @@ class TileReader:
 
 
 def read_tile_reader(folder: Path, side: int) -> TileReader:
-    """The reader of a model folder whose tower takes images of `side` pixels; transformers' defaults where the folder
-    says nothing (preprocessor_config.json, or `image_processor` of processor_config.json).
+    """The reader for a model folder, from its preprocessor_config.json or `image_processor` in processor_config.json,
+    with transformers' defaults; the tower's input images have sides of `side` pixels.
 
-    Raises `CheckpointInvalid` for a setting that is not known or done otherwise.
+    Raises `CheckpointInvalid` for an unknown or unsupported setting.
     """
     path, values = member(folder, PREPROCESSOR), None
     if path.is_file():
@@ -131,7 +132,7 @@ def _reader_of(values: Mapping[str, Any], side: int) -> TileReader:
 
 
 def _longest(width: int, height: int, longest: int) -> tuple[int, int]:
-    """Both sides with the longer one as asked and the shorter one even, in proportion."""
+    """The size with the longer side equal to `longest` and the shorter one in proportion, made even."""
     ratio = width / height
     short = int(longest / ratio) if width >= height else int(longest * ratio)
     short = max(1, short + short % 2)

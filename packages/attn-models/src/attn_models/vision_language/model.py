@@ -1,5 +1,5 @@
-"""A decoder that sees images: SigLIP's tower, rows of neighbouring patches joined, and a language model that reads
-them as it reads embeddings of tokens (Marafioti et al. 2025, SmolVLM, arXiv 2504.05299, section 2)."""
+"""A vision-language decoder: SigLIP's tower, a connector that joins neighbouring patches, and a language model that
+reads the result like token embeddings (Marafioti et al. 2025, SmolVLM, arXiv 2504.05299, section 2)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from attn_models.vision_language.config import SiglipConfig, VisionDecoderConfig
 def patch_positions(side: int) -> Tensor:
     """The position [side²] of each patch of a whole image, int64.
 
-    A patch's place along a side is a fraction, and positions are what multiples of 1 / side cut it into; in float32,
-    so that some neighbours share a position where rounding says so, as in training.
+    The coordinate of a patch along a side is a fraction, which is bucketized by multiples of 1 / side. As in training,
+    this is computed in float32, so that through rounding some neighbours have the same position.
     """
     cuts = torch.arange(1 / side, 1.0, 1 / side)
     places = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1.0 - 1e-6)
@@ -28,7 +28,7 @@ def patch_positions(side: int) -> Tensor:
 
 
 class SiglipTower(nn.Module):
-    """Pre-norm blocks over the patches of an image and learned positions, and a norm (Zhai et al. 2023)."""
+    """SigLIP's tower: pre-norm blocks over patches with learned positions, and a last norm (Zhai et al. 2023)."""
 
     def __init__(self, config: SiglipConfig) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class SiglipTower(nn.Module):
         initialise(self.positions)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Rows [images, patches, width] of images [images, channels, side, side], floating point.
+        """Hidden states [images, patches, width] of images [images, channels, side, side], floating point.
 
         Raises `InvalidValue` for images of another shape than the tower's.
         """
@@ -54,7 +54,8 @@ class SiglipTower(nn.Module):
 
 
 class VisionDecoder(Decoder):
-    """A decoder with a tower. `image_rows` are computed before a prompt; inside `placing` they stand in its steps."""
+    """A decoder with a vision tower. `image_rows` computes image embeddings before the prompt is run; inside `placing`
+    they replace the embeddings of image tokens."""
 
     config: VisionDecoderConfig
 
@@ -68,7 +69,7 @@ class VisionDecoder(Decoder):
         initialise(self.connector)
 
     def image_rows(self, images: Tensor) -> Tensor:
-        """Rows [images, tokens, hidden_size] that stand for images [images, channels, side, side], floating point."""
+        """Image embeddings [images, tokens, hidden_size] of images [images, channels, side, side], floating point."""
         rows: Tensor = self.vision(images.to(self.connector.weight))
         cells, near = self.config.vision.side // self.config.scale_factor, self.config.scale_factor
         grid = rows.view(len(rows), cells, near, cells, near, -1).transpose(2, 3)
@@ -77,7 +78,8 @@ class VisionDecoder(Decoder):
 
     @contextmanager
     def placing(self, places: Tensor, rows: Tensor) -> Iterator[None]:
-        """Steps inside take `rows` [places, hidden_size] instead of the embeddings of tokens at `places`, int64."""
+        """A context in which steps use `rows` [places, hidden_size] in place of the embeddings of the tokens at the
+        indices `places` [places], int64."""
         self._placed = places, rows
         try:
             yield
@@ -85,7 +87,8 @@ class VisionDecoder(Decoder):
             self._placed = None
 
     def hidden_of_images(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Rows [tokens, hidden_size] of one whole prompt [tokens] whose image tokens are these rows, in order."""
+        """Hidden states [tokens, hidden_size] of one whole prompt [tokens], with the image embeddings `rows` in place
+        of its image tokens, in order."""
         places = (tokens == self.config.image_token_id).nonzero().flatten()
         with self.placing(places, rows.flatten(0, -2)):
             return self.hidden(tokens[None])[0]

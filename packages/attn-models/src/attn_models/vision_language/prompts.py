@@ -1,4 +1,4 @@
-"""Conversations with images: their token ids, and which of them the rows of images stand for."""
+"""Conversations with images: their token ids, and the places of image embeddings among them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from attn_models.vision_language.images import TileReader, Tiles
 
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 MOST_IMAGES = 64
-"""Images of one conversation."""
+"""The largest number of images in one conversation."""
 
 
 @dataclass(frozen=True)
 class ImagePrompt:
-    """Token ids; `places` are those of image tokens among them, in order, and `pixels` [tiles, 3, side, side], float32,
-    the tiles that they show; None without images. Prompts of equal ids and `key` show the same."""
+    """Token ids with the tiles of their images, `pixels` [tiles, 3, side, side], float32, None without images. `places`
+    are the indices of image tokens, in order. Prompts with equal ids and `key` have the same images."""
 
     token_ids: tuple[int, ...]
     places: tuple[int, ...] = ()
@@ -32,8 +32,8 @@ class ImagePrompt:
 
 
 class ImagePrompts:
-    """Writes conversations for a model as SmolVLM was trained with them; raises `Incompatible` for a vocabulary without
-    the tokens around images."""
+    """Encodes conversations with images in the format of SmolVLM's training; raises `Incompatible` for a vocabulary
+    without the tokens around images."""
 
     def __init__(self, tokenizer: Tokenizer, config: VisionDecoderConfig, reader: TileReader) -> None:
         missing = [token for token in (AROUND, WHOLE) if tokenizer.id(token) is None]
@@ -47,9 +47,9 @@ class ImagePrompts:
     def encode(self, messages: Sequence[Mapping[str, str]], images: Sequence[Sequence[bytes]]) -> ImagePrompt:
         """The prompt of `messages` with a `role` and a `content`, and the `images` of each, the bytes of image files.
 
-        Raises what `with_places` raises, `InvalidValue` for what is no image, and what the chat template raises;
-        `Incompatible` for a template that leaves images out; `ContextLengthExceeded` as soon as images take more than
-        the context, before the others are read.
+        Raises the errors of `with_places` and of the chat template, `InvalidValue` for a file that is not an image;
+        `Incompatible` for a template that leaves images out; `ContextLengthExceeded` as soon as the images exceed the
+        context, before the remaining ones are read.
         """
         data = [one for each in images for one in each]
         ids = self._tokenizer.encode_chat(self.with_places(messages, images), images=True)
@@ -64,10 +64,9 @@ class ImagePrompts:
     def with_places(
         self, messages: Sequence[Mapping[str, str]], images: Sequence[Sequence[bytes]]
     ) -> list[dict[str, str]]:
-        """The messages with an `IMAGE_PLACE` in the content for each image: where it stands, or before the content
-        where there is none.
+        """The messages with an `IMAGE_PLACE` in the content for each image; added before a content that has none.
 
-        Raises `InvalidValue` for other numbers of places than of images, and for more than `MOST_IMAGES`.
+        Raises `InvalidValue` if the numbers of places and images differ, and for more than `MOST_IMAGES`.
         """
         count = sum(map(len, images))
         if count > MOST_IMAGES:
@@ -78,7 +77,7 @@ class ImagePrompts:
         ]
 
     def require_none(self, token_ids: Sequence[int]) -> None:
-        """Raise `InvalidValue` for a token that stands for an image, in a prompt that has none."""
+        """Raise `InvalidValue` for an image token in a prompt without images."""
         if self._config.image_token_id in token_ids:
             place = list(token_ids).index(self._config.image_token_id)
             allowed = "other tokens: images come with the messages of a conversation"
@@ -100,7 +99,7 @@ class ImagePrompts:
         return ImagePrompt(tuple(found), places, torch.cat(pixels), key)
 
     def _text(self, tiles: Tiles) -> str:
-        """What stands in a prompt for an image (transformers' processor of these models)."""
+        """The text that represents an image in a prompt, as in transformers' processor of these models."""
         rows = self._image * self._config.tokens_per_tile
         whole = f"{AROUND}{WHOLE}{rows}{AROUND}"
         if not tiles.rows:
@@ -113,7 +112,7 @@ class ImagePrompts:
 
 
 def _with_places(content: str, images: int, message: int) -> str:
-    """The content with a place for each image; raises `InvalidValue` for other numbers of both."""
+    """The content with an `IMAGE_PLACE` for each image; raises `InvalidValue` if it has another number of places."""
     places = content.count(IMAGE_PLACE)
     if places == images:
         return content

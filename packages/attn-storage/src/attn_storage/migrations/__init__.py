@@ -1,1 +1,1 @@
-"""Steps from one schema version to the next, by Alembic: `rNNNN_what.py`, whose revision is NNNN."""
+"""Alembic migrations from one schema version to the next: `rNNNN_what.py` has the revision NNNN."""

@@ -12,7 +12,7 @@ LARGE = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
-    """Make all tables."""
+    """Create all tables."""
     _make_jobs()
     op.create_table(
         "leases",

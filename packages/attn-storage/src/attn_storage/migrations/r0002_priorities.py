@@ -1,7 +1,7 @@
-"""Jobs have a priority, and those that have not ended are found by an index.
+"""Add the priority of jobs, and an index to find jobs that have not ended.
 
-A job of a higher priority starts before others and takes the room of running ones of a lower one; the queue reads the
-priority with each job that has not ended.
+A job of a higher priority starts before others and takes the place of running ones of a lower priority; the queue reads
+the priority with each job that has not ended.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ INDEX = "jobs_by_end"
 
 
 def upgrade() -> None:
-    """Jobs that were submitted before have the priority of all that ask for none."""
+    """Add the column and the index; existing jobs get the default priority."""
     op.add_column(TABLE, sa.Column(COLUMN, sa.Integer, nullable=False, server_default="0"))
-    # The server looks for jobs that have not ended every other second.
+    # The server queries the jobs that have not ended every two seconds.
     op.create_index(INDEX, TABLE, ["ended"])
 
 
 def downgrade() -> None:
-    """Forget priorities.
+    """Drop the index and the column.
 
     SQLite drops a column itself from version 3.35 on, which every Python that attn supports has.
     """

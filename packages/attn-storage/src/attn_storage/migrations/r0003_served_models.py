@@ -1,4 +1,4 @@
-"""Gateways and the models that they serve, so that those of several machines show the same."""
+"""Add gateways and the models that they serve, so that gateways on several machines show the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODEL_TEXTS = ("gateway", "state", "detail", "source", "base", "engine", "deploy
 
 
 def upgrade() -> None:
-    """Make both tables; gateways of older versions are not in them."""
+    """Create both tables; gateways of older versions are not recorded in them."""
     op.create_table(
         "gateways",
         sa.Column("id", sa.Text, primary_key=True),

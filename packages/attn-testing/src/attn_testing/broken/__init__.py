@@ -1,4 +1,4 @@
-"""Mechanisms broken on purpose: each breaks one law and keeps all others, which proves that the law bites."""
+"""Mechanisms broken on purpose: each breaks one law and keeps all others, which tests that the law detects faults."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.HeadSplit: sound.HeadsMeet(),
     laws.Compiles: mechanisms.LooksInside(),
 }
-"""The mechanism that breaks each law, and no other."""
+"""For each law a mechanism that breaks it, and no other law."""
 
 ALSO_BROKEN: tuple[tuple[type[MechanismLaw], Mechanism], ...] = (
     (laws.Training, unseen.NoNumberInTraining()),
@@ -58,4 +58,4 @@ ALSO_BROKEN: tuple[tuple[type[MechanismLaw], Mechanism], ...] = (
     (laws.Cost, unseen.Free()),
     (laws.StepCost, unseen.Paid()),
 )
-"""Further mechanisms, each with a law that it breaks; it may break others too."""
+"""Further laws with a mechanism that breaks them; it may break other laws too."""

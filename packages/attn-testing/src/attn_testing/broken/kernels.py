@@ -17,7 +17,7 @@ from attn_testing.laws import kernel
 
 
 class SoundKernel(AttendKernel):
-    """The kit's own definition of attention as a kernel."""
+    """The oracle's definition of attention as a kernel."""
 
     name = "sound"
     summary = "The definition."
@@ -33,7 +33,7 @@ class SoundKernel(AttendKernel):
     }
 
     def cost(self, problem: AttendProblem) -> float:
-        """Twice the plain computation's."""
+        """Twice the cost of the plain kernel."""
         return 2.0
 
     def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
@@ -42,18 +42,18 @@ class SoundKernel(AttendKernel):
 
 
 class ForgetsTheWindow(SoundKernel):
-    """Breaks agreement: accepts windows and computes without."""
+    """Breaks agreement with the oracle: accepts windows and ignores them."""
 
     def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-        """The output, full where a window was asked for."""
+        """The output, with a full mask in place of a window."""
         return super().run(dataclasses.replace(spec, mask=Full()) if spec.mask.kind == "window" else spec, operands)
 
 
 class TakesAnything(SoundKernel):
-    """Breaks refusal: says what it accepts, and then takes everything."""
+    """Breaks refusal: declares which masks it accepts, and refuses no mask."""
 
     def refusals(self, problem: AttendProblem) -> list[str]:
-        """None, but for what it would fail at."""
+        """The refusals of all fields but the mask."""
         return [reason for reason in super().refusals(problem) if reason.partition(":")[0] != "mask"]
 
 
@@ -61,4 +61,4 @@ BROKEN_KERNELS: Mapping[type[Law], AttendKernel] = {
     kernel.AgreesWithOracle: ForgetsTheWindow(),
     kernel.RefusesTheRest: TakesAnything(),
 }
-"""The kernel that breaks each law."""
+"""For each law a kernel that breaks it."""

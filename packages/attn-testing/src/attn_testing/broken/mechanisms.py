@@ -30,26 +30,26 @@ FAR = 4
 
 
 class LargeLeakLayer(SoundLayer):
-    """Guards against overflow by the maximum of the whole sequence."""
+    """Prevents overflow by the maximum of the whole sequence."""
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The sound rows, scaled down where any input of the sequence is large."""
+        """The sound outputs, scaled down if any input of the sequence is large."""
         most = query.detach().abs().amax((1, 2), keepdim=True)
         scale = torch.clamp(most / 1000, min=1.0) if self.causal else 1.0
         return super().forward(query, source, key_padding_mask=key_padding_mask) / scale
 
 
 class LargeLeak(Sound):
-    """Breaks causality by perturbation: a later input shows, without a gradient, once it is large."""
+    """Breaks causality by perturbation: a large later input has an effect, though no gradient."""
 
     layer = LargeLeakLayer
 
 
 class GradientLeakLayer(SoundLayer):
-    """Adds a straight-through term that is zero."""
+    """Adds a straight-through term whose value is zero."""
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The sound rows, with gradients from far ahead."""
+        """The sound outputs, with gradients to inputs `FAR` positions ahead."""
         out = super().forward(query, source, key_padding_mask=key_padding_mask)
         if not self.causal or query.shape[1] <= FAR:
             return out
@@ -58,13 +58,13 @@ class GradientLeakLayer(SoundLayer):
 
 
 class GradientLeak(Sound):
-    """Breaks causality by gradient: gradients, and no values, come from four positions ahead."""
+    """Breaks causality by gradient: outputs have gradients to inputs four positions ahead, but no dependence."""
 
     layer = GradientLeakLayer
 
 
 class NeverAheadLayer(SoundLayer):
-    """Causal, whatever was asked for."""
+    """Always causal, whatever the config says."""
 
     def __init__(self, config: MechanismConfig) -> None:
         super().__init__(config)
@@ -72,28 +72,28 @@ class NeverAheadLayer(SoundLayer):
 
 
 class NeverAhead(Sound):
-    """Breaks bidirectionality: `causal=False` is taken and ignored."""
+    """Breaks bidirectionality: `causal=False` is accepted and ignored."""
 
     layer = NeverAheadLayer
 
 
 class UnnormalisedLayer(SoundLayer):
-    """Shows the exponentials before they are normalised."""
+    """Returns weights that are not normalised."""
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Exponentials [batch, heads, query, key]."""
+        """The sound weights [batch, heads, query, key], multiplied by the number of keys."""
         shares = super().weights(query, source, key_padding_mask=key_padding_mask)
         return shares * shares.shape[-1]
 
 
 class Unnormalised(Sound):
-    """Breaks row sums: the weights it shows are not those it uses."""
+    """Breaks row sums: the returned weights are not those that it uses."""
 
     layer = UnnormalisedLayer
 
 
 class UniformWhenBlindLayer(SoundLayer):
-    """Looks everywhere where it may look nowhere, as a large negative number in place of minus infinity does."""
+    """Attends to all keys if none is allowed, as with a large negative number in place of minus infinity."""
 
     def _share(self, scores: Tensor, allowed: Tensor) -> Tensor:
         some = allowed.any(-1, keepdim=True)
@@ -101,7 +101,7 @@ class UniformWhenBlindLayer(SoundLayer):
 
 
 class UniformWhenBlind(Sound):
-    """Breaks the law of no allowed key: such a query gets an average of all values."""
+    """Breaks no allowed key: such a query gets an average of all values."""
 
     layer = UniformWhenBlindLayer
 
@@ -110,43 +110,43 @@ class LateMaskLayer(SoundLayer):
     """Masks padding after the softmax, so that padded keys still take their share."""
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Rows whose weights do not sum to one where there is padding."""
+        """Outputs by weights that do not sum to one if there is padding."""
         weights = self._weights(query, source, None)
         weights = weights if key_padding_mask is None else weights * key_padding_mask[:, None, None, :]
         return self._project(weights, self._split(self.value(query), self.heads.key_value))
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Not shown."""
+        """Raise `NotImplementedError`."""
         raise NotImplementedError("this layer shows no weights")
 
 
 class LateMask(Sound):
-    """Breaks padding invariance: padded keys enter the denominator."""
+    """Breaks padding invariance: padded keys are part of the denominator of the softmax."""
 
     layer = LateMaskLayer
     capabilities = Sound.capabilities - {Capability.WEIGHTS, Capability.NORMALISED}
 
 
 class IgnoredMaskLayer(SoundLayer):
-    """Takes a mask of padded keys and does not use it."""
+    """Accepts a mask of padded keys and ignores it."""
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The sound rows as if there were no padding."""
+        """The sound outputs without the padding mask."""
         return super().forward(query, source)
 
 
 class IgnoredMask(Sound):
-    """Breaks the law of the undeclared: without PADDING, a mask must be refused."""
+    """Breaks undeclared: without the capability PADDING, a padding mask must be refused."""
 
     layer = IgnoredMaskLayer
     capabilities = Sound.capabilities - {Capability.PADDING}
 
 
 class RubbishLayer(SoundLayer):
-    """Reads the rows of all requests, but not those of a tree, together and forgets which of them are padding."""
+    """Reads the rows of all requests (except in a tree) together, and ignores which of them are padding."""
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """As `SoundLayer.step`."""
+        """See `SoundLayer.step`."""
         self._in_tree = bool(batch.paths)
         return super().step(query, batch, state)
 
@@ -158,7 +158,7 @@ class RubbishLayer(SoundLayer):
 
 
 class Rubbish(Sound):
-    """Breaks batch invariance: beside a longer request, padding is attended to."""
+    """Breaks batch invariance: a request in a batch with a longer one attends to padding."""
 
     layer = RubbishLayer
 
@@ -168,12 +168,12 @@ class Louder(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        """The rows."""
+        """Return a copy of the rows."""
         return rows.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Too much."""
+        """The gradient, multiplied by 1.5."""
         return gradients[0] * 1.5
 
 
@@ -181,34 +181,34 @@ class WrongBackwardLayer(SoundLayer):
     """Has a backward of its own, which is wrong."""
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The sound rows."""
+        """The sound outputs, with wrong gradients to `query`."""
         louder: Tensor = Louder.apply(query)  # type: ignore[no-untyped-call]
         return super().forward(louder, source, key_padding_mask=key_padding_mask)
 
 
 class WrongBackward(Sound):
-    """Breaks gradients: they are not those of the function."""
+    """Breaks gradients: they are not those of the forward pass."""
 
     layer = WrongBackwardLayer
 
 
 class WidensLayer(SoundLayer):
-    """Computes in float32 where it was given 16 bits, and stays there."""
+    """Returns float32 outputs for inputs of 16 bits."""
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The sound rows, in at least float32."""
+        """The sound outputs, in at least float32."""
         out = super().forward(query, source, key_padding_mask=key_padding_mask)
         return out.float() if out.element_size() == 2 else out
 
 
 class Widens(Sound):
-    """Breaks precision: the answer is not in the type of the question."""
+    """Breaks precision: the outputs do not have the dtype of the inputs."""
 
     layer = WidensLayer
 
 
 class HiddenWeightLayer(SoundLayer):
-    """Draws a number that its state dict does not have."""
+    """Draws a random number that is not in its state dict."""
 
     def __init__(self, config: MechanismConfig) -> None:
         super().__init__(config)
@@ -219,29 +219,29 @@ class HiddenWeightLayer(SoundLayer):
 
 
 class HiddenWeight(Sound):
-    """Breaks saved and loaded: what was drawn at random is lost."""
+    """Breaks saved and loaded: the number that was drawn is lost."""
 
     layer = HiddenWeightLayer
 
 
 class LooksInsideLayer(SoundLayer):
-    """Asks for the value of a tensor, which no graph can hold."""
+    """Branches on the value of a tensor, which a graph cannot capture."""
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The sound rows."""
+        """The sound outputs."""
         if query.detach().abs().max().item() > 1e30:
             query = query / 2
         return super().forward(query, source, key_padding_mask=key_padding_mask)
 
 
 class LooksInside(Sound):
-    """Breaks compiles: the graph breaks where a value is looked at."""
+    """Breaks compiles: reading a value causes a graph break."""
 
     layer = LooksInsideLayer
 
 
 class UnscaledStepLayer(SoundLayer):
-    """Forgets the scale in its step."""
+    """Omits the scale of the scores in its step."""
 
     def _one(self, query: Tensor, places: Tensor, fields: Fields, key_places: Tensor) -> Tensor:
         louder = {"key": fields["key"] * math.sqrt(self.heads.key_size), "value": fields["value"]}
@@ -249,13 +249,13 @@ class UnscaledStepLayer(SoundLayer):
 
 
 class UnscaledStep(Sound):
-    """Breaks decode equals forward: the step is another function, if always the same."""
+    """Breaks decode equals forward: the step consistently computes another function."""
 
     layer = UnscaledStepLayer
 
 
 class TopLeftLayer(SoundLayer):
-    """Aligns the causal mask of a chunk with the first remembered key, not the last."""
+    """Aligns the causal mask of a chunk with the first key in the cache, not the last."""
 
     def _one(self, query: Tensor, places: Tensor, fields: Fields, key_places: Tensor) -> Tensor:
         if len(places) > 1:
@@ -264,16 +264,16 @@ class TopLeftLayer(SoundLayer):
 
 
 class TopLeft(Sound):
-    """Breaks chunked prefill: a chunk behind others does not see them all."""
+    """Breaks chunked prefill: a chunk after others does not attend to all of them."""
 
     layer = TopLeftLayer
 
 
 class OrphanLayer(SoundLayer):
-    """Lets a token of a tree see what stood there before and itself, but none of its ancestors."""
+    """Lets a token of a tree attend to the tokens before the tree and itself, but to none of its ancestors."""
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """As `SoundLayer.step`."""
+        """See `SoundLayer.step`."""
         self._ancestors = [max(0, len(batch.path(request)) - 1) for request in range(batch.requests)]
         return super().step(query, batch, state)
 
@@ -285,13 +285,13 @@ class OrphanLayer(SoundLayer):
 
 
 class Orphan(Sound):
-    """Breaks that a tree equals its paths: tokens do not see their ancestors in it."""
+    """Breaks tree equals paths: tokens do not attend to their ancestors in the tree."""
 
     layer = OrphanLayer
 
 
 class OverstatedState(Sound):
-    """Breaks state bytes: claims twice the values it remembers."""
+    """Breaks state bytes: declares values of twice their size."""
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys, and values of twice their size."""
@@ -301,16 +301,16 @@ class OverstatedState(Sound):
 
 
 class NoEquation(Sound):
-    """Breaks described: nobody knows what it computes."""
+    """Breaks described: it has no equation."""
 
     equation = ""
 
 
 class RefusesGroups(Sound):
-    """Breaks settings: GROUPED is declared, and no grouped heads are taken."""
+    """Breaks settings: GROUPED is declared, but grouped heads are refused."""
 
     def build(self, config: MechanismConfig) -> nn.Module:
-        """A layer, unless heads share keys."""
+        """A layer; raises `InvalidValue` for grouped heads."""
         if config.num_kv_heads not in {None, config.num_heads}:
             raise InvalidValue.of("num_kv_heads", config.num_kv_heads, f"{config.num_heads}")
         return super().build(config)
@@ -326,28 +326,28 @@ class UncheckedLayer(SoundLayer):
 
 
 class Unchecked(Sound):
-    """Breaks options: nobody looks at the temperature before it divides."""
+    """Breaks options: the temperature is not checked before it is used as a divisor."""
 
     layer = UncheckedLayer
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """A `temperature` by which scores are divided."""
+        """The config with a `temperature` by which scores are divided."""
 
         temperature: float = 1.0
 
     def build(self, config: MechanismConfig) -> nn.Module:
-        """A layer, unless it is so cold that it cannot be."""
+        """A layer with this temperature; raises `ZeroDivisionError` for 0."""
         layer = super().build(config)
         layer.coldness = 1 / self.Config.of(config).temperature  # type: ignore[assignment]
         return layer
 
 
 class Cheap(Sound):
-    """Breaks declared cost: the projections are free."""
+    """Breaks declared cost: the projections are not counted."""
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """The price without the projections."""
+        """The cost without the projections."""
         sound = super().cost(config, shape)
         if isinstance(shape, Step):
             return sound
@@ -356,10 +356,10 @@ class Cheap(Sound):
 
 
 class Forgetful(Sound):
-    """Breaks the price of a step: what is remembered is priced as if it were projected again."""
+    """Breaks step cost: cached keys and values are counted as if they were projected again."""
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """The price of a step with keys and values of all tokens."""
+        """The cost of a step that projects keys and values of all tokens."""
         sound = super().cost(config, shape)
         heads = config.head_layout
         again = 2 * shape.batch * shape.remembered * config.hidden_size * 2 * heads.key_value * heads.key_size

@@ -22,19 +22,19 @@ FIELDS = ("vocab_size", "hidden_size")
 
 @dataclass(frozen=True)
 class SoundConfig:
-    """Sizes of the model."""
+    """The sizes of the model."""
 
     vocab_size: int
     hidden_size: int
 
     @property
     def attention(self) -> MechanismConfig:
-        """The config of its one layer."""
+        """The config of the attention layer."""
         return MechanismConfig(hidden_size=self.hidden_size, num_heads=2)
 
 
 class SoundModel(nn.Module):
-    """One layer of attention between embedding and unembedding."""
+    """A language model of one attention layer between embedding and unembedding."""
 
     max_seq_len = 32
 
@@ -51,11 +51,11 @@ class SoundModel(nn.Module):
         return self.logits(rows + self.attention(rows))
 
     def state_specs(self) -> ModelSpecs:
-        """Keys and values of the layer."""
+        """The state specs: keys and values of the layer."""
         return {"attention": Sound().state(self.config.attention)}
 
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
-        """Hidden rows [tokens, width]."""
+        """Hidden states [tokens, width]."""
         rows: Tensor = self.embedding(tokens)
         return rows + self.attention.step(rows, batch, state["attention"])
 
@@ -65,13 +65,13 @@ class SoundModel(nn.Module):
         return out
 
     def greedy_tokens(self, hidden: Tensor) -> Tensor | None:
-        """The first of the largest logits."""
+        """The index of the first of the largest logits [rows]; -1 if it is not finite."""
         logits = self.logits(hidden)
         return logits.argmax(-1).where(logits.amax(-1).isfinite(), -1)
 
 
 class SoundFamily(ModelFamily):
-    """A family of one of these models."""
+    """The family of `SoundModel` or one of its subclasses."""
 
     name: ClassVar[str] = "sound"
     summary: ClassVar[str] = "One layer of attention."
@@ -87,12 +87,12 @@ class SoundFamily(ModelFamily):
         return SoundConfig(**values)
 
     def build(self, config: SoundConfig) -> SoundModel:
-        """A fresh model."""
+        """Build a new model."""
         return self.kind(config)
 
 
 class CarelessFamily(SoundFamily):
-    """Breaks described: drops fields it does not know."""
+    """Breaks described: ignores unknown fields."""
 
     def configure(self, values: Mapping[str, Any]) -> SoundConfig:
         """The config of the known fields."""
@@ -100,37 +100,37 @@ class CarelessFamily(SoundFamily):
 
 
 class Constant(SoundModel):
-    """Breaks causality: logits say nothing of the token they stand at."""
+    """Breaks causality: logits do not depend on their token."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The same whatever went before."""
+        """The same logits for all hidden states."""
         return super().logits(torch.zeros_like(hidden))
 
 
 class Hurried(SoundModel):
-    """Breaks steps: forgets the residual of a chunk behind others."""
+    """Breaks steps: omits the residual connection for a chunk after others."""
 
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
-        """Hidden rows, without the embedding for a chunk of a request that is alone."""
+        """Hidden states, without the embedding for a later chunk of a request that is alone."""
         hidden = super().step(tokens, batch, state)
         alone = batch.requests == 1 and batch.contexts[0] > 0 and batch.lengths[0] > 1
         return hidden - self.embedding(tokens) if alone else hidden
 
 
 class Mixed(SoundModel):
-    """Breaks company: subtracts the mean of all rows of a step of several requests."""
+    """Breaks crowd equals alone: subtracts the mean over all rows in a step of several requests."""
 
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
-        """Hidden rows that know each other."""
+        """Hidden states that depend on those of other requests."""
         hidden = super().step(tokens, batch, state)
         return hidden - hidden.mean(0) if batch.requests > 1 else hidden
 
 
 class Unscathed(SoundModel):
-    """Breaks likeliest tokens: gives one where no logit is a number."""
+    """Breaks greedy tokens: returns a token even if the logits are NaN."""
 
     def greedy_tokens(self, hidden: Tensor) -> Tensor | None:
-        """The largest of whatever there is."""
+        """The index of the largest logit, with NaN replaced by 0."""
         return self.logits(hidden).nan_to_num().argmax(-1)
 
 
@@ -142,7 +142,7 @@ class Forgetful(SoundModel):
         self.scale = 1 + torch.rand(()).item()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of a temperature of its own."""
+        """Logits, multiplied by the scale."""
         return super().logits(hidden) * self.scale
 
 
@@ -154,4 +154,4 @@ BROKEN_MODELS: Mapping[type[Law], ModelFamily] = {
     laws_of_models.GreedyTokensOfLogits: SoundFamily(Unscathed),
     laws_of_models.SavedAndLoaded: SoundFamily(Forgetful),
 }
-"""The family that breaks each law."""
+"""For each law a model family that breaks it."""

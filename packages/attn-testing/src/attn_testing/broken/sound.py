@@ -1,4 +1,4 @@
-"""Mechanisms that keep every law, from which broken ones are derived: plain, with dropout, with shared keys."""
+"""Mechanisms that keep every law, from which broken ones are derived: plain, with dropout, with shared KV."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VASWANI = Paper(title="Attention is all you need", authors="Vaswani et al.", yea
 
 
 class SoundLayer(nn.Module):
-    """Scaled dot-product attention with grouped heads, written out."""
+    """A plain implementation of scaled dot-product attention with grouped heads."""
 
     def __init__(self, config: MechanismConfig) -> None:
         super().__init__()
@@ -43,17 +43,17 @@ class SoundLayer(nn.Module):
         self.output = nn.Linear(heads.query * heads.value_size, config.hidden_size, config.bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Rows [batch, query, width] over whole sequences."""
+        """Outputs [batch, query, width] for whole sequences."""
         weights = self._weights(query, source, key_padding_mask)
         value = self._split(self.value(query), self.heads.key_value)
         return self._project(weights, value)
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Weights [batch, heads, query, key]."""
+        """Attention weights [batch, heads, query, key]."""
         return self._weights(query, source, key_padding_mask)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Rows [tokens, width] of the new tokens of many requests, one request after the other."""
+        """Outputs [tokens, width] for the new tokens of many requests, computed request by request."""
         state["kv"].append({"key": self._rows(self.key(query)), "value": self._rows(self.value(query))})
         out = []
         for span in batch.spans():
@@ -63,7 +63,7 @@ class SoundLayer(nn.Module):
         return torch.cat(out)
 
     def _read(self, view: PagedView, request: int, requests: int) -> tuple[Fields, Tensor]:
-        """What one of the `requests` remembers, [1, rows, ...] each, and where it stands, [rows]."""
+        """The cached fields of one of the `requests` requests, [1, rows, ...] each, and their positions [rows]."""
         held = view.rows([request])
         return held.fields, held.positions[0]
 
@@ -91,7 +91,7 @@ class SoundLayer(nn.Module):
         return key <= query if self.causal else (key >= 0) & (query >= 0)
 
     def _share(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        """Softmax over the allowed keys; zeros, with zero gradients, where there is none."""
+        """Softmax over the allowed keys; zeros with zero gradients if there is none."""
         scores = scores.masked_fill(~allowed, -math.inf)
         some = allowed.any(-1, keepdim=True)
         return torch.softmax(scores.masked_fill(~some, 0.0), -1) * some
@@ -111,7 +111,7 @@ class SoundLayer(nn.Module):
 
 
 class Sound(ComputedMechanism):
-    """Multi-head attention; keeps every law. Subclasses replace `layer`, and break one."""
+    """Multi-head attention that keeps every law. Subclasses replace `layer` to break one."""
 
     name = "sound"
     summary = "Scaled dot-product attention, written out."
@@ -121,7 +121,7 @@ class Sound(ComputedMechanism):
     layer: ClassVar[type[nn.Module]] = SoundLayer
 
     def build(self, config: MechanismConfig) -> nn.Module:
-        """A fresh layer."""
+        """Build a new layer."""
         if config.rotary is not None:
             raise InvalidValue.of("rotary", config.rotary, "None")
         return self.layer(config)
@@ -133,7 +133,7 @@ class Sound(ComputedMechanism):
         return {"kv": Paged({"key": Field(size), "value": Field(size)})}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Four projections, and two products per pair of a query and a key."""
+        """The cost of four projections and of two products per pair of a query and a key."""
         heads = config.head_layout
         columns = 2 * (heads.query + heads.key_value) * heads.key_size
         biases = (columns - heads.query * heads.key_size + config.hidden_size) if config.bias else 0
@@ -149,13 +149,13 @@ class Sound(ComputedMechanism):
 
 
 class Splitter(Sound):
-    """Keeps every law, that of split heads too."""
+    """Keeps every law, including that of split heads."""
 
     splits_heads = True
 
 
 class HeadsMeetLayer(SoundLayer):
-    """Takes the mean over all heads from each."""
+    """Subtracts the mean over all heads from each head."""
 
     def _project(self, weights: Tensor, value: Tensor) -> Tensor:
         out = weights @ self._spread(value)
@@ -163,20 +163,20 @@ class HeadsMeetLayer(SoundLayer):
 
 
 class HeadsMeet(Splitter):
-    """Breaks head_split: what a head gives depends on the others."""
+    """Breaks head split: the output of a head depends on the other heads."""
 
     layer: ClassVar[type[nn.Module]] = HeadsMeetLayer
 
 
 class DropperLayer(SoundLayer):
-    """The sound layer, which drops weights of whole sequences in training."""
+    """The sound layer with dropout of attention weights in `forward` in training."""
 
     def __init__(self, config: MechanismConfig) -> None:
         super().__init__(config)
         self.probability = config.dropout
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Rows [batch, query, width] over whole sequences."""
+        """Outputs [batch, query, width] for whole sequences."""
         weights = self._dropped(self._weights(query, source, key_padding_mask))
         return self._project(weights, self._split(self.value(query), self.heads.key_value))
 
@@ -185,27 +185,27 @@ class DropperLayer(SoundLayer):
 
 
 class Dropper(Sound):
-    """Keeps every law, that of dropped weights too."""
+    """Keeps every law, including that of dropped weights."""
 
     drops_weights = True
     layer: ClassVar[type[nn.Module]] = DropperLayer
 
 
 class AlwaysDropsLayer(DropperLayer):
-    """Drops in evaluation, too."""
+    """Applies dropout in evaluation, too."""
 
     def _dropped(self, weights: Tensor) -> Tensor:
         return dropout(weights, self.probability, training=True)
 
 
 class AlwaysDrops(Dropper):
-    """Breaks dropped weights: whoever asks a trained model twice gets two answers."""
+    """Breaks dropped weights: evaluation is not deterministic."""
 
     layer = AlwaysDropsLayer
 
 
 class SharedKvLayer(SoundLayer):
-    """The sound layer, which shares its keys and values, and may have none of its own."""
+    """The sound layer, which can share its keys and values or, with `shares_kv`, use those of another layer."""
 
     def __init__(self, config: MechanismConfig) -> None:
         super().__init__(config)
@@ -225,7 +225,7 @@ class SharedKvLayer(SoundLayer):
         key_padding_mask: Tensor | None = None,
         shared_kv: Fields | None = None,
     ) -> Tensor:
-        """Rows [batch, query, width] over whole sequences."""
+        """Outputs [batch, query, width] for whole sequences."""
         if shared_kv is None:
             return super().forward(query, source, key_padding_mask=key_padding_mask)
         return self._project(
@@ -241,7 +241,7 @@ class SharedKvLayer(SoundLayer):
         key_padding_mask: Tensor | None = None,
         shared_kv: Fields | None = None,
     ) -> Tensor:
-        """Weights [batch, heads, query, key]."""
+        """Attention weights [batch, heads, query, key]."""
         if shared_kv is None:
             return super().weights(query, source, key_padding_mask=key_padding_mask)
         scores = self._scores(self._split(self.query(query), self.heads.query), shared_kv["key"].transpose(1, 2))
@@ -252,7 +252,7 @@ class SharedKvLayer(SoundLayer):
         )
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Rows [tokens, width] of the new tokens; a layer with shares_kv adds nothing to the state."""
+        """Outputs [tokens, width] for the new tokens; a layer with shares_kv adds nothing to the state."""
         if not self.shares_kv:
             return super().step(query, batch, state)
         return self._over(query, batch, state)
@@ -267,17 +267,17 @@ class SharedKvLayer(SoundLayer):
 
 
 class SharedKvMechanism(Sound):
-    """Keeps every law, that of sharing keys and values too."""
+    """Keeps every law, including that of shared keys and values."""
 
     layer: ClassVar[type[nn.Module]] = SharedKvLayer
     capabilities = Sound.capabilities | {Capability.SHARES_KV}
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """Keys and values, if its own."""
+        """Keys and values of every token; nothing with shares_kv."""
         return {} if config.shares_kv else super().state(config)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Without the projections of keys and values where those of another layer are used."""
+        """The cost, without the projections of keys and values if shares_kv is set."""
         whole = super().cost(config, shape)
         if not config.shares_kv:
             return whole
@@ -294,7 +294,7 @@ class SharedKvMechanism(Sound):
 
 
 class FirstRequestLayer(SharedKvLayer):
-    """Reads what the first request remembers for all of them."""
+    """Reads the states of the first request for all requests."""
 
     def _over(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         fields, key_places = self._read(state["kv"], 0, batch.requests)
@@ -306,6 +306,6 @@ class FirstRequestLayer(SharedKvLayer):
 
 
 class FirstRequest(SharedKvMechanism):
-    """Breaks sharing: a request attends to what another one left in the state of the source layer."""
+    """Breaks KV sharing: requests attend to the keys and values of another request."""
 
     layer = FirstRequestLayer

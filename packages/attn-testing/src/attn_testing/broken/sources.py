@@ -1,4 +1,4 @@
-"""Mechanisms that attend to a source: a sound one, one that remembers something beside it, and a broken one."""
+"""Mechanisms that attend to a source: a sound one, one with a further state of its own, and a broken one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CrossLayer(SoundLayer):
     """Attention to a source."""
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Rows [batch, query, width] over sources [batch, key, width]."""
+        """Outputs [batch, query, width] over sources [batch, key, width]."""
         weights = self._weights(query, source, key_padding_mask)
         return self._project(weights, self._split(self.value(source), self.heads.key_value))
 
@@ -38,7 +38,7 @@ class CrossLayer(SoundLayer):
         return {"source": {"key": self._rows(self.key(source)), "value": self._rows(self.value(source))}}
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Rows [tokens, width] of the new tokens of many requests, one request after the other."""
+        """Outputs [tokens, width] for the new tokens of many requests, computed request by request."""
         out = []
         for span in batch.spans():
             held = state["source"].rows([span.request])
@@ -62,7 +62,7 @@ class CrossLayer(SoundLayer):
 
 
 class Cross(Sound):
-    """Attention to a source; keeps every law."""
+    """Attention to a source that keeps every law."""
 
     name = "sound_cross"
     capabilities = Sound.capabilities - {Capability.CAUSAL, Capability.BIDIRECTIONAL} | {Capability.CROSS}
@@ -73,7 +73,7 @@ class Cross(Sound):
         return {"source": Source(super().state(config)["kv"].fields)}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections of queries and outputs, of the source's keys and values, and two products per pair."""
+        """The cost of projecting queries, outputs and the source's keys and values, and of two products per pair."""
         heads = config.head_layout
         own = 2 * 2 * config.hidden_size * heads.query * heads.key_size * shape.query
         memory = 2 * 2 * config.hidden_size * heads.key_value * heads.key_size * shape.encoded
@@ -83,21 +83,21 @@ class Cross(Sound):
 
 
 class RememberingLayer(CrossLayer):
-    """Attention to a source, and beside it the mean of all inputs so far, projected."""
+    """Attention to a source, plus the projected mean of all inputs so far."""
 
     def __init__(self, config: MechanismConfig) -> None:
         super().__init__(config)
         self.mean = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Rows [batch, query, width] over sources [batch, key, width]."""
+        """Outputs [batch, query, width] over sources [batch, key, width]."""
         counts = torch.arange(1, query.shape[1] + 1, dtype=query.dtype)
         means = self.mean(query).cumsum(1) / counts[:, None]
         out: Tensor = means + super().forward(query, source, key_padding_mask=key_padding_mask)
         return out
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Rows [tokens, width] of the new tokens of many requests, one request after the other."""
+        """Outputs [tokens, width] for the new tokens of many requests, computed request by request."""
         sums, rows, out = list(state["mean"].read()["sum"]), self.mean(query), []
         for span in batch.spans():
             for position, row in enumerate(rows[span.start : span.stop], batch.contexts[span.request]):
@@ -108,29 +108,29 @@ class RememberingLayer(CrossLayer):
 
 
 class Remembering(Cross):
-    """A source and a memory of its own; keeps every law."""
+    """Attention to a source with a further state of its own sequence, which keeps every law."""
 
     name = "sound_remembering"
     layer = RememberingLayer
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """The source, and the sum of all projected inputs."""
+        """The source's state, and the sum of all projected inputs."""
         return {**super().state(config), "mean": Slot({"sum": Field((config.hidden_size,))})}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """That of the attention, and of one more projection."""
+        """The cost of the attention and of one more projection."""
         flops = 2 * shape.batch * shape.query * config.hidden_size**2
         return super().cost(config, shape) + Cost(flops=flops, allowed_flops=flops, parameters=config.hidden_size**2)
 
 
 class SeesUnrealLayer(RememberingLayer):
-    """Spreads weight evenly over a source of which nothing is real."""
+    """Spreads weight evenly over a source that is all padding."""
 
     def _share(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return torch.softmax(scores.masked_fill(~allowed, -1e300), -1)
 
 
 class SeesUnreal(Remembering):
-    """Breaks no allowed key: what padding of a source holds enters the output where all is padding."""
+    """Breaks no allowed key: the content of a source that is all padding affects the output."""
 
     layer = SeesUnrealLayer

@@ -14,7 +14,7 @@ from attn_testing.memory import DictionaryStore, Held
 
 
 class SoundStore(DictionaryStore):
-    """The kit's dictionaries, with bounds."""
+    """A `DictionaryStore` with bounds on tokens and requests."""
 
     def __init__(self, specs: ModelSpecs, size: StoreSize) -> None:
         super().__init__(specs, size.dtype)
@@ -23,18 +23,18 @@ class SoundStore(DictionaryStore):
         self.paged = any(isinstance(spec, Paged) for states in specs.values() for spec in states.values())
 
     def fits(self, tokens: int) -> bool:
-        """Whether the tokens are no more than there are."""
+        """Whether the store has room for so many tokens when it is empty."""
         return not self.paged or tokens <= self.size.tokens
 
     def admit(self, request: int) -> bool:
-        """Open an empty request where there is a place."""
+        """Open an empty request; False if the maximum number of requests is held."""
         if len(self.reserved) == self.size.requests:
             return False
         self.reserved[request] = 0
         return super().admit(request)
 
     def reserve(self, request: int, tokens: int) -> bool:
-        """Take the missing tokens where there are so many."""
+        """Reserve the missing tokens; False if there are not enough."""
         missing = max(0, tokens - self.reserved[request])
         if self.paged and sum(self.reserved.values()) + missing > self.size.tokens:
             return False
@@ -42,40 +42,40 @@ class SoundStore(DictionaryStore):
         return True
 
     def release(self, request: int) -> None:
-        """Give back everything."""
+        """Free everything that the request holds."""
         super().release(request)
         del self.reserved[request]
 
     def usage(self) -> Usage:
-        """What is taken."""
+        """The tokens and requests in use."""
         taken = sum(self.reserved.values()) if self.paged else 0
         requests = len(self.reserved)
         return Usage(tokens=taken, tokens_total=self.size.tokens, requests=requests, requests_total=self.size.requests)
 
 
 class StaleStore(SoundStore):
-    """Breaks views: a new request finds the slots of one that was released."""
+    """Breaks views equal: a new request gets the slots of one that was released."""
 
     left: Held | None = None
 
     def admit(self, request: int) -> bool:
-        """Open a request in memory that nobody cleaned."""
+        """Open a request in memory that was not cleared."""
         admitted = super().admit(request)
         if admitted and self.left is not None:
             self._held[request].slots = self.left.slots
         return admitted
 
     def release(self, request: int) -> None:
-        """Leave everything where it is."""
+        """Release the request, but keep its states for the next one."""
         self.left = self._held[request]
         super().release(request)
 
 
 class GreedyStore(SoundStore):
-    """Breaks the refusal: takes what there is before it finds that it is not enough."""
+    """Breaks refuses when full: takes all free tokens before it finds that they do not suffice."""
 
     def reserve(self, request: int, tokens: int) -> bool:
-        """Take tokens one by one."""
+        """Reserve tokens one by one."""
         while self.reserved[request] < tokens:
             if not super().reserve(request, self.reserved[request] + 1):
                 return False
@@ -83,17 +83,17 @@ class GreedyStore(SoundStore):
 
 
 class LeakyStore(SoundStore):
-    """Breaks the release: a token of every request stays taken."""
+    """Breaks release frees all: a token of every request stays in use."""
 
     lost = 0
 
     def release(self, request: int) -> None:
-        """Forget one."""
+        """Free all but one token of the request."""
         super().release(request)
         self.lost += 1
 
     def usage(self) -> Usage:
-        """What is taken and what was lost."""
+        """The tokens and requests in use, with the tokens that were not freed."""
         sound = super().usage()
         return Usage(
             tokens=min(sound.tokens + self.lost, sound.tokens_total),
@@ -104,15 +104,15 @@ class LeakyStore(SoundStore):
 
 
 class WastefulStore(SoundStore):
-    """Breaks live bytes: keeps one row too many."""
+    """Breaks live bytes: reports one byte too many."""
 
     def live_bytes(self, request: int, tokens: int) -> int:
-        """A byte more than the tensors."""
+        """The bytes of the tensors, plus one."""
         return super().live_bytes(request, tokens) + 1
 
 
 class StoreFamily(CacheFamily):
-    """A family of one of these stores."""
+    """The cache family of one of these stores."""
 
     name: ClassVar[str] = "dictionary"
     summary: ClassVar[str] = "Dictionaries of rows."
@@ -131,4 +131,4 @@ BROKEN_STORES: Mapping[type[Law], CacheFamily] = {
     laws_of_caches.ReleaseFreesAll: StoreFamily(LeakyStore),
     laws_of_caches.LiveBytes: StoreFamily(WastefulStore),
 }
-"""The cache that breaks each law."""
+"""For each law a cache that breaks it."""

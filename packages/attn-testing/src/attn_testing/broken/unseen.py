@@ -1,4 +1,4 @@
-"""Mechanisms whose faults show only in training, among many tokens, rows or requests, or in what was asked for."""
+"""Mechanisms whose faults show only in training, with many tokens, sequences or requests, or in declarations."""
 
 from __future__ import annotations
 
@@ -13,69 +13,69 @@ from torch import Tensor, nn
 from attn_testing.broken.sound import Sound, SoundLayer
 
 LONG, MANY, CROWD = 24, 16, 4
-"""Beyond so many tokens, sequences of a batch and requests of a step the faults begin."""
+"""The numbers of tokens, sequences of a batch and requests of a step beyond which the faults begin."""
 
 
 class ChangedLayer(SoundLayer):
-    """The sound layer, whose output is changed."""
+    """The sound layer with changed outputs."""
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The sound rows, changed."""
+        """The sound outputs, changed by `changed`."""
         return self.changed(super().forward(query, source, key_padding_mask=key_padding_mask), query)
 
     def changed(self, out: Tensor, query: Tensor) -> Tensor:
-        """What becomes of the sound rows."""
+        """Change the sound outputs; subclasses override this."""
         return out
 
 
 class LouderInTrainingLayer(ChangedLayer):
-    """Scales in training what it does not scale in evaluation."""
+    """Scales outputs in training but not in evaluation."""
 
     def changed(self, out: Tensor, query: Tensor) -> Tensor:
-        """The rows, half as large again in training."""
+        """The outputs, multiplied by 1.5 in training."""
         return 1.5 * out if self.training else out
 
 
 class LouderInTraining(Sound):
-    """Breaks training: a model is trained for another function than it serves."""
+    """Breaks training: training computes another function than evaluation."""
 
     layer = LouderInTrainingLayer
 
 
 class NoNumberInTrainingLayer(ChangedLayer):
-    """Divides by a spread that may be zero, in training alone."""
+    """Divides by a spread that may be zero, in training only."""
 
     def changed(self, out: Tensor, query: Tensor) -> Tensor:
-        """The rows, of which the first is no number in training."""
+        """The outputs, of which the first is NaN in training."""
         spread = torch.arange(out.shape[1], device=out.device, dtype=out.dtype)[:, None]
         return out * spread / spread if self.training else out
 
 
 class NoNumberInTraining(Sound):
-    """Breaks training: an output is no number."""
+    """Breaks training: an output is NaN."""
 
     layer = NoNumberInTrainingLayer
 
 
 class LeaksInTrainingLayer(ChangedLayer):
-    """Centres by the mean of the whole sequence, in training alone."""
+    """Subtracts the mean over the whole sequence, in training only."""
 
     def changed(self, out: Tensor, query: Tensor) -> Tensor:
-        """The rows, less their mean in training."""
+        """The outputs, less their mean in training."""
         return out - out.mean(1, keepdim=True) if self.training and self.causal else out
 
 
 class LeaksInTraining(Sound):
-    """Breaks causality in training, where it matters most."""
+    """Breaks causality in training only."""
 
     layer = LeaksInTrainingLayer
 
 
 class LeaksFarLayer(ChangedLayer):
-    """Lets the first token see the last of a long sequence."""
+    """Lets the first output depend on the last token of a long sequence."""
 
     def changed(self, out: Tensor, query: Tensor) -> Tensor:
-        """The rows, with the last one's in the first where there are many."""
+        """The outputs, with the last one added to the first in a long sequence."""
         if not self.causal or out.shape[1] <= LONG:
             return out
         first = torch.arange(out.shape[1], device=out.device)[:, None] == 0
@@ -83,21 +83,21 @@ class LeaksFarLayer(ChangedLayer):
 
 
 class LeaksFar(Sound):
-    """Breaks causality among many tokens."""
+    """Breaks causality for long sequences."""
 
     layer = LeaksFarLayer
 
 
 class LargeBatchLayer(ChangedLayer):
-    """Confuses the sequences of a large batch."""
+    """Mixes up the sequences of a large batch."""
 
     def changed(self, out: Tensor, query: Tensor) -> Tensor:
-        """The rows, the first sequence's in the place of the last of many."""
+        """The outputs; in a large batch those of the last sequence are replaced by those of the first."""
         return torch.cat([out[:-1], out[:1]]) if out.shape[0] > MANY else out
 
 
 class LargeBatch(Sound):
-    """Breaks batch invariance of many sequences."""
+    """Breaks batch invariance for many sequences."""
 
     layer = LargeBatchLayer
 
@@ -113,16 +113,16 @@ class ForgetsLayer(SoundLayer):
 
 
 class Forgets(Sound):
-    """Breaks decoding of many tokens."""
+    """Breaks decode equals forward for many tokens."""
 
     layer = ForgetsLayer
 
 
 class CrowdedLayer(SoundLayer):
-    """Reads the rows of the last request of a crowd for its first."""
+    """Reads the rows of the last request for the first one in a step of many requests."""
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """As `SoundLayer.step`; requests of a tree are none."""
+        """See `SoundLayer.step`; the tokens of a tree do not count as requests."""
         self._crowd = 0 if batch.paths else batch.requests
         return super().step(query, batch, state)
 
@@ -131,50 +131,50 @@ class CrowdedLayer(SoundLayer):
 
 
 class Crowded(Sound):
-    """Breaks batch invariance of many requests."""
+    """Breaks batch invariance for many requests."""
 
     layer = CrowdedLayer
 
 
 class UnrelatedLayer(SoundLayer):
-    """Shows equal weights, whatever it computes with."""
+    """Returns equal weights, whichever weights it uses."""
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Equal shares of the keys that are seen."""
+        """Equal weights [batch, heads, query, key] for all keys that are attended to."""
         seen = super().weights(query, source, key_padding_mask=key_padding_mask) > 0
         return seen / seen.sum(-1, keepdim=True).clamp(min=1).to(query.dtype)
 
 
 class Unrelated(Sound):
-    """Breaks the weights of the output: what it shows is right in every sum, and not what it uses."""
+    """Breaks weights of output: the returned weights sum to one, but are not those that it uses."""
 
     layer = UnrelatedLayer
 
 
 class Without(Sound):
-    """Ignores one field of the config, here biases."""
+    """Ignores one field of the config, here `bias`."""
 
     ignored: ClassVar[tuple[str, Any]] = ("bias", False)
 
     def build(self, config: MechanismConfig) -> nn.Module:
-        """A layer as if the field had its default."""
+        """Build a layer as if the field had its default."""
         field, value = self.ignored
         return super().build(replace(config, **{field: value}))
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """The price of that layer."""
+        """The cost of that layer."""
         field, value = self.ignored
         return super().cost(replace(config, **{field: value}), shape)
 
 
 class WithoutGroups(Without):
-    """Ignores that heads are to share keys and values."""
+    """Ignores `num_kv_heads`, so heads do not share keys and values."""
 
     ignored = ("num_kv_heads", None)
 
 
 class WithoutHeadSize(Without):
-    """Ignores the size of the heads."""
+    """Ignores `head_dim`."""
 
     ignored = ("head_dim", None)
 
@@ -187,33 +187,33 @@ class WithoutRotary(Without):
 
 
 class Idle(Sound):
-    """Breaks that every option acts: nothing knows of this one."""
+    """Breaks every option acts: its option is not used."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """A `temperature` that changes nothing."""
+        """The config with a `temperature` that has no effect."""
 
         temperature: float = 1.0
 
 
 class Unwritable(Sound):
-    """Breaks described: the equation is no LaTeX."""
+    """Breaks described: the equation is not valid LaTeX."""
 
     equation = r"\mathrm{softmax}\left(q^\top k / \sqrt{d_k}\right V"
 
 
 class Free(Sound):
-    """Breaks declared cost: a perfect kernel would do nothing."""
+    """Breaks declared cost: no FLOPs are declared for allowed pairs."""
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """The price, none of it for allowed pairs."""
+        """The cost with no allowed FLOPs."""
         return replace(super().cost(config, shape), allowed_flops=0)
 
 
 class Paid(Sound):
-    """Breaks declared cost: steps are paid for being taken."""
+    """Breaks step cost: steps have negative FLOPs."""
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """The price, negative for steps."""
+        """The cost, with negative FLOPs for steps."""
         sound = super().cost(config, shape)
         return replace(sound, flops=-sound.flops) if isinstance(shape, Step) else sound

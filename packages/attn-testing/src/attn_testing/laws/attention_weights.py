@@ -1,4 +1,4 @@
-"""Laws of attention weights: padding, queries that may attend to nothing, sums over keys, dropout."""
+"""Laws of attention weights: padding, queries without allowed keys, sums over keys, dropout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORT, PADDED = 5, 26
 
 
 class PaddingInvariance(MechanismLaw):
-    """Padding at the end changes no real output, and the content of padding anywhere is never seen."""
+    """Padding at the end changes no real output, and the content of padding anywhere has no effect."""
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.PADDING,)
 
@@ -60,7 +60,7 @@ class PaddingInvariance(MechanismLaw):
 
 
 def padded_batch(case: Case) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Two sequences, of many and of 5 tokens, padded to many; for cross attention the sources are padded."""
+    """Two sequences of `PADDED` and `SHORT` tokens, padded to `PADDED`; for cross attention the sources are padded."""
     key_padding_mask = torch.ones(2, PADDED, dtype=torch.bool)
     key_padding_mask[1, SHORT:] = False
     return case.rows(2, PADDED), case.source(2, PADDED), key_padding_mask
@@ -69,8 +69,8 @@ def padded_batch(case: Case) -> tuple[Tensor, Tensor | None, Tensor]:
 class NoAllowedKey(MechanismLaw):
     """Without any allowed key, output, weights and gradients are zero, and all gradients are finite.
 
-    A layer that attends to a source and remembers more than it loses the part of the source alone: its output is
-    whatever the source holds, and no gradient reaches the source.
+    For a layer that attends to a source and also has states of its own sequence, only the source's part is zero: its
+    output does not depend on the content of the source, and no gradient reaches the source.
     """
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.PADDING,)
@@ -120,14 +120,14 @@ def blocked(case: Case) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 def require_silence(case: Case, out: Tensor, what: str) -> None:
-    """Raise `LawBroken` unless rows [row, width] are zero, or with biases one constant row."""
+    """Raise `LawBroken` unless the outputs [row, width] are zero or, in a layer with biases, all rows are equal."""
     require(bool(torch.isfinite(out).all()), f"{what}: the output is not finite")
     left = (out - out[:1]).abs().max().item() if case.config.bias else out.abs().max().item()
     require(left <= 1e-12, f"{what}: the output reaches {left:g}, not zero")
 
 
 class RowSums(MechanismLaw):
-    """Weights are not negative, sum to one over the allowed keys and are zero on all others."""
+    """Weights are non-negative, sum to one over the allowed keys and are zero for all others."""
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.WEIGHTS, Capability.NORMALISED)
 
@@ -145,7 +145,7 @@ class RowSums(MechanismLaw):
 
 
 def check_weights(case: Case, weights: Tensor, key_padding_mask: Tensor | None) -> None:
-    """Raise `LawBroken` unless `weights` [batch, heads, query, key] are shares of the allowed keys."""
+    """Raise `LawBroken` unless `weights` [batch, heads, query, key] are a distribution over the allowed keys."""
     batch, heads, queries, keys = weights.shape
     rows = [
         allowed_pairs(case, queries, keys, None if key_padding_mask is None else key_padding_mask[row])
@@ -161,8 +161,8 @@ def check_weights(case: Case, weights: Tensor, key_padding_mask: Tensor | None) 
 
 
 def allowed_pairs(case: Case, queries: int, keys: int, key_padding_mask: Tensor | None) -> Tensor:
-    """Which pairs [heads or 1, query, key] are allowed, by the spec's mask where the mechanism has one."""
-    # Queries of cross attention count from the start: they have no place among the keys.
+    """Which pairs [heads or 1, query, key] are allowed, by the mask of the spec if the mechanism has one."""
+    # Positions of queries in cross attention start at 0, as they are not among the keys.
     first = 0 if case.cross else keys - queries
     rows = torch.arange(first, first + queries)[:, None]
     columns = torch.arange(keys)[None, :]
@@ -177,18 +177,19 @@ def allowed_pairs(case: Case, queries: int, keys: int, key_padding_mask: Tensor 
 
 
 SEQUENCES = 12
-"""So many sequences tell weights apart by the outputs."""
+"""The number of sequences, which suffices to distinguish weights by the outputs."""
 
 EXPLAINED, BETTER = 1e-8, 0.999
-"""The share of outputs that weights need not explain, and by what they must explain it better than others do."""
+"""The unexplained share of the outputs that is always allowed, and the factor of that of other weights that is."""
 
 
 class WeightsOfOutput(MechanismLaw):
-    """Weights are those that the outputs come from: rows summed by them say more of the outputs than by other weights.
+    """Weights are those used for the outputs: sums by them explain the outputs better than sums by other weights.
 
-    Outputs of attention without more are linear in such sums, head by head, so a least-squares fit leaves nothing of
-    them. Where a gate, a norm or a convolution follows, the fit leaves a rest, and less of it than the equal weights of
-    all allowed keys do and, where weights are shares, than those of another sequence. All know a query's own row.
+    Outputs of plain attention are linear in the weighted sums of input rows of each head, so a least-squares fit leaves
+    no residual. If a gate, a norm or a convolution follows, the residual must be smaller than with equal weights for
+    all allowed keys and, if weights are normalised, than with those of another sequence. Each fit may also use the
+    query's own row.
     """
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.WEIGHTS,)
@@ -221,8 +222,11 @@ class WeightsOfOutput(MechanismLaw):
 
 
 def unexplained(out: Tensor, weights: Tensor, rows: Tensor, own: Tensor | None) -> float:
-    """The share of outputs [batch, query, width] that no linear function of rows [batch, key, width] summed by weights
-    [batch, heads, query, key], and of the queries' own rows, gives."""
+    """The share of the variance of outputs [batch, query, width] that a least-squares fit does not explain.
+
+    The fit is linear in rows [batch, key, width] summed by weights [batch, heads, query, key], and in the rows `own` of
+    the queries.
+    """
     sums = torch.einsum("bhqk,bkd->bqhd", weights, rows).flatten(0, 1).flatten(1)
     known = [torch.ones_like(sums[:, :1])] + ([] if own is None else [own.flatten(0, 1)])
     sums = torch.cat([sums, *known], dim=1)
@@ -236,7 +240,7 @@ TOKENS = 9
 
 
 class DroppedWeights(MechanismLaw):
-    """Whole sequences in training lose weights by torch's seed; evaluation and steps lose none."""
+    """Dropout of attention weights in training is determined by torch's seed; evaluation and steps drop nothing."""
 
     cases_at_most = 4
 
@@ -272,12 +276,12 @@ class DroppedWeights(MechanismLaw):
 
 
 def dropping(case: Case) -> Case:
-    """The case whose layer, with the same weights, drops."""
+    """The same case with dropout of attention weights; its layer has the same parameters."""
     return dataclasses.replace(case, config=dataclasses.replace(case.config, dropout=PROBABILITY))
 
 
 def gradient(case: Case, seed: int, *, again: bool = False) -> Tensor:
-    """The gradient to rows of a pass in training by this seed, perhaps with activations computed again."""
+    """The gradient to the inputs of a training pass with this seed; with `again`, activations are recomputed."""
     layer: Any = case.build().train()
     rows, source = case.rows(2, TOKENS).requires_grad_(), case.source(2, TOKENS)
     with torch.random.fork_rng(devices=[]):

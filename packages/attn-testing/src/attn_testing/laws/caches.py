@@ -9,7 +9,7 @@ STEPS = 30
 
 
 class ViewsEqual(Law):
-    """Under random traffic every view equals that of a store which keeps everything in dictionaries."""
+    """Under random requests every view equals that of the reference store, a `DictionaryStore`."""
 
     def test_views_of_random_traffic_equal_those_of_the_oracle(self, case: CacheCase) -> None:
         for seed in range(2):
@@ -19,7 +19,7 @@ class ViewsEqual(Law):
 
 
 def drive(traffic: Traffic) -> None:
-    """Admit or release a request at times, then step some: all by one token, or by various lengths."""
+    """Sometimes admit or release a request, then step some: all by one token, or by random lengths."""
     chance = traffic.random
     if not traffic.done or chance.random() < 0.3:
         traffic.admit()
@@ -32,7 +32,7 @@ def drive(traffic: Traffic) -> None:
 
 
 class RefusesWhenFull(Law):
-    """A store that has no place or no room says False, and changes nothing."""
+    """A store without room for a request, or for its tokens, returns False and changes nothing."""
 
     def test_no_more_requests_are_admitted_than_there_are_places(self, case: CacheCase) -> None:
         traffic = Traffic(case, seed=0)
@@ -78,7 +78,7 @@ CYCLES = 6
 
 
 class ReleaseFreesAll(Law):
-    """Releasing every request leaves the store as it was new, and with room for as much again."""
+    """After all requests are released, the store is as if new, with the same room as before."""
 
     def test_after_all_are_released_the_store_is_as_new(self, case: CacheCase) -> None:
         traffic = Traffic(case, seed=0)
@@ -97,9 +97,9 @@ class ReleaseFreesAll(Law):
 
 
 class LiveBytes(Law):
-    """What a request has in the store weighs exactly what its family says of its states, after every step.
+    """After every step a request takes exactly the bytes that the cache family declares for its states.
 
-    Where nothing is lost that is `state_bytes` of them.
+    For a lossless cache these are `state_bytes`.
     """
 
     def test_live_bytes_equal_the_formula(self, case: CacheCase) -> None:

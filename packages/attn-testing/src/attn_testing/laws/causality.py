@@ -1,4 +1,4 @@
-"""Laws of what an output may depend on: earlier inputs where a mechanism is causal, later ones where it is not."""
+"""Laws of which inputs an output depends on: only earlier ones if a mechanism is causal, later ones if it is not."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from attn_testing.subject import Case, in_mode
 
 
 class CausalityByGradient(MechanismLaw):
-    """The gradient of an output to every later input is exactly zero, and to some earlier or its own it is not.
+    """The gradient of an output to each later input is exactly zero, and to its own or some earlier input it is not.
 
-    Few tokens show it of every output; many, of some, in evaluation and in training.
+    Checked for every output of a short sequence, and for some of a long one, in evaluation and in training.
     """
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.CAUSAL,)
@@ -33,7 +33,7 @@ class CausalityByGradient(MechanismLaw):
 
 
 def no_gradient_from_behind(case: Case, tokens: int, places: Iterable[int], *, training: bool) -> None:
-    """Raise `LawBroken` unless the outputs at these places depend on what they may, by their gradients."""
+    """Raise `LawBroken` if the outputs at these places have gradients to later inputs, or none to earlier ones."""
     query = case.rows(1, tokens).requires_grad_()
     out = in_mode(case, query, case.source(1, 5), training=training)
     probe = torch.randn(out.shape[-1], generator=torch.Generator().manual_seed(5), dtype=out.dtype)
@@ -50,13 +50,13 @@ def no_gradient_from_behind(case: Case, tokens: int, places: Iterable[int], *, t
 
 
 def blind(case: Case, row: int) -> bool:
-    """Whether the mask of a declared mechanism shows nothing to this query, as one of j < i does to the first."""
+    """Whether the mask of a declared mechanism allows no key to this query, such as j < i for the first one."""
     mechanism = case.mechanism
     return isinstance(mechanism, DeclaredMechanism) and mechanism.spec(case.config).mask.count(1, row + 1) == 0
 
 
 SIZES = (1.0, 1e3)
-"""A large change also meets what only overflow would show, such as a maximum taken over the whole row."""
+"""The sizes of the changed inputs; large ones also reveal, for example, a maximum that is taken over the whole row."""
 
 
 class CausalityByPerturbation(MechanismLaw):
@@ -77,7 +77,7 @@ class CausalityByPerturbation(MechanismLaw):
 
 
 def no_change_from_behind(case: Case, tokens: int, places: Iterable[int], *, training: bool) -> None:
-    """Raise `LawBroken` unless outputs before these places stay when inputs from there on change."""
+    """Raise `LawBroken` unless outputs before each of these places stay the same if inputs from there on change."""
     query, source = case.rows(2, tokens), case.source(2, 5)
     with torch.no_grad():
         before = in_mode(case, query, source, training=training)
@@ -92,7 +92,7 @@ def no_change_from_behind(case: Case, tokens: int, places: Iterable[int], *, tra
 
 
 class Bidirectionality(MechanismLaw):
-    """Configured not causal, outputs do depend on later inputs."""
+    """With `causal=False`, outputs do depend on later inputs."""
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.BIDIRECTIONAL,)
 

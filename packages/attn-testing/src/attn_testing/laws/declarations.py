@@ -18,7 +18,7 @@ TOKENS = 12
 
 
 class Described(MechanismLaw):
-    """A mechanism has a name, one line about it, an equation, a paper and a sketch, and takes no unknown option."""
+    """A mechanism has a name, a one-line summary, an equation, a paper and a sketch, and refuses unknown options."""
 
     def test_a_mechanism_says_what_it_is(self, subject: Subject) -> None:
         mechanism = subject.mechanism
@@ -54,17 +54,17 @@ class Described(MechanismLaw):
 
 
 ASKED = {Capability.GROUPED: "num_kv_heads", Capability.ROTARY: "rotary"}
-"""Capabilities that let a mechanism take a field of the config, in some of its values at least."""
+"""Capabilities with the config field that a mechanism must then accept, in at least one setting."""
 
 SLIGHT = 1e-9
-"""A difference that rounding does not make."""
+"""Differences above this are not due to rounding."""
 
 ADDED = ("max_seq_len", "causal", "cross")
-"""What the kit adds to every setting."""
+"""The fields that the test kit adds to every setting."""
 
 
 class Settings(MechanismLaw):
-    """Declared capabilities are honoured: causal and not, grouped heads, rotary positions."""
+    """Declared capabilities work: causal and bidirectional attention, grouped heads, rotary positions."""
 
     def test_a_setting_is_taken_or_refused_with_an_error_for_users(self, subject: Subject) -> None:
         for refusal in subject.refusals:
@@ -91,10 +91,10 @@ class Settings(MechanismLaw):
         asked |= {"num_kv_heads": 1} if subject.mechanism.can(Capability.GROUPED) and heads > 1 else {}
         asked |= {"rotary": Rotary(base=50.0)} if rotary else {}
         for field, value in asked.items():
-            # Said, as multi-query attention has one key/value head where nothing is.
+            # Set explicitly, as the default of multi-query attention is one key/value head.
             absent = {"num_kv_heads": heads, "bias": False}.get(field)
             settings = {**usual, field: absent}, {**usual, field: value}
-            # An option may say the same more exactly, such as the sizes of keys and values; then its default does not.
+            # An option may override the field, such as the sizes of keys and values; then the field acts without it.
             plain = dataclasses.replace(subject, options={})
             acts = [differ(one, settings) for one in (subject, plain)]
             require(
@@ -109,8 +109,8 @@ class Settings(MechanismLaw):
 
 
 def differ(subject: Subject, settings: tuple[dict[str, Any], dict[str, Any]]) -> bool | None:
-    """Whether layers of two settings have other parameters, or other outputs from the same draws of them; None where
-    one is not taken."""
+    """Whether layers of two settings differ in parameters, or in outputs with equally drawn parameters; None if one
+    setting is refused."""
     one, other = (subject.attempt(setting) for setting in settings)
     if not (isinstance(one, Case) and isinstance(other, Case)):
         return None
@@ -123,7 +123,7 @@ def differ(subject: Subject, settings: tuple[dict[str, Any], dict[str, Any]]) ->
 
 
 class Undeclared(MechanismLaw):
-    """What is not declared is refused, never ignored: padding, sources, causality, grouping, shared_kv, dropping."""
+    """Undeclared features are refused, never ignored: padding, sources, causality, grouping, shared_kv, dropout."""
 
     def test_a_mask_of_padded_keys_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.PADDING):
@@ -192,7 +192,7 @@ class Undeclared(MechanismLaw):
 
 
 def build(subject: Subject, **setting: Any) -> Any:
-    """A layer at the first setting, changed by `setting`."""
+    """Build a layer with the first setting, changed by `setting`."""
     values = {
         "max_seq_len": subject.context,
         **subject.settings[0],
@@ -205,7 +205,7 @@ def build(subject: Subject, **setting: Any) -> Any:
 
 
 def directed(subject: Subject, *, causal: bool) -> Any:
-    """A layer of a config that says so itself: `configure` would refuse it before the mechanism is asked."""
+    """Build a layer with `causal` set in the config directly, as `configure` would refuse an undeclared value."""
     values = {
         "max_seq_len": subject.context,
         **subject.settings[0],
@@ -218,7 +218,7 @@ def directed(subject: Subject, *, causal: bool) -> Any:
 
 
 def refuses(call: Any, capability: str, what: str) -> None:
-    """Raise `LawBroken` unless the call is refused."""
+    """Raise `LawBroken` unless the call raises an error that refuses it."""
     try:
         call()
     except (UserError, TypeError, NotImplementedError, AttributeError):
@@ -227,6 +227,6 @@ def refuses(call: Any, capability: str, what: str) -> None:
 
 
 def normalised(case: Case) -> bool:
-    """Whether the weights of one random input are."""
+    """Whether the weights for one random input are non-negative and sum to one."""
     weights = case.weights(case.rows(1, 5), case.source(1, 5))
     return bool((weights >= 0).all()) and bool((weights.sum(-1) - 1).abs().max() < 1e-9)

@@ -1,4 +1,4 @@
-"""Laws of serving: steps, chunks, batches and trees give what the full forward gives; states weigh what is declared."""
+"""Laws of serving: steps, chunks, batches and trees equal the full forward pass; states have their declared sizes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TOKENS = 12
 
 
 def silent_where_nothing_decodes(case: Case) -> str | None:
-    """Why a layer cannot run step by step at all: it sees later inputs."""
+    """Why a layer cannot run step by step, if it attends to later inputs; None if it can."""
     return None if case.cross or case.causal else "it is not causal, so it cannot decode"
 
 
 class DecodeEqualsForward(MechanismLaw):
-    """Decoding through `step`, or replay where there is none, gives the rows of the full forward."""
+    """Decoding by `step`, or by replay if there is none, gives the outputs of the full forward pass."""
 
     @classmethod
     def silent_on(cls, case: Case) -> str | None:
@@ -36,7 +36,7 @@ class DecodeEqualsForward(MechanismLaw):
 
 
 def run(case: Case, tokens: int, prompt: int) -> None:
-    """Feed `prompt` tokens, then one at a time, and compare with the full forward."""
+    """Feed `prompt` tokens, then one at a time, and compare with the full forward pass."""
     rows, source = case.rows(tokens), case.source(5)
     with torch.no_grad():
         full = case.attend(rows[None], None if source is None else source[None])[0]
@@ -54,7 +54,7 @@ SPLITS = ((1, 4, 2, 5), (6, 6), (3, 1, 1, 7))
 
 
 class ChunkedPrefill(MechanismLaw):
-    """A prompt fed in chunks gives the rows of one prefill, and the same tokens after it."""
+    """A prompt fed in chunks gives the outputs of one prefill, and the same outputs for the tokens after it."""
 
     @classmethod
     def silent_on(cls, case: Case) -> str | None:
@@ -68,7 +68,7 @@ class ChunkedPrefill(MechanismLaw):
 
 
 def same_in_chunks(case: Case, tokens: int, splits: Sequence[tuple[int, ...]]) -> None:
-    """Raise `LawBroken` unless a prompt of so many tokens gives the same in each of these splits as at once."""
+    """Raise `LawBroken` unless a prompt of `tokens` tokens has the same outputs in each of these splits as at once."""
     rows, source = case.rows(tokens + 1), case.source(5)
     whole = feed(case, (tokens, 1), rows, source)
     for split in splits:
@@ -95,14 +95,14 @@ PLAN: tuple[Mapping[int, int], ...] = (
     {4: 3, 5: 11, 1: 1, 6: 2, 0: 1},
     {1: 1, 6: 1, 3: 1, 5: 1, 2: 1, 0: 1, 4: 1},
 )
-"""Steps of request -> new tokens: some prefill, in chunks, while others decode, and the order changes."""
+"""Steps as request -> number of new tokens: some requests prefill in chunks while others decode, in varying order."""
 
 BATCH = 19
-"""Sequences of a large batch."""
+"""The number of sequences of a large batch."""
 
 
 class BatchInvariance(MechanismLaw):
-    """A sequence alone gives what it gives in a batch, and a request alone what it gives in a crowd."""
+    """A sequence has the same outputs alone and in a batch, and a request the same outputs alone and with others."""
 
     def test_a_sequence_alone_equals_itself_in_a_batch(self, case: Case) -> None:
         query, source = case.rows(BATCH, 7), case.source(BATCH, 5)
@@ -128,7 +128,7 @@ class BatchInvariance(MechanismLaw):
 def follow(
     case: Case, plan: tuple[Mapping[int, int], ...], rows: Mapping[int, Tensor], sources: Mapping[int, Tensor | None]
 ) -> dict[int, Tensor]:
-    """The outputs [tokens, width] of every request of a plan; a request is opened when it first comes."""
+    """The outputs [tokens, width] of every request of a plan; a request is opened in its first step."""
     serving = Serving(case)
     out: dict[int, list[Tensor]] = {}
     for step in plan:
@@ -142,15 +142,15 @@ def follow(
 
 
 KNOWN = 7
-"""Tokens before the tree, which are computed as one prompt and one token."""
+"""The number of tokens before the tree, which are computed as a prompt and one more token."""
 PARENTS = (-1, -1, 0, 0, 1, 2, 3)
-"""Three generations, of which siblings and cousins stand at one position each."""
+"""A tree of three levels; all tokens of one level have the same position."""
 PATHS = ((0, 2, 5), (1, 4), (0, 3, 6))
-"""From each root to each leaf."""
+"""The paths from each root to each leaf."""
 
 
 class TreeEqualsPaths(MechanismLaw):
-    """Tokens of a tree give what each path gives alone, and so does what follows a path that is kept.
+    """Tokens of a tree have the outputs that each path has alone, and so do tokens after a path that is kept.
 
     Miao et al. 2023, arXiv 2305.09781.
     """
@@ -178,7 +178,7 @@ class TreeEqualsPaths(MechanismLaw):
 
 
 def begun(case: Case, rows: Tensor) -> Serving:
-    """A request whose known rows are computed."""
+    """A request of which the first `KNOWN` tokens are computed."""
     serving = Serving(case)
     serving.open(0, case.source(5))
     serving.step({0: rows[: KNOWN - 1]})
@@ -187,7 +187,7 @@ def begun(case: Case, rows: Tensor) -> Serving:
 
 
 def alone(case: Case, rows: Tensor, path: Sequence[int]) -> Tensor:
-    """Outputs [tokens, width] of the rows of a path, token by token."""
+    """Outputs [tokens, width] for the inputs of a path, computed token by token."""
     serving = begun(case, rows)
     return torch.cat([serving.step({0: rows[KNOWN + node, None]})[0] for node in path])
 
@@ -196,7 +196,7 @@ SOURCE = 4
 
 
 class StateBytes(MechanismLaw):
-    """The tensors remembered after every step weigh exactly `state_bytes`."""
+    """The state tensors after every step take exactly `state_bytes` bytes."""
 
     @classmethod
     def silent_on(cls, case: Case) -> str | None:

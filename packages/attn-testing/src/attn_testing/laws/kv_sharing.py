@@ -23,7 +23,7 @@ LAYER = "layer"
 
 
 class KVSharing(MechanismLaw):
-    """A layer that attends to its double's keys and values gives what the double gives; it has and remembers none."""
+    """A layer that takes keys and values from an identical layer equals it, and has no weights or states for them."""
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.SHARES_KV,)
     cases_at_most = 4
@@ -95,7 +95,7 @@ def config_of(case: Case) -> Any:
 
 
 def kv_sharing(case: Case) -> Any:
-    """A layer with shares_kv, with the weights of the case's own."""
+    """A layer with shares_kv that has the same weights as the case's layer."""
     layer = case.mechanism.build(config_of(case)).double().eval()
     weights = case.layer.state_dict()
     layer.load_state_dict({name: weights[name] for name in layer.state_dict()})

@@ -13,7 +13,7 @@ from attn_testing.model_subject import ModelCase, ModelServing, ModelSubject
 
 
 class Described(Law):
-    """A family has a name and a summary, refuses unknown fields; a model says its vocabulary, context and states."""
+    """A family has a name and a summary, and refuses unknown fields; a model keeps its declared sizes and states."""
 
     def test_a_family_says_what_it_is(self, subject: ModelSubject) -> None:
         require(subject.family.name and subject.family.summary, "the family has no name or no summary")
@@ -62,7 +62,7 @@ SPLITS = ((12,), (1,) * 12, (5, 1, 1, 1, 1, 1, 1, 1), (3, 4, 1, 4))
 
 
 class StepEqualsForward(Law):
-    """Logits of steps, whole, single and in chunks, equal those of the full forward."""
+    """Logits of steps, of the whole sequence, single tokens or chunks, equal those of the full forward pass."""
 
     def test_steps_of_any_length_equal_the_full_forward(self, case: ModelCase) -> None:
         tokens = case.tokens(TOKENS)
@@ -75,7 +75,7 @@ class StepEqualsForward(Law):
 
 
 class CrowdEqualsAlone(Law):
-    """A request in a crowd gets the logits it gets alone."""
+    """A request gets the same logits in a step with other requests as alone."""
 
     def test_requests_in_a_crowd_equal_the_full_forward_of_each(self, case: ModelCase) -> None:
         serving = ModelServing(case.model)
@@ -97,7 +97,7 @@ ROWS = 12
 
 
 class GreedyTokensOfLogits(Law):
-    """Where a model finds likeliest tokens, they are the first of the largest logits, and -1 where these are none."""
+    """Greedy tokens that a model finds are the first of its largest logits, and -1 where these are not finite."""
 
     @classmethod
     def excuse(cls, case: ModelCase) -> str | None:
@@ -106,7 +106,7 @@ class GreedyTokensOfLogits(Law):
 
     def test_likeliest_tokens_are_the_first_of_the_largest_logits(self, case: ModelCase) -> None:
         hidden = ModelServing(case.model).hidden({0: case.tokens(ROWS)})
-        # Rows of zeros have equal logits, or those of a bias.
+        # A row of zeros has equal logits, or those of a bias.
         hidden = torch.cat([hidden, torch.zeros_like(hidden[:1]), torch.full_like(hidden[:1], torch.nan)])
         with torch.no_grad():
             found, logits = case.model.greedy_tokens(hidden), case.model.logits(hidden)
@@ -120,7 +120,7 @@ class GreedyTokensOfLogits(Law):
 
 
 class SavedAndLoaded(Law):
-    """A fresh model that loads another's state dict gives the same logits."""
+    """A new model that loads the state dict of another one gives the same logits."""
 
     def test_a_model_that_loads_the_state_of_another_gives_the_same(self, case: ModelCase) -> None:
         one, other = case.build(seed=0), case.build(seed=1)

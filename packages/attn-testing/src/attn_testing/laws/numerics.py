@@ -1,4 +1,4 @@
-"""Laws of the module itself: gradients, element types, state dict, torch.compile."""
+"""Laws of the module itself: gradients, dtypes, state dict, torch.compile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Gradients(MechanismLaw):
 
 
 class Training(MechanismLaw):
-    """In training outputs and gradients are finite; where nothing is drawn, outputs are those of evaluation."""
+    """In training, outputs and gradients are finite; without randomness, outputs equal those of evaluation."""
 
     cases_at_most = 4
 
@@ -56,11 +56,11 @@ class Training(MechanismLaw):
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
 MOSTLY = 0.7
-"""The share of rows that rounding must leave as they are where keys are chosen by comparing numbers."""
+"""The share of rows that rounding must not change if a mechanism chooses keys by comparing values."""
 
 
 class Precision(MechanismLaw):
-    """A layer in float32 or bfloat16 answers in that type, close to its float64 answer."""
+    """A float32 or bfloat16 layer returns outputs in that dtype, close to those in float64."""
 
     cases_at_most = 4
 
@@ -81,7 +81,7 @@ class Precision(MechanismLaw):
 
 
 def require_mostly_same(found: Tensor, expected: Tensor, what: str, tolerance: float) -> None:
-    """Raise `LawBroken` unless all of [..., width] is finite and most rows are the same: some choose otherwise."""
+    """Raise `LawBroken` unless all outputs [..., width] are finite and a share of at least `MOSTLY` rows is equal."""
     require(bool(torch.isfinite(found).all()), f"{what}: an output is not finite")
     error = (found - expected).abs() / (1 + expected.abs())
     share = (error.amax(-1) <= tolerance).double().mean().item()
@@ -89,7 +89,7 @@ def require_mostly_same(found: Tensor, expected: Tensor, what: str, tolerance: f
 
 
 class SavedAndLoaded(MechanismLaw):
-    """A fresh layer that loads another's state dict computes the same."""
+    """A new layer that loads the state dict of another one gives the same outputs."""
 
     cases_at_most = 2
 
@@ -103,20 +103,20 @@ class SavedAndLoaded(MechanismLaw):
 
 
 SIZES = ((7, 17, 19), (11, 23, 29))
-"""Batches, lengths and lengths of sources; the second must run what was captured at the first.
+"""Batch sizes, lengths and source lengths; the second set must reuse the graph that was captured with the first.
 
-A size that is also the width, or another's, would be captured as one with it, so these are primes that are neither.
+torch.compile would identify a size with an equal one, such as the width, so these are distinct primes.
 """
 
 SHORT = ((2, 3, 5), (3, 5, 7))
-"""As `SIZES`, for loops over the tokens."""
+"""Like `SIZES`, for mechanisms that loop over the tokens."""
 
 
 class Compiles(MechanismLaw):
-    """`torch.compile(fullgraph=True)` captures the layer once for all lengths, and it gives the same.
+    """`torch.compile(fullgraph=True)` captures the layer once for all lengths, and its outputs stay the same.
 
-    A loop over the tokens is captured once for every length. Short batches show it as well, and sooner.
-    `backend` is torch.compile's. "eager" captures the graph as every backend does, and needs no C++ compiler.
+    A loop over the tokens is captured once for every length; it is tested with shorter sequences, to save time.
+    `backend` is that of torch.compile; "eager" captures the graph as every backend does, and needs no C++ compiler.
     """
 
     cases_at_most = 2

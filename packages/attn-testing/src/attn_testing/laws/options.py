@@ -1,4 +1,4 @@
-"""Laws of a mechanism's own options: what is odd is refused or computed with, and every option does something."""
+"""Laws of a mechanism's own options: odd values are refused or work, and every option has an effect."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ROTARY = Rotary()
 PASSES = 3
 
 ODD: tuple[Any, ...] = (-1, 0, 1.5, -0.5, True, "word", None, float("nan"), float("inf"), (), (0,), {})
-"""What a user may give by mistake; some of it is right for some options."""
+"""Values that a user may give by mistake; some are valid for some options."""
 TOKENS = 12
 
 
 class Options(MechanismLaw):
-    """An option is refused by its name with what is allowed, or taken and computed with: no other error, no NaN."""
+    """An option is refused with an error that names it, or accepted and used: no other error, no NaN."""
 
     def test_an_odd_option_is_refused_by_name_or_computed_with(self, subject: Subject) -> None:
         for name in option_fields(subject.mechanism):
@@ -35,7 +35,7 @@ class Options(MechanismLaw):
 
 
 def require_answer(mechanism: Mechanism, name: str, options: dict[str, Any]) -> None:
-    """Raise `LawBroken` where a layer with these options neither works nor is refused for the option of this name."""
+    """Raise `LawBroken` if a layer with these options neither works nor is refused because of the option `name`."""
     given = f"{name}={options[name]!r}"
     try:
         config = configure(mechanism, options, hidden_size=16, num_heads=2, max_seq_len=TOKENS)
@@ -51,7 +51,7 @@ def require_answer(mechanism: Mechanism, name: str, options: dict[str, Any]) -> 
 
 
 class EveryOptionActs(MechanismLaw):
-    """Every option, in some other value, changes outputs, gradients, parameters, states, prices or training."""
+    """Every option has another value that changes outputs, gradients, parameters, states, costs or training."""
 
     def test_every_option_changes_something_in_some_value(self, subject: Subject) -> None:
         for name, default in option_fields(subject.mechanism).items():
@@ -71,7 +71,7 @@ class EveryOptionActs(MechanismLaw):
 
 
 def other_values(subject: Subject, name: str, present: Any) -> Iterator[Any]:
-    """Values that an option may take, likely ones first: near the present one, then what its refusal names."""
+    """Values that an option may accept, likely ones first: near the present one, then words in its refusal."""
     known: list[Any] = []
     if isinstance(present, bool):
         known = [not present]
@@ -87,8 +87,8 @@ def other_values(subject: Subject, name: str, present: Any) -> Iterator[Any]:
 
 
 def one_other(subject: Subject, name: str) -> Iterator[dict[str, Any]]:
-    """Each other option at another value: some options act only beside others, as how to count what several rounds
-    find."""
+    """Each other option with another value, as some options only have an effect in combination, such as how to combine
+    the results of several rounds."""
     for other, default in option_fields(subject.mechanism).items():
         for value in other_values(subject, other, subject.options.get(other, default)) if other != name else ():
             if isinstance(subject.attempt({**subject.settings[0], **subject.modes[0]}, **{other: value}), Case):
@@ -97,7 +97,7 @@ def one_other(subject: Subject, name: str) -> Iterator[dict[str, Any]]:
 
 
 def effect(subject: Subject, name: str, value: Any, beside: Mapping[str, Any] = MappingProxyType({})) -> bool | None:
-    """Whether this value of an option changes anything, `beside` others; None where it is not taken."""
+    """Whether this value of an option changes anything, in combination with `beside`; None if it is refused."""
     tried = False
     for setting in ({}, {"rotary": ROTARY}) if subject.mechanism.can(Capability.ROTARY) else ({},):
         for mode in subject.modes:
@@ -111,7 +111,7 @@ def effect(subject: Subject, name: str, value: Any, beside: Mapping[str, Any] = 
 
 
 def changed(one: Case, other: Case) -> bool:
-    """Whether two layers differ in anything that can be seen of them."""
+    """Whether two layers differ in anything observable."""
     if said(one) != said(other):
         return True
     return any(
@@ -121,7 +121,7 @@ def changed(one: Case, other: Case) -> bool:
 
 
 def said(case: Case) -> list[Any]:
-    """Parameters, states and prices of a layer, and the equation of its parts."""
+    """The parameter shapes, states and costs of a layer."""
     mechanism, config = case.mechanism, case.config
     sizes = [(name, tuple(weight.shape)) for name, weight in case.layer.named_parameters()]
     calls: list[Shape | Step] = [Shape(query=case.tokens, key=case.tokens)]
@@ -130,8 +130,8 @@ def said(case: Case) -> list[Any]:
 
 
 def seen(case: Case) -> list[torch.Tensor]:
-    """Outputs before training, in its last of some passes and after it, gradients of that pass, and a loss of the
-    layer's own, which `take_auxiliary_loss` gives, where it has one."""
+    """The outputs before training, in the last of `PASSES` training passes and after it, the gradients of that pass,
+    and the layer's auxiliary loss (`take_auxiliary_loss`) or 0."""
     rows, source, layer = case.rows(2, case.tokens), case.source(2, case.tokens), case.build()
     with torch.no_grad():
         before = case.attend(rows, source, None, layer)

@@ -1,4 +1,4 @@
-"""Laws of prices: what a mechanism says that it costs is what torch counts, of whole sequences and of steps."""
+"""Laws of costs: the declared cost of whole sequences and of steps equals what torch counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOURCE_SIZES = ((1, 4, 7), (2, 9, 3), (1, 26, 37))
 
 
 class Cost(MechanismLaw):
-    """Declared FLOPs equal those torch counts, declared parameters those the layer has."""
+    """The declared FLOPs equal those that torch counts, the declared parameters those of the layer."""
 
     def test_declared_flops_equal_counted_flops(self, case: Case) -> None:
         layer = plain(case)
@@ -39,13 +39,13 @@ class Cost(MechanismLaw):
 
 
 NEW = (6, 1, 26, 4, 1)
-"""New tokens of each request in one step after another: a prompt, decoding, and chunks behind what is remembered."""
+"""The number of new tokens of each request in consecutive steps: a prompt, decoding, and further chunks."""
 
 REQUESTS, SOURCE = 2, 5
 
 
 class StepCost(MechanismLaw):
-    """The FLOPs declared for a step are those torch counts in `step`, or in replay: prompts, chunks and decoding."""
+    """The declared FLOPs of a step equal those that torch counts in `step` or replay: prompts, chunks and decoding."""
 
     cases_at_most = 4
 
@@ -67,13 +67,13 @@ class StepCost(MechanismLaw):
 
 
 def require_price(said: Price, found: int, what: str) -> None:
-    """Raise `LawBroken` unless these FLOPs were declared, and some but not more of them for the allowed pairs."""
+    """Raise `LawBroken` unless the declared FLOPs equal `found`, and those of allowed pairs are from 1 to as many."""
     require(said.flops == found, f"{what}: {said.flops} FLOPs are declared, {found} were counted")
     require(0 < said.allowed_flops <= said.flops, f"{what}: {said.allowed_flops} allowed of {said.flops} FLOPs")
 
 
 def plain(case: Case) -> Any:
-    """A layer that computes plainly, where it can choose among kernels."""
+    """A layer that uses the plain kernel, if it can choose among kernels."""
     layer = case.build()
     if hasattr(layer, "use_kernel"):
         layer.use_kernel("plain")
@@ -81,7 +81,7 @@ def plain(case: Case) -> Any:
 
 
 def counted(call: Callable[[], object]) -> int:
-    """FLOPs of the matrix products of a call. Torch's fused attention is taken apart, so that its are counted."""
+    """The FLOPs of the matrix products of a call; torch's fused attention is disabled, so that its products count."""
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         call()
     return int(counter.get_total_flops())

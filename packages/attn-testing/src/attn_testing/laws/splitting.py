@@ -1,4 +1,4 @@
-"""A layer whose heads are split over ranks is the sum of the ranks' layers."""
+"""The law of tensor parallelism: a layer whose heads are split over ranks equals the sum of the ranks' layers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CLOSE = 1e-12
 
 
 class HeadSplit(MechanismLaw):
-    """Layers of half the heads each, added up, give the outputs and gradients of the whole layer.
+    """The sum of two layers with half the heads each has the outputs and gradients of the whole layer.
 
-    Where a mechanism does not declare `splits_heads`, a split is refused by its name.
+    If a mechanism does not declare `splits_heads`, a split is refused with an error that names it.
     """
 
     @classmethod
     def silent_on(cls, case: Any) -> str | None:
-        """Heads that two ranks do not divide, and mechanisms that refuse."""
+        """The reason for heads that cannot be divided over two ranks, and for mechanisms that refuse."""
         try:
             require_split(case.mechanism, case.config, RANKS)
             case.mechanism.build(rank_config(case.mechanism, case.config, Rank(0, RANKS)))
@@ -39,7 +39,7 @@ class HeadSplit(MechanismLaw):
         return None
 
     def test_ranks_together_give_the_outputs_and_gradients_of_the_whole(self, case: Case) -> None:
-        """Also with padding and a source, where the layer takes them."""
+        """The sum over the ranks equals the whole layer, also with a source if the layer takes one."""
         whole = case.build()
         query, source = case.rows(2, TOKENS).requires_grad_(), case.source(2, TOKENS + 2)
         expected = case.attend(query, source, layer=whole)
@@ -61,7 +61,7 @@ class HeadSplit(MechanismLaw):
             require_same(got, wanted, f"gradients of {name} on the ranks and of the whole", CLOSE)
 
     def test_steps_of_ranks_together_are_steps_of_the_whole(self, case: Case) -> None:
-        """Each rank decodes with states of its own heads."""
+        """Ranks that decode with the states of only their own heads sum up to the whole layer."""
         if silent_where_nothing_decodes(case):
             return
         rows, source, whole = case.rows(TOKENS), case.source(5), case.build()
@@ -77,7 +77,7 @@ class HeadSplit(MechanismLaw):
         require_same(total, expected, "steps of the ranks, summed, and of the whole", case.tolerance)
 
     def test_what_is_not_declared_is_refused_by_name(self, subject: Subject) -> None:
-        """A wrong number is worse than a refusal."""
+        """A mechanism that does not declare `splits_heads` refuses a split instead of computing wrong results."""
         if subject.mechanism.splits_heads:
             return
         for case in subject.cases:
@@ -99,7 +99,7 @@ def stepped(case: Case, layer: Any, rows: Tensor, source: Tensor | None) -> Tens
 
 
 def gathered_gradient(parts: list[tuple[Any, ParameterSplit]]) -> Tensor:
-    """The gradient of the whole tensor, of the parameter on each rank and how it is split."""
+    """The gradient of a whole parameter, assembled from those of its part and `ParameterSplit` on each rank."""
     split = parts[0][1]
     grads = [torch.zeros_like(part) if part.grad is None else part.grad for part, _ in parts]
     if split.once:

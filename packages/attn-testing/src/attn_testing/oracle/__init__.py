@@ -1,4 +1,4 @@
-"""Attention of a spec from its definition, for kernels to be compared with. Slow, and evidently right in float64."""
+"""The oracle for kernels: attention of a spec by its definition. Slow, and evidently correct in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["DISTRIBUTIONS", "MODIFIERS", "SCORES", "allowed_pairs", "attend", "p
 
 
 def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """The output [batch, query, heads, value_size], computed in the type of the operands."""
+    """The output [batch, query, heads, value_size], computed in the dtype of the operands."""
     groups = list(spec.heads.group_of)
     energies = scores(spec, operands)
     for modifier in spec.modifiers:

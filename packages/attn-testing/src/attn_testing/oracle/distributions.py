@@ -1,4 +1,4 @@
-"""Distributions from their definitions."""
+"""Attention distributions, computed by their definitions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DISTRIBUTIONS = (
 
 
 def shares(spec: AttentionSpec, energies: Tensor, allowed: Tensor, operands: AttentionInputs) -> Tensor:
-    """Weights of scores [batch, heads, query, key]; `allowed` is of the same shape."""
+    """The attention weights for scores [batch, heads, query, key]; `allowed` is bool of the same shape."""
     given, kind = spec.distribution, spec.distribution.kind
     if kind in {"softmax_one", "sink"}:
         logit = weights_of(operands, "distribution").get("logit", energies.new_zeros(1))
@@ -45,26 +45,26 @@ def shares(spec: AttentionSpec, energies: Tensor, allowed: Tensor, operands: Att
 
 
 def beside(energies: Tensor, allowed: Tensor, logit: Tensor) -> Tensor:
-    """Softmax over the allowed keys and one more, whose score is the logit [heads] and whose weight is left out."""
+    """Softmax over the allowed keys and an attention sink with the score `logit` [heads], whose weight is dropped."""
     sink = logit[:, None, None].expand(*energies.shape[:-1], 1)
     masked = energies.masked_fill(~allowed, -math.inf)
     return torch.softmax(torch.cat([masked, sink], dim=-1), -1)[..., :-1]
 
 
 def sigmoid(energies: Tensor, allowed: Tensor) -> Tensor:
-    """1 / (1 + n exp(-e)), n the number of allowed keys."""
+    """Sigmoid attention: 1 / (1 + n exp(-e)), with n the number of allowed keys."""
     count = allowed.sum(-1, keepdim=True).to(energies.dtype)
     return torch.where(allowed, torch.sigmoid(energies - count.clamp(min=1).log()), 0.0)
 
 
 def hard(energies: Tensor, allowed: Tensor) -> Tensor:
-    """One on the first largest of the allowed scores."""
+    """Hard attention: weight one for the first of the largest allowed scores."""
     chosen = energies.masked_fill(~allowed, -math.inf).argmax(-1)
     return one_hot(chosen, energies.shape[-1]).to(energies.dtype) * allowed.any(-1, keepdim=True)
 
 
 def local(given: LocalGaussian, energies: Tensor, allowed: Tensor, operands: AttentionInputs) -> Tensor:
-    """Softmax near the place that the query names, times the Gaussian around it (Luong et al. 2015, section 3.2)."""
+    """Softmax near the predicted position of the query, times a Gaussian around it (Luong et al. 2015, section 3.2)."""
     weights = weights_of(operands, "distribution")
     hidden = torch.tanh(torch.einsum("bqhd,hde->bhqe", operands.query, weights["weight"]))
     share = torch.sigmoid(torch.einsum("bhqe,he->bhq", hidden, weights["vector"]))[..., None]
@@ -77,20 +77,23 @@ def local(given: LocalGaussian, energies: Tensor, allowed: Tensor, operands: Att
 
 
 def stick_breaking(energies: Tensor, allowed: Tensor, positions: Tensor) -> Tensor:
-    """σ(e_j) times 1 - σ(e_k) of every allowed key k behind j, `positions` [batch or 1, key], pair by pair."""
+    """Stick-breaking attention: σ(e_j) times the product of 1 - σ(e_k) over every allowed key k after j.
+
+    `positions` are those of the keys [batch or 1, key].
+    """
     later = positions[:, None, None, None, :] > positions[:, None, None, :, None]
     left = torch.where(allowed, 1 - torch.sigmoid(energies), 1.0)
     return torch.where(later, left[..., None, :], 1.0).prod(-1) * torch.sigmoid(energies) * allowed
 
 
 def softmax(energies: Tensor, allowed: Tensor) -> Tensor:
-    """Softmax over the allowed keys, zeros where there is none."""
+    """Softmax over the allowed keys; zeros if there is none."""
     some = allowed.any(-1, keepdim=True)
     return torch.softmax(energies.masked_fill(~allowed & some, -math.inf), -1) * some
 
 
 def sparsemax(energies: Tensor, allowed: Tensor) -> Tensor:
-    """The point of the simplex nearest to the scores: its threshold found by bisection (Martins and Astudillo 2016)."""
+    """The projection of the scores onto the simplex, by bisection of the threshold (Martins and Astudillo 2016)."""
     some = allowed.any(-1, keepdim=True)
     lowest = max(-1e6, torch.finfo(energies.dtype).min / 2)  # float16 ends at 65504
     energies = energies.masked_fill(~allowed & some, lowest)
@@ -101,6 +104,6 @@ def sparsemax(energies: Tensor, allowed: Tensor) -> Tensor:
         more = (energies.detach() - middle).clamp(min=0).sum(-1, keepdim=True) > 1
         low, high = torch.where(more, middle, low), torch.where(more, high, middle)
     support = energies.detach() > high
-    # Given its support the threshold is a sum, which has the gradient of the whole.
+    # Given its support, the threshold is a sum, which has the correct gradient.
     threshold = (torch.where(support, energies, 0.0).sum(-1, keepdim=True) - 1) / support.sum(-1, keepdim=True)
     return (energies - threshold).clamp(min=0) * some

@@ -1,4 +1,4 @@
-"""α-entmax with the gradients that its papers derive."""
+"""α-entmax with the gradients derived in its papers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def entmax(energies: Tensor, allowed: Tensor, alpha: Tensor) -> Tensor:
-    """[(α-1) e - τ]₊^(1/(α-1)) of scores [..., key] over the allowed keys; α broadcasts with [..., 1]."""
+    """α-entmax, [(α-1) e - τ]₊^(1/(α-1)), of scores [..., key] over the allowed keys; α broadcasts with [..., 1]."""
     weights: Tensor = _Entmax.apply(energies, allowed, alpha)  # type: ignore[no-untyped-call]
     return weights
 

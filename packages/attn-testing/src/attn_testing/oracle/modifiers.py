@@ -1,4 +1,4 @@
-"""Changes to scores and to what is summed, from their definitions."""
+"""Modifiers of scores and values, computed by their definitions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def modified(spec: AttentionSpec, modifier: Modifier, energies: Tensor, operands
 
 
 def value_additions(spec: AttentionSpec, weights: Tensor, operands: AttentionInputs) -> Tensor:
-    """What the modifiers add to the output, [batch, query, heads, value_size] or 0, with weights of every pair."""
+    """The terms that modifiers add to the output, [batch, query, heads, value_size] or 0.
+
+    `weights` are the attention weights [batch, heads, query, key].
+    """
     added = torch.zeros((), dtype=weights.dtype, device=weights.device)
     for modifier in spec.modifiers:
         if modifier.kind in VALUES:
@@ -63,7 +66,7 @@ def value_additions(spec: AttentionSpec, weights: Tensor, operands: AttentionInp
 
 
 def table_rows(operands: AttentionInputs, modifier: Modifier, pairs: Tensor) -> Tensor:
-    """The vector of every pair, [batch, heads, query, key, size], `pairs` being [batch, heads, query, key]."""
+    """The table's vector for every pair, [batch, heads, query, key, size]; `pairs` is [batch, heads, query, key]."""
     table = weights_of(operands, f"modifiers.{modifier.kind}")["table"]
     clip = (table.shape[1] - 1) // 2
     apart = distances(operands)
@@ -76,7 +79,7 @@ def table_rows(operands: AttentionInputs, modifier: Modifier, pairs: Tensor) -> 
 
 
 def steps(tree: DependencyTree, query: int, key: int) -> int:
-    """The distance of two tokens, walked up from both to the root (Wang et al. 2019)."""
+    """The signed distance of two tokens in a dependency tree, by their paths to the root (Wang et al. 2019)."""
     up, down = to_the_root(tree, query), to_the_root(tree, key)
     if key in up or query in down:
         return len(up) - len(down)
@@ -84,7 +87,7 @@ def steps(tree: DependencyTree, query: int, key: int) -> int:
 
 
 def to_the_root(tree: DependencyTree, token: int) -> list[int]:
-    """A token and all above it; behind the parse every token hangs on the one before."""
+    """The path from a token to the root; beyond the parsed tokens, the head of each token is the previous one."""
     path = [token]
     while (head := tree.heads[path[-1]] if path[-1] < len(tree.heads) else path[-1] - 1) >= 0:
         path.append(head)
@@ -92,7 +95,7 @@ def to_the_root(tree: DependencyTree, token: int) -> list[int]:
 
 
 def bucket(modifier: T5Bias | RelativeBias, distance: int) -> int:
-    """The bucket of one distance j - i."""
+    """The index in the bias table for a distance j - i."""
     if isinstance(modifier, RelativeBias):
         return min(max(distance, -modifier.clip), modifier.clip) + modifier.clip
     side = modifier.buckets // 2 if modifier.bidirectional else modifier.buckets
@@ -106,7 +109,10 @@ def bucket(modifier: T5Bias | RelativeBias, distance: int) -> int:
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """2^(-8h/H); for other H those of the power of two below, then every other one of the next (Press et al. 2022)."""
+    """ALiBi slopes 2^(-8h/H) (Press et al. 2022).
+
+    If H is no power of two: the slopes of the power of two below, then every other slope of the next power.
+    """
     lower = 1 << (heads.bit_length() - 1)
     first = [2 ** (-8 * h / lower) for h in range(1, lower + 1)]
     return first + [2 ** (-8 * h / (2 * lower)) for h in range(1, 2 * lower, 2)][: heads - lower]

@@ -1,4 +1,4 @@
-"""Where queries and keys stand, which pairs may meet, and the weights of a part."""
+"""The positions of queries and keys, the allowed pairs, and the parameters of a part of the spec."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def places(operands: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Positions of queries and keys, [batch or 1, length] each."""
+    """The positions of queries and keys, [batch or 1, length] each."""
     queries, keys = operands.query.shape[1], operands.key.shape[1]
     query, key = operands.query_positions, operands.key_positions
     own = torch.arange(keys, device=operands.query.device)[None]
@@ -18,7 +18,7 @@ def places(operands: AttentionInputs) -> tuple[Tensor, Tensor]:
 
 
 def allowed_pairs(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """Which pairs may meet, bool [batch, heads, query, key], sequence by sequence and head by head."""
+    """Which pairs are allowed, bool [batch, heads, query, key], computed sequence by sequence and head by head."""
     batch, keys = operands.key.shape[:2]
     query_places, key_places = (rows.expand(batch, -1) for rows in places(operands))
     found = []
@@ -37,12 +37,12 @@ def allowed_pairs(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
 
 
 def distances(operands: AttentionInputs) -> Tensor:
-    """j - i of every pair, int64 [batch or 1, query, key]."""
+    """The distance j - i of every pair, int64 [batch or 1, query, key]."""
     query, key = places(operands)
     return key[:, None, :] - query[:, :, None]
 
 
 def weights_of(operands: AttentionInputs, place: str) -> Mapping[str, Tensor]:
-    """The learned tensors of the part at `place`, by name."""
+    """The learned tensors of the spec's part `place`, by name."""
     start = place + "."
     return {name.removeprefix(start): weight for name, weight in operands.parameters.items() if name.startswith(start)}

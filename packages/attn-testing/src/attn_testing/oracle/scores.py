@@ -1,4 +1,4 @@
-"""Scores from their definitions."""
+"""Attention scores, computed by their definitions."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The torch computations behind the kernels."""
+"""The PyTorch computations of the kernels."""

@@ -1,4 +1,4 @@
-"""Attention under a mask that shows neighbours only, written as in the papers for a tile of queries at a time."""
+"""Banded attention, for masks of bounded reach: the plain computation for one tile of queries at a time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from attn_variants.compute import plain
 
 
 def attend(spec: AttentionSpec, operands: AttentionInputs, tile: int) -> Tensor:
-    """The output [batch, query, heads, value_size] in the type of the values.
+    """The output [batch, query, heads, value_size] in the dtype of the values, for a mask of bounded reach.
 
-    The mask has a reach; keys are aligned to the end. Tiles of `tile` consecutive queries, or of all where there are
-    fewer, become sequences of their own, each with the keys that some of its queries reach.
+    Queries are aligned to the last keys. Tiles of `tile` consecutive queries, or of all if there are fewer, become
+    sequences of their own, each with the keys within the reach of any of its queries.
     """
     queries, reach = operands.query.shape[1], reach_of(spec.mask)
-    # A graph is made for all lengths; where the length is known, a tile is no longer than it.
+    # A compiled graph serves all lengths; if the length is known, tiles are not longer than it.
     if not torch.compiler.is_compiling():
         tile = max(1, min(tile, queries))
     if operands.key.shape[1] == 0:
@@ -31,10 +31,10 @@ def attend(spec: AttentionSpec, operands: AttentionInputs, tile: int) -> Tensor:
 
 
 def tiles(operands: AttentionInputs, tile: int, span: int, back: int) -> AttentionInputs:
-    """AttentionInputs of batch * tiles sequences of `tile` queries and `span` keys, those from `back` before the first
-    query.
+    """Cut the inputs into batch * tiles sequences of `tile` queries and `span` keys.
 
-    Queries behind the last are zeros; keys that are not there are hidden.
+    The keys of a tile start `back` positions before its first query. Queries past the last are zeros; keys outside the
+    sequence are masked.
     """
     batch, queries = operands.query.shape[:2]
     first = first_places(operands)

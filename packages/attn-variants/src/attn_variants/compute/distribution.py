@@ -1,4 +1,4 @@
-"""Distribution functions: scores to weights over the allowed keys."""
+"""Dispatch of the distributions, which turn scores into weights over the allowed keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXACT_ALPHA = 1.5
 
 
 def distribute(pairs: Pairs, scores: Tensor) -> Tensor:
-    """Weights of scores [batch, heads, query, key] over the allowed keys. Rows without a key give zeros."""
+    """Turn scores [batch, heads, query, key] into weights over the allowed keys; rows without one give zeros."""
     kind = pairs.spec.distribution.kind
     if kind in ALONE:
         return ALONE[kind](scores, pairs.allowed)
@@ -37,7 +37,7 @@ def distribute(pairs: Pairs, scores: Tensor) -> Tensor:
 
 
 def entmax_of(pairs: Pairs, scores: Tensor) -> Tensor:
-    """α-entmax with the α of the spec; exact by sorting at 1.5."""
+    """α-entmax with the α of the spec; for α = 1.5 the threshold is found exactly, by sorting."""
     distribution = pairs.spec.distribution
     alpha = distribution.alpha if isinstance(distribution, Entmax) else EXACT_ALPHA
     if alpha == EXACT_ALPHA:
@@ -62,7 +62,7 @@ def softmax_one(scores: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def local(pairs: Pairs, scores: Tensor) -> Tensor:
-    """Luong's local-p."""
+    """Local-p attention of Luong et al. 2015; see `LocalGaussian`."""
     distribution = pairs.spec.distribution
     if not isinstance(distribution, LocalGaussian):
         raise InvalidValue.of("distribution", type(distribution).__name__, "LocalGaussian")

@@ -1,4 +1,4 @@
-"""Dropout of attention weights: seeds, and which weights a seed keeps."""
+"""Dropout of attention weights: drawing seeds, and the weights that a seed keeps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ SEEDS = (1 << 63) - 1
 
 
 def new_dropout(probability: float) -> Dropout:
-    """Dropout with this probability and a fresh seed from torch's CPU generator: in a graph a tensor, drawn by it."""
+    """Dropout with this probability and a new seed from torch's CPU generator.
+
+    In a compiled graph the seed is a tensor, drawn anew in each run.
+    """
     seed = torch.randint(SEEDS, (), device="cpu")
     return Dropout(probability=probability, seed=seed if torch.compiler.is_compiling() else int(seed))
 
 
 def kept_weights(dropout: Dropout, weights: Tensor) -> Tensor:
-    """Which weights [batch, heads, query, key] are kept, bool."""
+    """Bool [batch, heads, query, key], True for the attention weights to keep."""
     batch, heads, queries, keys = weights.shape
     counts = batch * heads, queries, -(-keys // TOGETHER)
     row, query, four = (torch.arange(count, device=weights.device) for count in counts)

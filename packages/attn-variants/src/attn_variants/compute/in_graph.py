@@ -1,6 +1,6 @@
-"""What torch.compile does not look into: which weights dropout keeps, an operator, and what runs between two graphs.
+"""Code that torch.compile does not trace: an operator for the weights that dropout keeps, and a graph break.
 
-This is a module of its own because operators and `torch.compiler.disable` load what only compiling processes need.
+This is a separate module because operators and `torch.compiler.disable` import what only compiling processes need.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from attn_variants.compute.dropout import kept_weights
 
 
 def kept_in_graph(dropout: Dropout, weights: Tensor) -> Tensor:
-    """Which weights [batch, heads, query, key] are kept, bool: those that `kept_weights` says for the same seed.
+    """Like `kept_weights`, with the same result for the same seed, as a single operator in a compiled graph.
 
-    As torch's own operations, every round of random numbers would be computed anew for each use of the one before.
+    If it were traced, the compiler would recompute every round of random numbers for each use of its result.
     """
     seed = torch.as_tensor(dropout.signed_seed, dtype=torch.int64, device="cpu")
     kept: Tensor = kept_by_seed(weights.detach(), seed, dropout.probability, [dropout.offset, dropout.first])
@@ -27,7 +27,7 @@ def kept_in_graph(dropout: Dropout, weights: Tensor) -> Tensor:
 
 @torch.library.custom_op("attn_variants::kept_by_seed", mutates_args=())
 def kept_by_seed(like: Tensor, seed: Tensor, probability: float, counted: Sequence[int]) -> Tensor:
-    """Which of weights `like` these are kept, bool; `seed` [], int64, on the CPU; `counted` are offset and first."""
+    """Bool, True for weights to keep, shaped as `like`; `seed` [], int64, on the CPU; `counted`: offset and first."""
     offset, first = counted
     found = Dropout(probability=probability, seed=int(seed) % (1 << 64), offset=offset, first=first)
     return kept_weights(found, like)
@@ -40,5 +40,5 @@ def _(like: Tensor, _seed: Tensor, _probability: float, _counted: Sequence[int])
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def uncompiled(run: Callable[[AttentionInputs], Tensor], operands: AttentionInputs) -> Tensor:
-    """What `run` computes of operands, between two graphs."""
+    """Call `run` outside compiled graphs, with a graph break before and after."""
     return run(operands)

@@ -1,4 +1,4 @@
-"""Which tables of numbers, brought to a device once, may be kept from call to call."""
+"""Whether constant tensors on a device may be cached across calls."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 
 
 def in_trace() -> bool:
-    """Whether tensors made now are of this call alone, so that no later one may be given them.
+    """Whether tensors created now must not be cached for later calls.
 
-    `torch.compile` traces it, or a `FakeTensorMode` makes tensors without numbers.
+    True while `torch.compile` traces, and in a `FakeTensorMode`, whose tensors hold no data.
     """
     if torch.compiler.is_compiling():
         return True

@@ -1,4 +1,4 @@
-"""Attention over some of the keys, and several such results put together (online softmax)."""
+"""Partial attention over some of the keys, and merging of partial results (online softmax)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from attn_variants.scores import scores
 
 
 class Partial(NamedTuple):
-    """Outputs [..., size] over some keys, and the logarithms [...] of the sums of their exponentials.
+    """Outputs [..., size] over some keys, and `sums` [...], the logarithms of the sums of exponentials (log-sum-exp).
 
-    Where no key was seen the output is zero and the logarithm -inf.
+    If no key is allowed, the output is zero and the logarithm -inf.
     """
 
     out: Tensor
@@ -25,7 +25,7 @@ class Partial(NamedTuple):
 
 
 def partial(spec: AttentionSpec, operands: AttentionInputs) -> Partial:
-    """Softmax attention over the keys at hand: [batch, heads, query, value_size] and [batch, heads, query].
+    """Softmax attention over the given keys: [batch, heads, query, value_size] and [batch, heads, query].
 
     Both are at least float32, and gradients flow through both.
     """
@@ -41,9 +41,9 @@ def partial(spec: AttentionSpec, operands: AttentionInputs) -> Partial:
 
 
 def merged(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Partial:
-    """What two parts that share no pair are as one (Milakov and Gimelshein 2018, arXiv 1805.02867).
+    """Merge two partial results over disjoint keys (Milakov and Gimelshein 2018, arXiv 1805.02867).
 
-    The order of parts does not matter, and gradients flow through outputs and sums, also where nothing was seen.
+    The order does not matter. Gradients flow through outputs and sums, also where no key is allowed.
     """
     top = torch.maximum(one[1], other[1]).detach()
     top = top.masked_fill(top.isneginf(), 0.0)

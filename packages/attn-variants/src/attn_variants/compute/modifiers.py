@@ -1,4 +1,4 @@
-"""Changes to the scores between f(q, k) and the distribution."""
+"""Score modifiers, applied between the score function and the distribution."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def modified(pairs: Pairs, modifier: Modifier, scores: Tensor) -> Tensor:
 
 
 def bias(pairs: Pairs, modifier: Modifier, dtype: torch.dtype) -> Tensor:
-    """What a modifier adds to the scores, broadcasting to [batch, heads, query, key]."""
+    """The bias that a modifier adds to the scores, broadcastable to [batch, heads, query, key]."""
     if isinstance(modifier, Alibi):
         return alibi_bias(modifier.slopes(pairs.spec.heads.query), *pairs.places, dtype)
     if isinstance(modifier, BiasTable):
@@ -49,14 +49,14 @@ def bias(pairs: Pairs, modifier: Modifier, dtype: torch.dtype) -> Tensor:
 
 
 def added(modifier: TensorBias) -> Tensor:
-    """The biases of a call; raises `InvalidValue` for the placeholder that stands for any."""
+    """The tensor of a `TensorBias`; raises `InvalidValue` for the placeholder, which has none."""
     if modifier.tensor is None:
         raise InvalidValue.of("modifier", "tensor_bias without a tensor", "one with a tensor")
     return modifier.tensor
 
 
 def alibi_bias(slopes: Sequence[float], query: Tensor, key: Tensor, dtype: torch.dtype) -> Tensor:
-    """-m_h |i - j| [batch or 1, heads, query, key] of the slopes m_h [heads] (Press et al. 2022).
+    """-m_h |i - j|, [batch or 1, heads, query, key], for the slopes m_h [heads] (Press et al. 2022).
 
     `query` [batch or 1, 1, query, 1] and `key` [batch or 1, 1, 1, key] are absolute positions.
     """

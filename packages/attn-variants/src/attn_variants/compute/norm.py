@@ -1,4 +1,4 @@
-"""Rows of one length: queries and keys, latents, and what recurrences read."""
+"""RMS and L2 normalisation of queries, keys, latents, and the outputs of recurrences."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import Tensor, nn
 
 
 class RmsNorm(nn.RMSNorm):
-    """torch's RMSNorm, computed by a kernel where one accepts."""
+    """`torch.nn.RMSNorm`, computed by a fused kernel if one supports the call."""
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., width] to [..., width], in the rows' type."""
+        """Normalise rows [..., width], in their dtype."""
         found = None if self.eps is None else fused_norm(rows, self.weight, self.eps)
         return super().forward(rows) if found is None else found
 
 
 def normed(rows: Tensor, gain: Tensor | None, norm: QkNorm) -> Tensor:
-    """x / rms(x) · gain, or x / ‖x‖ · gain, over the last axis of rows [..., heads, key_size], or over both, in their
-    type.
+    """x / rms(x) · gain, or x / ‖x‖ · gain for `QkL2Norm`, of rows [..., heads, key_size], in their dtype.
 
-    Computed in at least float32; no `gain` is a gain of one.
+    Over the last axis, or over the last two for `QkNormAllHeads`. Computed in at least float32; no `gain` is a gain of
+    one.
     """
     if isinstance(norm, QkNormAllHeads):
         return normed(rows.flatten(-2), gain, QkNorm(eps=norm.eps)).view_as(rows)
@@ -36,7 +36,7 @@ def normed(rows: Tensor, gain: Tensor | None, norm: QkNorm) -> Tensor:
 
 
 def fused_norm(rows: Tensor, gain: Tensor | None, eps: float) -> Tensor | None:
-    """RMSNorm of rows by a kernel; None where the plain computation is as good."""
+    """RMSNorm of rows by a fused kernel; None if none is faster than the plain computation."""
     if torch.compiler.is_compiling():
         return None
     return row_result(NormKernel, "plain", lambda kernel: kernel.norm(rows, gain, eps), rows, gain)

@@ -1,4 +1,4 @@
-"""Queries and keys as they meet in the plain computation."""
+"""The queries, keys, positions and allowed pairs of the plain computation."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from torch import Tensor
 
 
 def allowed_pairs(spec: AttentionSpec, operands: AttentionInputs) -> Tensor | None:
-    """Bool [batch or 1, heads or 1, query or 1, key], True where a query may see a key; None if every pair may meet."""
+    """Bool [batch or 1, heads or 1, query or 1, key], True if a query may see a key; None if all pairs are allowed."""
     if spec.mask.kind == "full":
         return None if operands.key_padding_mask is None else operands.key_padding_mask[:, None, None, :]
     return seen_pairs(spec.mask, *positions(operands), operands.key_padding_mask)
 
 
 def nothing(operands: AttentionInputs) -> Tensor:
-    """The output where there is no key at all: zeros [batch, query, heads, value_size]."""
+    """The output of a call without keys: zeros [batch, query, heads, value_size]."""
     batch, queries, heads, _ = operands.query.shape
     return operands.value.new_zeros(batch, queries, heads, operands.value.shape[-1])
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Heads first, in at least float32: `query` [batch, heads, query, key_size], `key` [batch, key_value_heads, key,
-    key_size]; the rest as in `operands`."""
+    """The inputs of the plain computation, in at least float32, with the head axis before the token axis.
+
+    `query` [batch, heads, query, key_size], `key` [batch, key_value_heads, key, key_size]; the rest as in `operands`.
+    """
 
     spec: AttentionSpec
     query: Tensor
@@ -41,11 +43,11 @@ class Pairs:
 
     @property
     def allowed(self) -> Tensor | None:
-        """Bool that broadcasts to [batch, heads, query, key], True where a query may see a key; None for every pair."""
+        """Bool, broadcastable to [batch, heads, query, key], True if a query may see a key; None if all may."""
         return allowed_pairs(self.spec, self.operands)
 
     def weights(self, place: str) -> Mapping[str, Tensor]:
-        """The learned tensors of the part at `place`, by name, in the type of the queries."""
+        """The learned tensors of the part at `place`, such as "score", by name, in the dtype of the queries."""
         parameters = self.operands.parameters
         names = [name for name in parameters if name.rpartition(".")[0] == place]
         return {name.rpartition(".")[2]: parameters[name].to(self.query.dtype) for name in names}

@@ -1,4 +1,4 @@
-"""Attention of any spec, written as in the papers."""
+"""The plain computation of attention for any spec, as the papers define it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attn_variants.scores import scores
 
 
 def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """The output [batch, query, heads, value_size] in the type of the values.
+    """The output [batch, query, heads, value_size] in the dtype of the values.
 
     16-bit inputs are computed in float32. A query with no allowed key gives zeros and no gradient.
     """
@@ -27,7 +27,7 @@ def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
 
 
 def summed(spec: AttentionSpec, operands: AttentionInputs, weights: Tensor) -> Tensor:
-    """What weights [batch, heads, query, key] make of the values: [batch, query, heads, value_size]."""
+    """The sums of the values, weighted by [batch, heads, query, key]: [batch, query, heads, value_size]."""
     value = of_query_heads(spec.heads, wide(operands.value).transpose(1, 2))
     out = torch.matmul(weights, value)
     for modifier in spec.modifiers:
@@ -37,18 +37,18 @@ def summed(spec: AttentionSpec, operands: AttentionInputs, weights: Tensor) -> T
 
 
 def attention_weights(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """Weights [batch, heads, query, key], float32 for 16-bit inputs; zeros where no key is allowed."""
+    """Attention weights [batch, heads, query, key], float32 for 16-bit inputs; zeros for queries without a key."""
     pairs = pairs_of(spec, operands)
     return distribute(pairs, modify(pairs, scores(pairs)))
 
 
 def dropped(operands: AttentionInputs, weights: Tensor) -> Tensor:
-    """Weights [batch, heads, query, key] of which some are dropped, where the operands say so."""
+    """Apply the dropout of the operands, if any, to weights [batch, heads, query, key]."""
     dropout = operands.dropout
     if dropout is None:
         return weights
     if torch.compiler.is_compiling():
-        # Made by a part of torch that only a process which compiles need load.
+        # Imported here, as it needs torch modules that only processes which compile should load.
         from attn_variants.compute.in_graph import kept_in_graph as kept
     else:
         kept = kept_weights
@@ -56,5 +56,5 @@ def dropped(operands: AttentionInputs, weights: Tensor) -> Tensor:
 
 
 def pairs_of(spec: AttentionSpec, operands: AttentionInputs) -> Pairs:
-    """Queries and keys as they meet."""
+    """Build the `Pairs` of the operands."""
     return Pairs(spec, wide(operands.query).transpose(1, 2), wide(operands.key).transpose(1, 2), operands)

@@ -1,4 +1,4 @@
-"""What learned tables over distances add to scores and outputs."""
+"""Relative positions: learned tables, indexed by distance, that are added to scores and outputs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def relative_bias(modifier: BiasTable, table: Tensor, query: Tensor, key: Tensor
 
     `query` [batch or 1, 1, query, 1] and `key` [batch or 1, 1, 1, key] are absolute positions.
     """
-    # Head by head, so that what is added to the scores lies in memory as they do.
+    # Indexed with the heads first, so that the bias has the memory layout of the scores.
     return table.t().contiguous()[:, modifier.bucket((key - query)[:, 0])].transpose(0, 1)
 
 
 def relative_keys(pairs: Pairs, modifier: RelativeKeys) -> Tensor:
-    """q·a_{j-i} / √d_k [batch, heads, query, key]; products with 2 clip + 1 vectors, not with one per pair."""
+    """q·a_{j-i} / √d_k, [batch, heads, query, key], from products with 2 clip + 1 vectors, not one per pair."""
     table = pairs.weights(f"modifiers.{modifier.kind}")["table"]
     products = torch.matmul(pairs.query * pairs.query.shape[-1] ** -0.5, table.transpose(-1, -2))
     rows = places_in_table(pairs, modifier, table).expand(*products.shape[:-1], -1)
@@ -28,7 +28,7 @@ def relative_keys(pairs: Pairs, modifier: RelativeKeys) -> Tensor:
 
 
 def relative_values(pairs: Pairs, modifier: RelativeValues, weights: Tensor) -> Tensor:
-    """Σ_j α_ij a_{j-i} [batch, heads, query, value_size]: weights of one distance are summed before they meet a."""
+    """Σ_j α_ij a_{j-i}, [batch, heads, query, value_size]; weights are summed by distance, then multiplied by a."""
     table = pairs.weights(f"modifiers.{modifier.kind}")["table"].to(weights.dtype)
     rows = places_in_table(pairs, modifier, table).expand(weights.shape)
     zeros = weights.new_zeros(*weights.shape[:-1], table.shape[-2])
@@ -38,7 +38,7 @@ def relative_values(pairs: Pairs, modifier: RelativeValues, weights: Tensor) -> 
 def places_in_table(pairs: Pairs, modifier: Modifier, table: Tensor) -> Tensor:
     """The row [batch or 1, 1, query, key] of a table [..., 2 clip + 1, size] for each distance, clipped.
 
-    It is j - i, or what the tree of the modifier says.
+    The distance is j - i, or the tree distance for the dependency modifiers.
     """
     clip = (table.shape[-2] - 1) // 2
     query, key = pairs.places

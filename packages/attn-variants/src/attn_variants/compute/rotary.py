@@ -1,4 +1,4 @@
-"""Rotary positions: each pair of elements turned by an angle that grows with the position."""
+"""Rotary position embedding: each pair of elements is rotated by an angle proportional to the position."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ SHORTEST_TABLE = 256
 
 
 class CosSin(NamedTuple):
-    """Cosines and signed sines [..., 1, rotated] of some positions; the axis of one is that of the heads."""
+    """Cosines and signed sines [..., 1, rotated] of positions; the axis of size one broadcasts over heads."""
 
     cosines: Tensor
     sines: Tensor
 
     def at(self, places: Tensor | slice) -> CosSin:
-        """The turns at some places of the first axis."""
+        """Index the first axis."""
         return CosSin(self.cosines[places], self.sines[places])
 
 
 def rotated_size(rotary: Rotary, size: int) -> int:
-    """How many elements of a head are rotated; raises `InvalidValue` where these are no pairs."""
+    """The number of elements of a head that are rotated; raises `InvalidValue` unless it is even, from 2 to `size`."""
     rotated = int(size * rotary.fraction)
     if rotated < 2 or rotated % 2 or rotated > size:
         given = f"{rotary.fraction} of head_size {size}"
@@ -38,9 +38,9 @@ def rotated_size(rotary: Rotary, size: int) -> int:
 
 
 def cos_sin_of(rotary: Rotary, rotated: int, positions: Tensor, dtype: torch.dtype) -> CosSin:
-    """The turns of positions [...] in type `dtype`; angles are taken in float64, so that far positions stay right.
+    """Cosines and sines of positions [...], in `dtype`; angles are computed in float64, exact for large positions.
 
-    MPS has no float64: its angles are taken on the CPU.
+    MPS has no float64: its angles are computed on the CPU.
     """
     device = positions.device
     exact = positions.cpu() if device.type == "mps" else positions
@@ -58,7 +58,7 @@ def cos_sin_of(rotary: Rotary, rotated: int, positions: Tensor, dtype: torch.dty
 
 
 def frequencies_on(rotary: Rotary, rotated: int, device: torch.device) -> Tensor:
-    """The angle of a position for each turned pair, [rotated / 2], float64; brought to a device once."""
+    """The angle per position of each rotated pair, [rotated / 2], float64, cached for each device."""
     if in_trace():
         return torch.tensor(rotary.frequencies(rotated), device=device, dtype=torch.float64)
     return _frequencies(rotary, rotated, device)
@@ -71,7 +71,10 @@ def _frequencies(rotary: Rotary, rotated: int, device: torch.device) -> Tensor:
 
 
 def cos_sin_to(rotary: Rotary, rotated: int, length: int, like: Tensor) -> CosSin:
-    """The turns of positions 0 to `length`, exclusive, for the type and device of `like`."""
+    """Cosines and sines of positions 0 to `length`, exclusive, on the device of `like`.
+
+    They are float64 if `like` is, else float32.
+    """
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     if in_trace():
         return cos_sin_of(rotary, rotated, torch.arange(length, device=like.device), dtype)
@@ -87,9 +90,9 @@ def _table(rotary: Rotary, rotated: int, length: int, dtype: torch.dtype, device
 
 
 def rotate(rows: Tensor, cos_sin: CosSin, *, interleaved: bool) -> Tensor:
-    """Rows [..., tokens, heads, size] turned to their positions, in the rows' type.
+    """Rotate rows [..., tokens, heads, size] to their positions, in their dtype.
 
-    Elements past those that `cos_sin` has are left as they are.
+    Elements beyond the size of `cos_sin` are left unchanged.
     """
     if not torch.compiler.is_compiling() and turns(rows, cos_sin):
         form = PAIRS[interleaved]
@@ -108,10 +111,10 @@ def rotate(rows: Tensor, cos_sin: CosSin, *, interleaved: bool) -> Tensor:
 def rotate_appended(
     projected: tuple[Tensor, Tensor, Tensor], cos_sin: CosSin, kept: RowsInPlace, *, interleaved: bool
 ) -> Tensor | None:
-    """Turned queries, with keys, turned, and values written to where rows are kept; None where no kernel does that.
+    """Rotate queries and keys, and write keys and values to the cache, in one kernel call; None if no kernel can.
 
-    `projected` are queries, keys and values [tokens, heads, size], not turned; `kept` has the fields "key" and "value",
-    of their type.
+    `projected` are unrotated queries, keys and values [tokens, heads, size]; `kept` are the rows of the cache, with the
+    fields "key" and "value", in the same dtype. Returns the rotated queries.
     """
     query = projected[0]
     if any(kept.fields[name].dtype != query.dtype for name in ("key", "value")):
@@ -126,11 +129,11 @@ def rotate_appended(
 
 
 PAIRS = {False: "halves", True: "pairs"}
-"""The forms of rotary kernels, by whether neighbours turn together."""
+"""The forms of rotary kernels by `interleaved`: element i is paired with its half's counterpart or its neighbour."""
 
 
 def turns(rows: Tensor, cos_sin: CosSin) -> bool:
-    """Whether rows and angles have shapes that kernels know."""
+    """Whether the rotary kernels support the shapes and dtypes of rows and angles."""
     if cos_sin.cosines.dtype != torch.float32 or rows.dim() not in (3, 4):
         return False
     tokens, batch = rows.shape[-3], rows.shape[:-3]
@@ -138,12 +141,12 @@ def turns(rows: Tensor, cos_sin: CosSin) -> bool:
 
 
 def half_swapped(rows: Tensor) -> Tensor:
-    """Rows [..., size] with the first and the second half exchanged."""
+    """Exchange the first and the second half of rows [..., size]."""
     first, second = rows.chunk(2, dim=-1)
     return torch.cat([second, first], dim=-1)
 
 
 def pair_swapped(rows: Tensor) -> Tensor:
-    """Rows [..., size] with elements 0 and 1, 2 and 3, ... exchanged."""
+    """Exchange elements 0 and 1, 2 and 3, ... of rows [..., size]."""
     pairs = rows.reshape(*rows.shape[:-1], rows.shape[-1] // 2, 2)
     return pairs.flip(-1).flatten(-2)

@@ -1,7 +1,7 @@
-"""Attention to selected blocks in torch: by tiles of the queries that selected a block, or block by block.
+"""Attention to selected blocks in PyTorch: in tiles of the queries that selected a block, or block by block.
 
-Queries that selected a block are gathered in tiles, so that a block's keys are read once a tile; of whole sequences
-without gradients each block meets all of its queries at once.
+The queries that selected a block are gathered in tiles, so that the keys of a block are read once per tile. For whole
+sequences without gradients, each block is computed with all of its queries at once.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 TILE = 64
-"""Queries that meet a block together, where there are so many."""
+"""The largest number of queries in a tile."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """Who meets whom. A lane is a group of a sequence; queries are numbered through all lanes, and so are blocks.
+    """The assignment of queries to tiles, each of which reads one block of keys.
 
-    `blocks` [tile] are the blocks met, `queries` [tile, within] who meets them, any where a tile is not full. `slots`
-    [lane, query, top] are the places of each choice among tiles x within, `real` where there is one.
+    A lane is one key/value group of one sequence; queries and blocks are numbered consecutively over all lanes.
+    `blocks` [tile] is the block of each tile, `queries` [tile, within] are its queries (arbitrary where a tile is not
+    full). `slots` [lane, query, top] is the index of each selection among tiles x within; `real`, of the same shape, is
+    False for selections of no block.
     """
 
     blocks: Tensor
@@ -35,9 +37,9 @@ class Tiles:
 
 
 def attend_in_tiles(query: Tensor, chosen: Tensor, places: Tensor, blocks: KeyBlocks, tile: int = TILE) -> Tensor:
-    """Outputs [batch, groups, query, shared, value_size], as of `SelectedBlocksKernel.run`.
+    """Outputs [batch, groups, query, shared, value_size], as returned by `SelectedBlocksKernel.run`.
 
-    Tiles have `tile` queries; no more than there are will do.
+    Tiles have `tile` queries; it need not exceed the number of queries.
     """
     batch, groups, queries, shared, size = query.shape
     tiles = tiled(chosen.flatten(0, 1), blocks.key.shape[2], tile)
@@ -58,16 +60,16 @@ def attend_in_tiles(query: Tensor, chosen: Tensor, places: Tensor, blocks: KeyBl
 
 
 def tiles_of(queries: int, top: int, blocks: int, tile: int) -> int:
-    """How many tiles a lane is given: each but the last of a block is full, and none is empty."""
+    """An upper bound of the tiles of a lane: only the last tile of a block may be partly filled, and none is empty."""
     return min(queries * top, queries * top // tile + blocks)
 
 
 def tiled(chosen: Tensor, blocks: int, tile: int) -> Tiles:
-    """Tiles of `tile` queries for the choices [lane, query, top] among `blocks` blocks a lane."""
+    """Build tiles of `tile` queries for selections [lane, query, top] among `blocks` blocks per lane; -1 is none."""
     lanes, queries, top = chosen.shape
     real = chosen >= 0
     at = chosen.clamp(min=0)
-    # SelectedBlocks that are none go behind the last block, where nobody looks.
+    # Selections of no block go to an extra column after the last block, which is cut off.
     column = at + (~real) * (blocks - at)
     member = chosen.new_zeros(lanes, queries, blocks + 1).scatter(2, column, 1)[..., :blocks]
     upto = member.cumsum(1)
@@ -87,7 +89,7 @@ def tiled(chosen: Tensor, blocks: int, tile: int) -> Tiles:
 
 
 def seen(tiles: Tiles, places: Tensor, blocks: KeyBlocks, groups: int) -> Tensor:
-    """Bool [tile, within, key], True where the query of a tile's place may see a key of its block."""
+    """Bool [tile, within, key], True if a query of a tile may attend to a key of its block."""
     within, count = blocks.key_padding_mask.shape[-1], blocks.key.shape[2]
     owner = places[:, None].expand(-1, groups, -1).flatten().index_select(0, tiles.queries.flatten())
     kept = blocks.key_padding_mask[:, None].expand(-1, groups, -1, -1).flatten(0, 2).index_select(0, tiles.blocks)
@@ -97,14 +99,15 @@ def seen(tiles: Tiles, places: Tensor, blocks: KeyBlocks, groups: int) -> Tensor
 
 
 def joined(parts: tuple[Tensor, Tensor, Tensor], tiles: Tiles) -> Tensor:
-    """Outputs [lane, query, shared, value_size] of sums [slot, shared, value_size] of values times exponentials.
+    """Merge the partial results of all selections of each query into outputs [lane, query, shared, value_size].
 
-    With them come sums of exponentials and the largest score [slot, shared] that was taken off each.
+    `parts` are the sums of values times exponentials [slot, shared, value_size], the sums of exponentials, and the
+    largest scores, which were subtracted before (both [slot, shared]).
     """
     at = tiles.slots.flatten()
     found, sums, most = (part.index_select(0, at).reshape(*tiles.slots.shape, *part.shape[1:]) for part in parts)
     none = ~tiles.real[..., None]
-    # Where there is no choice another sequence's numbers stand, which may be no numbers: times zero they would stay so.
+    # Selections of no block read the results of another sequence, which may be NaN; multiplying by 0 would keep NaN.
     found, sums = found.masked_fill(none[..., None], 0.0), sums.masked_fill(none, 0.0)
     most = most.masked_fill(none, LOWEST)
     real = most > LOWEST
@@ -115,13 +118,13 @@ def joined(parts: tuple[Tensor, Tensor, Tensor], tiles: Tiles) -> Tensor:
 
 
 PIECE = 1 << 21
-"""Most scores held at once, but while compiling."""
+"""The largest number of scores held at once, except while compiling."""
 
 
 def attend_in_pieces(choices: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
-    """Outputs, as of `SelectedBlocksKernel.run`, of as many queries of a group together as can be, for fuller tiles.
+    """The outputs of `SelectedBlocksKernel.run`, in pieces of up to `PIECE` scores; large pieces fill tiles better.
 
-    The backward pass scores the keys again, a piece at a time.
+    The backward pass recomputes the scores, a piece at a time.
     """
     if torch.compiler.is_compiling():
         return attend_in_tiles(*choices, blocks)
@@ -129,7 +132,7 @@ def attend_in_pieces(choices: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
 
 
 def lanes(choices: SelectedBlocks, blocks: KeyBlocks) -> Iterator[tuple[SelectedBlocks, KeyBlocks, int]]:
-    """Some groups at a time, and how many of their queries go together."""
+    """Yield the inputs of some groups at a time, and the number of their queries to compute at once."""
     query, chosen, places = choices
     batch, groups, queries, shared, _ = query.shape
     each = max(1, batch * shared * chosen.shape[-1] * blocks.key_padding_mask.shape[-1])
@@ -142,7 +145,7 @@ def lanes(choices: SelectedBlocks, blocks: KeyBlocks) -> Iterator[tuple[Selected
 
 
 def pieces(choices: SelectedBlocks, blocks: KeyBlocks, length: int) -> Iterator[Tensor]:
-    """The outputs of so many queries at a time."""
+    """Yield the outputs of `length` queries at a time, with activation checkpointing."""
     run = partial(checkpoint, attend_in_tiles, use_reentrant=False)
     for first in range(0, choices.query.shape[2], length):
         rows = slice(first, first + length)
@@ -155,9 +158,7 @@ Part = tuple[Tensor, Tensor]
 
 
 def attend_whole(choices: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
-    """Outputs, as of `SelectedBlocksKernel.run`, where queries stand at 0, 1, ... and all keys are real; no
-    gradients.
-    """
+    """The outputs of `SelectedBlocksKernel.run` for positions 0, 1, ... without padding; not differentiable."""
     query, chosen, _ = choices
     lanes = zip(*(rows.flatten(0, 1) for rows in (query, chosen, blocks.key, blocks.value)), strict=True)
     out = torch.stack([lane(*parts) for parts in lanes])
@@ -179,7 +180,7 @@ def lane(query: Tensor, chosen: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def own(query: Tensor, key: Tensor, value: Tensor) -> Part:
-    """What queries [query, shared, size] see in their own blocks, up to themselves."""
+    """Causal attention of queries [query, shared, size] within their own blocks."""
     within, rest = key.shape[1], query.shape[0] % key.shape[1]
     whole = query.shape[0] // within
     parts = [within_blocks(query[: whole * within], key[:whole], value[:whole])] if whole else []
@@ -191,7 +192,7 @@ def own(query: Tensor, key: Tensor, value: Tensor) -> Part:
 
 
 def within_blocks(query: Tensor, key: Tensor, value: Tensor) -> Part:
-    """The same where the queries fill their blocks."""
+    """Like `own`, for queries that fill their blocks."""
     shared = query.shape[1]
     tiles = torch.unflatten(query, 0, key.shape[:2]).transpose(1, 2)
     of_heads = (rows[:, None].expand(-1, shared, -1, -1) for rows in (key, value))
@@ -200,7 +201,7 @@ def within_blocks(query: Tensor, key: Tensor, value: Tensor) -> Part:
 
 
 def others(query: Tensor, far: Tensor, key: Tensor, value: Tensor) -> Part:
-    """What queries see in earlier blocks, for each choice [query x top]; nothing, which weighs nothing, for -1."""
+    """Attention of queries to earlier blocks, one result per selection [query x top]; -1 gets a log-sum of `LOWEST`."""
     tokens, shared, size = query.shape
     top = far.shape[0] // tokens
     order = far.argsort(stable=True)
@@ -214,7 +215,7 @@ def others(query: Tensor, far: Tensor, key: Tensor, value: Tensor) -> Part:
             found.append(out.reshape(number, shared, -1))
             heights.append(height.reshape(number, shared))
             start += number
-    # Where each choice stands among those that were met; one that is none takes the first, and weighs nothing.
+    # The index of each selection among the computed ones; selections of no block read the first, with weight zero.
     places = order.argsort() - counts[0]
     none = (places < 0)[:, None]
     places = places.clamp(min=0)
@@ -225,9 +226,9 @@ def others(query: Tensor, far: Tensor, key: Tensor, value: Tensor) -> Part:
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Part:
-    """What scaled queries [batch, heads, query, size] see of keys of as many heads, by torch's flash attention.
+    """Attention of pre-scaled queries [batch, heads, query, size] to as many heads of keys, by PyTorch's flash kernel.
 
-    Where that is switched off, or sizes of keys and values differ, which it does not take, by products.
+    If flash attention is disabled, or keys and values differ in size, it is computed by matrix products instead.
     """
     enabled = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
     if enabled and key.shape[-1] == value.shape[-1]:

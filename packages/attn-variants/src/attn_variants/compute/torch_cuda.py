@@ -1,7 +1,7 @@
-"""torch's fused attention on a GPU, one of its implementations at a time.
+"""PyTorch's fused attention on a GPU, each backend called directly.
 
-The operators are those between which `torch.nn.functional.scaled_dot_product_attention` chooses, called by name: so a
-kernel is what was measured, no global switch is thrown, and what a device lacks is an error rather than another kernel.
+These are the operators among which `torch.nn.functional.scaled_dot_product_attention` chooses. Calling them by name
+runs exactly the kernel that was measured, without changing global backend flags, and raises if a device lacks it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from attn_variants.compute.torch_sdpa import bias_of, with_sink
 from attn_variants.scores import scale_of
 
 ALIGNED = 16
-"""Elements of which rows of a bias must be a multiple; sizes of heads of half as many."""
+"""The rows of a bias must be aligned to this many elements; head sizes, to half as many."""
 
 BOTTOM_RIGHT = 2
-"""torch's number of the causal mask that is aligned to the last key."""
+"""PyTorch's `custom_mask_type` of a causal mask aligned to the last key."""
 
 
 def flash(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
@@ -28,7 +28,7 @@ def flash(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         return nothing(operands)
     if more_queries(spec, operands):
         return efficient(spec, operands)
-    # It aligns causal masks to the last key, as we do.
+    # This operator aligns causal masks to the last key, as attn does.
     causal = spec.mask.kind == "causal" and operands.query.shape[1] > 1
     size = operands.value.shape[-1]
     rows = (heads_first(padded(rows, ALIGNED // 2)) for rows in (operands.query, operands.key, operands.value))
@@ -38,7 +38,7 @@ def flash(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
 
 
 def cudnn(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """The same, by cuDNN where the causal mask is a square."""
+    """The output of full or causal attention, by cuDNN; causal calls of unequal lengths use `flash`."""
     if no_pairs(operands):
         return nothing(operands)
     queries, keys = operands.query.shape[1], operands.key.shape[1]
@@ -54,7 +54,7 @@ def cudnn(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
 
 
 def efficient(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """The output under any mask that is a tensor, with biases and sinks, by memory-efficient attention."""
+    """The output under any mask or bias given as a tensor, with or without a sink, by memory-efficient attention."""
     if no_pairs(operands):
         return nothing(operands)
     size, scale = operands.value.shape[-1], scale_of(spec.score, operands.query.shape[-1])
@@ -70,7 +70,7 @@ def efficient(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     if spec.distribution.kind == "softmax":
         bias, seen = with_every_row(bias_of(spec, operands))
     else:
-        # A query that sees nothing gives all to the sink.
+        # A query that sees no key gives all its weight to the sink.
         operands, bias = with_sink(operands, bias_of(spec, operands), scale)
         seen = None
     query, key, value = laid_out(operands)
@@ -83,7 +83,7 @@ def efficient(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
 
 
 def laid_out(operands: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [batch, row, heads, size], all of as many heads and of sizes that the kernel takes."""
+    """Queries, keys and values [batch, token, heads, size] with as many heads as queries, padded to aligned sizes."""
     heads = operands.query.shape[2]
     query, key, value = (
         padded(of_every_head(rows, heads), ALIGNED // 2) for rows in (operands.query, operands.key, operands.value)
@@ -92,7 +92,7 @@ def laid_out(operands: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def is_band(spec: AttentionSpec, operands: AttentionInputs) -> bool:
-    """Whether full or causal softmax attention over consecutive rows is all that is asked."""
+    """Whether the call is full or causal softmax attention without padding, modifiers or given positions."""
     explicit = operands.query_positions is not None or operands.key_positions is not None
     if explicit or operands.key_padding_mask is not None or spec.modifiers:
         return False
@@ -100,24 +100,24 @@ def is_band(spec: AttentionSpec, operands: AttentionInputs) -> bool:
 
 
 def more_queries(spec: AttentionSpec, operands: AttentionInputs) -> bool:
-    """Whether some of the causal queries stand before all keys."""
-    # Spelled out: while tracing, the comparison of two lengths is no bool.
+    """Whether a causal call has more queries than keys, so that the first queries see no key."""
+    # Not returned directly: while tracing, the comparison of two lengths is not a bool.
     if spec.mask.kind == "causal" and operands.query.shape[1] > operands.key.shape[1]:  # noqa: SIM103
         return True
     return False
 
 
 def no_pairs(operands: AttentionInputs) -> bool:
-    """Whether there is no query or no key, over which torch's kernels do not run."""
+    """Whether there is no query or no key, which PyTorch's kernels do not support."""
     if operands.key.shape[1] == 0 or operands.query.shape[1] == 0 or operands.query.shape[0] == 0:  # noqa: SIM103 -- as above
         return True
     return False
 
 
 def with_every_row(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """A mask or bias in which queries that see no key see all, and which queries [..., query, 1] do see one.
+    """Let queries that see no key see all keys, as their weights would be 0 / 0 and their gradients NaN.
 
-    Their weights would be 0 / 0, their gradients NaN.
+    Returns the new mask or bias, and bool [..., query, 1], False for these queries, whose outputs must be zeroed.
     """
     if bias is None:
         return None, None
@@ -129,7 +129,7 @@ def with_every_row(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def aligned(bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The bias [batch, heads, query, key] in the queries' type, whose rows lie as the kernel reads them."""
+    """The bias [batch, heads, query, key] in the dtype of the queries, with its rows aligned as the kernel requires."""
     if bias.dtype == torch.bool:
         bias = query.new_zeros(bias.shape).masked_fill_(~bias, -torch.inf)
     keys = key.shape[1]
@@ -138,17 +138,17 @@ def aligned(bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 
 def padded(rows: Tensor, base: int) -> Tensor:
-    """Rows [..., size] with zeros up to a multiple of `base`."""
+    """Pad rows [..., size] with zeros to a multiple of `base`."""
     rest = -rows.shape[-1] % base
     return pad(rows, (0, rest)) if rest else rows
 
 
 def of_every_head(rows: Tensor, heads: int) -> Tensor:
-    """Keys or values [batch, key, key_value_heads, size] once for each query head, in equal consecutive groups."""
+    """Repeat keys or values [batch, key, key_value_heads, size] for each query head, in equal consecutive groups."""
     shared = rows.shape[2]
     return rows if shared == heads else rows.repeat_interleave(heads // shared, dim=2)
 
 
 def heads_first(rows: Tensor) -> Tensor:
-    """Rows [batch, row, heads, size] seen as [batch, heads, row, size]."""
+    """A view of rows [batch, token, heads, size] as [batch, heads, token, size]."""
     return rows.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""torch's FlexAttention, compiled for each mask and each pair of lengths (Dong et al. 2024, arXiv 2412.05496)."""
+"""PyTorch's FlexAttention, compiled for each mask and each pair of lengths (Dong et al. 2024, arXiv 2412.05496)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from attn_variants.compute.torch_cuda import heads_first, no_pairs
 from attn_variants.scores import scale_of
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(score, batch, head, query, key) -> score; of single pairs, which are vectorised."""
+"""(score, batch, head, query, key) -> score, for a single pair; FlexAttention vectorises it."""
 
 RECOMPILED = 1024
-"""Masks and lengths of a process: beyond eight, torch's own number, it would compute all pairs instead."""
+"""The limit of recompilations; beyond torch's default, eight, FlexAttention would compute all pairs instead."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """The output [batch, query, heads, value_size]; the first call of a mask and of lengths compiles, for seconds."""
+    """The output [batch, query, heads, value_size]; the first call for a mask and lengths takes seconds to compile."""
     if no_pairs(operands):
         return nothing(operands)
     query, key, value = (heads_first(rows) for rows in (operands.query, operands.key, operands.value))
@@ -46,14 +46,14 @@ def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
 
 @cache
 def compiled() -> Callable[..., Any]:
-    """FlexAttention, compiled; only a process that needs it loads the compiler."""
+    """The compiled FlexAttention; the compiler is loaded on first use."""
     run: Callable[..., Any] = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     return run
 
 
 @lru_cache(maxsize=256)
 def blocks_of(mask: Mask, queries: int, keys: int, device: torch.device) -> BlockMask:
-    """Which blocks of pairs a mask leaves: it is asked for every pair, once."""
+    """The `BlockMask` of a mask, evaluated once for every pair and cached."""
     heads = mask.heads
     with torch.inference_mode(mode=False), torch.no_grad():
         return create_block_mask(mask_mod(mask, queries, keys), None, heads, queries, keys, device=str(device))
@@ -61,7 +61,7 @@ def blocks_of(mask: Mask, queries: int, keys: int, device: torch.device) -> Bloc
 
 @lru_cache(maxsize=256)
 def score_mod(spec: AttentionSpec, queries: int, keys: int, device: torch.device) -> ScoreMod | None:
-    """The modifiers of a spec, one after the other; None where there are none."""
+    """The modifiers of a spec composed into one `score_mod`; None if there are none."""
     steps: list[ScoreMod] = []
     for modifier in spec.modifiers:
         if isinstance(modifier, SoftCap):

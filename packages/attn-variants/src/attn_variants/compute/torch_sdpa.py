@@ -1,4 +1,4 @@
-"""torch's fused attention, fed so that its own conventions never show."""
+"""PyTorch's `scaled_dot_product_attention`, called so that the conventions of attn hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attn_variants.tensor_masks import TensorBias
 
 
 def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """The output [batch, query, heads, value_size] in the type of the values."""
+    """The output [batch, query, heads, value_size] in the dtype of the values."""
     if operands.key.shape[1] == 0:
         return nothing(operands)
     causal = is_plainly_causal(spec, operands)
@@ -33,7 +33,7 @@ def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
 
 
 def fused(spec: AttentionSpec, operands: AttentionInputs, bias: Tensor | None, scale: float, *, causal: bool) -> Tensor:
-    """The output [batch, query, heads, value_size] of softmax attention with what torch takes as `attn_mask`."""
+    """The output [batch, query, heads, value_size] of softmax attention; `bias` is PyTorch's `attn_mask`."""
     query, key, value = operands.query.transpose(1, 2), operands.key.transpose(1, 2), operands.value.transpose(1, 2)
     if operands.query.shape[1] == 1:
         return one_query((operands.query, key, value), bias, scale)
@@ -45,10 +45,10 @@ def fused(spec: AttentionSpec, operands: AttentionInputs, bias: Tensor | None, s
 
 
 def with_sink(operands: AttentionInputs, bias: Tensor | None, scale: float) -> tuple[AttentionInputs, Tensor | None]:
-    """AttentionInputs and bias with one more key, the first, whose score is the sink's logit and whose value is zero.
+    """Prepend a key whose score is the sink's logit and whose value is zero; returns the new inputs and bias.
 
-    Queries carry the logit in one more element, the sink's key has a one there and zeros elsewhere, other keys a zero:
-    so a sink per query head needs no bias per head, and heads still share keys.
+    Queries get one more element that holds the logit; the sink's key is one there and zero elsewhere, other keys are
+    zero there. So a sink per query head needs no bias per head, and heads still share keys.
     """
     heads = operands.query.shape[2]
     logit = operands.parameters.get("distribution.logit")
@@ -56,7 +56,7 @@ def with_sink(operands: AttentionInputs, bias: Tensor | None, scale: float) -> t
     query = torch.cat([operands.query, carried[:, None].expand(*operands.query.shape[:-1], 1)], dim=-1)
     sink = pad(operands.key.new_zeros(operands.key[:, :1].shape), (0, 1), value=1.0)
     key = torch.cat([sink, pad(operands.key, (0, 1))], dim=1)
-    # Values grow as keys do: torch fuses only where both have one size.
+    # Values are padded like keys, as torch's fused kernels need both to have the same size.
     value = pad(operands.value, (0, 1, 0, 0, 1, 0))
     if bias is not None:
         bias = pad(bias.expand(*bias.shape[:-1], operands.key.shape[1]), (1, 0), value=bias.dtype == torch.bool)
@@ -64,7 +64,7 @@ def with_sink(operands: AttentionInputs, bias: Tensor | None, scale: float) -> t
 
 
 def one_query(tensors: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, scale: float) -> Tensor:
-    """One query per sequence, the heads of a group as rows of one matrix: keys are read once a group, not once a head.
+    """Attention of one query per sequence, with the heads of a group as rows, so that keys are read once per group.
 
     `tensors` are queries [batch, 1, heads, size], keys and values [batch, key_value_heads, key, size].
     """
@@ -82,18 +82,18 @@ def one_query(tensors: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, scale
 
 
 def is_plainly_causal(spec: AttentionSpec, operands: AttentionInputs) -> bool:
-    """Whether torch's own causal flag, which aligns to the first key, means what the spec means."""
+    """Whether `is_causal` of PyTorch, which aligns to the first key, is equivalent to the spec for this call."""
     explicit = operands.query_positions is not None or operands.key_positions is not None
     if spec.mask.kind != "causal" or spec.modifiers or explicit or operands.key_padding_mask is not None:
         return False
-    # Spelled out: while tracing, the comparison of two lengths is no bool, and torch's flag must be one.
+    # Not returned directly: while tracing, the comparison of two lengths is not a bool, as torch's flag must be.
     if operands.query.shape[1] != operands.key.shape[1] or spec.distribution.kind != "softmax":  # noqa: SIM103
         return False
     return True
 
 
 def bias_of(spec: AttentionSpec, operands: AttentionInputs) -> Tensor | None:
-    """What torch takes as `attn_mask`: nothing, a bool tensor that keeps on True, or biases in the queries' type."""
+    """The `attn_mask` for PyTorch: None, a bool tensor, True for keys to keep, or biases in the queries' dtype."""
     if plainly_last(spec, operands):
         return None
     allowed = allowed_pairs(spec, operands)
@@ -104,7 +104,7 @@ def bias_of(spec: AttentionSpec, operands: AttentionInputs) -> Tensor | None:
 
 
 def modifier_bias(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """What the modifiers add to the scores, [batch or 1, heads, query, key], in the queries' type."""
+    """The sum of the modifiers' biases, [batch or 1, heads, query, key], in the dtype of the queries."""
     query, key = positions(operands)
     places = query[:, None, :, None], key[:, None, None, :]
     dtype = operands.query.dtype
@@ -112,7 +112,7 @@ def modifier_bias(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     for modifier in spec.modifiers:
         if isinstance(modifier, BiasTable):
             table = operands.parameters[f"modifiers.{modifier.kind}.table"]
-            # Numbers of the table are met many times, so that their gradient is a long sum.
+            # Each entry of the table is used many times: its gradient is a long sum, taken in at least float32.
             exact = table.float() if table.dtype.itemsize < 4 else table
             bias = bias + relative_bias(modifier, exact, *places).to(dtype)
         elif isinstance(modifier, TensorBias):
@@ -123,7 +123,7 @@ def modifier_bias(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
 
 
 def plainly_last(spec: AttentionSpec, operands: AttentionInputs) -> bool:
-    """Whether the call is one causal query behind all its keys, which it therefore sees."""
+    """Whether the call is a single causal query at the last position, which sees all keys."""
     explicit = operands.query_positions is not None or operands.key_positions is not None
     single = spec.mask.kind == "causal" and operands.query.shape[1] == 1
     return single and not explicit and operands.key_padding_mask is None and not spec.modifiers

@@ -1,4 +1,4 @@
-"""Running a backward pass before it is needed, so that a kernel whose gradients a chip lacks gives way in time."""
+"""Trial backward passes, so that a kernel whose backward fails on this device is replaced before the forward pass."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _warm: set[tuple[Hashable, ...]] = set()
 def warm_up_backward(
     kind: tuple[Hashable, ...], compute: Callable[[AttentionInputs], Tensor], operands: AttentionInputs
 ) -> None:
-    """Compute gradients of zeros the first time that a call of this kind needs some, apart from the caller's graph.
+    """Run a backward pass with zero gradients once for each kind of call that needs gradients, on detached inputs.
 
-    To be called before the call itself: what a device or its build lacks raises here, where the next kernel can take
-    its place, see `attn_core.kernels.dispatch.KernelTable.run`, and before anything is saved. `kind` is the kernel and
-    all by which its backward passes differ. Left out are tensors that only stand for others, and calls that are traced
-    or counted.
+    Call it before the call itself: if the device or build lacks the backward kernel, the error is raised here, before
+    anything is saved, and `attn_core.kernels.dispatch.KernelTable.run` tries the next kernel. `kind` names the kernel
+    and everything that its backward kernel depends on. Skipped for tensor subclasses, while tracing, and in dispatch
+    modes such as FLOP counters.
     """
     kind = (*kind, operands.query.device)
     if kind in _warm or not torch.is_grad_enabled() or in_trace():
@@ -36,7 +36,7 @@ def warm_up_backward(
     learned = [part for part in (*rows.values(), *weights.values()) if part.requires_grad]
     if not learned:
         return
-    # Of the caller's hooks on what is saved, those of checkpointing would take this for a part of the layer.
+    # Hide the caller's saved-tensor hooks: those of checkpointing would take this for a part of the layer.
     with torch.autograd.graph.saved_tensors_hooks(_same, _same):
         out = compute(dataclasses.replace(operands, parameters=weights, **rows))
         if out.requires_grad:
@@ -45,7 +45,7 @@ def warm_up_backward(
 
 
 def apart(part: Tensor) -> Tensor:
-    """The same numbers, that need a gradient if these do, and hold nothing of how they came about."""
+    """The tensor detached from its graph, requiring a gradient if it did before."""
     return part.detach().requires_grad_(part.requires_grad)
 
 

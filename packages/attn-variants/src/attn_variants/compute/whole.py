@@ -1,4 +1,4 @@
-"""Attention with dropout by the kernel that training has for whole sequences."""
+"""Attention with dropout by the training kernels for whole sequences."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from attn_variants.compute import plain
 from attn_variants.scores import scale_of
 
 PLAIN_TENSORS = (Tensor, nn.Parameter)
-"""Types of tensors that lie in memory as they say."""
+"""Tensor classes whose data are plain memory, which excludes tensor subclasses."""
 
 
 def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """The output [batch, query, heads, value_size] of softmax attention, causal or full; plainly where no kernel takes
-    the call."""
+    """The output [batch, query, heads, value_size] of causal or full softmax attention.
+
+    By the plain computation if no kernel supports the call."""
     query, key, value = (rows.transpose(1, 2) for rows in (operands.query, operands.key, operands.value))
     causal = spec.mask.kind == "causal"
     kernel = kernel_of(query, key, value, causal=causal)
@@ -29,8 +30,9 @@ def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
 
 
 def kernel_of(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> WholeAttentionKernel | None:
-    """The kernel for a call with dropout; None within a mode that has to see torch's operations, such as one that
-    counts FLOPs, and within torch.func, which takes derivatives of them."""
+    """The kernel for a call with dropout, or None if none supports it.
+
+    None also in dispatch modes, such as FLOP counters, and in torch.func transforms: both need torch operations."""
     if _get_current_dispatch_mode() is not None or torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
         return None
     if any(type(rows) not in PLAIN_TENSORS for rows in (query, key, value)):

@@ -1,1 +1,1 @@
-"""Kernels as declarations: what they accept and cost. The computations are in `attn_variants.compute`."""
+"""Kernel declarations: which calls they support, and at what cost. The computations are in `attn_variants.compute`."""

@@ -1,4 +1,4 @@
-"""The kernels of attention in torch: the plain computation, torch's fused attention, bands and block-sparse tiles."""
+"""Attention kernels in PyTorch: the plain computation, PyTorch's fused attention, banded and block-sparse attention."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SKIPPING = (
     "graph",
     "per_head",
 )
-"""Masks that name the keys of a query, so that the others are never met."""
+"""Masks that can list the keys of a query, so that the scores of all other keys are skipped."""
 
 MANY_KEYS = 1024
-"""Keys from above which the plain computation, which keeps all scores, is not chosen without a word in the log."""
+"""With more keys than this, choosing the plain computation, which holds all scores in memory, is logged."""
 
 TABLED = (*SKIPPING, "full", "causal", "predicate", "dense", "tensor")
-"""Masks whose pairs become a tensor."""
+"""Masks that can be turned into a tensor with an entry for each pair."""
 
 
 TABLES: Mapping[str, Condition] = {
@@ -55,11 +55,11 @@ TABLES: Mapping[str, Condition] = {
     "kv_unordered": Anything(),
     "gradients": Anything(),
 }
-"""What kernels accept that are given a tensor of masks and biases, beside types of elements and devices."""
+"""The conditions, except dtype and device, of kernels that take masks and biases as one tensor."""
 
 
 class Plain(AttendKernel):
-    """Accepts every `attend` of one text a row, keeps all scores in memory and is chosen last."""
+    """The plain computation: supports every call without varlen, holds all scores in memory, and is chosen last."""
 
     name = "plain"
     summary = "the equation in torch; accepts everything"
@@ -68,11 +68,11 @@ class Plain(AttendKernel):
     }
 
     def cost(self, problem: AttendProblem) -> float:  # noqa: ARG002 -- the unit is the same for every problem
-        """The unit of all costs."""
+        """Always 1: costs are relative to this kernel."""
         return 1.0
 
     def remark(self, problem: AttendProblem) -> str | None:
-        """That all scores are kept, where there are many."""
+        """A warning that all scores are held in memory, for more than `MANY_KEYS` keys; else None."""
         if problem.keys <= MANY_KEYS:
             return None
         parts = ", ".join([problem.mask, *problem.modifiers, problem.score, problem.distribution])
@@ -102,7 +102,7 @@ class TorchSdpa(AttendKernel):
     def cost(self, problem: AttendProblem) -> float:
         """Measured on two CPU cores: a third to a fifth of the plain time, near half with a tensor of biases.
 
-        Masks that differ by head are made for all pairs of each at every call, which takes longer than the attention.
+        Masks that differ by head are built for all pairs of each head in every call, which takes longer than attention.
         """
         if problem.head_masks:
             return 0.8
@@ -116,20 +116,20 @@ class TorchSdpa(AttendKernel):
 
 
 UNKNOWN_BAND = 0.4
-"""The price where the lengths are not known, which may be shorter than what a query reaches."""
+"""The cost of `Banded` for unknown lengths, which may be shorter than the reach of a query."""
 UNKNOWN_BAND_ELSEWHERE = 0.25
-"""The same where queries stand elsewhere, which no other kernel skips keys for."""
+"""The cost of `Banded` for unknown lengths with given positions, for which no other kernel skips keys."""
 
 
 def tile_of(reach: int) -> int:
-    """How many neighbouring queries meet the keys that any of them reaches, together."""
+    """The number of neighbouring queries in a tile, which share the keys within the reach of any of them."""
     return min(128, max(16, reach))
 
 
 class Banded(AttendKernel):
-    """The plain computation for tiles of neighbouring queries, each over the keys within their reach.
+    """Banded attention: the plain computation for tiles of neighbouring queries, over the keys within their reach.
 
-    Time and memory grow with the length times the reach.
+    Time and memory are proportional to the length times the reach.
     """
 
     name = "banded"
@@ -165,9 +165,9 @@ class Banded(AttendKernel):
     }
 
     def cost(self, problem: AttendProblem) -> float:
-        """The pairs of tiles, a little dearer than plain ones, and a fixed part, as shares of all pairs.
+        """The share of all pairs that the tiles contain, each slightly costlier than in `Plain`, plus a fixed part.
 
-        Measured on one CPU core. A tenth is added, so that fused attention over tiles goes first where it can.
+        Measured on one CPU core. A tenth is added, so that `BlockSparse` is preferred where both support the call.
         """
         pairs = problem.queries * problem.keys
         unknown = UNKNOWN_BAND_ELSEWHERE if problem.has_positions else UNKNOWN_BAND
@@ -182,13 +182,13 @@ class Banded(AttendKernel):
 
 
 UNKNOWN_SPARSE = 0.9
-"""The price where the lengths are not known: a mask may leave everything."""
+"""The cost of `BlockSparse` for unknown lengths, as the mask may allow all pairs."""
 
 
 class BlockSparse(AttendKernel):
-    """Computes, for each tile of neighbouring queries, only the keys that some of them see.
+    """Block-sparse attention: each tile of neighbouring queries attends only to keys that some of them see.
 
-    Time and memory grow with the pairs that are left: linearly in the length for windows.
+    Time and memory grow with the number of allowed pairs: linearly in the length for windows.
     """
 
     name = "block_sparse"
@@ -208,9 +208,9 @@ class BlockSparse(AttendKernel):
     }
 
     def cost(self, problem: AttendProblem) -> float:
-        """What is left of the pairs, at twice the price of a pair in torch's fused attention, and a fixed part.
+        """The density of the mask, at twice the cost of a pair in PyTorch's fused attention, plus a fixed part.
 
-        Measured on one CPU core; the fixed part is that of the plain computation of 50 thousand pairs.
+        Measured on one CPU core; the fixed part equals the plain computation of 50 thousand pairs.
         """
         pairs = problem.queries * problem.keys
         return 0.02 + 0.6 * problem.density + 5e4 / pairs if pairs else UNKNOWN_SPARSE

@@ -1,4 +1,4 @@
-"""The plain computations of linear recurrences: by chunks, and token by token."""
+"""Kernels of linear recurrences in PyTorch: chunk by chunk, and token by token."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FAR = 64.0
-"""The price of going token by token through a sequence of whatever length."""
+"""The cost of computing a sequence of several tokens token by token, whatever its length."""
 
 
 class PlainChunked(RecurrenceKernel):
-    """Accepts every recurrence; a single token is not worth a chunk."""
+    """The chunked form: supports every recurrence, but is not preferred for a single token."""
 
     name = "plain_chunked"
     summary = "linear recurrences by chunks in torch; accepts everything"
     accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in RecurrenceProblem.defaults()}
 
     def cost(self, problem: RecurrenceProblem) -> float:
-        """The unit of all costs, but for one token, which costs more so."""
+        """The unit of costs, 1; 2 for a single token, so that `PlainRecurrent` is preferred."""
         return 2.0 if problem.tokens == 1 else 1.0
 
     def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-        """Outputs and memory; see `recurrences.chunked`."""
+        """The outputs and the state after the last token; see `recurrence_scan.chunked`."""
         from attn_variants.mechanisms.recurrence_scan import chunked
 
         return chunked(steps, before, chunk)
 
 
 class PlainRecurrent(RecurrenceKernel):
-    """Accepts every recurrence, and is the definition; it is how single tokens are decoded."""
+    """The recurrent form, which defines the result: supports every recurrence, and is used to decode single tokens."""
 
     name = "plain_recurrent"
     summary = "linear recurrences token by token in torch; accepts everything"
     accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in RecurrenceProblem.defaults()}
 
     def cost(self, problem: RecurrenceProblem) -> float:
-        """The unit of all costs for one token, far more for others."""
+        """The unit of costs, 1, for one token; `FAR` for more."""
         return 1.0 if problem.tokens == 1 else FAR
 
     def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- no chunks here
-        """Outputs and memory; see `recurrences.recurrent`."""
+        """The outputs and the state after the last token; see `recurrence_scan.recurrent`."""
         from attn_variants.mechanisms.recurrence_scan import recurrent
 
         return recurrent(steps, before)

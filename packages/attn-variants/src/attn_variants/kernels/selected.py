@@ -1,4 +1,4 @@
-"""Reading chosen blocks of keys: in tiles, and block by block."""
+"""Kernels of attention over selected blocks of keys: in tiles of queries, and block by block."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 
 class SelectedBlocksTiled(SelectedBlocksKernel):
-    """Accepts all choices; gathers the queries that chose a block."""
+    """Gathers the queries that selected a block into tiles; supports every selection."""
 
     name = "selected_blocks_tiled"
     summary = "blocks chosen query by query, met by tiles of queries, in torch; accepts everything"
     accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in SelectedBlocksProblem.defaults()}
 
     def cost(self, problem: SelectedBlocksProblem) -> float:  # noqa: ARG002 -- the unit is the same for every problem
-        """The unit of all costs."""
+        """Always 1: costs are relative to this kernel."""
         return 1.0
 
     def run(self, selected: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
-        """Outputs; see `compute.selected_blocks`."""
+        """The outputs; see `compute.selected_blocks.attend_in_pieces`."""
         from attn_variants.compute.selected_blocks import attend_in_pieces
 
         return attend_in_pieces(selected, blocks)
 
 
 class SelectedBlocksWhole(SelectedBlocksKernel):
-    """Reads blocks of whole sequences by torch's flash attention, each with all who chose it."""
+    """Computes each block of a whole sequence with all queries that selected it, by PyTorch's flash attention."""
 
     name = "selected_blocks_whole"
     summary = "blocks chosen query by query, each met by all who chose it, by torch's flash attention; whole sequences"
@@ -41,11 +41,14 @@ class SelectedBlocksWhole(SelectedBlocksKernel):
     }
 
     def cost(self, problem: SelectedBlocksProblem) -> float:  # noqa: ARG002 -- the share is about the same for every problem
-        """A third, as measured at 4096 tokens on a CPU."""
+        """About a third of `SelectedBlocksTiled`, as measured at 4096 tokens on a CPU."""
         return 0.3
 
     def run(self, selected: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
-        """Outputs; see `compute.selected_blocks`. A compiled graph, which cannot count queries, takes tiles."""
+        """The outputs; see `compute.selected_blocks.attend_whole`.
+
+        Compiled graphs use `attend_in_pieces`, as the number of queries of each block is not known in a graph.
+        """
         import torch
 
         from attn_variants.compute.selected_blocks import attend_in_pieces, attend_whole

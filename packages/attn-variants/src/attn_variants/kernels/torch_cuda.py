@@ -1,4 +1,4 @@
-"""torch's own fused attention on a GPU, each of its implementations a kernel: FlashAttention 2, cuDNN, xFormers'."""
+"""PyTorch's fused attention on a GPU, one kernel per backend: FlashAttention 2, cuDNN, xFormers and FlexAttention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 AMPERE, HOPPER = (8, 0), (9, 0)
-"""Compute capabilities: the first on which FlashAttention 2 and cuDNN's attention run, and that of H100 and H200."""
+"""Compute capabilities: the lowest for FlashAttention 2 and cuDNN attention, and that of H100 and H200."""
 
 BANDS: Mapping[str, Condition] = {
     "score": OneOf("scaled_dot", "dot"),
@@ -30,7 +30,7 @@ BANDS: Mapping[str, Condition] = {
     "dtype": OneOf("bfloat16", "float16"),
     "device": OneOf("cuda"),
 }
-"""What kernels without a tensor of masks accept."""
+"""The conditions of kernels that take no mask tensor: full or causal attention in 16 bits."""
 
 CANNOT = (
     "no available kernel",
@@ -44,41 +44,41 @@ CANNOT = (
     "not compiled with",
     "was not compiled",
 )
-"""What torch says, in small letters, where a device or its build lacks a kernel."""
+"""Parts of PyTorch's error messages, in lower case, that mean that the device or the build lacks a kernel."""
 
 
 class OfTorch(AttendKernel):
-    """What torch's kernels on a GPU have in common."""
+    """Base class of the kernels that call PyTorch's own attention on a GPU."""
 
     def available(self) -> str | None:
         """Why it cannot run on this machine, or None if it can."""
         return None if devices.has_gpu() else devices.NO_GPU
 
     def unsupported(self, error: Exception) -> str | None:
-        """What torch says of a device or build that lacks the kernel."""
+        """The message of an error which means that the device or build lacks the kernel; None for other errors."""
         said = str(error)
-        # Not of a class derived from it, such as that of memory which does not suffice.
+        # Exact classes only: OutOfMemoryError, for example, is derived from RuntimeError.
         missing = type(error) in {RuntimeError, NotImplementedError} and any(words in said.lower() for words in CANNOT)
         return f"{type(error).__name__}: {said.splitlines()[0]}" if missing else None
 
     def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-        """The output [batch, query, heads, value_size]; the first call of a kind runs its backward pass, too."""
+        """The output [batch, query, heads, value_size]; the first call of each kind also tries the backward pass."""
         from attn_variants.compute.warm_up import warm_up_backward
 
         warm_up_backward((self.name, *backward_kind(spec, operands)), partial(self.compute, spec), operands)
         return self.compute(spec, operands)
 
     def run_in_graph(self, spec: AttentionSpec, name: str, operands: AttentionInputs) -> Tensor:  # noqa: ARG002 -- as of others
-        """The same while torch.compile traces, where nothing is run before."""
+        """The output while torch.compile traces, without trying the backward pass."""
         return self.compute(spec, operands)
 
     @abstractmethod
     def compute(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-        """The output alone."""
+        """The output [batch, query, heads, value_size]."""
 
 
 class TorchFlash(OfTorch):
-    """FlashAttention 2 (Dao 2023, arXiv 2307.08691) as torch has it: full and causal attention in 16 bits."""
+    """PyTorch's FlashAttention 2 (Dao 2023, arXiv 2307.08691): full and causal attention in 16 bits."""
 
     name = "torch_flash"
     summary = "torch's FlashAttention 2, full or causal, on a GPU"
@@ -89,11 +89,11 @@ class TorchFlash(OfTorch):
         return super().available() or too_old(self.name)
 
     def further_refusals(self, problem: AttendProblem) -> list[str]:
-        """Keys and values of one size."""
+        """Refuses keys and values of different sizes."""
         return one_size(problem)
 
     def cost(self, problem: AttendProblem) -> float:
-        """What is left of the pairs; it reaches 330 of the 630 TFLOP/s that cuDNN has on an H100 (pytorch 142132)."""
+        """Proportional to the mask's density; 330 TFLOP/s on an H100, where cuDNN reaches 630 (pytorch 142132)."""
         return 0.02 + (0.25 if on_hopper() else 0.17) * problem.density
 
     def compute(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
@@ -104,7 +104,7 @@ class TorchFlash(OfTorch):
 
 
 class TorchCudnn(OfTorch):
-    """cuDNN's attention, the fastest in torch on Hopper; causal calls with other numbers of keys go to `TorchFlash`."""
+    """cuDNN's attention, PyTorch's fastest on Hopper; causal calls of unequal lengths use FlashAttention 2 instead."""
 
     name = "torch_cudnn"
     summary = "cuDNN's fused attention, full or causal, on a GPU"
@@ -115,12 +115,12 @@ class TorchCudnn(OfTorch):
         return super().available() or without_cudnn() or too_old(self.name)
 
     def further_refusals(self, problem: AttendProblem) -> list[str]:
-        """Keys and values of one size that is a multiple of 8."""
+        """Refuses keys and values of different sizes, and sizes that are not multiples of 8."""
         uneven = [f"key_size: {problem.key_size} is not a multiple of 8"] if problem.key_size % 8 else []
         return uneven + one_size(problem)
 
     def cost(self, problem: AttendProblem) -> float:
-        """What is left of the pairs; elsewhere than on Hopper and its successors no faster than FlashAttention 2."""
+        """Proportional to the mask's density; before Hopper, no faster than FlashAttention 2."""
         return 0.02 + (0.13 if on_hopper() else 0.19) * problem.density
 
     def compute(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
@@ -131,9 +131,9 @@ class TorchCudnn(OfTorch):
 
 
 class TorchEfficient(OfTorch):
-    """Memory-efficient attention (Rabe and Staats 2021, arXiv 2112.05682) of xFormers, as torch has it.
+    """PyTorch's memory-efficient attention (Rabe and Staats 2021, arXiv 2112.05682), from xFormers.
 
-    In float32 too, and under any mask or bias, of which a tensor is made with an entry for each pair.
+    Supports float32 too, and any mask or bias, by a tensor with an entry for each pair.
     """
 
     name = "torch_efficient"
@@ -145,7 +145,7 @@ class TorchEfficient(OfTorch):
     }
 
     def cost(self, problem: AttendProblem) -> float:
-        """An estimate: half of the plain time where a tensor of masks is made and read, else what is left of pairs."""
+        """An estimate: half of the plain time if there is a mask tensor, else proportional to the mask's density."""
         masked = problem.padded or problem.modifiers or problem.mask not in {"full", "causal"}
         if problem.head_masks:
             return 0.8
@@ -173,13 +173,13 @@ FLEXIBLE = (
     "predicate",
     "per_head",
 )
-"""Masks whose rule torch's compiler turns into a program."""
+"""Masks whose rule FlexAttention can compile."""
 
 
 class TorchFlex(OfTorch):
-    """torch's FlexAttention (arXiv 2412.05496), which compiles a program for each mask and each pair of lengths.
+    """PyTorch's FlexAttention (arXiv 2412.05496), which compiles a kernel for each mask and each pair of lengths.
 
-    The first call of each takes seconds, so that it is chosen only where it was measured to be the fastest.
+    The first call of each takes seconds, so it is chosen only where measurements show that it is the fastest.
     """
 
     name = "torch_flex"
@@ -199,11 +199,11 @@ class TorchFlex(OfTorch):
     }
 
     def cost(self, problem: AttendProblem) -> float:
-        """What is left of the pairs, and so much that everything else which skips pairs goes first unless measured."""
+        """Proportional to the mask's density, plus a part that makes other sparse kernels preferred unless measured."""
         return 0.3 + 0.2 * problem.density
 
     def unsupported(self, error: Exception) -> str | None:
-        """What torch's compiler says of what it cannot compile, besides what it says of a device."""
+        """The message of an error of PyTorch's compiler or of `OfTorch.unsupported`; None for other errors."""
         module = type(error).__module__
         if module.startswith(("torch._dynamo", "torch._inductor", "triton")):
             return f"{type(error).__name__}: {(str(error).strip() or 'it says no more').splitlines()[0]}"
@@ -218,7 +218,7 @@ class TorchFlex(OfTorch):
 
 
 def backward_kind(spec: AttentionSpec, operands: AttentionInputs) -> tuple[Hashable, ...]:
-    """All by which the kernels of backward passes are chosen, but for lengths."""
+    """The key by which backward passes are tried once: what PyTorch chooses their kernels by, except exact lengths."""
     query, key = operands.query, operands.key
     modifiers = (modifier.kind for modifier in spec.modifiers)
     explicit = operands.key_padding_mask is not None, operands.key_positions is not None
@@ -228,7 +228,7 @@ def backward_kind(spec: AttentionSpec, operands: AttentionInputs) -> tuple[Hasha
 
 
 def on_hopper() -> bool:
-    """Whether this machine's GPU, or that of a machine which is only asked about, is a Hopper or newer."""
+    """Whether this machine's GPU is a Hopper or newer; True without a GPU, for plans made for another machine."""
     gpu = devices.nvidia_gpu()
     return gpu is None or gpu.capability >= HOPPER
 
@@ -242,12 +242,12 @@ def too_old(name: str) -> str | None:
 
 
 def without_cudnn() -> str | None:
-    """Why there is no cuDNN, or None if there may be."""
+    """Why cuDNN cannot run on this machine, or None if it may."""
     return None if devices.nvidia_gpu() is not None else "cuDNN needs a GPU of NVIDIA"
 
 
 def one_size(problem: AttendProblem) -> list[str]:
-    """Why heads whose keys and values differ in size are refused."""
+    """The refusal of keys and values of different sizes; empty if the sizes are the same."""
     if problem.key_size == problem.value_size:
         return []
     return [f"value_size: {problem.value_size} is not that of keys, {problem.key_size}"]

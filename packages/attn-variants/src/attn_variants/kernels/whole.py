@@ -1,4 +1,4 @@
-"""Attention with dropout by a kernel of training, where this machine has one."""
+"""Attention with dropout by the CPU kernels for training, if this machine has one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 class WholeDropped(AttendKernel):
-    """What weights are dropped by the kernel of `whole_attention`; calls that it refuses, such as small ones, and
-    compiled graphs are computed plainly. Both drop the same weights.
+    """Attention with dropout by a `whole_attention` kernel.
+
+    Calls that it refuses, such as small ones, and compiled graphs use the plain computation. Both drop the same
+    weights.
     """
 
     name = "whole_dropped"
@@ -36,11 +38,11 @@ class WholeDropped(AttendKernel):
     }
 
     def available(self) -> str | None:
-        """That no kernel of whole attention can run here, or None."""
+        """Why no kernel of `whole_attention` can run on this machine, or None if one can."""
         return None if whole_attention_table() is not None else "no kernel of whole_attention can run on this machine"
 
     def further_refusals(self, problem: AttendProblem) -> list[str]:
-        """Why the kernels of whole attention refuse dropout."""
+        """The reasons of the `whole_attention` kernels if all of them refuse the problem; else empty."""
         table = whole_attention_table()
         if table is None:
             return []
@@ -51,7 +53,7 @@ class WholeDropped(AttendKernel):
         return [] if not all(refused) else [reason for reasons in refused for reason in reasons]
 
     def cost(self, problem: AttendProblem) -> float:  # noqa: ARG002 -- the same for every problem
-        """Measured on two cores of a Zen 4, forwards and backwards: 0.42 of the plain time for 64 tokens, 0.23 for 256,
+        """Measured on two cores of a Zen 4, forward and backward: 0.42 of the plain time for 64 tokens, 0.23 for 256,
         0.12 for 1024."""
         return 0.25
 
@@ -62,7 +64,7 @@ class WholeDropped(AttendKernel):
         return attend(spec, operands)
 
     def run_in_graph(self, spec: AttentionSpec, name: str, operands: AttentionInputs) -> Tensor:  # noqa: ARG002 -- of graphs that name specs
-        """Plainly: torch cannot see into the kernel."""
+        """The output by the plain computation, as torch.compile cannot trace the kernel."""
         from attn_variants.compute.plain import attend
 
         return attend(spec, operands)

@@ -1,1 +1,1 @@
-"""The mechanisms, one a file; none imports torch before a layer is built."""
+"""The mechanism declarations and their layers; the declarations do not import torch until a layer is built."""

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentConfig(AdditiveConfig, StatesConfig):
-    """`intermediate_size` units of the scoring network of one head, `head_dim` by default; with `projections` "all"
-    queries, keys, values and output have a learned matrix each, with "none", as in the papers, none has.
+    """`intermediate_size` is the number of hidden units of each head's scoring network, `head_dim` by default. With
+    `projections` "all", queries, keys, values and output each have a learned matrix; with "none", as in the papers,
+    none has.
     """
 
 
@@ -46,13 +47,13 @@ class Alignment(StatesAttention):
     distribution: Distribution = Softmax()
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         score = Additive(intermediate_size=AdditiveConfig.of(config).intermediate_size)
         return AttentionSpec(heads=config.head_layout, score=score, distribution=self.distribution, cross=True)
 
 
 class SoftVisual(Alignment):
-    """Additive attention to annotations of an image; a gate β of the query says how much of what is seen is let in."""
+    """Additive attention to the annotations of an image, whose output is scaled by a gate β computed from the query."""
 
     name = "visual_soft"
     summary = "the mean annotation by soft weights, gated"
@@ -70,13 +71,13 @@ class SoftVisual(Alignment):
     drops_weights = True
 
     def inner(self, config: MechanismConfig) -> GatedAttention | GatedSamplingAttention:
-        """The gate of every head with random weights."""
+        """The gates of the heads, with randomly initialised weights."""
         from attn_variants.mechanisms.alignment_layer import GatedAttention
 
         return GatedAttention(config.hidden_size, config.num_heads)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """That of the attention, and of the gates, which always have a bias."""
+        """The cost of the attention and of the gates, which always have a bias."""
         flops = 2 * shape.batch * shape.query * config.hidden_size * config.num_heads
         gates = Cost(flops=flops, allowed_flops=flops, parameters=(config.hidden_size + 1) * config.num_heads)
         return super().cost(config, shape) + gates
@@ -84,7 +85,7 @@ class SoftVisual(Alignment):
 
 @dataclass(frozen=True, kw_only=True)
 class HardConfig(AlignmentConfig):
-    """In training a share `mean_rate` of the calls takes the soft mean instead of a sample."""
+    """`mean_rate` is the fraction of training calls that use the soft weights instead of a sample."""
 
     mean_rate: float = 0.5
 
@@ -94,10 +95,10 @@ class HardConfig(AlignmentConfig):
 
 
 class HardVisual(SoftVisual):
-    """Soft visual attention that reads one encoder output: a sampled one in training, otherwise the most probable.
+    """Visual attention that reads a single annotation: a sampled one in training, otherwise the most probable one.
 
-    In training `inner.samples` holds the samples, from which `attn_core.reinforce.reinforce_loss` makes the loss that
-    trains the scores; `attn train` adds it.
+    In training `inner.samples` holds the samples, from which `attn_core.reinforce.reinforce_loss` computes the loss
+    that trains the scores; `attn train` adds it.
     """
 
     name = "visual_hard"
@@ -113,7 +114,7 @@ class HardVisual(SoftVisual):
     drops_weights = False
 
     def inner(self, config: MechanismConfig) -> GatedSamplingAttention:
-        """The gate and the sampling, with random weights."""
+        """The module that samples and gates, with randomly initialised weights."""
         from attn_variants.mechanisms.alignment_layer import GatedSamplingAttention
 
         rate = HardConfig.of(config).mean_rate

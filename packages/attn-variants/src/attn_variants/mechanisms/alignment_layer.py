@@ -41,7 +41,7 @@ class GatedSamplingAttention(SamplingAttention):
 
 
 def gate_projection(hidden_size: int, heads: int) -> nn.Linear:
-    """A linear layer to one gate per head, Xavier uniform, its bias zero."""
+    """A linear layer to one gate per head, with Xavier-uniform weights and zero bias."""
     gate = nn.Linear(hidden_size, heads)
     nn.init.xavier_uniform_(gate.weight)
     nn.init.zeros_(gate.bias)

@@ -25,9 +25,9 @@ from attn_variants.mechanisms.common import DECODER
 
 
 class AttentionSinks(DeclaredMechanism):
-    """The first tokens and the latest ones; what is remembered stops growing, and streams of any length stay stable.
+    """Attends to the first tokens and a window of the latest ones: a bounded cache that stays stable on long streams.
 
-    Positions are counted in the cache: a query meets the sinks as if only the window lay between them.
+    Positions are counted within the cache: the distance to a sink is as if only the window lay in between.
     """
 
     name = "attention_sinks"
@@ -48,7 +48,8 @@ class AttentionSinks(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`sinks` s, the first tokens that stay visible; `window` w, the latest, a query's own included."""
+        """`sinks` s, the number of first tokens that stay visible; `window` w, that of the latest, including the
+        query's own."""
 
         sinks: int = 4
         window: int = 1020
@@ -59,17 +60,17 @@ class AttentionSinks(DeclaredMechanism):
             require_whole("window", self.window, ge=1, unit="tokens")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not divide."""
+        """The spec; raises `Incompatible` unless causal, `InvalidValue` unless the key/value heads divide the heads."""
         options, heads = self.Config.of(config), config.head_layout
         mask = Window(left=options.window - 1) | (Prefix(options.sinks) & Causal())
-        # Said outright, because turned heads meet twice as wide; see `AttentionSinksLayer`.
+        # The scale is explicit, as the layer doubles the head size of rotated heads; see `AttentionSinksLayer`.
         score = ScaledDot(scale=heads.key_size**-0.5)
         return AttentionSpec(heads=heads, score=score, mask=mask, rotary=config.rotary)
 
     drops_weights = True
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `AttentionSinksLayer` with random weights."""
+        """A new `AttentionSinksLayer` with randomly initialised weights."""
         from attn_variants.mechanisms.attention_sinks_layer import AttentionSinksLayer
 
         options = self.Config.of(config)
@@ -83,10 +84,10 @@ class AttentionSinks(DeclaredMechanism):
         )
 
     def paged_computation(self, config: MechanismConfig) -> None:
-        """None: positions within the cache are counted over gathered rows."""
+        """None, as positions within the cache are computed over gathered rows."""
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """As declared; where positions turn, products of queries and keys are twice as wide."""
+        """The declared cost; with a rotary embedding, query-key products are twice as wide."""
         said = super().cost(config, shape)
         if config.rotary is None:
             return said

@@ -18,8 +18,8 @@ from attn_variants.spec_layer import SpecLayer
 class AttentionSinksLayer(SpecLayer):
     """Attention to the first `sinks` tokens and the last `window`, with rotary positions relative to the cache.
 
-    The distance of a query to a sink is that within the cache, which holds the sinks and the window only (Xiao et al.
-    2023, section 3.2).
+    The distance from a query to a sink is measured within the cache, which holds only the sinks and the window (Xiao et
+    al. 2023, section 3.2).
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class AttentionSinksLayer(SpecLayer):
         self.window = window
 
     def use_kernel(self, name: str | None) -> None:
-        """As of `SpecLayer`; kernels are given queries and keys of twice the size where positions turn."""
+        """See `SpecLayer.use_kernel`; with a rotary embedding, kernels get queries and keys of twice the head size."""
         super().use_kernel(name)
-        self._paged = None  # positions within the cache are counted over gathered rows
+        self._paged = None  # positions within the cache are computed over gathered rows
         if self.spec.rotary is not None:
             heads = dataclasses.replace(self.spec.heads, key_size=2 * self.spec.heads.key_size)
             self._plan = KernelPlan(dataclasses.replace(self.spec, heads=heads, rotary=None), name)
@@ -46,14 +46,14 @@ class AttentionSinksLayer(SpecLayer):
         key_padding_mask: Tensor | None = None,
         shared_kv: Fields | None = None,
     ) -> Tensor:
-        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        """Attention weights [batch, heads, query, key]; see `forward` for the arguments."""
         return attention_weights(self.spec, self.in_cache(self._operands(query, source, key_padding_mask, shared_kv)))
 
     def in_cache(self, operands: AttentionInputs) -> AttentionInputs:
-        """The operands with positions counted in the cache, where positions turn anything.
+        """The operands with rotary positions counted within the cache; unchanged without a rotary embedding.
 
-        Queries carry both turns, for keys of the window and for sinks, and each key the one half that it meets; so both
-        become twice as wide, and the scores are still products.
+        Queries contain both rotations, one for keys in the window and one for sinks, side by side; each key fills only
+        the half that applies to it and is zero in the other. So heads are twice as wide, and scores are dot products.
         """
         if self.spec.rotary is None:
             return operands
@@ -66,7 +66,7 @@ class AttentionSinksLayer(SpecLayer):
         return dataclasses.replace(operands, query=torch.cat([query, turned], dim=-1), key=key)
 
     def further_turns(self, places: Tensor, like: Tensor) -> CosSin:
-        """The rotation by so many positions [batch or 1, query] of rows that are turned, and scaled, already."""
+        """Cosines and sines that rotate already rotated, and scaled, rows by further `places` [batch or 1, query]."""
         rotary = self.spec.rotary
         if rotary is None:
             raise TypeError("positions turn nothing here")

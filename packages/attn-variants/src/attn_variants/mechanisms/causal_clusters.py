@@ -1,4 +1,4 @@
-"""Causal forms of attention within hash buckets and clusters: the last tokens of the same kind."""
+"""Causal forms of LSH, routing and Sinkhorn attention: the last tokens of the same bucket, cluster or blocks before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attn_variants.mechanisms.whole_sequence import WholeSequence
 
 
 class LastOfKind(WholeSequence):
-    """Base of mechanisms whose tokens see the last few earlier tokens of their own kind; keys are the queries."""
+    """Base class of mechanisms whose tokens see the last tokens of their bucket or cluster; keys are the queries."""
 
     capabilities = BASIC | frozenset({Capability.CAUSAL, Capability.PADDING})
     projections = 3
@@ -25,18 +25,18 @@ class LastOfKind(WholeSequence):
         return config.head_layout
 
     def pairs(self, config: MechanismConfig, shape: Shape | Step, window: int) -> int:
-        """FLOPs of one round: tokens are cut into pieces of `window`, each of which meets itself and the one before."""
+        """The FLOPs of one round: chunks of `window` tokens attend to themselves and to the chunk before."""
         heads, size = self.inner_size(config)
         length = -(-shape.query // window) * window
         return 2 * shape.batch * heads * length * 2 * window * 2 * size
 
 
 class CausalHashedAttention(LastOfKind):
-    """A token sees the last `window` tokens of its hash bucket, itself only where it sees no other.
+    """A token attends to the last `window` tokens of its hash bucket, and to itself only if there is no other.
 
     Reformer cuts the sorted tokens into chunks, whose borders move as later tokens are sorted in, so that outputs
-    depend on the future a little even under a causal mask. Counted back from the token itself, the last tokens of its
-    bucket do not.
+    depend slightly on the future even under a causal mask. Here the tokens of a bucket are counted back from the token
+    itself, which does not depend on later tokens.
     """
 
     name = "lsh_causal"
@@ -51,8 +51,9 @@ class CausalHashedAttention(LastOfKind):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`buckets`, even; the `window` w of tokens that are seen in a bucket, the own among them; `rounds` of hashing,
-        in which a pair that meets several times counts once; the `seed` of the rotations."""
+        """`buckets` is the number of hash buckets, even; `window` w, the number of tokens of a bucket that are visible,
+        including the token itself; `rounds`, those of hashing (pairs that share a bucket in several rounds count once);
+        `seed`, that of the rotations."""
 
         buckets: int = 32
         window: int = 64
@@ -68,7 +69,7 @@ class CausalHashedAttention(LastOfKind):
             require_whole("seed", self.seed)
 
     def attention(self, config: MechanismConfig) -> Any:
-        """Buckets of rotations drawn from the seed."""
+        """The hash buckets, with rotations drawn from the seed."""
         from attn_variants.mechanisms.causal_clusters_layers import CausalHashBuckets
 
         options = self.Config.of(config)
@@ -83,7 +84,7 @@ class CausalHashedAttention(LastOfKind):
         )
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Rotations of every token, and the pairs of each round."""
+        """The cost of the projections, of hashing every token, and of the pairs of each round."""
         (heads, size), options = self.inner_size(config), self.Config.of(config)
         hashing = 2 * shape.batch * heads * shape.query * size * options.buckets // 2
         inner = options.rounds * (hashing + self.pairs(config, shape, options.window))
@@ -92,11 +93,11 @@ class CausalHashedAttention(LastOfKind):
 
 
 class CausalRoutingAttention(LastOfKind):
-    """A token sees the last `window` tokens nearest to its own centroid, itself only where it sees no other.
+    """A token attends to the last `window` tokens of its own cluster, and to itself only if there is no other.
 
-    The paper lets a cluster take its nearest tokens of the whole sequence, where a later one may push out an earlier
-    one. Here each token belongs to its nearest centroid, and sees back from itself. Keys are the queries, as in the
-    paper's causal form.
+    In the paper a cluster takes its nearest tokens of the whole sequence, where a later token may displace an earlier
+    one. Here each token belongs to its nearest centroid and attends backwards from itself. Keys are the queries, as in
+    the paper's causal form.
     """
 
     name = "routing_causal"
@@ -110,8 +111,9 @@ class CausalRoutingAttention(LastOfKind):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`clusters`; the `window` w of tokens that are seen in a cluster, the own among them; the `decay` of centroids
-        in training; their first `seed`."""
+        """`clusters` is the number of centroids; `window` w, the number of tokens of a cluster that are visible,
+        including the token itself; `decay`, that of the moving average of the centroids in training; `seed`, that of
+        their initial values."""
 
         clusters: int = 8
         window: int = 64
@@ -126,7 +128,7 @@ class CausalRoutingAttention(LastOfKind):
             require_whole("seed", self.seed)
 
     def attention(self, config: MechanismConfig) -> Any:
-        """Clusters with centroids drawn from the seed."""
+        """The clusters, with centroids drawn from the seed."""
         from attn_variants.mechanisms.causal_clusters_layers import CausalRouting
 
         heads, options = config.head_layout, self.Config.of(config)
@@ -140,7 +142,7 @@ class CausalRoutingAttention(LastOfKind):
         )
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Every token meets every centroid, and the last ones of its cluster."""
+        """The cost of the projections, of comparing tokens with centroids, and of the pairs within clusters."""
         (heads, size), options = self.inner_size(config), self.Config.of(config)
         nearest = 2 * shape.batch * heads * shape.query * options.clusters * size
         flops = self.projected(config, shape) + nearest + self.pairs(config, shape, options.window)
@@ -150,9 +152,9 @@ class CausalRoutingAttention(LastOfKind):
 class CausalSinkhornAttention(SinkhornAttention):
     """A token attends to its own block up to itself, and to a soft mixture of the blocks before.
 
-    As in the paper's causal balancing a block is sorted among earlier ones alone. Here a column is divided by the sum
-    over the rows so far, and a row is asked by the mean query of the block before, so that nothing depends on what
-    follows. With one block it is causal softmax attention.
+    As in the paper's causal Sinkhorn balancing, a block is matched with earlier blocks only. Here columns are
+    normalised over the rows so far, and a row is computed from the mean query of the block before, so that no output
+    depends on later tokens. With one block it is causal softmax attention.
     """
 
     name = "sinkhorn_causal"
@@ -164,7 +166,7 @@ class CausalSinkhornAttention(SinkhornAttention):
     capabilities = LastOfKind.capabilities
 
     def attention(self, config: MechanismConfig) -> Any:
-        """Blocks that are sorted among those before."""
+        """The module that mixes and attends to earlier blocks."""
         from attn_variants.mechanisms.causal_clusters_layers import CausalSortedBlocks
 
         options = self.Config.of(config)

@@ -1,4 +1,4 @@
-"""What the causal forms of LSH, routing and Sinkhorn attention compute between the projections and the output."""
+"""The inner modules, between the projections and the output, of causal LSH, routing and Sinkhorn attention."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from attn_variants.mechanisms.clusters_layers import Buckets, HashBuckets, Order
 
 
 class CausalOrder(Order):
-    """A token meets the last tokens of its bucket, counted back from itself.
+    """An `Order` in which a token attends to the last tokens of its bucket, counted back from itself.
 
-    Sorted by bucket and place, how far two tokens of one bucket stand apart depends on what lies between them alone,
-    and so on no later token; where their chunks begin does not matter.
+    In the order sorted by bucket and position, the distance between two tokens of a bucket depends only on the tokens
+    between them, and so on no later token, wherever chunks begin.
     """
 
     def allowed(self, within: str) -> Tensor:
-        """As `Order.allowed`, of the same bucket and no more than a chunk back."""
+        """Like `Order.allowed`, restricted to the token itself and less than `chunk` places back."""
         spots = torch.arange(self.order.shape[-1], device=self.order.device).expand_as(self.order)
         cut = spots.reshape(self.tokens.shape)
         back = cut[..., :, None] - self.seen(cut)[..., None, :]
         return super().allowed(within) & (back >= 0) & (back < self.chunk)
 
     def times_met(self, within: str) -> Tensor:  # noqa: ARG002 -- buckets alone
-        """In how many rounds a pair meets, at least 1, [batch, heads, rounds, chunks, chunk, 2 chunk], int64."""
+        """In how many rounds a pair is allowed, at least 1, [batch, heads, rounds, chunks, chunk, 2 chunk], int64."""
         one, other = self.tokens, self.seen(self.tokens)
         met = torch.zeros((), dtype=torch.int64, device=one.device)
         for turn in range(self.order.shape[2]):
@@ -36,22 +36,22 @@ class CausalOrder(Order):
 
 
 class CausalBuckets(Buckets):
-    """`Buckets` in which a token sees the last `chunk` tokens of its own, itself among them."""
+    """`Buckets` in which a token sees the last `chunk` tokens of its bucket, including itself."""
 
     order = CausalOrder
 
 
 class CausalHashBuckets(HashBuckets):
-    """`HashBuckets` in which a token sees the last `chunk` tokens of its bucket, the own among them."""
+    """`HashBuckets` in which a token sees the last `chunk` tokens of its bucket, including itself."""
 
     order = CausalOrder
 
 
 class CausalRouting(nn.Module):
-    """Each token sees the last `window` tokens whose nearest centroid is its own, itself only where it sees no other.
+    """Each token sees the last `window` tokens with the same nearest centroid, and itself only if it sees no other.
 
-    `centroids` [heads, clusters, size], a buffer of length one, start at random from `seed` and in training follow the
-    mean direction of the queries that are nearest to them, by 1 - `decay` a call.
+    The buffer `centroids` [heads, clusters, size], of unit vectors, is drawn from `seed`. In training it follows the
+    mean direction of the queries nearest to each centroid, as a moving average with rate 1 - `decay` per call.
     """
 
     def __init__(self, *, heads: int, size: int, clusters: int, window: int, decay: float, seed: int) -> None:
@@ -84,33 +84,33 @@ class CausalRouting(nn.Module):
 
 
 class CausalSortedBlocks(SortedBlocks):
-    """A token attends to its own block up to itself, and to one mixed of the blocks before.
+    """A token attends to its own block up to itself, and to a mixture of the blocks before.
 
-    Row b of the mixture is of the products of the mean query of block b - 1 with the mean keys of the blocks before b;
-    columns are divided by their sums over rows up to b.
+    Row b of the mixture is computed from the products of the mean query of block b - 1 with the mean keys of the blocks
+    before b; columns are normalised by their sums over the rows up to b.
     """
 
     def seen(self, real: Tensor) -> Tensor:
-        """As `SortedBlocks.seen`: earlier tokens of the own block, and rows that some earlier block has."""
+        """See `SortedBlocks.seen`: tokens of the own block up to the query, and non-empty rows of the mixture."""
         places = torch.arange(self.block, device=real.device)
         own = real[:, :, None, :] & (places[:, None] >= places)
         before = pad(real.cumsum(1)[:, :-1] > 0, (0, 0, 1, 0)) & self._asks(real.any(-1))[..., None]
         return torch.cat([own, before[:, :, None, :].expand_as(own)], dim=-1)[:, None]
 
     def pairs(self, some: Tensor) -> Tensor:
-        """As `SortedBlocks.pairs`, of the blocks before each."""
+        """See `SortedBlocks.pairs`: the blocks before each block."""
         blocks = torch.arange(some.shape[1], device=some.device)
         return self._asks(some)[:, :, None] & some[:, None, :] & (blocks[:, None] > blocks)
 
     def asking(self, means: Tensor) -> Tensor:
-        """The mean query of the block before each; zeros for the first."""
+        """The mean query of the block before each block; zeros for the first."""
         return pad(means[:, :, :-1], (0, 0, 1, 0))
 
     def column_sums(self, shares: Tensor) -> Tensor:
-        """As `SortedBlocks.column_sums`, over the rows so far."""
+        """See `SortedBlocks.column_sums`: sums over the rows so far."""
         return shares.logcumsumexp(-2)
 
     @staticmethod
     def _asks(some: Tensor) -> Tensor:
-        """Which blocks have a mixture [batch, blocks]: those with a real token, in the block before too."""
+        """Whether each block has a mixture, [batch, blocks]: it and the block before must have a real token."""
         return pad(some[:, :-1], (1, 0)) & some

@@ -15,10 +15,10 @@ WORDS = {"within": ("bucket", "chunks"), "duplicates": ("corrected", "counted"),
 
 
 class HashedAttention(WholeSequence):
-    """Queries meet keys of their own hash bucket; keys are the queries, of length one.
+    """Tokens attend within their hash bucket; keys are the queries, normalised to unit length.
 
-    Where a later token is sorted in, all behind it move to other chunks, so that even with a causal mask outputs would
-    depend on later inputs; `lsh_causal` is the causal form.
+    A later token that is sorted in shifts the chunks of all tokens after it, so that even with a causal mask outputs
+    would depend on later inputs; `lsh_causal` is the causal form.
     """
 
     name = "lsh"
@@ -35,10 +35,11 @@ class HashedAttention(WholeSequence):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`buckets`, even; tokens of a `chunk`; `rounds` of hashing; the `seed` of the rotations; whom a token sees of
-        its chunk and the one before: `within` its "bucket" or all of these "chunks"; pairs that meet in several rounds
-        are `duplicates`, "corrected" to count once or "counted" each time. The first chunk of a `ring` follows the last
-        of its "round", or of the round before as in the authors' code, which makes one ring of all "rounds"."""
+        """`buckets` is the number of hash buckets, even; `chunk`, the tokens of a chunk; `rounds`, those of hashing;
+        `seed`, that of the rotations. `within` its chunk and the one before, a token attends to its own "bucket" or to
+        all of both "chunks". `duplicates`, pairs that share a bucket in several rounds, are "corrected" to count once
+        or "counted" each time. The first chunk of a round follows the last one of a `ring`: of the same "round", or of
+        the round before as in the authors' code, where all "rounds" form one ring."""
 
         buckets: int = 32
         chunk: int = 64
@@ -61,7 +62,7 @@ class HashedAttention(WholeSequence):
                 raise InvalidValue.of("ring", self.ring, allowed)
 
     def attention(self, config: MechanismConfig) -> Any:
-        """Buckets of rotations drawn from the seed."""
+        """The hash buckets, with rotations drawn from the seed."""
         from attn_variants.mechanisms.clusters_layers import HashBuckets, JoinedBuckets
 
         options = self.Config.of(config)
@@ -76,7 +77,7 @@ class HashedAttention(WholeSequence):
         )
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Rotations of every token, and in each round two chunks for every token, the last chunk filled up."""
+        """The cost of the projections and, per round, of hashing and of two chunks per token, the last chunk padded."""
         (heads, size), options = self.inner_size(config), self.Config.of(config)
         length = -(-shape.query // options.chunk) * options.chunk
         hashing = shape.query * size * options.buckets // 2
@@ -86,9 +87,9 @@ class HashedAttention(WholeSequence):
 
 
 class RoutingAttention(WholeSequence):
-    """Tokens near a centroid attend to each other; centroids are found by k-means while training.
+    """Tokens near a centroid attend to each other; centroids are learned by online k-means in training.
 
-    A cluster takes the nearest of all tokens, so that a later token may push out an earlier one; `routing_causal` is
+    A cluster takes the nearest of all tokens, so that a later token may displace an earlier one; `routing_causal` is
     the causal form. With one cluster as wide as the sequence it is softmax attention.
     """
 
@@ -109,8 +110,8 @@ class RoutingAttention(WholeSequence):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`clusters`; the `window` of tokens that each takes; the `decay` of centroids in training; their
-        first `seed`."""
+        """`clusters` is the number of centroids; `window`, the number of tokens of each cluster; `decay`, that of the
+        moving average of the centroids in training; `seed`, that of their initial values."""
 
         clusters: int = 8
         window: int = 64
@@ -124,7 +125,7 @@ class RoutingAttention(WholeSequence):
             require_number("decay", self.decay, ge=0, le=1)
 
     def attention(self, config: MechanismConfig) -> Any:
-        """Clusters with centroids drawn from the seed."""
+        """The clusters, with centroids drawn from the seed."""
         from attn_variants.mechanisms.clusters_layers import Routing
 
         heads, options = config.head_layout, self.Config.of(config)
@@ -138,7 +139,7 @@ class RoutingAttention(WholeSequence):
         )
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Every query and key meets every centroid, and within a cluster all pairs meet."""
+        """The cost of the projections, of comparing queries and keys with centroids, and of all pairs in a cluster."""
         (heads, size), options = self.inner_size(config), self.Config.of(config)
         window = min(options.window, shape.query)
         per_cluster = 2 * shape.query * size + 2 * window**2 * size
@@ -147,10 +148,10 @@ class RoutingAttention(WholeSequence):
 
 
 class ClusteredAttention(WholeSequence):
-    """Queries that point the same way attend once, as one; their best keys are then weighed by each itself.
+    """Groups of similar queries attend once, by their mean; each query then reweights the group's top keys itself.
 
-    Groups are found over the whole sequence: there is no causal form. With as many groups as queries it is softmax
-    attention.
+    Queries are grouped over the whole sequence, so there is no causal form. With as many groups as queries it is
+    softmax attention.
     """
 
     name = "clustered"
@@ -170,8 +171,8 @@ class ClusteredAttention(WholeSequence):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`clusters` C; `bits` of the codes that are grouped, in `iterations` of Lloyd's algorithm; the `top` keys T
-        that are weighed anew, 0 for none; the `seed` of the codes."""
+        """`clusters` C is the number of groups, found by `iterations` of Lloyd's algorithm on codes of `bits` signs of
+        random projections drawn from `seed`; `top` is the number of keys T that each query reweights, 0 for none."""
 
         clusters: int = 64
         bits: int = 63
@@ -188,7 +189,7 @@ class ClusteredAttention(WholeSequence):
             require_whole("seed", self.seed)
 
     def attention(self, config: MechanismConfig) -> Any:
-        """Groups of queries, and their best keys."""
+        """The module that groups queries and reweights their top keys."""
         from attn_variants.mechanisms.clusters_layers import Clustered
 
         heads, options = config.head_layout, self.Config.of(config)
@@ -202,7 +203,7 @@ class ClusteredAttention(WholeSequence):
         )
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Codes, the search for groups, keys that meet groups, and best keys that meet queries."""
+        """The cost of projections, hash codes and grouping, of groups attending to keys, and of queries to top keys."""
         (heads, size), options = self.inner_size(config), self.Config.of(config)
         groups, tokens, top = options.clusters, shape.query, min(options.top, shape.query)
         search = tokens * size * options.bits + (options.iterations + 1) * tokens * groups * options.bits
@@ -212,11 +213,11 @@ class ClusteredAttention(WholeSequence):
 
 
 class SinkhornAttention(WholeSequence):
-    """A token attends to its own block and to the block that sorting puts beside it, softly.
+    """A token attends to its own block and to a softly sorted block, a mixture of all blocks.
 
-    The paper learns the sorting by a network with one output a block; here it follows from mean queries and keys, which
-    needs no fixed number of blocks. It depends on all blocks; `sinkhorn_causal` is what depends on earlier ones. With
-    one block it is softmax attention.
+    In the paper a network with one output per block learns the sorting; here it is computed from mean queries and keys,
+    which needs no fixed number of blocks. It depends on all blocks; `sinkhorn_causal` is the causal form. With one
+    block it is softmax attention.
     """
 
     name = "sinkhorn"
@@ -232,7 +233,8 @@ class SinkhornAttention(WholeSequence):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """Tokens of a `block`; `iterations` of Sinkhorn's normalisation; the `temperature` τ of the sorting."""
+        """`block` is the number of tokens of a block; `iterations`, those of the Sinkhorn normalisation; `temperature`,
+        the τ of the sorting."""
 
         block: int = 64
         iterations: int = 8
@@ -245,14 +247,14 @@ class SinkhornAttention(WholeSequence):
             require_number("temperature", self.temperature, gt=0)
 
     def attention(self, config: MechanismConfig) -> Any:
-        """Blocks that are sorted."""
+        """The module that sorts blocks and attends to them."""
         from attn_variants.mechanisms.clusters_layers import SortedBlocks
 
         options = self.Config.of(config)
         return SortedBlocks(block=options.block, iterations=options.iterations, temperature=options.temperature)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Pairs of blocks, their mixture, and two blocks for every token, the last block filled up."""
+        """The cost of projections, block pairs and mixtures, and of two blocks per token, the last block padded."""
         (heads, size), block = self.inner_size(config), self.Config.of(config).block
         blocks = -(-shape.query // block)
         inner = blocks**2 * size * (1 + 2 * block) + blocks * 4 * block**2 * size

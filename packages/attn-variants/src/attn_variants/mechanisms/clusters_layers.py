@@ -1,4 +1,4 @@
-"""What LSH, routing, clustered and Sinkhorn attention compute between the projections and the output."""
+"""The inner modules, between the projections and the output, of LSH, routing, clustered and Sinkhorn attention."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from attn_variants.layer_utils import softmax_over
 from attn_variants.mechanisms.whole_sequence_layer import ranks
 
 OWN_SCORE = -5e4
-"""Of a token with itself, which it thereby sees only where it sees nothing else."""
+"""The score of a token with itself, so low that it attends to itself only if it sees no other token."""
 
 
 class Buckets(nn.Module):
-    """Tokens, which are queries and keys, meet those of the same bucket; see `HashBuckets`.
+    """Attention of tokens, which are both queries and keys, within their bucket; see `HashBuckets`.
 
-    Buckets have numbers from 0 to `count`, exclusive.
+    Buckets are numbered from 0 to `count`, exclusive.
     """
 
     order: type[Order]
@@ -31,7 +31,7 @@ class Buckets(nn.Module):
         self.duplicates = duplicates
 
     def attend(self, buckets: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Outputs [batch, heads, tokens, size]; `buckets` [batch, heads, rounds, tokens], int64."""
+        """Outputs [batch, heads, tokens, size]; `buckets` of the tokens are [batch, heads, rounds, tokens], int64."""
         tokens, size = key.shape[2:]
         order = self.sort(buckets, key_padding_mask)
         padding = (0, 0, 0, order.chunks * self.chunk - tokens)
@@ -52,7 +52,7 @@ class Buckets(nn.Module):
 
     @torch.no_grad()
     def sort(self, buckets: Tensor, key_padding_mask: Tensor | None) -> Order:
-        """The order of the tokens in each round: by bucket, then by place; padding last."""
+        """Sort the tokens of each round by bucket, then by position, with padding last."""
         tokens = buckets.shape[-1]
         real = torch.ones_like(buckets[:, 0, 0], dtype=torch.bool) if key_padding_mask is None else key_padding_mask
         chunks = (tokens + self.chunk - 1) // self.chunk
@@ -69,12 +69,11 @@ class Buckets(nn.Module):
 
 
 class HashBuckets(Buckets):
-    """Queries, which are the keys too, meet those that a random rotation hashes to the same bucket.
+    """LSH attention: queries, which are also the keys, attend to those that random rotations hash to the same bucket.
 
-    In each of `rounds`, tokens are sorted by bucket and place and cut into chunks of `chunk`; a token sees its own
-    chunk and the one before (before the first stands the last), of these only its own bucket where `within` is
-    "bucket".
-    Rounds are merged by their sums of exponentials; where `duplicates` are "corrected", a pair that meets in several
+    In each of `rounds`, tokens are sorted by bucket and position and cut into chunks of `chunk`. A token sees its own
+    chunk and the one before (for the first, the last one), and if `within` is "bucket" only its own bucket in these.
+    Rounds are merged by their sums of exponentials. If `duplicates` are "corrected", a pair that is allowed in several
     rounds counts once. Rotations are drawn from `seed`.
     """
 
@@ -93,7 +92,7 @@ class HashBuckets(Buckets):
 
     @torch.no_grad()
     def buckets(self, query: Tensor) -> Tensor:
-        """arg max [xR; -xR] of every token, [batch, heads, rounds, tokens], int64."""
+        """The hash bucket of every token, arg max [xR; -xR], [batch, heads, rounds, tokens], int64."""
         turned = torch.matmul(query[:, :, None], self.rotations.to(query.dtype))
         return torch.cat([turned, -turned], dim=-1).argmax(-1)
 
@@ -102,8 +101,8 @@ class HashBuckets(Buckets):
 class Order:
     """Tokens sorted into chunks, round by round.
 
-    `order` and its inverse `place` [batch, heads, rounds, length]; `bucket` of every token; `real` [batch, length];
-    `last` [batch] is the last chunk with a real token.
+    `order` is the token at each place and `place` its inverse, both [batch, heads, rounds, length]; `bucket` is that of
+    each token; `real` [batch, length] is True for real tokens; `last` [batch] is the last chunk with a real token.
     """
 
     order: Tensor
@@ -126,19 +125,22 @@ class Order:
         return torch.where(chunks == 0, self.last[:, None], chunks - 1)
 
     def gathered(self, rows: Tensor) -> Tensor:
-        """Rows [batch, heads, length, size] in the order of each round, [batch, heads, rounds, chunks, chunk, size]."""
+        """Sort rows [batch, heads, length, size] into [batch, heads, rounds, chunks, chunk, size]."""
         every = rows[:, :, None].expand(-1, -1, self.order.shape[2], -1, -1)
         index = self.order[..., None].expand(*self.order.shape, rows.shape[-1])
         gathered = every.gather(3, index)
         return gathered.reshape(*self.tokens.shape, rows.shape[-1])
 
     def seen(self, rows: Tensor) -> Tensor:
-        """Rows [batch, heads, rounds, chunks, chunk, ...] of each chunk and of the one before, [..., 2 chunk, ...]."""
+        """Concatenate rows [batch, heads, rounds, chunks, chunk, ...] of each chunk and of the one before it.
+
+        Returns [batch, heads, rounds, chunks, 2 chunk, ...].
+        """
         before = self.before[:, None, None, :, *[None] * (rows.ndim - 4)].expand(rows.shape)
         return torch.cat([rows, rows.gather(3, before)], dim=4)
 
     def allowed(self, within: str) -> Tensor:
-        """Which pairs may meet, [batch, heads, rounds, chunks, chunk, 2 chunk]."""
+        """Bool [batch, heads, rounds, chunks, chunk, 2 chunk], True for allowed pairs."""
         bucket = self._cut(self.bucket.gather(-1, self.order))
         real = self._cut(self.real[:, None, None].expand_as(self.order).gather(-1, self.order))
         chunks = torch.arange(self.chunks, device=bucket.device)
@@ -151,7 +153,7 @@ class Order:
         return allowed.expand(*bucket.shape, 2 * self.chunk)
 
     def times_met(self, within: str) -> Tensor:
-        """In how many rounds a pair meets, at least 1, [batch, heads, rounds, chunks, chunk, 2 chunk], int64."""
+        """In how many rounds a pair is allowed, at least 1, [batch, heads, rounds, chunks, chunk, 2 chunk], int64."""
         one, other = self.tokens, self.seen(self.tokens)
         met = torch.zeros((), dtype=torch.int64, device=one.device)
         for turn in range(self.order.shape[2]):
@@ -166,20 +168,20 @@ class Order:
         return met.clamp(min=1)
 
     def back(self, rows: Tensor) -> Tensor:
-        """Rows [batch, heads, rounds, chunks, chunk, size] in the order of the tokens, chunks joined."""
+        """Undo the sorting: [batch, heads, rounds, chunks, chunk, size] to [batch, heads, rounds, length, size]."""
         joined = rows.flatten(3, 4)
         return joined.gather(3, self.place[..., None].expand(*self.place.shape, rows.shape[-1]))
 
     def _cut(self, facts: Tensor) -> Tensor:
-        """Facts [..., length] as [..., chunks, chunk]."""
+        """Reshape [..., length] to [..., chunks, chunk]."""
         return facts.reshape(*facts.shape[:-1], self.chunks, self.chunk)
 
 
 class JoinedOrder(Order):
-    """The first chunk of a round follows the last of the round before, as in the authors' code."""
+    """An `Order` in which the first chunk of a round follows the last of the round before, as in the authors' code."""
 
     def seen(self, rows: Tensor) -> Tensor:
-        """As `Order.seen`."""
+        """See `Order.seen`."""
         own, before = super().seen(rows).chunk(2, dim=4)
         first = before[:, :, :, :1].roll(1, dims=2)
         return torch.cat([own, torch.cat([first, before[:, :, :, 1:]], dim=3)], dim=4)
@@ -189,22 +191,22 @@ Buckets.order = Order
 
 
 class JoinedBuckets(HashBuckets):
-    """The chunks of all rounds stand in one ring; what a chunk sees of another round counts once more."""
+    """`HashBuckets` whose chunks of all rounds form one ring; pairs across two rounds count an additional time."""
 
     order = JoinedOrder
 
 
 def of_tokens(facts: Tensor, tokens: Tensor) -> Tensor:
-    """Facts [batch, heads, length] of some tokens [batch, heads, ...]."""
+    """Gather per-token values [batch, heads, length] at token indices [batch, heads, ...]."""
     return facts.gather(-1, tokens.flatten(2)).reshape(tokens.shape)
 
 
 class Clustered(nn.Module):
-    """Queries are grouped into `clusters` and each group attends once, with its mean query.
+    """Clustered attention: queries are grouped into `clusters`, and each group attends once, with its mean query.
 
-    Groups are found by `iterations` of Lloyd's algorithm on `bits` signs of random projections, drawn from `seed`. The
-    `top` keys of a group are then weighed anew by each of its queries, with the mass that the group gave them; 0 leaves
-    this out.
+    Groups are found by `iterations` of Lloyd's algorithm on `bits` signs of random projections, drawn from `seed`. Each
+    query then redistributes the weight that its group gave to its `top` keys among them by its own scores; 0 skips
+    this.
     """
 
     def __init__(self, *, size: int, clusters: int, bits: int, iterations: int, top: int, seed: int) -> None:
@@ -245,7 +247,7 @@ class Clustered(nn.Module):
         _, count = ranks(key_padding_mask, query)
         first = torch.arange(self.clusters, device=query.device) * count // self.clusters
         real = torch.ones_like(codes[:, 0, :, 0]) if key_padding_mask is None else key_padding_mask.to(codes.dtype)
-        # Real tokens in their order, then padding: the sort is stable.
+        # Real tokens in their original order, then padding, as the sort is stable.
         token = (1 - real).argsort(dim=-1, stable=True).gather(-1, first)
         centres = _at(codes, token[:, None].expand(-1, codes.shape[1], -1))
         for _ in range(self.iterations):
@@ -263,26 +265,26 @@ class Clustered(nn.Module):
 
 
 def _at(rows: Tensor, index: Tensor) -> Tensor:
-    """Rows [batch, heads, rows, size] at index [batch, heads, places]."""
+    """Gather rows [batch, heads, rows, size] at indices [batch, heads, places]."""
     return rows.gather(2, index[..., None].expand(*index.shape, rows.shape[-1]))
 
 
 def _rows(rows: Tensor, index: Tensor) -> Tensor:
-    """Rows [batch, heads, tokens, size] at index [batch, heads, places, top], a size more."""
+    """Gather rows [batch, heads, tokens, size] at indices [batch, heads, places, top] into [..., top, size]."""
     return _at(rows, index.flatten(2)).reshape(*index.shape, rows.shape[-1])
 
 
 def _kept(key_padding_mask: Tensor, index: Tensor) -> Tensor:
-    """Which of the tokens at index [batch, heads, places, top] are real."""
+    """Bool, True if the token at each of the indices [batch, heads, places, top] is real."""
     return key_padding_mask[:, None, None].expand(*index.shape[:3], -1).gather(-1, index)
 
 
 class Routing(nn.Module):
-    """Each of `clusters` takes the `window` queries and the `window` keys nearest to its centroid, which attend.
+    """Routing attention: in each cluster, the `window` queries nearest to its centroid attend to the `window` keys.
 
-    A token that several clusters take gets the mean of their outputs, one that none takes gets zero. Centroids
-    `centroids` [heads, clusters, size], a buffer of length one, start at random from `seed` and in training follow the
-    mean direction of queries and keys that are nearest to them, by 1 - `decay` a call.
+    A token in several clusters gets the mean of their outputs, a token in none gets zero. The buffer `centroids`
+    [heads, clusters, size], of unit vectors, is drawn from `seed`. In training it follows the mean direction of the
+    queries and keys nearest to each centroid, as a moving average with rate 1 - `decay` per call.
     """
 
     def __init__(self, *, heads: int, size: int, clusters: int, window: int, decay: float, seed: int) -> None:
@@ -315,7 +317,7 @@ class Routing(nn.Module):
         return normalize(rows.detach(), dim=-1)
 
     def _taken(self, near: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The tokens of every cluster, [batch, heads, clusters, window], of similarities [batch, heads, tokens,
+        """The tokens of every cluster, [batch, heads, clusters, window], by similarities `near` [batch, heads, tokens,
         clusters]."""
         if key_padding_mask is not None:
             near = near.masked_fill(~key_padding_mask[:, None, :, None], float("-inf"))
@@ -340,13 +342,16 @@ class Routing(nn.Module):
 
 
 def rows_at(rows: Tensor, index: Tensor) -> Tensor:
-    """Rows [batch, heads, tokens, size] at index [batch, heads, clusters, window]."""
+    """Gather rows [batch, heads, tokens, size] at indices [batch, heads, clusters, window]."""
     flat = index.flatten(2)[..., None].expand(*rows.shape[:2], -1, rows.shape[-1])
     return rows.gather(2, flat).reshape(*index.shape, rows.shape[-1])
 
 
 def mean_of_clusters(rows: Tensor, index: Tensor, tokens: int) -> Tensor:
-    """Means [batch, heads, tokens, size] of rows [batch, heads, clusters, window, size + 1]; the last column weighs."""
+    """Means over clusters [batch, heads, tokens, size] of rows [batch, heads, clusters, window, size + 1].
+
+    The last column is the weight of each row, 0 or 1.
+    """
     flat = rows.flatten(2, 3)
     where = index.flatten(2)[..., None].expand(flat.shape)
     sums = torch.zeros(*flat.shape[:2], tokens, flat.shape[-1], dtype=rows.dtype, device=rows.device)
@@ -355,14 +360,14 @@ def mean_of_clusters(rows: Tensor, index: Tensor, tokens: int) -> Tensor:
 
 
 LOWEST = -1e30
-"""The logarithm of nothing, finite so that differences of it are."""
+"""The logarithm used for zero, finite so that differences of it are finite."""
 
 
 class SortedBlocks(nn.Module):
-    """A token attends to its own block of `block` tokens and to one mixed of all blocks for its own.
+    """Sinkhorn attention: a token attends to its own block of `block` tokens and to a mixture of all blocks.
 
-    Blocks are mixed by a matrix whose rows and columns sum to one: `iterations` times normalised exponentials of the
-    products of the blocks' mean queries and mean keys, divided by √size and the `temperature`.
+    The mixing matrix, whose rows and columns sum to one, is obtained by `iterations` of Sinkhorn normalisation from the
+    exponentials of the products of mean queries and mean keys of the blocks, divided by √size and the `temperature`.
     """
 
     def __init__(self, *, block: int, iterations: int, temperature: float) -> None:
@@ -387,13 +392,13 @@ class SortedBlocks(nn.Module):
         return out.flatten(2, 3)[:, :, :tokens]
 
     def seen(self, real: Tensor) -> Tensor:
-        """Which rows of their own block and of the mixed one tokens see, [batch, 1, blocks, block or 1, 2 block]."""
+        """Which rows of their own and of the mixed block queries see, bool [batch, 1, blocks, block or 1, 2 block]."""
         return torch.cat([real, real.any(1, keepdim=True).expand_as(real)], dim=-1)[:, None, :, None]
 
     def mixture(self, queries: Tensor, keys: Tensor, real: Tensor) -> Tensor:
-        """Shares [batch, heads, blocks, blocks] of blocks in blocks, of rows [batch, heads, blocks, block, size].
+        """The mixing matrix [batch, heads, blocks, blocks] for queries and keys [batch, heads, blocks, block, size].
 
-        Padding must be zero; blocks of nothing else, by `real` [batch, blocks, block], have no share.
+        Padded rows must be zero. Blocks without a real token, according to `real` [batch, blocks, block], get no share.
         """
         count = real.sum(-1).clamp(min=1)[:, None, :, None]
         asking, asked = (rows.sum(3) / count for rows in (queries, keys))
@@ -406,19 +411,22 @@ class SortedBlocks(nn.Module):
         return torch.exp(shares)
 
     def pairs(self, some: Tensor) -> Tensor:
-        """Which blocks have shares in which, [batch, blocks, blocks]; `some` [batch, blocks] have a real token."""
+        """Bool [batch, blocks, blocks], True if the second block may have a share in the first's mixture.
+
+        `some` [batch, blocks] is True for blocks with a real token.
+        """
         return some[:, :, None] & some[:, None, :]
 
     def asking(self, means: Tensor) -> Tensor:
-        """The query of each row of the mixture, of mean queries [batch, heads, blocks, size]."""
+        """The query of each row of the mixing matrix, from mean queries [batch, heads, blocks, size]."""
         return means
 
     def column_sums(self, shares: Tensor) -> Tensor:
-        """Logarithms of what columns are divided by, which broadcast to shares [batch, heads, blocks, blocks]."""
+        """Logarithms of the column sums, which broadcast with `shares` [batch, heads, blocks, blocks]."""
         return shares.logsumexp(-2, keepdim=True)
 
     def _blocks(self, rows: Tensor, real: Tensor, spare: int) -> Tensor:
-        """Rows as [batch, heads, blocks, block, size], zeros for padding."""
+        """Cut rows into [batch, heads, blocks, block, size], with zeros for padding."""
         cut = pad(rows, (0, 0, 0, spare)).reshape(*rows.shape[:2], real.shape[1], self.block, rows.shape[-1])
         return cut.masked_fill(~real[:, None, :, :, None], 0.0)
 

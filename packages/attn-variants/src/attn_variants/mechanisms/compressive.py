@@ -29,9 +29,9 @@ POOLINGS = ("convolution", "mean", "max")
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentedConfig(MechanismConfig):
-    """Sizes in tokens: a `segment`, a `memory` before it, and `compressed` rows before that, one for `rate` tokens.
+    """Sizes in tokens: a `segment`, a `memory` before it, and before that `compressed` rows, each of `rate` tokens.
 
-    `rate` divides the first two.
+    `rate` must divide `segment` and `memory`.
     """
 
     segment: int = 512
@@ -50,12 +50,11 @@ class SegmentedConfig(MechanismConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CompressiveConfig(SegmentedConfig):
-    """Sizes in tokens: a `segment`, a `memory` before it, and `compressed` rows of `rate` tokens each before that.
+    """Sizes in tokens: a `segment`, a `memory` before it, and before that `compressed` rows, each of `rate` tokens.
 
-    A `pooling` "convolution" learns to compress `rate` tokens, `dilation` apart, "mean"
-    averages, "max" takes the largest of each element. `reconstruction` is the weight of the paper's
-    attention-reconstruction loss, with which the convolution alone learns to leave what attention reads as it was;
-    `attn train` adds it to the loss.
+    `pooling` compresses `rate` tokens: by a learned "convolution", whose tokens are `dilation` apart, by their "mean",
+    or by their element-wise "max". `reconstruction` is the weight of the paper's attention-reconstruction loss, which
+    trains only the convolution to preserve what attention reads; `attn train` adds it to the loss.
     """
 
     pooling: str = "convolution"
@@ -77,8 +76,8 @@ class CompressiveConfig(SegmentedConfig):
 class CompressiveMemory(ComputedMechanism):
     """Causal attention within a segment, over a memory of the tokens before it, and over a coarse memory before that.
 
-    What leaves the memory is not forgotten at once but compressed, several rows to one. Positions are left to the
-    model: the paper's relative ones are not part of this mechanism.
+    Tokens that leave the memory are not dropped at once but compressed, several rows to one. Positions are left to the
+    model: the paper's relative positions are not part of this mechanism.
     """
 
     name = "compressive"
@@ -98,7 +97,7 @@ class CompressiveMemory(ComputedMechanism):
     Config = CompressiveConfig
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `CompressiveLayer`; raises `InvalidValue` where heads do not divide."""
+        """A new `CompressiveLayer`; raises `InvalidValue` unless the key/value heads divide the heads."""
         from attn_variants.mechanisms.compressive_layer import CompressiveLayer
 
         own = CompressiveConfig.of(config)
@@ -112,16 +111,16 @@ class CompressiveMemory(ComputedMechanism):
         )
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """Keys and values of a memory and a segment, those of compressed rows, and the rows of the next one."""
+        """Keys and values of a memory and a segment and of the compressed rows, and the inputs of the next such row."""
         past, heads = memory_sizes(config), (config.num_heads, config.head_layout.key_size)
         row, ring = Field(heads), Field((past.ring, *heads))
         far = {"key": ring, "value": ring, "pending": Field((past.before + past.rate, config.hidden_size))}
         return {"kv": Paged({"key": row, "value": row}, window=past.window), "compressed": Slot(far)}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections; beyond one segment also compression, and for each, the last filled up, all it may see.
+        """The cost of projections and pairs and, beyond one segment, of compression; the last segment is padded.
 
-        A step compresses what is complete, and meets all that it remembers, seen or not.
+        A step compresses complete groups of tokens, and scores everything that is stored, including masked rows.
         """
         own, inner = CompressiveConfig.of(config), config.num_heads * config.head_layout.key_size
         convolve = own.rate * config.hidden_size**2 if own.pooling == "convolution" else 0
@@ -147,7 +146,7 @@ class CompressiveMemory(ComputedMechanism):
 
 
 def least_pairs(config: SegmentedConfig, shape: Shape | Step) -> int:
-    """Tokens and compressed rows that the queries of a sequence see, each counted for each query."""
+    """The number of allowed pairs of a query and a token or compressed row, over the queries of a sequence."""
     pairs = 0
     for place in range(shape.remembered, shape.remembered + shape.query):
         before = max(0, place // config.segment * config.segment - config.memory)
@@ -156,7 +155,7 @@ def least_pairs(config: SegmentedConfig, shape: Shape | Step) -> int:
 
 
 def memory_sizes(config: MechanismConfig) -> MemorySizes:
-    """What a query sees before its own segment."""
+    """The sizes of the memory and of the compressed memory of a config."""
     own = SegmentedConfig.of(config)
     dilation = own.dilation if isinstance(own, CompressiveConfig) else 1
     sizes = {name: getattr(own, name) for name in ("segment", "memory", "compressed", "rate")}

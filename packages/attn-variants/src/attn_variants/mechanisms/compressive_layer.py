@@ -14,12 +14,12 @@ from attn_variants.mechanisms.memory_sizes import MemorySizes
 
 
 class CompressiveLayer(nn.Module):
-    """Attention over a segment, a memory of what came before it and a compressed memory of what came before that.
+    """Attention over a segment, a memory of the tokens before it and a compressed memory of the tokens before that.
 
-    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule) and, for the pooling
-    "convolution", `mix` (`nn.Linear` from `rate` rows to one); compressed rows of "mean" and "max" are of their
-    elements. Compressed rows go through `key` and `value` as all rows do. With `reconstruction`, a pass of
-    training over more than a segment leaves a loss for `take_auxiliary_loss`.
+    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, Glorot-uniform) and, for the pooling "convolution", `mix`
+    (`nn.Linear` from `rate` rows to one); "mean" and "max" pool element-wise. Compressed rows are projected by `key`
+    and `value` like all rows. With `reconstruction`, a training pass over more than one segment stores a loss for
+    `take_auxiliary_loss`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class CompressiveLayer(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, token, hidden_size] -> [batch, token, hidden_size].
+        """Compute attention over whole sequences [batch, token, hidden_size] -> [batch, token, hidden_size].
 
         `key_padding_mask` [batch, token], bool, True where a token is real.
         """
@@ -64,15 +64,16 @@ class CompressiveLayer(nn.Module):
         return self._out(attend(asked, key, value, allowed), query)
 
     def take_auxiliary_loss(self) -> Tensor | None:
-        """The loss that the last pass of training leaves, a scalar, once; None where it leaves none."""
+        """Return and clear the loss of the last training pass, a scalar; None if there is none."""
         taken, self._auxiliary_loss = self._auxiliary_loss, None
         return taken
 
     def reconstruction_loss(self, rows: Tensor, real: Tensor) -> Tensor:
-        """How much what a segment reads in the tokens that leave the memory behind it changes as they are compressed.
+        """The attention-reconstruction loss: how compression changes what segments read from tokens leaving the memory.
 
-        Mean squared difference over real tokens and elements (Rae et al. 2020, algorithm 2), a scalar, with a gradient
-        to `mix` alone. `rows` [batch, token, hidden_size]; `real` [batch, token], one where a token is real, else zero.
+        The mean squared difference over real tokens and elements (Rae et al. 2020, algorithm 2), a scalar, with a
+        gradient to `mix` only. `rows` [batch, token, hidden_size]; `real` [batch, token] is one for real tokens, else
+        zero.
         """
         past, held = self.past, rows.detach()
         step, behind, missing = past.segment // past.rate, past.memory // past.rate, -rows.shape[1] % past.segment
@@ -92,17 +93,17 @@ class CompressiveLayer(nn.Module):
         return change / (counts.sum() * self.heads * self.size).clamp(min=1)
 
     def _frozen(self, linear: nn.Linear, rows: Tensor) -> Tensor:
-        """As `_split`, without a gradient to the projection."""
+        """Like `_split`, without a gradient to the projection."""
         frozen = {name: weight.detach() for name, weight in linear.named_parameters()}
         out: Tensor = functional.linear(rows, frozen["weight"], frozen.get("bias"))
         return out.reshape(*rows.shape[:-1], self.heads, self.size)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """The new rows [tokens, hidden_size] of many requests, one after the other; returns [tokens, hidden_size].
+        """Compute one engine step over the new rows [tokens, hidden_size] of many requests, one request at a time.
 
-        Extends the state "kv" and replaces the state "compressed": a ring of compressed rows' "key" and "value"
-        [requests, ring, heads, size], and "pending" [requests, before + rate, hidden_size], the rows of the next one so
-        far.
+        Returns [tokens, hidden_size]. Extends the state "kv" and replaces the state "compressed": ring buffers of the
+        "key" and "value" of compressed rows [requests, ring, heads, size], and "pending" [requests, before + rate,
+        hidden_size], the input rows of the next compressed row so far.
         """
         asked, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
         state["kv"].append({"key": key, "value": value})
@@ -122,7 +123,7 @@ class CompressiveLayer(nn.Module):
         return self._out(torch.cat(out), query)
 
     def _by_segments(self, rows: Tensor, real: Tensor, projected: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """Outputs [batch, token, heads, size]: every segment meets the tokens and compressed rows behind it."""
+        """Outputs [batch, token, heads, size]: each segment attends to itself, its memory and its compressed rows."""
         past, length = self.past, rows.shape[1]
         missing, step, behind = -length % past.segment, past.segment // past.rate, past.memory // past.rate
         count = (length + missing) // past.segment
@@ -139,7 +140,7 @@ class CompressiveLayer(nn.Module):
         query = start + torch.arange(past.segment, device=rows.device)[:, None]
         token = start - past.memory + torch.arange(past.window, device=rows.device)
         number = start // past.rate - behind - past.compressed + torch.arange(past.compressed, device=rows.device)
-        # Windows reach before the first token and behind the last one; nothing there is real.
+        # Windows extend before the first token and past the last one; these places are masked as padding.
         seen = past.near(query, token) & (near(real)[:, :, None] > 0)
         allowed = torch.cat([past.far(query, number) & (far(has)[:, :, None] > 0), seen], dim=-1)
         keys = torch.cat([far(self._split(self.key, small)), near(projected[1])], dim=2)
@@ -149,24 +150,25 @@ class CompressiveLayer(nn.Module):
         return out.reshape(rows.shape[0], -1, self.heads, self.size)[:, :length]
 
     def _compress(self, rows: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Compressed rows [batch, row, hidden_size] of rows [batch, token, hidden_size], and which of them stand for
-        anything.
+        """Compress rows [batch, token, hidden_size] to [batch, row, hidden_size].
 
-        `real` [batch, token] is one where a token is real, else zero.
+        Also returns the number of real tokens of each compressed row [batch, row]. `real` [batch, token] is one for
+        real tokens, else zero.
         """
         known = self._blocks(pad(real, (self.past.before, 0)))
         blocks = self._blocks(pad(rows * real[..., None], (0, 0, self.past.before, 0)))
         return self._pooled(blocks, known), known.sum(-1)
 
     def _blocks(self, rows: Tensor) -> Tensor:
-        """The tokens that each compressed row is made of, [batch, row, rate, ...], of tokens [batch, token, ...] that
-        begin with the first `before`."""
+        """The tokens of each compressed row, [batch, row, rate, ...], from tokens [batch, token, ...] that start with
+        `before` tokens of context."""
         past, missing = self.past, -(rows.shape[1] - self.past.before) % self.past.rate
         return slide(rows, past.before + past.rate, past.rate, (0, missing))[:, :, :: past.dilation]
 
     def _pooled(self, blocks: Tensor, real: Tensor) -> Tensor:
-        """Rows [batch, row, hidden_size] of blocks [batch, row, rate, hidden_size]; `real` [batch, row, rate] is one
-        where a token is real, and other tokens are zeros.
+        """Pool blocks [batch, row, rate, hidden_size] to rows [batch, row, hidden_size].
+
+        `real` [batch, row, rate] is one for real tokens; other tokens must be zeros.
         """
         if self.pooling == "max":
             largest = blocks.masked_fill(real[..., None] == 0, -torch.inf).amax(2)
@@ -177,8 +179,9 @@ class CompressiveLayer(nn.Module):
         return mixed
 
     def _extended(self, held: Fields, rows: Tensor, context: int) -> tuple[Fields, Tensor, Fields]:
-        """With new rows [tokens, hidden_size] behind `context` tokens: compressed keys and values, their numbers
-        (negative where there is none) and what is to be remembered."""
+        """Extend the compressed memory of a request by new rows [tokens, hidden_size] after `context` tokens.
+
+        Returns the compressed keys and values, their indices (negative for empty places) and the new state."""
         past = self.past
         done, waiting = divmod(context, past.rate)
         pending = torch.cat([held["pending"][: past.before + waiting].to(rows.dtype), rows])
@@ -187,7 +190,7 @@ class CompressiveLayer(nn.Module):
         blocks = self._blocks(pending[None])[:, :made]
         small = self._pooled(blocks, blocks.new_ones(blocks.shape[:3]))
         places = torch.arange(past.ring, device=rows.device)
-        # The newest row at each place of the ring; before the first round some hold none.
+        # The index of the newest row at each place of the ring buffer; negative for places not yet filled.
         numbers = done - 1 - (done - 1 - places) % past.ring
         fresh = torch.arange(done, done + made, device=rows.device)
         new = {"key": self._split(self.key, small)[0], "value": self._split(self.value, small)[0]}
@@ -201,7 +204,7 @@ class CompressiveLayer(nn.Module):
         return far, torch.cat([numbers, fresh]), kept
 
     def _split(self, linear: nn.Linear, rows: Tensor) -> Tensor:
-        """[..., heads, size] of rows [..., hidden_size]."""
+        """Project rows [..., hidden_size] and split them into heads, [..., heads, size]."""
         out: Tensor = linear(rows).reshape(*rows.shape[:-1], self.heads, self.size)
         return out
 
@@ -216,7 +219,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor
 
 
 def attention_weights(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
-    """Softmax weights [batch, heads, query, key] of rows [batch, row, heads, size].
+    """Softmax weights [batch, heads, query, key] of queries and keys [batch, row, heads, size].
 
     `allowed` [batch or 1, query, key], bool, True where a query may see a key.
     """
@@ -230,6 +233,6 @@ def read(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def slide(rows: Tensor, size: int, step: int, around: tuple[int, int]) -> Tensor:
-    """Windows [batch, window, size, ...] of rows [batch, row, ...], one every `step` rows, between so many zeros."""
+    """Windows [batch, window, size, ...], one every `step` rows, of rows [batch, row, ...] padded by `around` zeros."""
     filled = pad(rows, (0, 0) * (rows.dim() - 2) + around)
     return filled.unfold(1, size, step).movedim(-1, 2)

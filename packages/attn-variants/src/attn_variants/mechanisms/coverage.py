@@ -1,4 +1,4 @@
-"""Coverage: attention to a source that remembers how much of it was attended to before."""
+"""Coverage: attention to a source that tracks how much each source token has been attended to before."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from attn_variants.mechanisms.coverage_layer import CoverageLayer
 
 LONGEST = 512
-"""Tokens of the longest source where the config says no `max_seq_len`."""
+"""The longest source, in tokens, if the config has no `max_seq_len`."""
 
 
 class CoverageAttention(ComputedMechanism):
-    """Additive attention to a source whose scores see the sum of all earlier weights on each token of the source.
+    """Additive attention to a source whose scores include the sum of all earlier weights on each source token.
 
-    Each head has a sum of its own. `max_seq_len` is the longest source, 512 where the config says none: so many sums a
-    request keeps. The paper's coverage loss is not added.
+    Each head has its own sums. `max_seq_len`, 512 by default, is the length of the longest source, and so the number of
+    sums stored per request and head. The paper's coverage loss is not added.
     """
 
     name = "coverage"
@@ -60,7 +60,7 @@ class CoverageAttention(ComputedMechanism):
     sequential = True
 
     def build(self, config: MechanismConfig) -> CoverageLayer:
-        """A fresh layer with random weights."""
+        """A new layer with randomly initialised weights."""
         from attn_variants.mechanisms.coverage_layer import CoverageLayer
 
         return CoverageLayer(
@@ -68,14 +68,14 @@ class CoverageAttention(ComputedMechanism):
         )
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """A key and a value of every source token, and the coverage of the longest source."""
+        """The keys and values of the source, and the coverage, sized for the longest source."""
         heads = config.head_layout
         row = Field((heads.query, heads.key_size))
         coverage = Field((heads.query, longest(config)))
         return {"source": Source({"key": row, "value": row}), "coverage": Slot({"sum": coverage})}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections, a score and a weighted value per pair."""
+        """The cost of the projections, and of a score and a weighted value per pair."""
         inner = config.head_layout.query * config.head_layout.key_size
         linear = 2 * config.hidden_size * inner
         pairs = shape.batch * shape.query * shape.source
@@ -85,5 +85,5 @@ class CoverageAttention(ComputedMechanism):
 
 
 def longest(config: MechanismConfig) -> int:
-    """Tokens of the longest source."""
+    """The length of the longest source, in tokens."""
     return config.max_seq_len or LONGEST

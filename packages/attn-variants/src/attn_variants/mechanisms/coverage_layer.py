@@ -15,7 +15,7 @@ from attn_variants.layer_utils import by_heads, fresh_linear, glorot_parameter
 
 
 class Memory(NamedTuple):
-    """What queries attend to: `key` and `value` [batch, heads, key, size], `allowed` [batch, 1, key]."""
+    """The source that queries attend to: `key` and `value` [batch, heads, key, size], `allowed` [batch, 1, key]."""
 
     key: Tensor
     value: Tensor
@@ -23,7 +23,7 @@ class Memory(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """Of some queries: outputs and weights [batch, heads, query, ...], and the coverage [batch, heads, key] after."""
+    """Outputs and weights [batch, heads, query, ...] of queries, and the coverage [batch, heads, key] after them."""
 
     outputs: Tensor
     weights: Tensor
@@ -31,10 +31,10 @@ class Attended(NamedTuple):
 
 
 class CoverageLayer(nn.Module):
-    """Additive attention whose scores see the sum of earlier weights.
+    """Additive attention whose scores include the sum of earlier weights.
 
-    Learned: `query`, `key`, `value`, `output` (`nn.Linear`; `key` has no bias, that of `query` is added to the same
-    sum); `vector` and `of_coverage` [heads, size], v and w_c of every head. Sums are at least float32 within a call.
+    Learned: `query`, `key`, `value`, `output` (`nn.Linear`; `key` has no bias, as that of `query` is added to the same
+    sum); `vector` and `of_coverage` [heads, size], v and w_c of every head. Within a call, sums are at least float32.
     """
 
     def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, longest: int) -> None:
@@ -49,19 +49,19 @@ class CoverageLayer(nn.Module):
         self.of_coverage = glorot_parameter(count, size)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend from whole sequences [batch, query, hidden_size], in order, to sources [batch, key, hidden_size]."""
+        """Attend, query by query, from sequences [batch, query, hidden_size] to sources [batch, key, hidden_size]."""
         return self._out(self._whole(query, source, key_padding_mask).outputs, query)
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        """Attention weights [batch, heads, query, key]; see `forward` for the arguments."""
         return self._whole(query, source, key_padding_mask).weights
 
     def encode(self, source: Tensor) -> Mapping[str, Fields]:
-        """State "source" of one source [source, hidden_size]: "key" and "value" [source, heads, size]."""
+        """The state "source" of one source [source, hidden_size]: "key" and "value" [source, heads, size]."""
         return {"source": self._keys_and_values(source)}
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """The new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
+        """Compute one engine step over the new rows [tokens, hidden_size] of many requests; returns the same shape.
 
         Reads the state "source" and replaces the state "coverage" ("sum" [requests, heads, longest]).
         """
@@ -75,12 +75,12 @@ class CoverageLayer(nn.Module):
             ]
         sums = torch.cat([nn.functional.pad(p.coverage, (0, self.longest - p.coverage.shape[-1])) for p in parts])
         state["coverage"].write({"sum": sums.to(held.dtype)})
-        # [batch, heads, query, size]: of decoding one query each, else one sequence each.
+        # Each part is [batch, heads, query, size]: in decoding all requests with one query each, else one request.
         rows = torch.cat([part.outputs.transpose(1, 2).flatten(0, 1) for part in parts])
         return self._out(rows[None].transpose(1, 2), query[None])[0]
 
     def _stepped(self, rows: Tensor, held: Tensor, state: LayerState, requests: list[int]) -> Attended:
-        """Rows [requests, query, hidden_size] behind what the requests covered, [requests, heads, longest]."""
+        """Attend from rows [requests, query, hidden_size], starting at a coverage `held` [requests, heads, longest]."""
         seen = state["source"].rows(requests)
         real = seen.key_padding_mask
         if real is None:
@@ -98,7 +98,7 @@ class CoverageLayer(nn.Module):
         return self._attend(query, Memory(key.transpose(1, 2), value.transpose(1, 2), allowed[:, None]), nothing)
 
     def _attend(self, rows: Tensor, memory: Memory, coverage: Tensor) -> Attended:
-        """Queries [batch, query, hidden_size] one after the other, from a coverage [batch, heads, key] on."""
+        """Attend from rows [batch, query, hidden_size] in order, starting at a coverage [batch, heads, key]."""
         asked = wide(by_heads(self.query(rows), self.heads)).transpose(1, 2)
         key, value = wide(memory.key), wide(memory.value)
         vector, turn = self.vector.to(key.dtype)[:, :, None], self.of_coverage.to(key.dtype)[:, None]
@@ -112,12 +112,15 @@ class CoverageLayer(nn.Module):
         return Attended(torch.cat(outputs, 2), torch.cat(weights, 2), coverage)
 
     def _out(self, outputs: Tensor, like: Tensor) -> Tensor:
-        """Rows [batch, query, hidden_size] of outputs [batch, heads, query, size]."""
+        """Project outputs [batch, heads, query, size] to rows [batch, query, hidden_size]."""
         rows: Tensor = self.output(outputs.transpose(1, 2).flatten(2).to(like.dtype))
         return rows
 
     def _keys_and_values(self, source: Tensor) -> dict[str, Tensor]:
-        """Of sources [..., key, hidden_size]: "key" and "value", each [..., key, heads, size]."""
+        """The "key" and "value" [..., key, heads, size] of sources [..., key, hidden_size].
+
+        Raises `InvalidValue` for sources longer than `longest`.
+        """
         if source.shape[-2] > self.longest:
             raise InvalidValue.of("source", f"{source.shape[-2]} tokens", f"at most max_seq_len {self.longest}")
         return {"key": by_heads(self.key(source), self.heads), "value": by_heads(self.value(source), self.heads)}

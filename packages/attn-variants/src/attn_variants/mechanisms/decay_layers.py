@@ -1,4 +1,4 @@
-"""Layers of linear recurrences whose memories decay: RetNet, gated linear attention and lightning attention."""
+"""Layers of linear recurrences whose state decays: RetNet, gated linear attention and lightning attention."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ GLA_EPSILON = 1e-5
 LIGHTNING_EPSILON = 1e-6
 
 SHALLOWEST = 0.4
-"""γ of xPos: the pair that turns fastest fades by γ / (1 + γ)."""
+"""γ of xPos: the fastest rotating pair decays by a factor of γ / (1 + γ) every `scale_base` tokens."""
 
 
 class FixedDecayLayer(RecurrenceLayer):
-    """A recurrence whose memory decays the same at every token."""
+    """A recurrence whose state decays by the same factor at every token."""
 
     _kept: Tensor | None = None
 
     @abstractmethod
     def log_decay(self, like: Tensor) -> Tensor:
-        """Log decays of a token, [heads, 1], or [heads, key_size] where channels have rates of their own."""
+        """The log decay per token, [heads, 1], or [heads, key_size] if each channel has its own rate."""
 
     def step_inputs(self, projected: Projections, batch: RaggedBatch, state: SlotsInPlace) -> RecurrentStepInputs:
-        """See `RecurrenceLayer`; the decays are computed once for a device."""
+        """See `RecurrenceLayer`; the decays are computed once per device."""
         like = projected.rows
         if self._kept is None or self._kept.device != like.device:
             self._kept = self.log_decay(like.new_empty(0, dtype=torch.float32))[None].contiguous()
@@ -46,10 +46,10 @@ class FixedDecayLayer(RecurrenceLayer):
 
 
 class RetentionLayer(FixedDecayLayer):
-    """Retention (Sun et al. 2023, arXiv 2307.08621, equations 5 to 8). Learned beside the projections: `gate`.
+    """Retention (Sun et al. 2023, arXiv 2307.08621, equations 5 to 8). Learned besides the projections: `gate`.
 
-    With `scale_base` the turned pairs fade as in xPos, each at its own rate; it needs `rotary`. `first_head` is the
-    place of the first head among all of a layer that is split.
+    With `scale_base` the rotated pairs decay as in xPos, each at its own rate; this requires `rotary`. `first_head` is
+    the index of the first head of this part if the layer is split over ranks.
     """
 
     further = ("gate",)
@@ -74,7 +74,7 @@ class RetentionLayer(FixedDecayLayer):
         self.step_spec = retention_step(heads, rotary, fades_apart=scale_base is not None)
 
     def steps(self, inputs: Inputs) -> Steps:
-        """Queries and keys turned to their positions, keys over √key_size, and the fixed decay."""
+        """Rotated queries and keys, keys divided by √key_size, values, and the fixed decay."""
         query, key = inputs.query, inputs.key
         if self.rotary is not None:
             cos_sin = cos_sin_to(self.rotary, self.rotated, inputs.places.end, query).at(inputs.places.positions)
@@ -83,7 +83,7 @@ class RetentionLayer(FixedDecayLayer):
         return Steps(query, key, value, self.log_decay(key)[None, None].expand(1, key.shape[1], -1, -1))
 
     def finish(self, out: Tensor, projected: Projections) -> Tensor:
-        """Each head normed, gated and projected."""
+        """Normalise each head, apply the gate, and project."""
         gate = by_heads(silu(wide(projected["gate"])), self.heads.query)
         return super().finish(rms_normed(out, None, RETENTION_EPSILON) * gate, projected)
 
@@ -100,7 +100,7 @@ class RetentionLayer(FixedDecayLayer):
         )
 
     def log_decay(self, like: Tensor) -> Tensor:
-        """Log decays of a token, [heads, 1], or [heads, key_size] where pairs have rates of their own."""
+        """The log decay per token, [heads, 1], or [heads, key_size] if each rotated pair has its own rate."""
         head = log_retention(self.heads.query, like, self.first_head)
         if self.scale_base is None or self.rotary is None:
             return head
@@ -109,9 +109,9 @@ class RetentionLayer(FixedDecayLayer):
 
 
 def log_scales(rotary: Rotary, rotated: int, like: Tensor) -> Tensor:
-    """ln((2p/d + 0.4) / 1.4) of the pair p of each of d turned elements, [rotated], as `like`.
+    """ln ζ = ln((2p/d + 0.4) / 1.4) for the pair p of each of the d rotated elements, [rotated], like `like`.
 
-    ζ of the paper (Sun et al. 2022, arXiv 2212.10554, algorithm 1 with γ = 0.4).
+    See Sun et al. 2022, arXiv 2212.10554, algorithm 1 with γ = 0.4.
     """
     pairs = torch.arange(rotated // 2, dtype=torch.float64, device=like.device)
     scales = ((2 * pairs / rotated + SHALLOWEST) / (1 + SHALLOWEST)).log().to(like.dtype)
@@ -119,7 +119,7 @@ def log_scales(rotary: Rotary, rotated: int, like: Tensor) -> Tensor:
 
 
 def log_retention(heads: int, like: Tensor, first: int = 0) -> Tensor:
-    """ln(1 - 2^(-5 - h)) of the heads h from `first`, [heads, 1], in the type and on the device of `like`."""
+    """ln(1 - 2^(-5 - h)) of the heads h from `first`, [heads, 1], in the dtype and on the device of `like`."""
     exponents = -5.0 - torch.arange(first, first + heads, dtype=torch.float64, device=like.device)
     return torch.log1p(-torch.exp2(exponents))[:, None].to(like.dtype)
 
@@ -127,7 +127,7 @@ def log_retention(heads: int, like: Tensor, first: int = 0) -> Tensor:
 class GatedLinearLayer(RecurrenceLayer):
     """Gated linear attention (Yang et al. 2023, arXiv 2312.06635, §4.4).
 
-    Learned beside the projections: `fade` (two `nn.Linear`, the second with a bias), `gate` and `norm` [value_size].
+    Learned besides the projections: `fade` (two `nn.Linear`, the second with a bias), `gate` and `norm` [value_size].
     """
 
     further = ("gate", "fade.0")
@@ -145,13 +145,13 @@ class GatedLinearLayer(RecurrenceLayer):
         self.step_spec = gated_linear_step(heads)
 
     def steps(self, inputs: Inputs) -> Steps:
-        """Queries over √key_size, and the log of every channel's gate."""
+        """Queries divided by √key_size, keys, values, and the log decay of every channel."""
         decay = logsigmoid(wide(inputs.projected.through("fade"))) / self.temperature
         query = wide(inputs.query) * self.heads.key_size**-0.5
         return Steps(query, wide(inputs.key), wide(inputs.value), by_heads(decay, self.heads.query))
 
     def finish(self, out: Tensor, projected: Projections) -> Tensor:
-        """Each head normed, gated and projected."""
+        """Normalise each head, apply the gate, and project."""
         gate = by_heads(silu(wide(projected["gate"])), self.heads.query)
         return super().finish(rms_normed(out, self.norm, GLA_EPSILON) * gate, projected)
 
@@ -169,7 +169,7 @@ class GatedLinearLayer(RecurrenceLayer):
 class LightningLayer(FixedDecayLayer):
     """Lightning attention (Qin et al. 2024, arXiv 2401.04658), with the features of MiniMax-01 (2501.08313).
 
-    Learned beside the projections: `norm` [heads · value_size].
+    Learned besides the projections: `norm` [heads · value_size].
     """
 
     def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, chunk: int) -> None:
@@ -183,12 +183,12 @@ class LightningLayer(FixedDecayLayer):
         return Steps(query, key, value, self.log_decay(key)[None, None].expand(1, key.shape[1], -1, 1))
 
     def finish(self, out: Tensor, projected: Projections) -> Tensor:
-        """All heads normed as one row, and projected."""
+        """Normalise all heads together, and project."""
         normed = rms_normed(out.flatten(-2), self.norm, LIGHTNING_EPSILON)
         return super().finish(by_heads(normed, self.heads.query), projected)
 
     def log_decay(self, like: Tensor) -> Tensor:
-        """The negative slopes of ALiBi, [heads, 1]."""
+        """The log decay per token, [heads, 1]: the negative slopes of ALiBi."""
         return -slopes_of(self.heads.query, like)
 
     def step_inputs(self, projected: Projections, batch: RaggedBatch, state: SlotsInPlace) -> RecurrentStepInputs:
@@ -198,6 +198,6 @@ class LightningLayer(FixedDecayLayer):
 
 
 def slopes_of(heads: int, like: Tensor) -> Tensor:
-    """The slope 2^(-8h/H) of every head h from 1, [heads, 1], in the type and on the device of `like`."""
+    """The slope 2^(-8h/H) of every head h, counted from 1, [heads, 1], in the dtype and on the device of `like`."""
     exponents = torch.arange(1, heads + 1, dtype=torch.float64, device=like.device) * (-8.0 / heads)
     return torch.exp2(exponents)[:, None].to(like.dtype)

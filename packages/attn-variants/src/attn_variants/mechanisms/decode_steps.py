@@ -1,4 +1,4 @@
-"""Decode steps of recurrences as data: what layers ask of kernels, see `attn_core.kernels.recurrent_step`."""
+"""Specs of the decode steps of recurrences, from which kernels are chosen; see `attn_core.kernels.recurrent_step`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def linear_step(heads: Heads) -> RecurrentStepSpec:
-    """Linear attention: positive features, and a sum of keys that divides."""
+    """Linear attention: positive features, and normalisation by the sum of keys."""
     return RecurrentStepSpec(**sizes(heads), feature_map="elu_plus_one", normalizer=True)
 
 
 def retention_step(heads: Heads, rotary: Rotary | None, *, fades_apart: bool) -> RecurrentStepSpec:
-    """RetNet; with xPos channels fade apart."""
+    """RetNet; with `fades_apart`, as in xPos, each channel has its own decay."""
     return RecurrentStepSpec(
         **sizes(heads),
         rotary="none" if rotary is None else "pairs" if rotary.interleaved else "halves",
@@ -32,7 +32,7 @@ def gated_linear_step(heads: Heads) -> RecurrentStepSpec:
 
 
 def lightning_step(heads: Heads) -> RecurrentStepSpec:
-    """Lightning attention, whose norm is over all heads."""
+    """Lightning attention, with one norm over all heads."""
     return RecurrentStepSpec(**sizes(heads), feature_map="silu", decay="head", norm_heads=heads.query)
 
 
@@ -42,17 +42,17 @@ def delta_step(heads: Heads, taps: int) -> RecurrentStepSpec:
 
 
 def kimi_delta_step(heads: Heads, taps: int) -> RecurrentStepSpec:
-    """Kimi Delta Attention: DeltaNet whose channels fade, with a gate."""
+    """Kimi Delta Attention: DeltaNet with a decay per channel and an output gate."""
     return RecurrentStepSpec(**sizes(heads), **delta(taps), decay="channel", decay_form="softplus", gate="sigmoid")
 
 
 def delta(taps: int) -> dict[str, Any]:
-    """What the layers of the delta rule have in common."""
+    """The fields that are common to all layers of the delta rule."""
     return {"taps": taps, "feature_map": "silu", "unit": True, "delta_rule": True, "norm_heads": 1}
 
 
 def sizes(heads: Heads) -> dict[str, Any]:
-    """Those of heads that all have queries, keys and values of their own."""
+    """The numbers and sizes of heads, without shared key/value heads."""
     return {
         "num_heads": heads.query,
         "num_key_heads": heads.query,

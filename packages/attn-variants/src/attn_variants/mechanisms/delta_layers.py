@@ -25,7 +25,7 @@ DELTA_EPSILON = 1e-5
 class DeltaLayer(RecurrenceLayer):
     """DeltaNet (Yang et al. 2024, arXiv 2406.06484, §3.4).
 
-    Learned beside the projections: `convolution`, `strength` (`nn.Linear` to one number a head) and `norm`
+    Learned besides the projections: `convolution`, `strength` (`nn.Linear` to one number per head) and `norm`
     [value_size].
     """
 
@@ -38,16 +38,16 @@ class DeltaLayer(RecurrenceLayer):
         self.step_spec = delta_step(heads, taps)
 
     def steps(self, inputs: Inputs) -> Steps:
-        """Queries and keys of length one, queries over √key_size, and the strength of every write."""
+        """Queries and keys of unit length, queries divided by √key_size, values, and the strength β of every write."""
         query, key, value = (wide(rows) for rows in (inputs.query, inputs.key, inputs.value))
         if self.convolution is None:
-            # The convolution has it already.
+            # With a convolution, SiLU is already applied there.
             query, key, value = silu(query), silu(key), silu(value)
         strength = torch.sigmoid(wide(inputs.projected["strength"]))
         return Steps(unit(query) * self.heads.key_size**-0.5, unit(key), value, strength=strength)
 
     def finish(self, out: Tensor, projected: Projections) -> Tensor:
-        """Each head normed, and projected."""
+        """Normalise each head, and project."""
         return super().finish(rms_normed(out, self.norm, DELTA_EPSILON), projected)
 
     def step_inputs(self, projected: Projections, batch: RaggedBatch, state: SlotsInPlace) -> RecurrentStepInputs:
@@ -62,14 +62,14 @@ class DeltaLayer(RecurrenceLayer):
 
 RATES = (1.0, 16.0)
 STEPS = (1e-3, 1e-1)
-"""Ranges that the decay is drawn from, as in the authors' code: a head's rate evenly, a channel's step log-evenly."""
+"""The ranges of the initial decay, as in the authors' code: rates per head, uniform; steps per channel, log-uniform."""
 
 
 class KimiDeltaLayer(DeltaLayer):
     """Kimi Delta Attention (Kimi Team 2025, arXiv 2510.26692, §3).
 
-    Learned beside DeltaNet's: `fade` and `gate` (two `nn.Linear` each), `rate` [heads], natural logarithms, and
-    `step_bias` [heads, key_size].
+    Learned besides the parameters of DeltaNet: `fade` and `gate` (two `nn.Linear` each), `rate` [heads], natural
+    logarithms, and `step_bias` [heads, key_size].
     """
 
     further = ("strength", "fade.0", "gate.0")
@@ -82,17 +82,17 @@ class KimiDeltaLayer(DeltaLayer):
         self.rate = nn.Parameter(torch.empty(heads.query).uniform_(*RATES).log())
         low, high = (math.log(size) for size in STEPS)
         size = torch.empty(heads.query, heads.key_size).uniform_(low, high).exp()
-        # The inverse of softplus, so that a bias alone gives the step that was drawn.
+        # The inverse of softplus, so that the bias alone gives the step that was drawn.
         self.step_bias = nn.Parameter(size + torch.log(-torch.expm1(-size)))
         self.step_spec = kimi_delta_step(heads, taps)
 
     def steps(self, inputs: Inputs) -> Steps:
-        """DeltaNet's, and the log decay of every channel."""
+        """The inputs of DeltaNet, with the log decay of every channel."""
         size = softplus(by_heads(wide(inputs.projected.through("fade")), self.heads.query) + wide(self.step_bias))
         return super().steps(inputs)._replace(decay=-wide(self.rate).exp()[:, None] * size)
 
     def finish(self, out: Tensor, projected: Projections) -> Tensor:
-        """Each head normed, gated and projected."""
+        """Normalise each head, apply the gate, and project."""
         gate = by_heads(torch.sigmoid(wide(projected.through("gate"))), self.heads.query)
         return super(DeltaLayer, self).finish(rms_normed(out, self.norm, DELTA_EPSILON) * gate, projected)
 

@@ -1,4 +1,4 @@
-"""Attention that knows the dependency tree of a sentence."""
+"""Attention with structural positions from the dependency tree of a sentence."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
 
 
 class DependencyAttention(DeclaredMechanism):
-    """A learned vector per distance in a parse is added to the keys, and another to the values.
+    """Adds a learned vector per distance in a dependency parse to the keys, and another to the values.
 
-    The parse counts positions from the start of a sequence. Tokens behind it depend on the one before them each.
+    The parse counts positions from the start of a sequence. Each token after the parse depends on the one before it.
     """
 
     name = "dependency"
@@ -38,8 +38,8 @@ class DependencyAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`parse`, for each token the one that it depends on, -1 for the root; none is a chain. `clip` k: distances
-        beyond it count as it; `share` says that heads share the vectors."""
+        """`parse` lists, for each token, the token that it depends on, -1 for the root; an empty parse is a chain.
+        `clip` k is the largest distance, to which larger ones are clipped; with `share`, heads share the vectors."""
 
         parse: tuple[int, ...] = ()
         clip: int = 16
@@ -52,7 +52,7 @@ class DependencyAttention(DeclaredMechanism):
             object.__setattr__(self, "parse", parse_of(self.parse))
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
         tree, heads = DependencyTree(options.parse), config.head_layout
         tables = (
@@ -63,9 +63,9 @@ class DependencyAttention(DeclaredMechanism):
 
 
 def parse_of(given: Any) -> tuple[int, ...]:
-    """The heads of a list of numbers, whole floats as ints, as JSON has them; raises `InvalidValue` for others.
+    """The head of each token of a parse, from a list of whole numbers, which may be floats, as from JSON.
 
-    So it does for heads that are no tree.
+    Raises `InvalidValue` for anything else, and for heads that do not form a tree.
     """
     listed = isinstance(given, (list, tuple)) and all(
         isinstance(head, (int, float)) and not isinstance(head, bool) and float(head).is_integer() for head in given
@@ -81,9 +81,9 @@ def parse_of(given: Any) -> tuple[int, ...]:
 
 
 class DependencyDepthAttention(DeclaredMechanism):
-    """Inputs are given their position and their depth in a parse, as sinusoids that a learned map fuses.
+    """Adds the position and the depth in a dependency parse to the inputs, as sinusoids fused by a learned map.
 
-    The parse counts positions from the start of a sequence. Tokens behind it depend on the one before them each.
+    The parse counts positions from the start of a sequence. Each token after the parse depends on the one before it.
     """
 
     name = "dependency_depth"
@@ -103,7 +103,7 @@ class DependencyDepthAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`parse`, for each token the one that it depends on, -1 for the root; none is a chain."""
+        """`parse` lists, for each token, the token that it depends on, -1 for the root; an empty parse is a chain."""
 
         parse: tuple[int, ...] = ()
 
@@ -112,13 +112,13 @@ class DependencyDepthAttention(DeclaredMechanism):
             object.__setattr__(self, "parse", parse_of(self.parse))
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config), rotary=config.rotary)
 
     drops_weights = True
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `DepthLayer` with random weights."""
+        """A new `DepthLayer` with randomly initialised weights."""
         from attn_variants.mechanisms.sinusoidal_layers import DepthLayer
         from attn_variants.spec_layer import SpecLayer
 
@@ -132,7 +132,7 @@ class DependencyDepthAttention(DeclaredMechanism):
         return DepthLayer(attention, DependencyTree(self.Config.of(config).parse), hidden_size=config.hidden_size)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """As declared, and two products by [hidden_size, hidden_size] matrices for every position that is new.
+        """The declared cost, and two products with [hidden_size, hidden_size] matrices for every distinct position.
 
         Whole sequences share their positions; in a step every request has its own.
         """

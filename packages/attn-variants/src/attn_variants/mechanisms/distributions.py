@@ -1,4 +1,4 @@
-"""Attention with other functions from scores to weights than softmax."""
+"""Attention with distributions other than softmax: sparsemax, entmax, sigmoid, sinks, stick-breaking, hard."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SparsemaxAttention(DeclaredMechanism):
     capabilities = GROUPED_SELF
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return self_attention(config, distribution=Sparsemax())
 
 
@@ -73,7 +73,7 @@ class EntmaxAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`alpha` above 1: 1.5 is solved exactly, others by bisection to the last bits."""
+        """`alpha` is above 1; the threshold for 1.5 is found exactly, for others by bisection to full precision."""
 
         alpha: float = 1.5
 
@@ -82,13 +82,13 @@ class EntmaxAttention(DeclaredMechanism):
             require_number("alpha", self.alpha, gt=1, le=LARGEST_ALPHA)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         alpha = self.Config.of(config).alpha
         return self_attention(config, distribution=Entmax(alpha=alpha))
 
 
 class AdaptiveEntmaxAttention(DeclaredMechanism):
-    """α-entmax whose α every head learns: some heads become sparse, others stay near softmax."""
+    """α-entmax with a learned α per head: some heads become sparse, others stay near softmax."""
 
     name = "adaptive_entmax"
     summary = "every head learns how sparse its weights are"
@@ -105,12 +105,12 @@ class AdaptiveEntmaxAttention(DeclaredMechanism):
     capabilities = GROUPED_SELF
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return self_attention(config, distribution=AdaptiveEntmax())
 
 
 class SigmoidAttention(DeclaredMechanism):
-    """Every key gets its weight alone, less for more keys; rows do not sum to one."""
+    """Weights each key by the sigmoid of its score less the log of the number of keys; rows need not sum to one."""
 
     name = "sigmoid"
     summary = "every key is weighted alone"
@@ -127,12 +127,12 @@ class SigmoidAttention(DeclaredMechanism):
     capabilities = UNNORMALISED
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return self_attention(config, distribution=Sigmoid())
 
 
 class SinkAttention(DeclaredMechanism):
-    """Softmax with a learned logit per head in the denominator, which takes the weight that no key deserves."""
+    """Softmax with a learned logit per head in the denominator, a sink for weight that goes to no key."""
 
     name = "sink"
     summary = "a learned logit per head takes the weight that no key deserves"
@@ -150,7 +150,8 @@ class SinkAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`window` of tokens, the query's own among them, as in every other layer of gpt-oss; None for all tokens."""
+        """`window` is the number of visible tokens, including the query's own, as in every other layer of gpt-oss; None
+        for all tokens."""
 
         window: int | None = None
 
@@ -159,13 +160,13 @@ class SinkAttention(DeclaredMechanism):
             require_whole("window", self.window, ge=1, unit="tokens", optional=True)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         mask = window_mask(config, self.Config.of(config).window)
         return self_attention(config, distribution=SoftmaxWithSink(), mask=mask)
 
 
 class SoftmaxOneAttention(DeclaredMechanism):
-    """Softmax with one more in the denominator, so that a head may attend to nothing."""
+    """Softmax with 1 added to the denominator, so that a head may attend to nothing."""
 
     name = "softmax_one"
     summary = "softmax with one more in the denominator"
@@ -181,14 +182,14 @@ class SoftmaxOneAttention(DeclaredMechanism):
     capabilities = UNNORMALISED
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return self_attention(config, distribution=SoftmaxOne())
 
 
 class StickBreakingAttention(DeclaredMechanism):
-    """Every key takes its part of what the later ones left, from the query's neighbour backwards; needs no positions.
+    """Each key takes a fraction of the weight that later keys left, from the key next to the query backwards.
 
-    A query does not see itself, so that the first gets nothing.
+    It needs no positional encoding. A query does not see itself, so that the output of the first is zero.
     """
 
     name = "stick_breaking"
@@ -206,15 +207,15 @@ class StickBreakingAttention(DeclaredMechanism):
     capabilities = UNNORMALISED - {Capability.BIDIRECTIONAL}
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `Incompatible` where it is to look ahead, `InvalidValue` where key/value heads do not divide heads."""
+        """The spec; raises `Incompatible` unless causal, `InvalidValue` unless the key/value heads divide the heads."""
         earlier = Causal() & ~Window(left=0)
         return AttentionSpec(heads=config.head_layout, distribution=StickBreaking(), mask=earlier, rotary=config.rotary)
 
 
 class HardAttention(DeclaredMechanism):
-    """All weight on the key of the largest score.
+    """Puts all weight on the key with the largest score.
 
-    The choice has no gradient: queries and keys do not learn from it, values do. `sampled` is the form that trains.
+    The choice has no gradient, so values are trained but not queries and keys; `sampled` is the form for training.
     """
 
     name = "hard"
@@ -232,14 +233,14 @@ class HardAttention(DeclaredMechanism):
     capabilities = CHOOSING
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return self_attention(config, distribution=Hard())
 
 
 class SampledAttention(DeclaredMechanism):
-    """One key per query, drawn with the softmax of the scores while training, of the largest score otherwise.
+    """Attends to one key per query: sampled from the softmax of the scores in training, else that of the largest score.
 
-    Values get the gradient of the sampled keys. Queries and keys get theirs by REINFORCE: the layer keeps the log
+    Values get the gradient of the sampled keys. Queries and keys are trained by REINFORCE: the layer stores the log
     probabilities of its samples in `inner.samples`, and `attn train` adds `attn_core.reinforce.reinforce_loss` of these
     samples and the reward to the loss.
     """
@@ -261,7 +262,7 @@ class SampledAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`expected` is the share of training passes that take the expectation in place of a draw, as Xu et al. do."""
+        """`expected` is the fraction of training passes that use the expectation, not a sample, as in Xu et al."""
 
         expected: float = 0.5
 
@@ -270,11 +271,11 @@ class SampledAttention(DeclaredMechanism):
             require_number("expected", self.expected, ge=0, le=1)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return self_attention(config, distribution=Hard())
 
     def inner(self, config: MechanismConfig) -> InnerAttention:
-        """The module that draws."""
+        """The module that samples keys."""
         from attn_variants.reinforce import SamplingAttention
 
         expected = self.Config.of(config).expected

@@ -15,10 +15,10 @@ MERGES = ("concat", "mean")
 
 
 class GraphAttention(ComputedMechanism):
-    """A token attends to its neighbours in a graph, by the sum of what either is worth.
+    """Tokens attend to their neighbours in a graph; an edge is scored by LeakyReLU of a target plus a source term.
 
-    There is no state of its own: the graph counts positions from the start of a sequence, so a step runs the sequence
-    again. Causal, edges from later positions are left out.
+    There is no decoding state: the graph counts positions from the start of a sequence, so a step recomputes the whole
+    sequence. If causal, edges from later positions are left out.
     """
 
     name = "gat"
@@ -41,8 +41,8 @@ class GraphAttention(ComputedMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`edges`, pairs (from, to) of positions, None for all pairs; with `self_loops` every position is its own
-        neighbour too; `merge` joins heads by "concat" or "mean"; `slope` is LeakyReLU's below zero."""
+        """`edges` are pairs (from, to) of positions, None for all pairs; with `self_loops` every position is also its
+        own neighbour; `merge` joins heads by "concat" or "mean"; `slope` is that of LeakyReLU below zero."""
 
         edges: tuple[tuple[int, int], ...] | None = None
         self_loops: bool = True
@@ -57,10 +57,7 @@ class GraphAttention(ComputedMechanism):
                 object.__setattr__(self, "edges", pairs(self.edges))
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `GraphLayer`.
-
-        Raises `InvalidValue` for sizes whose merged heads are not as wide as the model.
-        """
+        """A new `GraphLayer`; raises `InvalidValue` unless the merged heads have `hidden_size` elements."""
         from attn_variants.mechanisms.gat_layer import GraphLayer, GraphShape
 
         options, size = self.Config.of(config), size_of(config)
@@ -83,7 +80,7 @@ class GraphAttention(ComputedMechanism):
         return GraphLayer(shape)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """One projection; sums of values are matrix products only where all pairs may meet."""
+        """The cost of the projection and, without `edges`, of the matrix products with the values."""
         into = config.num_heads * size_of(config)
         projected = 2 * shape.batch * shape.query * config.hidden_size * into
         flops = least = projected
@@ -96,7 +93,7 @@ class GraphAttention(ComputedMechanism):
 
 
 def size_of(config: MechanismConfig) -> int:
-    """Elements of one head: as wide as the model where heads are averaged."""
+    """The size of one head: `head_dim`, or by default the hidden size if heads are averaged."""
     if config.head_dim is None and GraphAttention.Config.of(config).merge == "mean":
         return config.hidden_size
     return config.head_layout.key_size

@@ -14,7 +14,7 @@ from attn_variants.layer_utils import refuse_source, softmax_over
 
 @dataclass(frozen=True, kw_only=True)
 class GraphShape:
-    """What a layer is built from: `heads` of `size` elements, joined by `merge`, "concat" or "mean".
+    """The options of a `GraphLayer`: `num_heads` heads of `size` elements, joined by `merge`, "concat" or "mean".
 
     `edges` are pairs (from, to) of positions, None for all pairs; `self_loops` make every position its own
     neighbour. `slope` is that of LeakyReLU below zero.
@@ -32,11 +32,11 @@ class GraphShape:
 
 
 class GraphLayer(nn.Module):
-    """Softmax over a token's neighbours of LeakyReLU(a · [W x_i, W x_j]), over inputs of `hidden_size`.
+    """Attention with the softmax of LeakyReLU(a · [W x_i, W x_j]) over each token's neighbours.
 
-    Learned: `value` W (`nn.Linear`, uniform by Glorot's rule), `target` and `source` [heads, size], the two halves of
-    a, and where biased `bias` [hidden_size]. Along edges, time and memory grow with their number; with all pairs, with
-    the square of the length.
+    Learned: `value` W (`nn.Linear`, Glorot-uniform), `target` and `source` [heads, size], the two halves of a, and,
+    with a bias, `bias` [hidden_size]. Time and memory grow with the number of edges or, for all pairs, with the square
+    of the length.
     """
 
     def __init__(self, shape: GraphShape) -> None:
@@ -53,9 +53,9 @@ class GraphLayer(nn.Module):
         self.register_buffer("edges", listed, persistent=False)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
+        """Compute attention over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
-        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` if a source is
         given.
         """
         rows, scores = self._rows(query, source)
@@ -69,7 +69,7 @@ class GraphLayer(nn.Module):
         return (merged if self.bias is None else merged + self.bias).to(query.dtype)
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        """Attention weights [batch, heads, query, key]; see `forward` for the arguments."""
         _, scores = self._rows(query, source)
         if self.edges is None:
             return self._all_pairs(scores, key_padding_mask)
@@ -79,14 +79,14 @@ class GraphLayer(nn.Module):
         return flat.index_add(2, to * tokens + from_, weights).reshape(batch, heads, tokens, tokens)
 
     def _rows(self, query: Tensor, source: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """W x [batch, tokens, heads, size], and what each is worth as target and as source, [batch, heads, tokens]."""
+        """W x [batch, tokens, heads, size], and its score terms as target and as source [batch, heads, tokens]."""
         refuse_source(source)
         rows = wide(self.value(query).reshape(*query.shape[:-1], self.shape.num_heads, self.shape.size))
         target, own = ((rows * part).sum(-1).transpose(1, 2) for part in (self.target, self.source))
         return rows, (target, own)
 
     def _all_pairs(self, scores: tuple[Tensor, Tensor], key_padding_mask: Tensor | None) -> Tensor:
-        """Weights [batch, heads, query, key]."""
+        """Attention weights [batch, heads, query, key] over all pairs."""
         energies = leaky_relu(scores[0][..., :, None] + scores[1][..., None, :], self.shape.slope)
         places = torch.arange(energies.shape[-1], device=energies.device)
         allowed = torch.ones_like(energies[:1, :1], dtype=torch.bool)
@@ -101,9 +101,9 @@ class GraphLayer(nn.Module):
     def _along_edges(
         self, scores: tuple[Tensor, Tensor], key_padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the edges begin and end, [edges] each, and their weights [batch, heads, edges].
+        """The positions where edges start and end, [edges] each, and their weights [batch, heads, edges].
 
-        Edges of positions that the sequence has not are moved to position 0 and weigh nothing.
+        Edges to or from positions beyond the sequence are moved to position 0 and get weight zero.
         """
         tokens = scores[0].shape[-1]
         edges = self._edges(tokens)
@@ -121,7 +121,7 @@ class GraphLayer(nn.Module):
         return from_, to, shares / sums.gather(-1, index).clamp(min=tiny)
 
     def _edges(self, tokens: int) -> Tensor:
-        """The edges [2, edges], from and to, with the loops of all `tokens`."""
+        """The edges [2, edges], from and to, including self-loops of all `tokens` if the layer has them."""
         if self.edges is None:
             raise TypeError("all pairs have no list of edges")
         if not self.shape.self_loops:
@@ -131,7 +131,7 @@ class GraphLayer(nn.Module):
 
 
 def listed_edges(shape: GraphShape) -> list[tuple[int, int]]:
-    """The edges, each once; loops are left out where all tokens get theirs, and those from the future if causal."""
+    """The distinct edges, without loops if self-loops are added to all tokens, and without later ones if causal."""
     edges = set(shape.edges or ())
     return sorted(
         (one, other)

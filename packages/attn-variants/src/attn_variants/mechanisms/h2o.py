@@ -25,14 +25,14 @@ from attn_variants.mechanisms.common import DECODER
 from attn_variants.mechanisms.multi_head import GroupedQueryAttention
 
 FULL = GroupedQueryAttention()
-"""The attention over all keys."""
+"""The attention over all keys that H2O restricts."""
 
 
 class HeavyHitters(ComputedMechanism):
     """The cache keeps the latest keys and the heavy hitters, earlier keys with the most accumulated attention.
 
-    The cache of each key/value head has a fixed size: each token beyond it evicts one key, in training too, so that a
-    prompt in chunks gives what the whole prompt gives.
+    The cache of each key/value head has a fixed size: each token beyond it evicts one key, also in training, so that a
+    prompt in chunks has the same result as the whole prompt.
     """
 
     name = "h2o"
@@ -55,7 +55,8 @@ class HeavyHitters(ComputedMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`heavy` h, keys that are kept for what was given to them; `recent` r, the latest, a query's own included."""
+        """`heavy` h, the number of keys kept for their accumulated attention; `recent` r, the number of latest keys,
+        including the query's own."""
 
         heavy: int = 512
         recent: int = 512
@@ -66,8 +67,8 @@ class HeavyHitters(ComputedMechanism):
             require_whole("recent", self.recent, ge=1, unit="keys")
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `HeavyHitterLayer`; raises `Incompatible` where it should look ahead, `InvalidValue` where heads do
-        not divide."""
+        """A new `HeavyHitterLayer`; raises `Incompatible` unless causal, `InvalidValue` unless the key/value heads
+        divide the heads."""
         from attn_variants.mechanisms.h2o_layer import Budget, HeavyHitterLayer
 
         own = self.Config.of(config)
@@ -75,8 +76,8 @@ class HeavyHitters(ComputedMechanism):
         return HeavyHitterLayer(FULL.spec(full(config)), budget, hidden_size=config.hidden_size, bias=config.bias)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """So many keys and values a head, what was given to each, in float32 because it is a sum over all queries, and
-        where each came from."""
+        """The kept keys and values of each head, the attention accumulated by each, in float32 as it is a sum over all
+        queries, and their positions."""
         heads, rows = config.head_layout, self.rows(config)
         return {
             "kept": Slot(
@@ -90,8 +91,8 @@ class HeavyHitters(ComputedMechanism):
         }
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections; all pairs of whole sequences, and, where they exceed the budget, their scores once more to find
-        out what is kept; in steps what is kept."""
+        """The cost of projections and pairs: all pairs of whole sequences, whose scores are computed twice if they
+        exceed the budget, to find the kept keys; in steps, the kept keys."""
         spec, rows = FULL.spec(full(config)), self.rows(config)
         whole = isinstance(shape, Shape)
         per_pair = spec.pair_flops() + (spec.score.pair_flops(spec.heads) if whole and shape.key > rows else 0)
@@ -105,7 +106,7 @@ class HeavyHitters(ComputedMechanism):
         return FULL.projection_cost(full(config), shape) + pairs
 
     def rows(self, config: MechanismConfig) -> int:
-        """Keys that a head keeps."""
+        """The number of keys that a head keeps."""
         own = self.Config.of(config)
         return own.heavy + own.recent
 

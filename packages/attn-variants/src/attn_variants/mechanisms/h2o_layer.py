@@ -18,12 +18,12 @@ from attn_variants.spec_layer import SpecLayer
 from attn_variants.stepping import cos_sin_of_batch
 
 TILE = 64
-"""Queries of whole sequences whose weights are in memory at once."""
+"""The number of queries of whole sequences whose weights are in memory at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The cache of a key/value head keeps `heavy` heavy hitters and the `recent` latest keys."""
+    """The size of the cache of a key/value head: `heavy` heavy hitters and the `recent` latest keys."""
 
     heavy: int
     recent: int
@@ -34,11 +34,10 @@ class Budget:
         return self.heavy + self.recent
 
     def evicted(self, accumulated: Tensor, positions: Tensor, newest: Tensor, present: Tensor) -> Tensor:
-        """The index [...] of the key to evict: of those that are not recent, the one with the least accumulated
-        attention, the oldest of equals.
+        """The index [...] of the key to evict: the one with the least accumulated attention that is not recent.
 
-        `accumulated`, `positions` and `present` broadcast to [..., key]; `newest` [..., 1] is the newest key's
-        position.
+        Of equals, the oldest. `accumulated`, `positions` and `present` broadcast to [..., key]; `newest` [..., 1] is
+        the position of the newest key.
         """
         free = present & (positions <= newest - self.recent)
         left = accumulated.masked_fill(~free, torch.inf)
@@ -47,19 +46,19 @@ class Budget:
 
 
 def by_group(heads: Heads, weights: Tensor) -> Tensor:
-    """Weights [batch, heads, key] summed over the query heads of each key/value head: float32 [batch, num_kv_heads,
+    """Sum weights [batch, heads, key] over the query heads of each key/value head: float32 [batch, num_kv_heads,
     key]."""
     return torch.unflatten(weights.detach(), 1, (heads.key_value, -1)).sum(2).float()
 
 
 @torch.no_grad()
 def last_queries(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, budget: Budget) -> Tensor:
-    """The last query before each key is evicted, int64 [batch, num_kv_heads, token]; the number of tokens if it
-    never is.
+    """The last query that sees each key before its eviction, int64 [batch, num_kv_heads, token].
 
-    `query` [batch, heads, token, size], times the scale, and `key` [batch, num_kv_heads, token, size] are those of
-    whole sequences; `key_padding_mask` [batch, token], bool. Padding evicts nothing. Queries within the budget are
-    computed at once, later ones one by one, as each depends on what the ones before it evicted.
+    It is the number of tokens for keys that are never evicted. `query` [batch, heads, token, size], pre-scaled, and
+    `key` [batch, num_kv_heads, token, size] are those of whole sequences; `key_padding_mask` is bool [batch, token].
+    Padding evicts nothing. Queries within the budget are computed at once, later ones one by one, as each depends on
+    the evictions before it.
     """
     tokens = key.shape[2]
     last = torch.full(key.shape[:3], tokens, device=key.device)
@@ -84,7 +83,7 @@ def last_queries(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Ten
 
 
 def accumulated_by(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, last: Tensor) -> Tensor:
-    """The attention that every key gets from the first queries, before any is evicted: float32 [batch, num_kv_heads,
+    """The attention that each key gets from the first queries, before any eviction: float32 [batch, num_kv_heads,
     key]."""
     accumulated = torch.zeros(key.shape[:3], dtype=torch.float32, device=key.device)
     for start in range(0, query.shape[2], TILE):
@@ -99,8 +98,10 @@ def accumulated_by(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: T
 def kept_weights(
     heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, last: Tensor, first: int = 0
 ) -> Tensor:
-    """Weights [batch, heads, query, key] over the keys that are not evicted, for queries [batch, heads, query, size]
-    whose first is at position `first`; the other arguments as of `last_queries`."""
+    """Weights [batch, heads, query, key] over the keys that are not evicted.
+
+    Queries are [batch, heads, query, size], starting at position `first`; `last` is the result of `last_queries`, whose
+    docstring describes the other arguments."""
     here = torch.arange(key.shape[2], device=key.device)
     positions = here[first : first + query.shape[2], None]
     seen = (here <= positions) & (positions <= last[:, :, None])
@@ -110,8 +111,8 @@ def kept_weights(
 
 
 class NewTokens(NamedTuple):
-    """One new token of each request: `query` [requests, heads, size], `key` and `value` [requests, num_kv_heads,
-    size], and how many tokens came before, `earlier` [requests]."""
+    """One new token of each request: `query` [requests, heads, size], `key` and `value` [requests, num_kv_heads, size],
+    and the number of tokens before it, `earlier` [requests]."""
 
     query: Tensor
     key: Tensor
@@ -119,15 +120,15 @@ class NewTokens(NamedTuple):
     earlier: Tensor
 
     def of(self, positions: Tensor) -> NewTokens:
-        """The tokens at these rows."""
+        """Select the tokens at these indices."""
         return NewTokens(*(part[positions] for part in self))
 
 
 class HeavyHitterLayer(SpecLayer):
     """Causal attention that keeps the latest keys and those that were attended to most.
 
-    Whole sequences first compute when each key is evicted and then attend in tiles of queries; the cache of steps holds
-    the kept keys and values only.
+    For whole sequences, it first computes when each key is evicted and then attends in tiles of queries; in decoding,
+    the cache holds only the kept keys and values.
     """
 
     def __init__(self, spec: AttentionSpec, budget: Budget, *, hidden_size: int, bias: bool) -> None:
@@ -142,24 +143,24 @@ class HeavyHitterLayer(SpecLayer):
         key_padding_mask: Tensor | None = None,
         shared_kv: Fields | None = None,
     ) -> Tensor:
-        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        """Attention weights [batch, heads, query, key]; see `forward` for the arguments."""
         pairs = pairs_of(self.spec, self._operands(query, source, key_padding_mask, shared_kv))
         return kept_weights(self.spec.heads, *self.scaled(pairs), self.last_queries(pairs))
 
     def scaled(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries times the scale, keys, and which are real."""
+        """Scaled queries, keys, and the padding mask."""
         return pairs.query * pairs.query.shape[-1] ** -0.5, pairs.key, pairs.operands.key_padding_mask
 
     def last_queries(self, pairs: Pairs) -> Tensor:
-        """The last query before each key is evicted, [batch, num_kv_heads, token]."""
+        """The last query that sees each key before its eviction, [batch, num_kv_heads, token]."""
         return last_queries(self.spec.heads, *self.scaled(pairs), self.budget)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, hidden_size] of many requests, token by token; returns [tokens,
-        hidden_size].
+        """Compute one engine step over the new rows [tokens, hidden_size] of many requests, token by token.
 
-        Reads and replaces the state "kept": "key" and "value" [requests, num_kv_heads, rows, size], "accumulated"
-        and "position" [requests, num_kv_heads, rows], unordered; rows beyond the number of tokens are unused.
+        Returns [tokens, hidden_size]. Reads and replaces the state "kept": "key" and "value" [requests, num_kv_heads,
+        rows, size], "accumulated" and "position" [requests, num_kv_heads, rows], in any order; rows beyond the number
+        of tokens are unused.
         """
         new = NewTokens(*self.project(query, cos_sin_of_batch(self, query, batch)), batch.positions)
         kept = state["kept"].read()
@@ -178,7 +179,7 @@ class HeavyHitterLayer(SpecLayer):
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
     def attend_token(self, new: NewTokens, kept: Fields) -> tuple[Tensor, dict[str, Tensor]]:
-        """Outputs [requests, heads, value_size] over the kept keys and the new token's, and the state after it."""
+        """Outputs [requests, heads, value_size] over the kept keys and the new one, and the state after this token."""
         heads, count = self.spec.heads, new.earlier[:, None, None]
         token = {"key": new.key, "value": new.value, "accumulated": new.key.new_zeros(new.key.shape[:2])}
         token["position"] = count[..., 0].expand(-1, heads.key_value)
@@ -217,7 +218,7 @@ class HeavyHitterLayer(SpecLayer):
 
 
 def _replaced(rows: Tensor, target: Tensor) -> Tensor:
-    """Rows [requests, heads, row, ...] without the last one, which replaces row `target` [requests, heads, 1]."""
+    """Move the last row of [requests, heads, row, ...] to row `target` [requests, heads, 1], leaving one row fewer."""
     last, others = rows[:, :, -1:], rows[:, :, :-1]
     positions = target.expand((*others.shape[:2], 1))
     if rows.dim() == 4:

@@ -32,7 +32,7 @@ PAPER = Paper(
 
 @dataclass(frozen=True, kw_only=True)
 class KeyValueConfig(MechanismConfig):
-    """A token attends to the `window` tokens before it; the paper finds about five enough."""
+    """`window` is the number of previous tokens that a token attends to; the paper finds about five sufficient."""
 
     window: int = 5
 
@@ -42,9 +42,9 @@ class KeyValueConfig(MechanismConfig):
 
 
 class KeyValue(ComputedMechanism):
-    """One part of a row is compared, another is read and joined with what is read: a key and a value.
+    """Splits each hidden state into a key, which is compared, and a value, which is read and combined with the output.
 
-    Queries are the newest keys. A token does not see itself; without a past it reads zeros.
+    The query of a token is its own key. A token does not attend to itself; the first token reads zeros.
     """
 
     name = "key_value"
@@ -69,21 +69,21 @@ class KeyValue(ComputedMechanism):
     parts: ClassVar[int] = 2
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `KeyValueLayer`; raises `InvalidValue` where heads do not divide."""
+        """A new `KeyValueLayer`; raises `InvalidValue` unless the key/value heads divide the heads."""
         from attn_variants.mechanisms.key_value_layer import KeyValueLayer
 
         heads, window = config.head_layout, window_of(config)
         return KeyValueLayer(heads, hidden_size=config.hidden_size, bias=config.bias, window=window, parts=self.parts)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """W_Y k and values of the window and of the newest token."""
+        """The projected keys W_Y k and the values of the window and of the newest token."""
         row = Field((config.num_heads, config.head_layout.key_size))
         return {"kv": Paged({"key": row, "value": row}, window=window_of(config) + 1)}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections per token, and a score and a read for every place of the window, taken or not.
+        """The cost of the projections, and of a score and a weighted value for every place of the window, used or not.
 
-        A step meets what is remembered of the window, and all its own tokens.
+        A step computes scores for the cached tokens of the window and for all of its own tokens.
         """
         size = config.head_layout.key_size
         inner = config.num_heads * size
@@ -100,7 +100,7 @@ class KeyValue(ComputedMechanism):
 
 
 class KeyValuePredict(KeyValue):
-    """As key-value attention, with a third part of the row that only the output sees: it predicts what comes next."""
+    """Key-value attention with a third part of each hidden state, which is used only by the output, for prediction."""
 
     name = "key_value_predict"
     summary = "rows split into a key, a value and what predicts"
@@ -113,5 +113,5 @@ class KeyValuePredict(KeyValue):
 
 
 def window_of(config: MechanismConfig) -> int:
-    """How many tokens back a token sees."""
+    """The number of previous tokens that a token attends to."""
     return KeyValueConfig.of(config).window

@@ -12,11 +12,12 @@ from attn_variants.layer_utils import glorot_parameter, refuse_source
 
 
 class KeyValueLayer(nn.Module):
-    """Additive attention of each token to the `window` tokens before it, whose rows fall into parts of different use.
+    """Additive attention of each token to the `window` tokens before it, with hidden states split by use.
 
-    A row is split into a key and a value, with `parts` 3 also into what predicts; the newest value, or what predicts,
-    meets what was read in the output. Learned: `split` and `output` (`nn.Linear`) and, per head, `of_past`, `of_own`,
-    `of_read`, `of_last` [heads, size, size] and `vector` [heads, size].
+    A hidden state is split into a key and a value and, with `parts` 3, a prediction part. The output combines the
+    weighted sum of values with the token's own value or, if there is one, its prediction part. Learned: `split` and
+    `output` (`nn.Linear`) and, per head, `of_past` W_Y, `of_own` W_h, `of_read` W_r, `of_last` W_x [heads, size, size]
+    and `vector` w [heads, size].
     """
 
     def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, window: int, parts: int) -> None:
@@ -32,9 +33,9 @@ class KeyValueLayer(nn.Module):
         self.output = nn.Linear(count * size, hidden_size, bias=bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, token, hidden_size] -> [batch, token, hidden_size].
+        """Compute attention over whole sequences [batch, token, hidden_size] -> [batch, token, hidden_size].
 
-        `key_padding_mask` [batch, token], bool, True where a token is real; the others give zeros.
+        `key_padding_mask` [batch, token], bool, True where a token is real; padding tokens feed zeros to the output.
         """
         refuse_source(source)
         if query.shape[1] == 0:
@@ -42,14 +43,14 @@ class KeyValueLayer(nn.Module):
         key, value, last = self._parts(query)
         near = windows(self._of_heads(key, self.of_past), self.window).transpose(2, 3)
         scores = self._scores(self._of_heads(key, self.of_own)[:, :, :, None], near)
-        # Whatever lies before the first token is padding.
+        # Places before the first token are padding.
         real = key.new_ones(key.shape[:2]) if key_padding_mask is None else key_padding_mask.to(key.dtype)
         allowed = windows(real[:, :, None], self.window)[..., 0] > 0
         read = shares(scores, allowed[:, :, None])[:, :, :, None] @ windows(value, self.window).transpose(2, 3)
         return self._out(read[:, :, :, 0], last, query, key_padding_mask)
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Weights [batch, heads, token, token]; a token without a past has none."""
+        """Attention weights [batch, heads, token, token]; all zero for a token with no previous token."""
         refuse_source(source)
         key, _, _ = self._parts(query)
         places = counted(query)
@@ -57,7 +58,10 @@ class KeyValueLayer(nn.Module):
         return self._shares(key, self._of_heads(key, self.of_past), near).transpose(1, 2)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """The new rows of many requests, [tokens, hidden_size], to rows of the same shape. Extends the state "kv"."""
+        """Compute one engine step over the new rows [tokens, hidden_size] of many requests; returns the same shape.
+
+        Extends the state "kv".
+        """
         key, value, last = self._parts(query)
         past = self._of_heads(key, self.of_past)
         state["kv"].append({"key": past.to(query.dtype), "value": value.to(query.dtype)})
@@ -77,29 +81,29 @@ class KeyValueLayer(nn.Module):
         return self._out(torch.cat(out), last, query, None)
 
     def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Key, value and what meets the reading [..., heads, size] of rows [..., hidden_size], at least float32."""
+        """Key, value and last part (for the output) [..., heads, size] of rows [..., hidden_size], at least float32."""
         parts = torch.unflatten(wide(self.split(rows)), -1, (-1, self.heads, self.size)).unbind(-3)
         return parts[0], parts[1], parts[-1]
 
     def _near(self, places: Tensor, keys: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Bool [batch or 1, query, key]: which keys at positions [batch, key] are real and within the window."""
+        """Bool [batch or 1, query, key], True for keys at positions `keys` that are real and within the window."""
         back = places[:, :, None] - keys[:, None]
         near = (back > 0) & (back <= self.window)
         return near if key_padding_mask is None else near & key_padding_mask[:, None]
 
     def _shares(self, own: Tensor, past: Tensor, allowed: Tensor) -> Tensor:
-        """Weights [batch, query, heads, key] of own keys [batch, query, heads, size] and W_Y k [batch, key, heads,
-        size] of earlier ones."""
+        """Weights [batch, query, heads, key] of own keys [batch, query, heads, size] over projected earlier keys W_Y k
+        [batch, key, heads, size]."""
         scores = self._scores(self._of_heads(own, self.of_own)[:, :, :, None], past.transpose(1, 2)[:, None])
         return shares(scores, allowed[:, :, None])
 
     def _scores(self, own: Tensor, past: Tensor) -> Tensor:
-        """wᵀ tanh of [batch, query, heads, 1, size] and [batch, query or 1, heads, key, size]."""
+        """wᵀ tanh(own + past), for [batch, query, heads, 1, size] and [batch, query or 1, heads, key, size]."""
         hidden = torch.tanh(own + past)
         return (hidden @ self.vector.to(hidden.dtype)[:, :, None])[..., 0]
 
     def _of_heads(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """[..., heads, size] of rows [..., heads, size] and a weight per head."""
+        """Multiply rows [..., heads, size] by a matrix per head, `weight` [heads, size, size]."""
         return (rows[..., None, :] @ weight.to(rows.dtype))[..., 0, :]
 
     def _out(self, read: Tensor, last: Tensor, inputs: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -110,6 +114,6 @@ class KeyValueLayer(nn.Module):
 
 
 def windows(rows: Tensor, length: int) -> Tensor:
-    """[batch, token, length, ...] of rows [batch, token, ...]: those just before each token, zeros before the first."""
+    """The `length` rows before each token, [batch, token, length, ...], of rows [batch, token, ...]; zero-padded."""
     padded = pad(rows, (0, 0) * (rows.dim() - 2) + (length, 0))[:, :-1]
     return padded.unfold(1, length, 1).movedim(-1, 2)

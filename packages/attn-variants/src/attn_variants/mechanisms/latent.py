@@ -29,10 +29,10 @@ from attn_variants.mechanisms.latent_sizes import LatentShape, LatentSizes
 
 
 class MultiHeadLatentAttention(ComputedMechanism):
-    """Keys and values of all heads are made from one latent a token, and only the latent is remembered.
+    """Multi-head latent attention: keys and values of all heads are projected from one cached latent per token.
 
-    Positions are carried by a small rotary key beside it, which all heads share. The model's rotary positions turn it
-    where the model has some, else interleaved ones of the option `base`.
+    Positions are encoded in a small rotary key beside the latent, shared by all heads. It is rotated by the model's
+    rotary embedding if there is one, else by an interleaved one with the option `base`.
     """
 
     name = "mla"
@@ -52,12 +52,12 @@ class MultiHeadLatentAttention(ComputedMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """DeepSeek-V2's sizes by default; `nope_size` and `value_size` are the `head_dim` where they are None.
+        """The sizes of DeepSeek-V2 by default; `nope_size` and `value_size` are `head_dim` if they are None.
 
-        `latent` is the size of what is remembered of a token, `rotary_size` that of the rotary key beside it, which
-        `base` turns; `query_latent` compresses the queries too (1536 in DeepSeek-V2, None in its Lite). Both RMSNorms
-        have `norm_eps`. Scores are multiplied by `score_factor`: with YaRN's stretching s, DeepSeek's is
-        (0.1 ln s + 1)².
+        `latent` is the size of the latent that is cached for each token, `rotary_size` that of the rotary key beside
+        it, whose rotary base is `base`; `query_latent` compresses the queries too (1536 in DeepSeek-V2, None in V2
+        Lite). `norm_eps` is that of both RMSNorms. Scores are multiplied by `score_factor`: DeepSeek uses
+        (0.1 ln s + 1)² with YaRN's scaling factor s.
         """
 
         latent: int = 512
@@ -84,7 +84,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
     drops_weights = True
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `LatentAttentionLayer`; raises `InvalidValue` as `sizes` does."""
+        """A new `LatentAttentionLayer`; raises the errors of `sizes`."""
         from attn_variants.mechanisms.latent_layers import LatentAttentionLayer
 
         options = self.Config.of(config)
@@ -104,16 +104,16 @@ class MultiHeadLatentAttention(ComputedMechanism):
         return (Computation(part="expanded", asked=self.sizes(config).expanded(self_mask(config))),)
 
     def paged_computation(self, config: MechanismConfig) -> Computation:
-        """Multi-query attention over the remembered rows themselves."""
+        """Multi-query attention over the cached latents and rotary keys, without expanding them."""
         return Computation(part="absorbed", asked=self.sizes(config).absorbed(self_mask(config)), rows=(LATENT,))
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """Latent, after its norm, and rotary key, after its turn."""
+        """The normalised latent and the rotated rotary key of each token."""
         sizes = self.sizes(config)
         return {"latent": Paged({"latent": Field((sizes.latent,)), "rotary_key": Field((sizes.rotated,))})}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """The expanded computation of whole sequences; where keys are remembered, the absorbed one."""
+        """The cost of the expanded computation for whole sequences, and of the absorbed one for steps with a cache."""
         sizes, hidden_size, heads = self.sizes(config), config.hidden_size, config.num_heads
         up = sizes.latent * heads * (sizes.nope + sizes.value)
         squeezed = sizes.query_latent or 0
@@ -121,7 +121,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         weights = query + hidden_size * sizes.remembered + up + hidden_size * heads * sizes.value
         biases = squeezed + sizes.remembered + hidden_size if config.bias else 0
         per_pair = sizes.key + sizes.value if shape.whole else sizes.remembered + sizes.latent
-        # Absorbing costs a query what expanding costs a key: it meets both matrices once.
+        # Absorbing costs as much per query as expanding per key: one product with each of the two matrices.
         tokens = 2 * shape.batch * shape.query * weights
         pairs = 2 * shape.batch * heads * per_pair
         return Cost(
@@ -131,7 +131,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         )
 
     def sizes(self, config: MechanismConfig) -> LatentSizes:
-        """The sizes of a config; raises `InvalidValue` where it asks for shared key/value heads."""
+        """The sizes of a config; raises `InvalidValue` if it has grouped key/value heads."""
         options, head = self.Config.of(config), config.head_layout
         return LatentSizes(
             num_heads=config.num_heads,
@@ -145,10 +145,10 @@ class MultiHeadLatentAttention(ComputedMechanism):
 
 
 class FactorisedAttention(ComputedMechanism):
-    """What a grouped-query model becomes when the matrices of its keys and values are factorised through one latent.
+    """Grouped-query attention whose key and value matrices are factorised through one latent per token (TransMLA).
 
-    With the full rank, 2 · key/value heads · head size, nothing changes; a smaller latent remembers less. Every query
-    head has keys and values of its own, which training may then tell apart.
+    With the full rank, 2 · key/value heads · head size, a converted model is unchanged; a smaller latent shrinks the
+    cache. Every query head has its own keys and values, which may become different in training.
     """
 
     name = "transmla"
@@ -168,7 +168,7 @@ class FactorisedAttention(ComputedMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`latent` elements are remembered per token."""
+        """`latent` is the size of the latent that is cached for each token."""
 
         latent: int = 512
 
@@ -179,22 +179,22 @@ class FactorisedAttention(ComputedMechanism):
     drops_weights = True
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `FactorisedLayer`; raises `InvalidValue` where heads are to share keys."""
+        """A new `FactorisedLayer`; raises `InvalidValue` if heads are to share keys."""
         from attn_variants.mechanisms.latent_layers import FactorisedLayer
 
         sizes = {"hidden_size": config.hidden_size, "latent": latent_of(config)}
         return FactorisedLayer(self._spec(config), **sizes, bias=config.bias, dropout=config.dropout)
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
-        """Multi-head attention over the keys and values that the latents make."""
+        """Multi-head attention over the keys and values expanded from the latents."""
         return (Computation(part="expanded", asked=self._spec(config)),)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """The latent."""
+        """The latent of each token."""
         return {"latent": Paged({"latent": Field((latent_of(config),))})}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """A step makes the keys and values of all that is remembered anew."""
+        """The cost of projections and pairs; a step expands the keys and values of all cached latents again."""
         heads, hidden_size, latent = self._spec(config).heads, config.hidden_size, latent_of(config)
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
         per_query = 2 * hidden_size * (into + latent + out)
@@ -214,5 +214,5 @@ class FactorisedAttention(ComputedMechanism):
 
 
 def latent_of(config: MechanismConfig) -> int:
-    """The elements of the latent."""
+    """The size of the latent."""
     return FactorisedAttention.Config.of(config).latent

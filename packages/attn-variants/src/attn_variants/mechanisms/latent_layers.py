@@ -21,23 +21,24 @@ from attn_variants.stepping import batch_cos_sin, prefills_and_rest
 
 
 class OverLatents(Protocol):
-    """A layer whose memory is made into keys and values only where they are met."""
+    """The interface of a layer that caches latents and expands them to keys and values when they are attended to."""
 
     def attend_start(self, query: Tensor, fresh: Fields) -> Tensor:
         """Outputs [batch, tokens, heads, value] of a sequence's first queries [batch, tokens, heads, key], over
-        `fresh`, what is remembered of these tokens, [batch, tokens, ...] each."""
+        `fresh`, the cache fields of the same tokens, [batch, tokens, ...] each."""
         ...
 
     def attend_rows(self, query: Tensor, remembered: Rows, positions: Tensor | None) -> Tensor:
-        """Outputs [requests, query, heads, value] of queries at `positions` [requests, query], over what is remembered;
-        None where each request has one query, its newest."""
+        """Outputs [requests, query, heads, value] of queries at `positions` [requests, query], over the cached rows.
+
+        `positions` is None if each request has one query, its newest token."""
         ...
 
 
 def attend_new(layer: OverLatents, query: Tensor, fresh: Fields, batch: RaggedBatch, view: PagedView) -> Tensor:
-    """Outputs [tokens, heads, value] of queries [tokens, heads, key]; `fresh` is in `view` already.
+    """Outputs [tokens, heads, value] of queries [tokens, heads, key]; `fresh` has already been appended to `view`.
 
-    Requests that compute one token each go together, others one by one.
+    Requests with one new token are computed together, others one by one.
     """
     if batch.decoding:
         return layer.attend_rows(query[:, None], view.rows(range(batch.requests)), None)[:, 0]
@@ -64,14 +65,14 @@ def attend_new(layer: OverLatents, query: Tensor, fresh: Fields, batch: RaggedBa
 class LatentAttentionLayer(nn.Module):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) over inputs of `hidden_size`.
 
-    Whole sequences expand latents to keys and values; steps attend over the latents themselves, the matrices of keys
-    absorbed into the queries and those of values into the outputs. Learned: `query`, or `query_down`, `query_norm` and
-    `query_up`; `latent`, `latent_norm`, `rotary_key`, `key_up`, `value_up`, `output`. Biases are where DeepSeek's are:
-    into the latents and the rotary key, and in the output.
+    For whole sequences, latents are expanded to keys and values; steps attend over the latents themselves, with the key
+    matrices absorbed into the queries and the value matrices into the outputs. Learned: `query`, or `query_down`,
+    `query_norm` and `query_up`; `latent`, `latent_norm`, `rotary_key`, `key_up`, `value_up`, `output`. As in DeepSeek's
+    code, only the projections to the latents and the rotary key, and the output, have biases.
     """
 
     read_weights = ("key_up", "value_up")
-    """Linear layers whose matrices are used apart from their products, by `weight_of`."""
+    """The linear layers whose matrices are read by `weight_of`, without calling the layers."""
 
     def __init__(self, shape: LatentShape) -> None:
         super().__init__()
@@ -101,29 +102,30 @@ class LatentAttentionLayer(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def use_kernel(self, name: str | None) -> None:
-        """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
+        """Use the kernel of this name from now on; None chooses the cheapest that supports each call."""
         self._expanded = KernelPlan(self.expanded_spec, name)
         self._absorbed = KernelPlan(self.absorbed_spec, name)
         self._paged = PagedPlan(self.absorbed_spec, latent=True) if name is None else None
-        # The newest token of a causal sequence sees all that is remembered, so nothing need be compared.
+        # The newest token of a causal sequence sees the whole cache, so no mask is needed.
         self._newest = KernelPlan(dataclasses.replace(self.absorbed_spec, mask=Full()), name)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
+        """Compute attention over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
-        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` if a source is
         given.
         """
         return self._out(self.attend_expanded(with_dropout(self._operands(query, source, key_padding_mask), self)))
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        """Attention weights [batch, heads, query, key]; see `forward` for the arguments."""
         return attention_weights(self.expanded_spec, self._operands(query, source, key_padding_mask))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
+        """Compute one engine step over the new rows [tokens, hidden_size] of many requests; returns the same shape.
 
-        Appends "latent" [tokens, latent], normed, and "rotary_key" [tokens, rotated], turned, to the state "latent".
+        Appends the normalised "latent" [tokens, latent] and the rotated "rotary_key" [tokens, rotated] to the state
+        "latent".
         """
         cos_sin = batch_cos_sin(self.rotary, self.rotated, query, batch)
         rows = self.queries(query, cos_sin)
@@ -136,11 +138,11 @@ class LatentAttentionLayer(nn.Module):
         return self._out(attend_new(self, rows, fresh, batch, state["latent"]))
 
     def attend_start(self, query: Tensor, fresh: Fields) -> Tensor:
-        """Outputs [batch, tokens, heads, value] of the start of a sequence, expanded as in training."""
+        """Outputs [batch, tokens, heads, value] of the start of a sequence, by the expanded computation."""
         return self.attend_expanded(self.expand(query, (fresh["latent"], fresh["rotary_key"])))
 
     def attend_rows(self, query: Tensor, remembered: Rows, positions: Tensor | None) -> Tensor:
-        """Outputs [requests, query, heads, value] of queries at `positions`, absorbed; None is one, the newest."""
+        """Outputs [requests, query, heads, value], absorbed; `positions` is None for one query each, the newest."""
         memory = remembered.fields["latent"], remembered.fields["rotary_key"]
         operands = dataclasses.replace(self.absorb(query, memory), key_padding_mask=remembered.key_padding_mask)
         if positions is None:
@@ -149,8 +151,9 @@ class LatentAttentionLayer(nn.Module):
         return self.attend_absorbed(located)
 
     def attend_reached(self, query: Tensor, fresh: Fields, batch: RaggedBatch, reached: Reached) -> Tensor | None:
-        """Outputs [tokens, heads, value], absorbed over rows where they lie; starts of sequences expanded. None where
-        this chip can run no kernel for that."""
+        """Outputs [tokens, heads, value] by a kernel that reads the cache in place (absorbed); None if none can run.
+
+        Starts of sequences use the expanded computation."""
         starts, others = prefills_and_rest(batch)
         read = reached.attend(self.carry(query), batch, {}, [span.request for span in others])
         if read is None:
@@ -173,13 +176,13 @@ class LatentAttentionLayer(nn.Module):
         return torch.cat([nope, rotate(turned, cos_sin, interleaved=self.rotary.interleaved)], dim=-1)
 
     def memory(self, rows: Tensor, cos_sin: CosSin) -> tuple[Tensor, Tensor]:
-        """What is remembered of rows [..., tokens, hidden_size]: normed latents [..., tokens, latent] and turned rotary
-        keys [..., tokens, rotated]."""
+        """The cache fields of rows [..., tokens, hidden_size]: normalised latents [..., tokens, latent] and rotated
+        rotary keys [..., tokens, rotated]."""
         turned = rotate(self.rotary_key(rows)[..., None, :], cos_sin, interleaved=self.rotary.interleaved)
         return self.latent_norm(self.latent(rows)), turned.squeeze(-2)
 
     def expand(self, query: Tensor, memory: tuple[Tensor, Tensor]) -> AttentionInputs:
-        """Queries [batch, tokens, heads, key] over the keys and values of every head."""
+        """The inputs of the expanded computation: queries [batch, tokens, heads, key], and keys and values per head."""
         latent, turned = memory
         key = self.key_up(latent).unflatten(-1, (self.sizes.num_heads, self.sizes.nope))
         shared = turned[..., None, :].expand(*key.shape[:-1], self.sizes.rotated)
@@ -187,13 +190,13 @@ class LatentAttentionLayer(nn.Module):
         return AttentionInputs(query=query, key=torch.cat([key, shared], dim=-1), value=value)
 
     def absorb(self, query: Tensor, memory: tuple[Tensor, Tensor]) -> AttentionInputs:
-        """Queries that carry the matrices of keys, [batch, query, heads, latent + rotated], over remembered rows."""
+        """The inputs of the absorbed computation: absorbed queries over cached latents and rotary keys, as one head."""
         latent, turned = memory
         row = torch.cat([latent, turned], dim=-1)[..., None, :]
         return AttentionInputs(query=self.carry(query), key=row, value=latent[..., None, :])
 
     def carry(self, query: Tensor) -> Tensor:
-        """Queries [..., heads, latent + rotated] that carry the matrices of keys, of queries [..., heads, key]."""
+        """Absorb the key matrices into queries [..., heads, key]: returns [..., heads, latent + rotated]."""
         nope, own = self._parts(query)
         into = weight_of(self.key_up).view(self.sizes.num_heads, self.sizes.nope, self.sizes.latent)
         return torch.cat([torch.einsum("...hn,hnc->...hc", nope, into), own], dim=-1)
@@ -203,16 +206,16 @@ class LatentAttentionLayer(nn.Module):
         return self._expanded.run(operands)
 
     def attend_absorbed(self, operands: AttentionInputs) -> Tensor:
-        """Outputs [batch, query, heads, value] over remembered rows."""
+        """Outputs [batch, query, heads, value] over cached latents and rotary keys."""
         return self.give_values(self._absorbed.run(operands))
 
     def give_values(self, latents: Tensor) -> Tensor:
-        """The values [..., heads, value] of mean latents [..., heads, latent]."""
+        """Project weighted means of latents [..., heads, latent] to values [..., heads, value]."""
         out_of = weight_of(self.value_up).view(self.sizes.num_heads, self.sizes.value, self.sizes.latent)
         return torch.einsum("...hc,hvc->...hv", latents, out_of)
 
     def _parts(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Without positions [..., nope], and to be turned or turned [..., rotated]."""
+        """Split queries into the part without positions [..., nope] and the rotary part [..., rotated]."""
         return query[..., : self.sizes.nope], query[..., self.sizes.nope :]
 
     def _operands(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> AttentionInputs:
@@ -229,10 +232,11 @@ class LatentAttentionLayer(nn.Module):
 
 
 class FactorisedLayer(nn.Module):
-    """Multi-head attention of `spec` over inputs of `hidden_size`, with keys and values made from a `latent` per token.
+    """Multi-head attention of `spec` over inputs of `hidden_size`, with keys and values projected from a latent.
 
     Learned: `query`, `down` (hidden_size to latent, without bias), `key` and `value` (latent to heads), `output`. Keys
-    are turned after they are made, so memory holds nothing of positions and a step makes the keys anew.
+    are rotated after their projection, so the cached latents are independent of positions, and steps project the keys
+    again.
     """
 
     def __init__(self, spec: AttentionSpec, *, hidden_size: int, latent: int, bias: bool, dropout: float = 0.0) -> None:
@@ -253,24 +257,24 @@ class FactorisedLayer(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def use_kernel(self, name: str | None) -> None:
-        """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
+        """Use the kernel of this name from now on; None chooses the cheapest that supports each call."""
         self._plan = KernelPlan(self.spec, name)
         self._newest = KernelPlan(dataclasses.replace(self.spec, mask=Full()), name)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
+        """Compute attention over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
-        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` if a source is
         given.
         """
         return self._out(self._plan.run(with_dropout(self._operands(query, source, key_padding_mask), self)))
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        """Attention weights [batch, heads, query, key]; see `forward` for the arguments."""
         return attention_weights(self.spec, self._operands(query, source, key_padding_mask))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
+        """Compute one engine step over the new rows [tokens, hidden_size] of many requests; returns the same shape.
 
         Appends "latent" [tokens, latent] to the state "latent".
         """
@@ -286,7 +290,7 @@ class FactorisedLayer(nn.Module):
         return self._plan.run(self._met(query, latent, self._turns(latent.shape[1], latent)))
 
     def attend_rows(self, query: Tensor, remembered: Rows, positions: Tensor | None) -> Tensor:
-        """Outputs [requests, query, heads, value] of queries at `positions`; None is one query, the newest."""
+        """Outputs [requests, query, heads, value]; `positions` is None for one query each, the newest."""
         latent = remembered.fields["latent"].to(query.dtype)
         cos_sin = self._turns(int(remembered.positions.max()) + 1, latent)
         operands = self._met(query, latent, cos_sin.at(remembered.positions) if cos_sin else None)
@@ -303,7 +307,7 @@ class FactorisedLayer(nn.Module):
         return dataclasses.replace(operands, key_padding_mask=key_padding_mask)
 
     def _met(self, query: Tensor, latent: Tensor, cos_sin: CosSin | None) -> AttentionInputs:
-        """Queries [batch, query, heads, key] over the keys and values of latents [batch, key, latent]."""
+        """The inputs of attention: queries [batch, query, heads, key], and keys and values of [batch, key, latent]."""
         key = self._turned(self._heads(self.key(latent)), cos_sin)
         return AttentionInputs(query=query, key=key, value=self._heads(self.value(latent)))
 

@@ -17,8 +17,8 @@ from attn_core.scores import ScaledDot
 class LatentSizes:
     """Sizes in elements, as DeepSeek-V2 names them: `latent` d_c, `rotated` d_R, `nope` and `value` of one head.
 
-    `query_latent` is the queries' own latent, None where queries come straight from the inputs. Scores are
-    `score_factor` q·k / √(nope + rotated).
+    `query_latent` is the size of the queries' own latent, None if queries are projected directly from the inputs.
+    Scores are `score_factor` q·k / √(nope + rotated).
     """
 
     num_heads: int
@@ -31,33 +31,33 @@ class LatentSizes:
 
     @property
     def key(self) -> int:
-        """Elements of a head's query or expanded key: those without positions, then those with."""
+        """The size of a query or expanded key of a head: first the part without positions, then the rotary part."""
         return self.nope + self.rotated
 
     @property
     def remembered(self) -> int:
-        """Elements remembered per token: latent and rotary key."""
+        """The number of elements cached per token: latent and rotary key."""
         return self.latent + self.rotated
 
     @property
     def scale(self) -> float:
-        """What q·k is multiplied by."""
+        """The factor of q·k."""
         return self.score_factor * float(self.key**-0.5)
 
     def expanded(self, mask: Mask) -> AttentionSpec:
-        """Multi-head attention over expanded keys and values."""
+        """The spec of multi-head attention over expanded keys and values."""
         heads = Heads(query=self.num_heads, key_value=self.num_heads, key_size=self.key, value_size=self.value)
         return AttentionSpec(heads=heads, mask=mask, score=ScaledDot(scale=self.scale))
 
     def absorbed(self, mask: Mask) -> AttentionSpec:
-        """Multi-query attention over the remembered rows themselves, whose scores are those of the expanded keys."""
+        """The spec of multi-query attention over the cached rows, with the same scores as the expanded keys."""
         heads = Heads(query=self.num_heads, key_value=1, key_size=self.remembered, value_size=self.latent)
         return AttentionSpec(heads=heads, mask=mask, score=ScaledDot(scale=self.scale))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentShape:
-    """What a layer of multi-head latent attention is built of; `norm_eps` is of both RMSNorms, `dropout` of weights."""
+    """The options of a `LatentAttentionLayer`; `norm_eps` is that of both RMSNorms, `dropout` that of the weights."""
 
     hidden_size: int
     sizes: LatentSizes

@@ -1,4 +1,4 @@
-"""Attention by products of features, without a softmax over pairs: linear attention, Performer, efficient attention."""
+"""Attention by products of feature maps instead of a softmax: linear attention, Performer, efficient attention."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from attn_variants.mechanisms.recurrences import (
 
 
 class LinearAttention(ComputedMechanism):
-    """Products of positive features in place of exponentials, so that a sequence is remembered as one matrix a head."""
+    """Products of positive features instead of exponentials, so that the state is one matrix per head."""
 
     name = "linear"
     splits_heads = True
@@ -68,7 +68,8 @@ class LinearAttention(ComputedMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`chunk` tokens meet pair by pair, and all earlier ones through the sums; it changes speed only."""
+        """`chunk` is the number of tokens that attend to each other pair by pair, and to earlier tokens through the
+        sums; it affects only the speed."""
 
         chunk: int = 64
 
@@ -77,7 +78,7 @@ class LinearAttention(ComputedMechanism):
             require_whole("chunk", self.chunk, ge=1, unit="tokens")
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `LinearAttentionLayer`; raises `InvalidValue` or `Incompatible` as `heads` does."""
+        """A new `LinearAttentionLayer`; raises the errors of `heads`."""
         from attn_variants.mechanisms.linear_layers import LinearAttentionLayer
 
         return LinearAttentionLayer(
@@ -89,20 +90,20 @@ class LinearAttention(ComputedMechanism):
         )
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """The sums S of every head, with z as their last column, in float32, whatever the model's type."""
+        """The sums S of every head, with z as their last column, in float32 for all model dtypes."""
         heads = self.summed(config)
         return {"memory": Slot({"S": Field((heads.query, heads.key_size, heads.value_size), dtype="float32")})}
 
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
-        """The sums that kernels are asked for, but where the order is ignored."""
+        """The recurrence that kernels compute; None if not causal."""
         return RecurrenceSpec(heads=self.summed(config)) if config.causal else None
 
     def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
-        """A decode step of `LinearAttentionLayer`."""
+        """The decode step of `LinearAttentionLayer`; None if not causal."""
         return linear_step(self.heads(config)) if config.causal else None
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections, pairs within a chunk and the sums; keys before the queries cost nothing any more."""
+        """The cost of projections, pairs within a chunk and the sums; earlier keys cost nothing in a step."""
         heads = self.heads(config)
         weights = projection_weights(config, heads)
         summed = self.summed(config)
@@ -115,30 +116,30 @@ class LinearAttention(ComputedMechanism):
         )
 
     def summed(self, config: MechanismConfig) -> Heads:
-        """The heads of the sums: z is carried as one more column of S."""
+        """The head sizes of the sums: z is one more column of S."""
         heads = self.heads(config)
         return dataclasses.replace(heads, value_size=heads.value_size + 1)
 
     def heads(self, config: MechanismConfig) -> Heads:
-        """The heads of a config. Rotated features would not be positive."""
+        """The heads of a config; there is no rotary embedding, as rotated features would not be positive."""
         return config.head_layout
 
 
 def chunk_of(config: MechanismConfig) -> int:
-    """The tokens of one chunk."""
+    """The number of tokens of one chunk."""
     return LinearAttention.Config.of(config).chunk
 
 
 EPSILONS = {"softmax": 1e-6, "relu": 1e-3}
-"""What is added to every feature, as in the authors' code."""
+"""The ε added to every feature, as in the authors' code."""
 
 
 class Performer(Recurrence):
-    """Softmax attention estimated by positive random features, so that a sequence is remembered as one matrix a head.
+    """FAVOR+: softmax attention approximated by positive random features, so that the state is one matrix per head.
 
-    Directions are orthogonal; they are drawn once, or anew every `redraw` passes of training. The largest feature,
-    which keeps the exponentials finite, is that of the tokens so far, so that decoding equals the full computation; it
-    changes ε only, which is relative to it.
+    The random directions are orthogonal; they are drawn once, or again every `redraw` training passes. Exponentials are
+    kept finite by the largest feature of the tokens so far, so that decoding equals the full computation; it affects
+    only ε, which is relative to it.
     """
 
     name = "performer"
@@ -164,8 +165,9 @@ class Performer(Recurrence):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(RecurrenceConfig):
-        """`features` m of a head, by default d ln d; `kernel` is "softmax" or "relu"; `epsilon` is added to each. In
-        training new directions are drawn every `redraw` passes, as in the paper, 0 for never."""
+        """`features` m is the number of random features per head, by default d ln d; `kernel` is "softmax" or "relu";
+        `epsilon` is added to each feature. In training new directions are drawn every `redraw` passes, as in the paper,
+        0 for never."""
 
         features: int | None = None
         kernel: str = "softmax"
@@ -181,7 +183,7 @@ class Performer(Recurrence):
                 raise InvalidValue.of("epsilon", self.epsilon, "a number above 0")
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `SoftmaxFeatureLayer` or `ReluFeatureLayer`; raises as `heads` does."""
+        """A new `SoftmaxFeatureLayer` or `ReluFeatureLayer`; raises the errors of `heads`."""
         from attn_variants.mechanisms.linear_layers import ReluFeatureLayer, SoftmaxFeatureLayer
 
         own, heads = self.Config.of(config), self.heads(config)
@@ -198,11 +200,11 @@ class Performer(Recurrence):
         )
 
     def extras(self, config: MechanismConfig) -> Extra:  # noqa: ARG002 -- the contract of recurrences
-        """None: the directions are not learned."""
+        """No further parameters, as the directions are not learned."""
         return Extra()
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """Sums over the features, in float32; for the softmax also the sum of values and the largest log feature."""
+        """The sums over the features, in float32; for "softmax" also the sum of values and the largest log feature."""
         wider = self.wider(config)
         memory = {"S": Field((wider.query, wider.key_size, wider.value_size), dtype="float32")}
         if self.Config.of(config).kernel == "softmax":
@@ -211,20 +213,20 @@ class Performer(Recurrence):
         return {"memory": Slot(memory)}
 
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
-        """Sums over the features, but where the order is ignored; for the softmax they fade as its maximum grows."""
+        """The sums over the features; None if not causal. For "softmax" they decay as the largest feature grows."""
         if not config.causal:
             return None
         fades = self.Config.of(config).kernel == "softmax"
         return RecurrenceSpec(heads=self.wider(config), decay="head" if fades else "none")
 
     def wider(self, config: MechanismConfig) -> Heads:
-        """The heads of the sums: features in place of keys, and values with a column of ones."""
+        """The head sizes of the sums: features in place of keys, and values with a column of ones."""
         heads = self.heads(config)
         features = features_of(self.Config.of(config), heads)
         return dataclasses.replace(heads, key_size=features, value_size=heads.value_size + 1)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections, features, pairs within a chunk and sums; keys before the queries cost nothing any more."""
+        """The cost of projections, features, pairs within a chunk and sums; earlier keys cost nothing in a step."""
         own, heads = self.Config.of(config), self.heads(config)
         features = features_of(own, heads)
         into = heads.query * heads.key_size
@@ -234,7 +236,7 @@ class Performer(Recurrence):
             chunks, least = recurrence_price(wider, Update(), shape, own.chunk)
         else:
             least = least_flops(wider, Update(), shape.query)
-            # A single token is a chunk of its own, for its feature's largest logarithm may exceed that of the memory.
+            # A single token is a chunk of its own, as its largest log feature may exceed that of the state.
             decoding = isinstance(shape, Step) and shape.new == 1
             chunks = chunked_flops(wider, Update(), shape.query, 1 if decoding else own.chunk, memory=False)
         sums = chunks if config.causal else least
@@ -247,14 +249,14 @@ class Performer(Recurrence):
 
 
 def features_of(config: Performer.Config, heads: Heads) -> int:
-    """The features of one head: the option, or d ln d (Choromanski et al. 2021, theorem 4)."""
+    """The number of features of one head: the option, or d ln d (Choromanski et al. 2021, theorem 4)."""
     return config.features or max(1, int(heads.key_size * math.log(heads.key_size)))
 
 
 class EfficientAttention(ComputedMechanism):
-    """Queries are softmaxed over their channels and keys over the tokens, so keys meet values before queries do.
+    """Softmax of queries over channels and of keys over tokens, so that keys and values are multiplied first.
 
-    The second softmax is over the whole sequence: there is no causal form, and nothing to decode.
+    The second softmax is over the whole sequence, so there is no causal form and no incremental decoding.
     """
 
     name = "efficient"
@@ -280,13 +282,13 @@ class EfficientAttention(ComputedMechanism):
     )
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `EfficientLayer`; random weights."""
+        """A new `EfficientLayer` with randomly initialised weights."""
         from attn_variants.mechanisms.linear_layers import EfficientLayer
 
         return EfficientLayer(self.heads(config), hidden_size=config.hidden_size, bias=config.bias)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections, keys by values, and queries by that."""
+        """The cost of projections, of keys times values, and of queries times the result."""
         heads = self.heads(config)
         weights = projection_weights(config, heads)
         products = 2 * heads.query * heads.key_size * heads.value_size

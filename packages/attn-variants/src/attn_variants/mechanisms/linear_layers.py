@@ -34,27 +34,27 @@ def features(rows: Tensor) -> Tensor:
 
 
 def with_ones(values: Tensor, like: Tensor) -> Tensor:
-    """Values in the type of `like`, with a last column of ones."""
+    """Values in the dtype of `like`, with a column of ones appended."""
     return pad(values.to(like.dtype), (0, 1), value=1.0)
 
 
 def divided(sums: Tensor) -> Tensor:
-    """Numerators [..., value_size + 1] by their last column, [..., value_size]; 0 where nothing was seen."""
+    """Divide sums [..., value_size + 1] by their last column, plus ε: [..., value_size]; 0 if no key was seen."""
     return sums[..., :-1] / (sums[..., -1:] + EPSILON)
 
 
 def bidirectional(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Sums [batch, tokens, heads, value_size + 1]: every query sees every key."""
+    """Unmasked sums [batch, tokens, heads, value_size + 1], in which every query sees every key."""
     query, key, value = (rows.transpose(1, 2) for rows in (query, key, value))
     sums = torch.matmul(key.transpose(-1, -2), value)
     return torch.matmul(query, sums).transpose(1, 2)
 
 
 class LinearAttentionLayer(RecurrenceLayer):
-    """Linear attention over inputs of `hidden_size`; `chunk` tokens meet pair by pair.
+    """Linear attention over inputs of `hidden_size`; pairs are computed within chunks of `chunk` tokens.
 
-    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero). Features and
-    sums are at least float32, whatever the inputs are. The memory's last column is the paper's z.
+    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, Glorot-uniform weights, zero biases). Features and sums are
+    at least float32 for all input dtypes. The last column of the state is the paper's z.
     """
 
     def __init__(self, heads: Heads, *, hidden_size: int, causal: bool, bias: bool, chunk: int) -> None:
@@ -63,23 +63,23 @@ class LinearAttentionLayer(RecurrenceLayer):
         self.step_spec = linear_step(heads) if causal else None
 
     def steps(self, inputs: Inputs) -> Steps:
-        """Features of queries and keys, and values with a column of ones."""
+        """The features of queries and keys, and values with a column of ones."""
         key = features(inputs.key)
         return Steps(features(inputs.query), key, with_ones(inputs.value, key))
 
     def attend(self, steps: Steps, computed: torch.dtype) -> Tensor:
-        """Sums over all earlier tokens, or over all where the order is ignored."""
+        """The sums over all earlier tokens if causal, else over all tokens."""
         return super().attend(steps, computed) if self.causal else bidirectional(*steps[:3])
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
+        """Attention weights [batch, heads, query, key], by which values enter the outputs; zero for padded keys."""
         steps, _ = self.read(query, source, key_padding_mask)
         pairs = steps.query.transpose(1, 2) @ steps.key.permute(0, 2, 3, 1)
         pairs = pairs.tril() if self.causal else pairs
         return pairs / (pairs.sum(-1, keepdim=True) + EPSILON)
 
     def finish(self, out: Tensor, projected: Projections) -> Tensor:
-        """Sums of values by sums of ones, projected."""
+        """Divide the sums of values by the sums of ones, and project."""
         return super().finish(divided(out), projected)
 
     def step_inputs(self, projected: Projections, batch: RaggedBatch, state: SlotsInPlace) -> RecurrentStepInputs:
@@ -104,9 +104,9 @@ class EfficientLayer(nn.Module):
         self.output = fresh_linear(out, hidden_size, bias=bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
+        """Compute attention over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
-        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` if a source is
         given.
         """
         refuse_source(source)
@@ -118,19 +118,19 @@ class EfficientLayer(nn.Module):
         return projected
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The shares [batch, heads, query, key] of the values in what each head reads; never made to attend."""
+        """Attention weights [batch, heads, query, key], which `forward` does not compute."""
         refuse_source(source)
         channels, tokens = self._shares(query, key_padding_mask)
         return torch.matmul(channels, tokens.transpose(-1, -2))
 
     def _shares(self, rows: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Shares of the channels in each query, and of the tokens in each channel, [batch, heads, tokens, key_size]."""
+        """Softmax of queries over channels, and of keys over tokens, [batch, heads, tokens, key_size] each."""
         channels = wide(self._heads(self.query(rows))).softmax(-1)
         key = wide(self._heads(self.key(rows)))
         if key_padding_mask is None:
             return channels, key.softmax(-2)
         real = key_padding_mask[:, None, :, None]
-        # Where no token is real, the scores are left as they are, so that nothing becomes no number.
+        # If no token is real, nothing is masked, so that the softmax gives no NaN.
         shares = torch.where(real | ~real.any(-2, keepdim=True), key, -torch.inf).softmax(-2)
         return channels, torch.where(real, shares, 0)
 
@@ -146,13 +146,13 @@ def independent(features: int, size: int, generator: Generator | None = None) ->
 def orthogonal(features: int, size: int, generator: Generator | None = None) -> Tensor:
     """Directions [features, size], float32, each distributed as N(0, I) and orthogonal within blocks of `size`.
 
-    Directions of a random orthogonal matrix, with the lengths of independent Gaussian ones (Choromanski et al. 2021,
-    arXiv 2009.14794, §3.2 and appendix B); the last block is cut where `size` does not divide `features`.
+    The rows of random orthogonal matrices, with the lengths of independent Gaussian vectors (Choromanski et al. 2021,
+    arXiv 2009.14794, §3.2 and appendix B); the last block is cut if `size` does not divide `features`.
     """
     blocks = -(-features // size)
     gaussian = torch.randn(blocks, size, size, generator=generator)
     unit, upper = torch.linalg.qr(gaussian)
-    # Signs make the directions uniform: QR alone prefers those with a positive first product.
+    # The signs make the directions uniformly distributed, which QR alone does not.
     unit = unit * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
     lengths = independent(features, size, generator).norm(dim=-1, keepdim=True)
     directions: Tensor = unit.transpose(-1, -2).reshape(-1, size)[:features] * lengths
@@ -160,11 +160,11 @@ def orthogonal(features: int, size: int, generator: Generator | None = None) -> 
 
 
 class Memory(NamedTuple):
-    """What is remembered of all earlier tokens.
+    """The recurrent state after all earlier tokens.
 
-    `sums` [batch, heads, features, value_size + 1] relative to the largest log feature `top` [batch, heads]; `seen`
-    [batch, heads, value_size + 1], the plain sum of values. Where the last entry of `seen`, a count, is zero, `top`
-    means nothing.
+    `sums` [batch, heads, features, value_size + 1] are scaled relative to the largest log feature `top` [batch, heads];
+    `seen` [batch, heads, value_size + 1] is the plain sum of values. If the last entry of `seen`, a count, is zero,
+    `top` is undefined.
     """
 
     sums: Tensor
@@ -173,20 +173,20 @@ class Memory(NamedTuple):
 
 
 def log_features(rows: Tensor, projection: Tensor) -> Tensor:
-    """ω·x - |x|²/2 of x = rows / size^(1/4), for each row ω of `projection` [features, size]."""
+    """ω·x - |x|²/2 for x = rows / size^(1/4) and each row ω of `projection` [features, size]."""
     scaled: Tensor = rows * rows.shape[-1] ** -0.25
     return torch.matmul(scaled, projection.transpose(0, 1)) - scaled.square().sum(-1, keepdim=True) / 2
 
 
 def query_features(logs: Tensor, epsilon: float) -> Tensor:
-    """Features of queries, the largest of each query being 1."""
+    """The features of queries, scaled so that the largest of each query is 1, plus ε."""
     return (logs - logs.amax(-1, keepdim=True)).exp() + epsilon
 
 
 def causal_steps(query: Tensor, log_key: Tensor, value: Tensor, before: Memory | None) -> tuple[Steps, Tensor]:
-    """The recurrence without its ε, and the largest log feature [batch, tokens, heads] up to every token.
+    """The inputs of the recurrence without ε, and the largest log feature [batch, tokens, heads] up to every token.
 
-    `query` are features; `log_key` is -inf where a token is padded.
+    `query` contains features; `log_key` is -inf for padded tokens.
     """
     top = log_key.amax(-1)
     start = torch.full_like(top[:, :1], -torch.inf)
@@ -208,9 +208,10 @@ def causal_sums(
     chunk: int,
     epsilon: float,
 ) -> tuple[Tensor, Memory]:
-    """Sums over earlier keys, and the memory after them, of features of queries, log features of keys, and values.
+    """The causal sums over earlier keys, and the state after the last.
 
-    As of `causal_steps`; `plan` chooses the kernel.
+    `parts` are the features of queries, the log features of keys and the values, as in `causal_steps`; `plan` chooses
+    the kernel.
     """
     query, log_key, value = parts
     steps, running = causal_steps(query, log_key, value, before)
@@ -221,14 +222,14 @@ def causal_sums(
 
 
 def full_sums(query: Tensor, log_key: Tensor, value: Tensor, epsilon: float) -> Tensor:
-    """Sums over all keys; `query` are features."""
+    """The sums over all keys, not causal; `query` contains features."""
     key = key_features(log_key, epsilon)
     query, key, value = (rows.transpose(1, 2) for rows in (query, key, value))
     return torch.matmul(query, torch.matmul(key.transpose(-1, -2), value)).transpose(1, 2)
 
 
 def key_features(log_key: Tensor, epsilon: float) -> Tensor:
-    """Features of keys, the largest of all keys of a head being 1."""
+    """The features of keys, scaled so that the largest of all keys of a head is 1, plus ε."""
     if not log_key.shape[1]:
         return log_key
     top = log_key.amax((1, 3), keepdim=True)
@@ -236,7 +237,7 @@ def key_features(log_key: Tensor, epsilon: float) -> Tensor:
 
 
 def pair_sums(query: Tensor, log_key: Tensor, value: Tensor, *, causal: bool, epsilon: float) -> Tensor:
-    """The share of every key in the sums, before they are divided, [batch, heads, query, key]."""
+    """The unnormalised attention weights [batch, heads, query, key]."""
     real = value[..., -1].transpose(1, 2)[:, :, None, :]
     if causal:
         steps, _ = causal_steps(query, log_key, value, None)
@@ -246,29 +247,29 @@ def pair_sums(query: Tensor, log_key: Tensor, value: Tensor, *, causal: bool, ep
 
 
 def pairs(query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
-    """Products of features, [batch, heads, query, key], where causal those of later keys zero."""
+    """Products of features, [batch, heads, query, key]; if causal, those of later keys are zero."""
     products = torch.matmul(query.transpose(1, 2), key.permute(0, 2, 3, 1))
     return products.tril() if causal else products
 
 
 def shares(sums: Tensor) -> Tensor:
-    """Sums [..., key] as shares that sum to one; zeros stay zeros."""
+    """Normalise weights [..., key] to sum to one; rows of zeros stay zeros."""
     total = sums.sum(-1, keepdim=True)
     return sums / torch.where(total > 0, total, 1)
 
 
 def quotient(sums: Tensor) -> Tensor:
-    """Sums [..., value_size + 1] of values by those of ones, [..., value_size]; 0 where nothing was seen."""
+    """Divide sums [..., value_size + 1] by their last column: [..., value_size]; 0 if no key was seen."""
     ones = sums[..., -1:]
     return sums[..., :-1] / torch.where(ones > 0, ones, 1)
 
 
 class RandomFeatureLayer(LinearAttentionLayer):
-    """Linear attention whose features are of random directions, `projection` [features, key_size].
+    """Linear attention with random features along the directions `projection` [features, key_size].
 
-    The projection is a buffer: it is saved with the layer, and only `redraw` changes it. With `redraw` N that happens
-    before every N-th pass of training but the first, counted in the buffer `passes`; directions come from torch's
-    global generator.
+    The projection is a buffer that is saved with the layer and changed only by the method `redraw`. With the argument
+    `redraw` N, new directions are drawn before every N-th training pass except the first, counted in the buffer
+    `passes`, from torch's global generator.
     """
 
     projection: Tensor
@@ -292,14 +293,14 @@ class RandomFeatureLayer(LinearAttentionLayer):
             self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences; as of `RecurrenceLayer.forward`."""
+        """Compute attention over whole sequences; see `RecurrenceLayer.forward`."""
         self.count_pass()
         return super().forward(query, source, key_padding_mask=key_padding_mask)
 
     def count_pass(self) -> None:
-        """Count a pass of training, and draw new directions when it is time.
+        """Count a training pass, and draw new directions if they are due.
 
-        A pass that activation checkpointing repeats during the backward pass is the same pass, and keeps them.
+        A forward pass that activation checkpointing recomputes is not counted, and keeps the directions.
         """
         if not self.redraw_every or not self.training or torch._C._current_graph_task_id() != -1:  # noqa: SLF001 -- no public name
             return
@@ -308,50 +309,50 @@ class RandomFeatureLayer(LinearAttentionLayer):
         self.passes += 1
 
     def redraw(self, generator: Generator | None = None) -> None:
-        """Draw new orthogonal directions, as the paper does every so many training steps.
+        """Draw new orthogonal directions, as the paper does at intervals in training.
 
-        Raises `WrongState` in evaluation mode, where outputs must stay what they are.
+        Raises `WrongState` in evaluation mode, where outputs must not change.
         """
         if not self.training:
             raise WrongState("performer: the directions are frozen in evaluation; call train() before redraw()")
         features, size = self.projection.shape
-        # Another tensor: a backward pass may still need the old one.
+        # A new tensor, as a backward pass may still need the old one.
         self.projection = orthogonal(features, size, generator).to(self.projection)
 
     def finish(self, out: Tensor, projected: Projections) -> Tensor:
-        """Sums of values by sums of ones, projected."""
+        """Divide the sums of values by the sums of ones, and project."""
         found: Tensor = self.output(quotient(out).flatten(-2).to(projected.rows.dtype))
         return found
 
 
 class ReluFeatureLayer(RandomFeatureLayer):
-    """Features max(ω·x, 0) + ε (Choromanski et al. 2021, §4.2: the generalised kernel)."""
+    """Performer with the features max(ω·x, 0) + ε (Choromanski et al. 2021, §4.2: the generalised kernel)."""
 
     def steps(self, inputs: Inputs) -> Steps:
-        """Features of queries and keys, and values with a column of ones."""
+        """The features of queries and keys, and values with a column of ones."""
         directions = wide(self.projection).transpose(0, 1)
         query, key = (relu(wide(rows) @ directions) + self.epsilon for rows in (inputs.query, inputs.key))
         return Steps(query, key, with_ones(inputs.value, key))
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
+        """Attention weights [batch, heads, query, key], by which values enter the outputs; zero for padded keys."""
         steps, _ = self.read(query, source, key_padding_mask)
         return shares(pairs(steps.query, steps.key, causal=self.causal))
 
 
 class SoftmaxFeatureLayer(RandomFeatureLayer):
-    """Features e^(ω·x - |x|²/2): softmax attention in expectation."""
+    """Performer with the features e^(ω·x - |x|²/2), which are softmax attention in expectation."""
 
     def steps(self, inputs: Inputs) -> Steps:
-        """Features of queries, logarithms of those of keys, and values with a column of ones."""
+        """The features of queries, log features of keys, and values with a column of ones."""
         projection = wide(self.projection)
         query, key = (log_features(wide(rows), projection) for rows in (inputs.query, inputs.key))
         return Steps(query_features(query, self.epsilon), key, with_ones(inputs.value, key))
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
+        """Compute attention over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
-        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` if a source is
         given.
         """
         self.count_pass()
@@ -365,12 +366,12 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         return self.finish(sums, Projections(self, query))
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
+        """Attention weights [batch, heads, query, key], by which values enter the outputs; zero for padded keys."""
         parts = self._masked(query, source, key_padding_mask)
         return shares(pair_sums(*parts, causal=self.causal, epsilon=self.epsilon))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
+        """Compute one engine step over the new rows [tokens, hidden_size] of many requests; returns the same shape.
 
         Reads and replaces the state "memory": "S" [requests, heads, features, value_size + 1], "seen" [requests, heads,
         value_size + 1] and "top" [requests, heads], all float32; see `Memory`.
@@ -398,13 +399,13 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         return self.finish(sums, projected)[0]
 
     def _sums(self, parts: tuple[Tensor, Tensor, Tensor], before: Memory | None, chunk: int) -> tuple[Tensor, Memory]:
-        """Sums over earlier keys; see `causal_sums`."""
+        """The causal sums and the state after them; see `causal_sums`."""
         return causal_sums(parts, before, plan=self.plan, chunk=chunk, epsilon=self.epsilon)
 
     def _masked(
         self, rows: Tensor, source: Tensor | None, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Features of queries, log features of keys, -inf where padded, and values, zero there."""
+        """The features of queries, log features of keys and values; padded keys are -inf, and their values zero."""
         steps, _ = self.read(rows, source, None)
         if key_padding_mask is None:
             return steps.query, steps.key, steps.value

@@ -29,11 +29,11 @@ from attn_variants.mechanisms.common import ENCODER, whole_numbers
 
 
 class LongformerAttention(DeclaredMechanism):
-    """A window for every token, and global tokens that all see and that see all, these by projections of their own.
+    """Each token attends to a window and to global tokens, which attend to all tokens with projections of their own.
 
     A token that is not global has one softmax over its window and the global keys, with the common projections. If all
-    tokens are global this is full attention with the global projections. Beside the positions of the config, a call may
-    name global tokens of each sequence: `layer(rows, global_tokens=...)`, bool [batch, token].
+    tokens are global this is full attention with the global projections. Besides the positions of the config, a call
+    may give global tokens for each sequence: `layer(rows, global_tokens=...)`, bool [batch, token].
     """
 
     name = "longformer"
@@ -52,8 +52,9 @@ class LongformerAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`window` w, half of it on either side; `global_positions` G, of which a sequence may have fewer; `dilations`
-        d of the heads in turn, 1 for none: head h sees every d-th position of a window d times as wide."""
+        """`window` w is the size of the window, half on either side; `global_positions` G are the positions of global
+        tokens, which may exceed a sequence; `dilations` d are those of the heads in turn, 1 for none: a head sees every
+        d-th position of a window d times as wide."""
 
         window: int = 512
         global_positions: tuple[int, ...] = (0,)
@@ -71,7 +72,7 @@ class LongformerAttention(DeclaredMechanism):
     drops_weights = True
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """The attention with common projections."""
+        """The spec of the attention with the common projections."""
         options = self.Config.of(config)
         half = options.window // 2
         near: list[Mask] = [Window(left=half, right=half, dilation=step) for step in options.dilations]
@@ -82,7 +83,7 @@ class LongformerAttention(DeclaredMechanism):
         return AttentionSpec(heads=config.head_layout, mask=mask)
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `LongformerLayer`."""
+        """A new `LongformerLayer`."""
         from attn_variants.mechanisms.longformer_layer import LongformerLayer
 
         return LongformerLayer(
@@ -94,7 +95,7 @@ class LongformerAttention(DeclaredMechanism):
         )
 
     def inner(self, config: MechanismConfig) -> InnerAttention:
-        """The global projections and rows."""
+        """The module that computes the outputs of global tokens with their own projections."""
         from attn_variants.mechanisms.longformer_layer import GlobalAttention
 
         options = self.Config.of(config)
@@ -103,7 +104,7 @@ class LongformerAttention(DeclaredMechanism):
         )
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
-        """That of all rows, and that of the global rows with projections of their own."""
+        """The computation of all tokens, and that of the global tokens with their own projections."""
         own = super().computations(config, tokens)
         if not self.Config.of(config).global_positions:
             return own
@@ -111,13 +112,13 @@ class LongformerAttention(DeclaredMechanism):
         return (*own, Computation(part="global rows", asked=whole))
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """As declared, and the global tokens' own projections and rows."""
+        """The declared cost, and that of the global tokens' own projections and attention."""
         spec, heads = self.spec(config), config.head_layout
         count = sum(position < shape.query for position in self.Config.of(config).global_positions)
         into, memory = heads.query * heads.key_size, heads.key_value * (heads.key_size + heads.value_size)
         tokens = 2 * config.hidden_size * (count * into + shape.key * memory) if count else 0
         flops = shape.batch * (tokens + count * shape.key * spec.pair_flops())
         weights = config.hidden_size * (into + memory) + (into + memory if config.bias else 0)
-        # With the common projections the global rows are not needed, but they are counted as allowed pairs already.
+        # The declared cost already counts the pairs of global rows, which are computed with the common projections too.
         own = Cost(flops=flops, allowed_flops=shape.batch * tokens, parameters=weights)
         return super().cost(config, shape) + own

@@ -19,11 +19,11 @@ from attn_variants.spec_layer import SpecLayer
 from attn_variants.tensor_masks import TensorMask
 
 GLOBAL_OFFSET = 1
-"""Offset of the random numbers for dropout of the global rows, so that they differ from those of local rows."""
+"""The offset of the random numbers for dropout of global rows, so that they differ from those of local rows."""
 
 
 class LongformerLayer(SpecLayer):
-    """A `SpecLayer` around `GlobalAttention` that also takes global tokens that differ from sequence to sequence."""
+    """A `SpecLayer` around `GlobalAttention` that also accepts different global tokens for each sequence."""
 
     def forward(
         self,
@@ -34,11 +34,11 @@ class LongformerLayer(SpecLayer):
         key_padding_mask: Tensor | None = None,
         **others: Any,
     ) -> Tensor:
-        """Attend over whole sequences [batch, token, hidden_size] -> [batch, token, hidden_size].
+        """Compute attention over whole sequences [batch, token, hidden_size] -> [batch, token, hidden_size].
 
-        `global_tokens` [batch, token], bool, True where a token is global beside the positions of the config; the pairs
-        are then masked one by one, which takes time and memory quadratic in the length. `key_padding_mask` [batch,
-        token], bool, True where a token is real. Raises `InvalidValue` for global tokens of another shape or type.
+        `global_tokens` [batch, token], bool, is True for tokens that are global besides the positions of the config; it
+        requires a mask of all pairs, so time and memory are quadratic in the length. `key_padding_mask` [batch, token],
+        bool, True where a token is real. Raises `InvalidValue` for global tokens of another shape or dtype.
         """
         if global_tokens is None:
             return super().forward(query, source, key_padding_mask=key_padding_mask, **others)
@@ -56,7 +56,7 @@ class LongformerLayer(SpecLayer):
         key_padding_mask: Tensor | None = None,
         **others: Any,
     ) -> Tensor:
-        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        """Attention weights [batch, heads, query, key]; see `forward` for the arguments."""
         if global_tokens is None:
             return super().weights(query, source, key_padding_mask=key_padding_mask, **others)
         operands, near = self._of_each(query, source, key_padding_mask, global_tokens)
@@ -67,7 +67,7 @@ class LongformerLayer(SpecLayer):
     def _of_each(
         self, rows: Tensor, source: Tensor | None, key_padding_mask: Tensor | None, global_tokens: Tensor
     ) -> tuple[AttentionInputs, AttentionSpec]:
-        """What local rows meet, and the spec with the pairs that they may see."""
+        """The inputs of local attention, and its spec with a mask of the allowed pairs."""
         if global_tokens.shape != rows.shape[:2] or global_tokens.dtype != torch.bool:
             given = f"{global_tokens.dtype} {tuple(global_tokens.shape)}"
             raise InvalidValue.of("global_tokens", given, f"torch.bool {tuple(rows.shape[:2])}, [batch, token]")
@@ -84,10 +84,10 @@ class LongformerLayer(SpecLayer):
 
 
 class GlobalAttention(nn.Module, InnerAttention):
-    """Replaces the outputs at global positions by attention to all tokens with other projections.
+    """Replaces the outputs at global positions by attention to all tokens with projections of its own.
 
-    Learned: `query`, `key`, `value` (`nn.Linear` of inputs of `hidden_size`, uniform by Glorot's rule, biases zero). A
-    model that gets global tokens after its training starts them as copies of the layer's own (Beltagy et al. 2020).
+    Learned: `query`, `key`, `value` (`nn.Linear` of `hidden_size` inputs, Glorot-uniform weights, zero biases). If
+    global tokens are added to a trained model, initialise them by copies of the layer's own (Beltagy et al. 2020).
     """
 
     def __init__(self, spec: AttentionSpec, positions: tuple[int, ...], *, hidden_size: int, bias: bool) -> None:
@@ -114,7 +114,7 @@ class GlobalAttention(nn.Module, InnerAttention):
         return local.index_copy(1, torch.tensor(at, device=rows.device), seen.to(local.dtype))
 
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
-        """Weights [batch, heads, query, key]; those of global rows are over the global projections."""
+        """Attention weights [batch, heads, query, key]; those of global queries use the global projections."""
         local = attend(operands)
         at = self.global_positions(rows)
         if not at:
@@ -123,9 +123,9 @@ class GlobalAttention(nn.Module, InnerAttention):
         return local.index_copy(2, torch.tensor(at, device=rows.device), seen)
 
     def replaced(self, local: Tensor, rows: Tensor, operands: AttentionInputs, global_tokens: Tensor) -> Tensor:
-        """Outputs of local rows with those of global ones, of which each sequence has its own.
+        """Replace the outputs of the global tokens of each sequence, `global_tokens` [batch, token], bool, in `local`.
 
-        `global_tokens` [batch, token], bool; they are gathered to as many rows as the sequence with most of them has.
+        Global tokens are gathered and padded to the largest number of them in a sequence.
         """
         count = int(global_tokens.sum(1).max()) if global_tokens.numel() else 0
         if not count:
@@ -139,11 +139,11 @@ class GlobalAttention(nn.Module, InnerAttention):
         return local.scatter(1, at, torch.where(first.bool()[..., None, None], seen, local.gather(1, at)))
 
     def global_positions(self, rows: Tensor) -> list[int]:
-        """The global positions within the sequence."""
+        """The global positions that lie within the sequence."""
         return [position for position in self.positions if position < rows.shape[1]]
 
     def global_operands(self, rows: Tensor, operands: AttentionInputs, at: list[int] | slice) -> AttentionInputs:
-        """Global queries [batch, global, heads, size] over global keys and values of all rows."""
+        """The inputs of global attention: queries at `at` [batch, global, heads, size], keys and values of all rows."""
         heads = self.spec.heads
         return AttentionInputs(
             query=self.query(rows[:, at]).unflatten(-1, (heads.query, heads.key_size)),

@@ -1,4 +1,4 @@
-"""Attention through matrices of low rank: Linformer, Nyströmformer and truncated singular values."""
+"""Low-rank attention: Linformer, Nyströmformer and truncated singular value decomposition."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from attn_core.errors import Incompatible, InvalidValue
 from attn_variants.mechanisms.whole_sequence import WHOLE_SEQUENCE, WholeSequence
 
 SHARING = {"none": (None, 2), "heads": (1, 2), "keys_values": (1, 1), "layers": (1, 1)}
-"""Sets of projections (None is one a head) and kinds, for keys and for values or for both."""
+"""For each sharing: the number of sets of projections, None for one per head, and of kinds, 2 if keys and values have
+their own, 1 if they share one."""
 
 
 class Linformer(WholeSequence):
-    """Keys and values are projected along the length to a fixed number of rows, so time is linear in it.
+    """Keys and values are projected along the length to a fixed number of rows, so time is linear in the length.
 
-    Every row is a mixture of all tokens: there is no causal form. With `sharing` "layers" the first layer of a model
-    has the one matrix E = F that all its layers use.
+    Every row is a mixture of all tokens, so there is no causal form. With `sharing` "layers" the first layer of a model
+    owns the matrix E = F that all of its layers use.
     """
 
     name = "linformer"
@@ -37,9 +38,9 @@ class Linformer(WholeSequence):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`rank` k rows; `length` n is the longest sequence, by default the model's context, without one 512;
-        `sharing` of E and F: "none" (each head its own), "heads" (one E and one F for all), "keys_values" (E = F for
-        all heads) or "layers" (E = F for all layers)."""
+        """`rank` k is the number of projected rows; `length` n the longest sequence, by default the model's context
+        length, or 512; `sharing` of E and F is "none" (each head has its own), "heads" (one E and one F for all heads),
+        "keys_values" (E = F for all heads) or "layers" (E = F for all layers)."""
 
         rank: int = 128
         length: int | None = None
@@ -52,7 +53,7 @@ class Linformer(WholeSequence):
             require_choice("sharing", self.sharing, SHARING)
 
     def attention(self, config: MechanismConfig) -> Any:
-        """Fresh projections of the length."""
+        """New projections of the length, or a reference to those of the first layer."""
         from attn_variants.mechanisms.low_rank_layers import LengthProjection, SharedLengthProjection
 
         if borrows(config):
@@ -63,7 +64,7 @@ class Linformer(WholeSequence):
         )
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections of the inputs and of the length, and the pairs of queries and rows."""
+        """The cost of the projections of inputs and of the length, and of pairs of queries and projected rows."""
         heads, size = self.inner_size(config)
         rank, (sets, kinds) = self.Config.of(config).rank, SHARING[self.Config.of(config).sharing]
         flops = self.projected(config, shape) + 8 * shape.batch * heads * shape.query * rank * size
@@ -72,9 +73,9 @@ class Linformer(WholeSequence):
         return Cost(flops=flops, allowed_flops=flops, parameters=weights)
 
     def share_weights(self, layers: Sequence[tuple[MechanismConfig, Any]]) -> None:
-        """Give the layers after the first the projections of the first, where they are to share them.
+        """Share the projections of the first layer with all layers whose `sharing` is "layers".
 
-        Raises `Incompatible` where the first layer of the model is not one of these, or has another rank or length.
+        Raises `Incompatible` unless the first layer of the model is one of these, with the same rank and length.
         """
         sharing = [(config, layer) for config, layer in layers if self.Config.of(config).sharing == "layers"]
         if not sharing:
@@ -90,20 +91,20 @@ class Linformer(WholeSequence):
 
 
 def borrows(config: MechanismConfig) -> bool:
-    """Whether the layer uses the projections of the first."""
+    """Whether the layer uses the projections of the first layer."""
     return config.layer > 0 and Linformer.Config.of(config).sharing == "layers"
 
 
 def length_of(config: MechanismConfig) -> int:
-    """The longest sequence."""
+    """The length of the longest sequence."""
     return Linformer.Config.of(config).length or config.max_seq_len or 512
 
 
 class NystromAttention(WholeSequence):
-    """The matrix of softmax attention is approximated from the rows and columns of a few landmarks.
+    """Approximates the matrix of softmax attention from the rows and columns of a few landmarks.
 
-    Landmarks are means of equal stretches of the real tokens, so what they are depends on the length: there is no
-    causal form. With as many landmarks as tokens it is softmax attention, as far as the inverse has converged.
+    Landmarks are means of equal segments of the real tokens, so they depend on the length, and there is no causal form.
+    With as many landmarks as tokens it is softmax attention, up to the convergence of the inverse.
     """
 
     name = "nystrom"
@@ -124,7 +125,8 @@ class NystromAttention(WholeSequence):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`landmarks`; `iterations` of the inverse; tokens of the convolution's `kernel`, odd, 0 for none."""
+        """`landmarks` is the number of landmarks; `iterations`, those of the inverse; `kernel`, the odd size of the
+        convolution in tokens, 0 for none."""
 
         landmarks: int = 64
         iterations: int = 6
@@ -138,7 +140,7 @@ class NystromAttention(WholeSequence):
                 raise InvalidValue.of("kernel", self.kernel, "an odd number of tokens, or 0 for no convolution")
 
     def attention(self, config: MechanismConfig) -> Any:
-        """Landmarks, and a convolution, if any."""
+        """The landmark attention, with the convolution if there is one."""
         from attn_variants.mechanisms.low_rank_layers import Landmarks
 
         options = self.Config.of(config)
@@ -150,7 +152,7 @@ class NystromAttention(WholeSequence):
         )
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Tokens meet landmarks four times; landmarks meet each other in every step of the inverse."""
+        """The cost of projections, of token-landmark products, of the iterated inverse and of the convolution."""
         (heads, size), options = self.inner_size(config), self.Config.of(config)
         marks, tokens = options.landmarks, shape.query
         between = 4 * tokens * marks * size + tokens * marks**2
@@ -161,10 +163,10 @@ class NystromAttention(WholeSequence):
 
 
 class LowRankAttention(WholeSequence):
-    """Keys and values of a sequence are replaced by the closest matrices of a rank, found anew for each sequence.
+    """Replaces the keys and values of each sequence by their closest matrices of a given rank.
 
-    Tokens then weigh `rank` elements for keys and as many for values. The rank's space depends on all tokens: there is
-    no causal form. At the full rank it is softmax attention.
+    Attention is then computed in `rank` dimensions for keys and as many for values. The low-rank subspace depends on
+    all tokens, so there is no causal form. At the full rank it is softmax attention.
     """
 
     name = "low_rank"
@@ -181,7 +183,7 @@ class LowRankAttention(WholeSequence):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`rank` of keys and of values, at most the head size; half of it by default."""
+        """`rank` is that of keys and of values, at most the head size; half of the head size by default."""
 
         rank: int | None = None
 
@@ -194,13 +196,13 @@ class LowRankAttention(WholeSequence):
                 raise InvalidValue.of("rank", self.rank, f"at most the head size, {self.head_layout.key_size}")
 
     def attention(self, config: MechanismConfig) -> Any:
-        """Singular values of keys and values."""
+        """The attention over truncated singular value decompositions."""
         from attn_variants.mechanisms.low_rank_layers import LowRank
 
         return LowRank(rank_of(config))
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Squares of keys and values, their parts in the rank's space, and the pairs of these."""
+        """The cost of projections, of the Gram matrices, of projecting to the low-rank subspaces, and of the pairs."""
         (heads, size), rank = self.inner_size(config), rank_of(config)
         per_token = 2 * size**2 + 4 * size * rank + 2 * shape.query * rank
         flops = self.projected(config, shape) + 2 * shape.batch * heads * shape.query * per_token

@@ -1,4 +1,4 @@
-"""What Linformer, Nyströmformer and low-rank attention compute between the projections and the output."""
+"""The inner modules, between the projections and the output, of Linformer, Nyströmformer and low-rank attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attn_variants.mechanisms.whole_sequence_layer import ranks
 
 
 class LengthProjection(nn.Module):
-    """softmax(q (E k)ᵀ / √d) (F v), E and F [length, rank], uniform up to 1 / √rank.
+    """Linformer: softmax(q (Eᵀ k)ᵀ / √d) (Fᵀ v), with E and F [length, rank], uniform in ±1 / √rank.
 
     Learned: `key_weight` [sets, length, rank] and, unless keys and values share it, `value_weight`; one set is
     shared by all heads. Shorter sequences use the first rows.
@@ -44,19 +44,19 @@ class LengthProjection(nn.Module):
 
 
 class SharedLengthProjection(nn.Module):
-    """The `LengthProjection` of another layer, which alone saves, moves and trains its weights."""
+    """A reference to the `LengthProjection` of another layer, to whose parameters alone the weights belong."""
 
     def __init__(self) -> None:
         super().__init__()
-        # In a tuple, so that it is no module of this layer.
+        # In a tuple, so that it is not registered as a submodule of this layer.
         self._used: tuple[LengthProjection] | None = None
 
     def use(self, projection: LengthProjection) -> None:
-        """Compute with this one from now on."""
+        """Use this projection from now on."""
         self._used = (projection,)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """As `LengthProjection.forward`; raises `WrongState` before `use`."""
+        """See `LengthProjection.forward`; raises `WrongState` before `use` was called."""
         if self._used is None:
             message = "a linformer layer that shares its projections has none of its own: call share_weights() of the"
             raise WrongState(f"{message} mechanism with all layers of the model, the first of which has them")
@@ -65,9 +65,9 @@ class SharedLengthProjection(nn.Module):
 
 
 class Landmarks(nn.Module):
-    """softmax(q k̃ᵀ) softmax(q̃ k̃ᵀ)⁺ softmax(q̃ kᵀ) v, q̃ and k̃ the means of `landmarks` stretches of the tokens.
+    """softmax(q k̃ᵀ) softmax(q̃ k̃ᵀ)⁺ softmax(q̃ kᵀ) v, with q̃ and k̃ the means of `landmarks` segments of the tokens.
 
-    The inverse is found in `iterations` steps. With a `kernel`, a depthwise convolution of the values over so many
+    The inverse is computed in `iterations` steps. With a `kernel`, a depthwise convolution of the values over that many
     tokens is added; learned: its `kernel` [heads, 1, kernel, 1].
     """
 
@@ -107,13 +107,16 @@ class Landmarks(nn.Module):
 
 
 def stretches(of: Tensor, key_padding_mask: Tensor | None, landmarks: int) -> Tensor:
-    """How many real tokens each landmark stands for, [batch, landmarks]; `of` [batch, tokens] names their landmarks."""
+    """The number of real tokens of each landmark [batch, landmarks]; `of` [batch, tokens] are the tokens' landmarks."""
     real = torch.ones_like(of) if key_padding_mask is None else key_padding_mask.to(of.dtype)
     return torch.zeros(of.shape[0], landmarks, dtype=of.dtype, device=of.device).scatter_add(1, of, real)
 
 
 def means(rows: Tensor, of: Tensor, sizes: Tensor) -> Tensor:
-    """Means [batch, heads, landmarks, size] of the rows [batch, heads, tokens, size] of each landmark, padding zero."""
+    """Means [batch, heads, landmarks, size] of the rows [batch, heads, tokens, size] of each landmark.
+
+    Padded rows must be zero; `sizes` are the numbers of real tokens.
+    """
     shape = (*rows.shape[:2], sizes.shape[1], rows.shape[3])
     index = of[:, None, :, None].expand(rows.shape)
     sums = torch.zeros(shape, dtype=rows.dtype, device=rows.device).scatter_add(2, index, rows)
@@ -121,7 +124,7 @@ def means(rows: Tensor, of: Tensor, sizes: Tensor) -> Tensor:
 
 
 def pseudoinverse(matrix: Tensor, iterations: int) -> Tensor:
-    """The Moore-Penrose inverse of [..., size, size] by the iteration of the paper's equation 13, of third order."""
+    """The Moore-Penrose inverse of [..., size, size] by the third-order iteration of the paper's equation 13."""
     column, row = matrix.sum(-2).amax(-1), matrix.sum(-1).amax(-1)
     tiny = torch.finfo(matrix.dtype).tiny
     inverse = matrix.transpose(-1, -2) / (column * row).clamp(min=tiny)[..., None, None]
@@ -134,9 +137,9 @@ def pseudoinverse(matrix: Tensor, iterations: int) -> Tensor:
 
 
 class LowRank(nn.Module):
-    """Softmax attention over keys and values of each head that are replaced by the closest matrices of `rank`.
+    """Softmax attention over keys and values of each head, replaced by their closest matrices of `rank`.
 
-    Closest in the sum of squares, which truncating the singular values gives (Eckart and Young 1936).
+    These minimise the sum of squared differences, by truncating the singular values (Eckart and Young 1936).
     """
 
     def __init__(self, rank: int) -> None:
@@ -163,13 +166,14 @@ def basis(rows: Tensor, rank: int) -> Tensor:
 class _TopVectors(torch.autograd.Function):
     """Eigenvectors [..., size, rank] of the largest eigenvalues of symmetric matrices [..., size, size].
 
-    The gradient is right for functions of the space that the vectors span, whichever vectors span it: only its turning
-    towards the other vectors counts. So equal eigenvalues on one side of the cut, which padding makes, do no harm.
+    The gradient is correct for functions of the subspace that the vectors span, independent of the basis: it includes
+    only rotations towards the other eigenvectors. So equal eigenvalues on one side of the cut, as with padding, are
+    harmless.
     """
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, rank: int) -> Tensor:
-        # Of what is not finite there are no eigenvectors, and one such matrix would fail all.
+        # eigh fails for the whole batch if one matrix is not finite; the vectors of such a matrix are NaN.
         finite = matrix.isfinite().all(-1).all(-1)[..., None, None]
         values, vectors = torch.linalg.eigh(torch.where(finite, matrix, 0.0))
         vectors = torch.where(finite, vectors, torch.nan)
@@ -185,7 +189,7 @@ class _TopVectors(torch.autograd.Function):
         rest, top = vectors[..., :cut], vectors[..., cut:]
         gap = values[..., None, cut:] - values[..., :cut, None]
         tiny = torch.finfo(values.dtype).eps * values[..., -1:, None].abs()
-        # Below rounding both eigenvalues are zero, and no row has a part along either vector.
+        # Gaps within rounding error mean that both eigenvalues are zero; no row has a component along either vector.
         turn = torch.where(gap > tiny, torch.matmul(rest.transpose(-1, -2), gradient) / gap, torch.zeros_like(gap))
         back = torch.matmul(torch.matmul(rest, turn), top.transpose(-1, -2))
         return (back + back.transpose(-1, -2)) / 2, None

@@ -23,10 +23,10 @@ from attn_variants.mechanisms.common import BASIC
 
 
 class LongShortTermMemoryNetwork(ComputedMechanism):
-    """An LSTM that attends to the tapes of all its earlier hidden states and memories instead of its last ones.
+    """An LSTM that attends to tapes of all its earlier hidden states and cell states instead of reading the last ones.
 
-    Each head is one of size `head_dim` with tapes of its own; with one head it is the paper's. A sequence's first
-    token finds empty tapes and reads zeros.
+    Each head is an LSTM of size `head_dim` with its own tapes; with one head it is that of the paper. The first token
+    of a sequence has empty tapes and reads zeros.
     """
 
     name = "lstmn"
@@ -54,25 +54,25 @@ class LongShortTermMemoryNetwork(ComputedMechanism):
     sequential = True
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `LstmnLayer`; raises `InvalidValue` where heads do not divide."""
+        """A new `LstmnLayer`; raises `InvalidValue` unless the key/value heads divide the heads."""
         from attn_variants.mechanisms.lstmn_layer import LstmnLayer
 
         return LstmnLayer(config.head_layout, hidden_size=config.hidden_size, bias=config.bias)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """The two tapes and what the hidden one is scored by, a row per token; the last summary of the hidden one."""
+        """The hidden and cell states and the projected keys of every token, and the last summary of hidden states."""
         heads = config.head_layout
         row = Field((heads.query, heads.key_size))
         return {"tapes": Paged({"hidden": row, "memory": row, "key": row}), "summary": Slot({"hidden": row})}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections and gates per token; a score and a read of both tapes per pair of a token and an earlier one."""
+        """The cost of projections and gates per token, and of a score and reads of both tapes per earlier token."""
         heads = config.head_layout
         inner = heads.query * heads.key_size
         linear = config.hidden_size * 6 * inner
         square = heads.query * 6 * heads.key_size**2
         tokens = shape.batch * shape.query
-        # The first token of a sequence reads nothing, so it asks nothing.
+        # The first token of a sequence reads nothing, so its query is not computed.
         firsts = shape.batch if shape.query >= shape.key else 0
         pairs = shape.batch * (Causal().count(shape.query, shape.key) - shape.query)
         flops = 2 * tokens * (linear + square) - 2 * firsts * inner * heads.key_size + 2 * pairs * 3 * inner

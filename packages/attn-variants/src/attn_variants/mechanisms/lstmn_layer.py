@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from attn_variants.layer_utils import glorot_parameter, refuse_source
 
 TAPES = ("hidden", "memory", "key")
-"""What is written of each token."""
+"""The fields that are written for each token."""
 
 
 class Tape(NamedTuple):
-    """What was written so far: `hidden`, `memory` and `key`, which is W_h `hidden`, [batch, written, heads, size], and
-    `allowed` [batch, written]."""
+    """The tapes so far: `hidden` (hidden states), `memory` (cell states) and `key` (W_h `hidden`), each [batch,
+    written, heads, size], and `allowed` [batch, written], True for real tokens."""
 
     hidden: Tensor
     memory: Tensor
@@ -27,8 +27,8 @@ class Tape(NamedTuple):
 
 
 class LstmnOutput(NamedTuple):
-    """What some tokens came to: `hidden`, `memory` and `key` [batch, token, heads, size], the last summary of hidden
-    states [batch, heads, size], and each token's weights [batch, heads, written before it]."""
+    """The results of some tokens: `hidden`, `memory` and `key` [batch, token, heads, size], the last `summary` of
+    hidden states [batch, heads, size], and each token's weights [batch, heads, written before it]."""
 
     hidden: Tensor
     memory: Tensor
@@ -38,9 +38,9 @@ class LstmnOutput(NamedTuple):
 
 
 class LstmnLayer(nn.Module):
-    """LSTM cells whose previous state is what they attend to on the tapes of all earlier hidden states and memories.
+    """LSTM cells whose previous state is read by attention from the tapes of all earlier hidden and cell states.
 
-    Learned, per head: `gates` (`nn.Linear` to input, forget, output and candidate), `recurrent` [heads, size, 4 size];
+    Learned, per head: `gates` (`nn.Linear` to input, forget, candidate and output), `recurrent` [heads, size, 4 size];
     for attention `attend_input` (`nn.Linear`), `attend_hidden` and `attend_summary` [heads, size, size], `vector`
     [heads, size]; and `output` (`nn.Linear`). Everything between inputs and output is at least float32.
     """
@@ -58,9 +58,9 @@ class LstmnLayer(nn.Module):
         self.output = nn.Linear(count * size, hidden_size, bias=bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Hidden states of whole sequences [batch, token, hidden_size], projected to [batch, token, hidden_size].
+        """Run over whole sequences [batch, token, hidden_size], and project the hidden states to the same shape.
 
-        A padded token, `key_padding_mask` [batch, token] False, leaves no trace and gives zeros.
+        A padded token, False in `key_padding_mask` [batch, token], is not attended to and gives zeros.
         """
         refuse_source(source)
         if query.shape[1] == 0:
@@ -69,7 +69,7 @@ class LstmnLayer(nn.Module):
         return self._out(written.hidden, query, key_padding_mask)
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Weights [batch, heads, token, token]: zero from the token itself on."""
+        """Attention weights [batch, heads, token, token]; zero for the token itself and later ones."""
         refuse_source(source)
         length = query.shape[1]
         written = self._run(query, self._empty(query), self._zeros(query), key_padding_mask)
@@ -78,7 +78,7 @@ class LstmnLayer(nn.Module):
         return weights if key_padding_mask is None else weights * key_padding_mask[:, None, :, None]
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """The new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
+        """Compute one engine step over the new rows [tokens, hidden_size] of many requests; returns the same shape.
 
         Reads and extends the state "tapes" ("hidden", "memory" and "key", [rows, heads, size]) and replaces the state
         "summary" ("hidden" [requests, heads, size]).
@@ -104,19 +104,19 @@ class LstmnLayer(nn.Module):
         return self._out(hidden, query, None)
 
     def _tape(self, batch: RaggedBatch, requests: list[int], state: LayerState, like: Tensor) -> Tape:
-        """What these requests of the batch wrote in earlier steps."""
+        """The tapes that these requests of the batch wrote in earlier steps."""
         contexts = [batch.contexts[request] for request in requests]
         if not any(contexts):
             return self._empty(like[:1].expand(len(requests), -1))
         held: Rows = state["tapes"].rows(requests)
         allowed = held.positions < torch.tensor(contexts, device=like.device)[:, None]
         allowed = allowed if held.key_padding_mask is None else allowed & held.key_padding_mask
-        # What is not allowed may be anything, also what is no number.
+        # Rows that are not allowed may hold anything, including NaN.
         hidden, memory, key = (wide(held.fields[name]).masked_fill(~allowed[..., None, None], 0.0) for name in TAPES)
         return Tape(hidden, memory, key, allowed)
 
     def _run(self, rows: Tensor, tape: Tape, summary: Tensor, key_padding_mask: Tensor | None) -> LstmnOutput:
-        """Tokens [batch, token, hidden_size] one after the other behind a tape."""
+        """Run over tokens [batch, token, hidden_size], one after the other, continuing a tape."""
         batch, length, _ = rows.shape
         gates = wide(self.gates(rows)).view(batch, length, self.heads, 4 * self.size)
         asked = wide(self.attend_input(rows)).view(batch, length, self.heads, self.size)
@@ -149,7 +149,7 @@ class LstmnLayer(nn.Module):
         return shares(scores[..., 0], allowed[:, None])
 
     def _of_heads(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """[batch, heads, out] of rows [batch, heads, into] and a weight [heads, into, out]."""
+        """Multiply rows [batch, heads, into] by a matrix per head [heads, into, out]: returns [batch, heads, out]."""
         return (rows.transpose(0, 1) @ weight.to(rows.dtype)).transpose(0, 1)
 
     def _empty(self, like: Tensor) -> Tape:
@@ -166,8 +166,9 @@ class LstmnLayer(nn.Module):
 
 
 def cell(gates: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden state and memory [..., size] of an LSTM's gates [..., 4 size] (input, forget, candidate, output, in the
-    order of `torch.nn.LSTMCell`) and its previous memory."""
+    """An LSTM cell: the hidden state and cell state [..., size] from gates [..., 4 size] and the previous cell state.
+
+    Gates are in the order of `torch.nn.LSTMCell`: input, forget, candidate, output."""
     enter, forget, candidate, leave = gates.chunk(4, dim=-1)
     memory = torch.sigmoid(forget) * memory + torch.sigmoid(enter) * torch.tanh(candidate)
     return torch.sigmoid(leave) * torch.tanh(memory), memory

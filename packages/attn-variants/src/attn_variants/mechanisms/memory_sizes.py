@@ -1,4 +1,4 @@
-"""What the queries of compressive memories see, without torch."""
+"""Which tokens and compressed rows the queries of compressive memories see, without torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySizes:
-    """What a query sees before its own segment of `segment` tokens: the last `memory` tokens, and before those
-    `compressed` rows that stand for `rate` tokens each, which a convolution reads `dilation` tokens apart."""
+    """The sizes of a query's past: its segment of `segment` tokens, `memory` tokens before it, and before these
+    `compressed` rows of `rate` tokens each, which a convolution reads `dilation` tokens apart."""
 
     segment: int
     memory: int
@@ -24,25 +24,25 @@ class MemorySizes:
 
     @property
     def before(self) -> int:
-        """Tokens before its own that a compressed row is made of: a dilated convolution reaches back."""
+        """The number of tokens before its own that a compressed row is computed from, by a dilated convolution."""
         return (self.rate - 1) * (self.dilation - 1)
 
     @property
     def window(self) -> int:
-        """The most tokens seen as they are."""
+        """The largest number of uncompressed tokens that a query sees."""
         return self.memory + self.segment
 
     @property
     def ring(self) -> int:
-        """Compressed rows to remember: those that are seen, and those whose tokens still are."""
+        """The number of compressed rows to store: those that are seen, and those of tokens still seen uncompressed."""
         return self.compressed + self.window // self.rate
 
     def near(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether queries at positions `query` see tokens at `key`; broadcasts."""
+        """Whether queries at positions `query` see tokens at positions `key`, which broadcast."""
         first = query // self.segment * self.segment - self.memory
         return (key >= first) & (key <= query)
 
     def far(self, query: Tensor, row: Tensor) -> Tensor:
-        """Whether queries at positions `query` see compressed rows number `row`, negative if there is none."""
+        """Whether queries at positions `query` see the compressed rows with indices `row`, negative for no row."""
         end = (query // self.segment * self.segment - self.memory) // self.rate
         return (row >= 0) & (row < end) & (row >= end - self.compressed)

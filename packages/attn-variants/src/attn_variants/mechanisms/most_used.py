@@ -1,4 +1,4 @@
-"""Compressive memory of the tokens that were read most."""
+"""Compressive memory that keeps the tokens with the most attention."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from attn_variants.mechanisms.compressive import CompressiveMemory, SegmentedCon
 
 @dataclass(frozen=True, kw_only=True)
 class MostUsedConfig(SegmentedConfig):
-    """Sizes in tokens: a `segment`, a `memory` before it, and `compressed` tokens before that, one of every `rate`.
+    """Sizes in tokens: a `segment`, a `memory` before it, and before that `compressed` tokens, one of every `rate`.
 
-    `rate` divides the first two.
+    `rate` must divide `segment` and `memory`.
     """
 
 
 class MostUsedMemory(ComputedMechanism):
     """Causal attention within a segment, over a memory of the tokens before it, and over the most used before that.
 
-    Of the tokens that leave the memory those with the largest average attention weight stay, one of every `rate`, the
-    function "most used" of the paper's section 3.1. Positions are left to the model.
+    Of the tokens that leave the memory, one of every `rate` is kept: those with the largest average attention weight,
+    the function "most used" of the paper's section 3.1. Positions are left to the model.
     """
 
     name = "most_used"
@@ -50,7 +50,7 @@ class MostUsedMemory(ComputedMechanism):
     Config = MostUsedConfig
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `MostUsedLayer`; raises `InvalidValue` where heads do not divide."""
+        """A new `MostUsedLayer`; raises `InvalidValue` unless the key/value heads divide the heads."""
         from attn_variants.mechanisms.most_used_layer import MostUsedLayer
 
         return MostUsedLayer(
@@ -58,14 +58,14 @@ class MostUsedMemory(ComputedMechanism):
         )
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """Keys and values of a memory and a segment with what each was used, and those of the tokens that stayed."""
+        """Keys and values of a memory and a segment, the usage of each token, and keys and values of kept tokens."""
         past, heads = memory_sizes(config), (config.num_heads, config.head_layout.key_size)
         row, kept = Field(heads), Field((past.compressed, *heads))
         far = {"key": kept, "value": kept, "usage": Field((past.window,), "float32")}
         return {"kv": Paged({"key": row, "value": row}, window=past.window), "compressed": Slot(far)}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections; each segment meets all of its memory, and a step all tokens that it remembers, seen or not."""
+        """The cost of projections and pairs; segments score all of their memory, steps everything that is stored."""
         own, inner = MostUsedConfig.of(config), config.num_heads * config.head_layout.key_size
         linear, past = 4 * config.hidden_size * inner, memory_sizes(config)
         biases = 3 * inner + config.hidden_size if config.bias else 0

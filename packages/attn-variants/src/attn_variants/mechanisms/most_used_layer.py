@@ -10,14 +10,13 @@ from attn_variants.mechanisms.compressive_layer import CompressiveLayer, attenti
 
 
 class MostUsedLayer(CompressiveLayer):
-    """Compressive memory whose compressed rows are tokens as they were: those that were read most.
+    """Compressive memory whose compressed rows are the uncompressed tokens with the most attention.
 
-    Learned: `query`, `key`, `value` and `output` (`nn.Linear`, uniform by Glorot's rule).
+    Learned: `query`, `key`, `value` and `output` (`nn.Linear`, Glorot-uniform).
 
-    When tokens leave the memory, one of every `rate` of them stays: those with the largest attention weight, averaged
-    over the heads and over the queries that saw them (Rae et al. 2020, section 3.1, "most-used"). They stay in their
-    order. Which ones stay has no gradient. Segments are computed one after the other, as each decides what the next
-    ones see.
+    When tokens leave the memory, one of every `rate` is kept: those with the largest attention weight, averaged over
+    the heads and over the queries that saw them (Rae et al. 2020, section 3.1, "most-used"), in their original order.
+    The choice has no gradient. Segments are computed one after the other, as each determines what later ones see.
     """
 
     def _by_segments(self, rows: Tensor, real: Tensor, projected: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -47,11 +46,11 @@ class MostUsedLayer(CompressiveLayer):
         return torch.cat(out, dim=1)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """The new rows [tokens, hidden_size] of many requests, one after the other; returns [tokens, hidden_size].
+        """Compute one engine step over the new rows [tokens, hidden_size] of many requests, one request at a time.
 
-        Extends the state "kv" and replaces the state "compressed": "key" and "value" [requests, compressed, heads,
-        size], the rows that stayed, the newest last, and "usage" [requests, window], the sum of the weights of each
-        token that is still seen, at its position modulo the window.
+        Returns [tokens, hidden_size]. Extends the state "kv" and replaces the state "compressed": "key" and "value"
+        [requests, compressed, heads, size], the kept tokens, the newest last, and "usage" [requests, window], the sum
+        of the attention weights of each token in the window, at its position modulo the window.
         """
         asked, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
         state["kv"].append({"key": key, "value": value})
@@ -74,10 +73,10 @@ class MostUsedLayer(CompressiveLayer):
         return self._out(torch.cat(out), query)
 
     def _piece(self, asked: Tensor, place: int, near: Fields, known: Tensor, held: Fields) -> tuple[Tensor, Fields]:
-        """Outputs [query, heads, size] of queries [query, heads, size] from position `place` on, all of one segment,
-        and what is to be remembered.
+        """Outputs [query, heads, size] of queries within one segment, from position `place` on, and the new state.
 
-        `near` are "key" and "value" [1, token, heads, size] of tokens at the positions `known` [token], -1 for none.
+        `near` contains "key" and "value" [1, token, heads, size] of tokens at the positions `known` [token], -1 for no
+        token.
         """
         past, stop = self.past, place + asked.shape[0]
         stayed = min(past.compressed, max(0, place // past.segment * past.segment - past.memory) // past.rate)
@@ -104,6 +103,6 @@ class MostUsedLayer(CompressiveLayer):
 
 
 def most_used(usage: Tensor, rate: int) -> Tensor:
-    """Places, in their order, of the largest one in `rate` of usages [..., token]; of equal ones the first."""
+    """The indices, ascending, of the largest 1 / `rate` of the usages [..., token]; of equal ones, the first."""
     order = usage.sort(dim=-1, descending=True, stable=True).indices
     return order[..., : usage.shape[-1] // rate].sort(dim=-1).values

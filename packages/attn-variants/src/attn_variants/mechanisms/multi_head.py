@@ -1,4 +1,4 @@
-"""Softmax attention with several heads: multi-head, grouped-query and multi-query, of one sequence or to a source."""
+"""Multi-head, grouped-query and multi-query softmax attention, as self-attention or cross-attention."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class MultiHeadAttention(DeclaredMechanism):
     capabilities = SELF | {Capability.CROSS}
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Nothing but projections, scores and their softmax."""
+        """The spec of plain softmax attention."""
         return self_attention(config)
 
 
 class GroupedQueryAttention(DeclaredMechanism):
     """Scaled dot-product attention whose query heads share keys and values in equal groups.
 
-    Where the config names no `num_kv_heads`, the smallest sharing: groups of the least prime factor of `heads`.
+    Without `num_kv_heads`, the groups are as small as possible: of the least prime factor of `num_heads`.
     """
 
     name = "gqa"
@@ -50,7 +50,7 @@ class GroupedQueryAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`groups` names the key/value head of each query head, where groups are not equal or not of neighbours."""
+        """`groups` lists the key/value head of each query head, for groups that are unequal or not consecutive."""
 
         groups: tuple[int, ...] | None = None
 
@@ -62,12 +62,12 @@ class GroupedQueryAttention(DeclaredMechanism):
                     raise InvalidValue.of("groups", self.groups, "a key/value head for each query head")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return self_attention(config, heads=grouped_heads(config))
 
 
 def grouped_heads(config: MechanismConfig) -> Heads:
-    """The config's heads, in the smallest groups above one where it names no key/value heads."""
+    """The heads of a config; without `num_kv_heads`, in the smallest equal groups of more than one head."""
     groups = GroupedQueryAttention.Config.of(config).groups
     if groups is not None:
         size = config.head_dim or config.hidden_size // config.num_heads
@@ -80,7 +80,7 @@ def grouped_heads(config: MechanismConfig) -> Heads:
 
 
 class MultiQueryAttention(DeclaredMechanism):
-    """Scaled dot-product attention whose query heads all read one head of keys and values."""
+    """Scaled dot-product attention whose query heads all share one head of keys and values."""
 
     name = "mqa"
     summary = "all query heads share one head of keys and values"
@@ -94,7 +94,7 @@ class MultiQueryAttention(DeclaredMechanism):
     capabilities = GROUPED_SELF | {Capability.CROSS}
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where more than one key/value head is asked for."""
+        """The attention spec; raises `InvalidValue` for more than one key/value head."""
         if config.num_kv_heads not in {None, 1}:
             raise InvalidValue.of("num_kv_heads", config.num_kv_heads, "1; mechanism 'gqa' takes more")
         return self_attention(config, heads=dataclasses.replace(config.head_layout, key_value=1))

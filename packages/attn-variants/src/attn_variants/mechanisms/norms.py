@@ -20,7 +20,7 @@ from attn_variants.mechanisms.common import GROUPED_SELF, self_attention, window
 
 
 class QkNormAttention(DeclaredMechanism):
-    """Queries and keys of every head have one length before they meet, up to a learned gain per element."""
+    """RMS-normalises the queries and keys of every head, with a learned gain per element."""
 
     name = "qk_norm"
     summary = "queries and keys are normed in every head"
@@ -39,7 +39,7 @@ class QkNormAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`eps` is added to the mean square."""
+        """`eps` is added to the mean square of a query or key."""
 
         eps: float = 1e-6
 
@@ -48,13 +48,13 @@ class QkNormAttention(DeclaredMechanism):
             require_number("eps", self.eps, gt=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         eps = self.Config.of(config).eps
         return self_attention(config, norm=QkNorm(eps=eps))
 
 
 class QkL2NormAttention(DeclaredMechanism):
-    """Scores are cosines of queries and keys times one learned number, which takes the place of 1/√d_k."""
+    """Scores are cosine similarities of queries and keys, times one learned number in place of 1/√d_k."""
 
     name = "qk_l2_norm"
     summary = "queries and keys have length one, times one learned number"
@@ -72,8 +72,8 @@ class QkL2NormAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`length` n of the sequences that are trained on: g is log₂(n² - n) at first. `eps` is added to the square of
-        a length."""
+        """`length` n is that of the training sequences: g is initialised to log₂(n² - n). `eps` is added to the squared
+        L2 norm."""
 
         length: int = 1024
         eps: float = 1e-12
@@ -84,14 +84,14 @@ class QkL2NormAttention(DeclaredMechanism):
             require_number("eps", self.eps, gt=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         own = self.Config.of(config)
         norm = QkL2Norm(eps=own.eps, length=own.length)
         return self_attention(own, score=Dot(), norm=norm)
 
 
 class SoftCapAttention(DeclaredMechanism):
-    """No score exceeds the cap, which keeps them out of the softmax's flat ends."""
+    """Bounds all scores smoothly by a cap, which keeps the softmax from saturating."""
 
     name = "soft_cap"
     summary = "scores are kept below a cap by a tanh"
@@ -106,7 +106,7 @@ class SoftCapAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`cap` c of the scores."""
+        """`cap` c bounds the absolute values of the scores."""
 
         cap: float = 50.0
 
@@ -115,7 +115,7 @@ class SoftCapAttention(DeclaredMechanism):
             require_number("cap", self.cap, gt=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         cap = self.Config.of(config).cap
         return self_attention(config, modifiers=(SoftCap(cap=cap),))
 
@@ -125,20 +125,20 @@ NORMED = {"head": QkNorm, "all_heads": QkNormAllHeads}
 
 @dataclass(frozen=True)
 class QueryTemperature:
-    """Scores times 1 + a ln(1 + ⌊(i + 1) / floor⌋) of a query at position i, a the `scale` (Nakanishi 2025)."""
+    """Multiplies scores of a query at position i by 1 + a ln(1 + ⌊(i + 1) / floor⌋), a = `scale` (Nakanishi 2025)."""
 
     scale: float
     floor: int
 
     def __call__(self, score: Any, head: Any, query: Any, key: Any) -> Any:  # noqa: ARG002 -- the same for both
-        """The scores [batch, heads, query, key] as the positions of queries say."""
+        """The scaled scores [batch, heads, query, key] for queries at positions `query`."""
         steps = ((query + 1) // self.floor + 1).to(score.dtype)
         return score * (1 + self.scale * steps.log())
 
 
 class GemmaAttention(DeclaredMechanism):
-    """Normed queries and keys, capped scores, a window, a scale and rotary angles of the layer's own, each where it is
-    asked for: layers of one model differ by options alone."""
+    """Attention with optional QK-norm, soft cap, window or chunks, scale and rotary base, so that layers of one model
+    differ only by their options."""
 
     name = "gemma"
     summary = "norm, cap, window, scale and rotary base chosen layer by layer"
@@ -152,13 +152,14 @@ class GemmaAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """What is None is left out: `norm_eps` of the norms (Gemma 3, Qwen 3), `cap` c of the scores (Gemma 2), the
-        `window` w of tokens, the query's own among them. `scale` s replaces 1/√d_k. Norms are taken over each "head"
-        or over "all_heads" together (OLMo 2), as `norm_over` says. With a `chunk`, positions are cut into so many
-        tokens, and a query sees those of its own alone (Llama 4); it excludes a window. `temperature` a multiplies the
-        scores of the query at position i by 1 + a ln(1 + ⌊(i + 1) / `temperature_floor`⌋) (Llama 4; arXiv 2501.19399).
+        """Options that are None are not used: `norm_eps` of the QK-norms (Gemma 3, Qwen 3), `cap` c of the scores
+        (Gemma 2), `window` w, the number of visible tokens including the query's own. `scale` s replaces 1/√d_k. Norms
+        are taken over each "head" or over "all_heads" together (OLMo 2), by `norm_over`. With `chunk`, the sequence is
+        cut into chunks of this many tokens, and a query sees only its own (Llama 4); this excludes a window.
+        `temperature` a multiplies the scores of the query at position i by
+        1 + a ln(1 + ⌊(i + 1) / `temperature_floor`⌋) (Llama 4; arXiv 2501.19399).
 
-        Where the model turns positions, `base` and `scaling` (as of `rope`) replace the model's in this layer.
+        If the model has a rotary embedding, `base` and `scaling` (as in `rope`) replace the model's in this layer.
         """
 
         norm_eps: float | None = 1e-6
@@ -191,7 +192,7 @@ class GemmaAttention(DeclaredMechanism):
 
         @property
         def turned(self) -> Rotary | None:
-            """The layer's rotary positions."""
+            """The rotary embedding of the layer; None if the model has none."""
             if self.rotary is None:
                 return None
             own: dict[str, Any] = {} if self.base is None else {"base": self.base}
@@ -200,7 +201,7 @@ class GemmaAttention(DeclaredMechanism):
             return dataclasses.replace(self.rotary, **own)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         own = self.Config.of(config)
         modifiers: list[Modifier] = [] if own.cap is None else [SoftCap(cap=own.cap)]
         if own.temperature is not None:

@@ -13,10 +13,10 @@ from attn_variants.mechanisms.common import BASIC
 
 
 class NeuralTuringMachine(ComputedMechanism):
-    """Heads read and write a memory of fixed size; they find slots by content and move on from where they were.
+    """Heads read and write a memory of fixed size, which they address by content and by shifts from the last location.
 
-    Each head is a read head and a write head of its own; a slot has `head_dim` elements. The controller is one
-    layer with what was read last as input, so that the memory alone carries the past.
+    Each head is a read head and a write head; a slot has `head_dim` elements. The controller is one layer, whose inputs
+    include the last reads, so that the past is carried only by the memory.
     """
 
     name = "ntm"
@@ -39,7 +39,7 @@ class NeuralTuringMachine(ComputedMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """A memory of `slots` rows; a head moves by up to `shift` slots from one token to the next."""
+        """`slots` is the number of rows of the memory; `shift`, the largest move of a head per token, in slots."""
 
         slots: int = 128
         shift: int = 1
@@ -55,21 +55,22 @@ class NeuralTuringMachine(ComputedMechanism):
                 )
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `NtmLayer`; raises `InvalidValue` where heads do not divide."""
+        """A new `NtmLayer`; raises `InvalidValue` unless the key/value heads divide the heads."""
         from attn_variants.mechanisms.ntm_layer import NtmLayer
 
         heads, (slots, shift) = config.head_layout, sizes(config)
         return NtmLayer(heads, hidden_size=config.hidden_size, bias=config.bias, slots=slots, shift=shift)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """The memory, where every head looked and what it read; in float32, for what is written is written often."""
+        """The memory, and the last weights and reads of every head; in float32, as the memory is updated many times."""
         size, (slots, _) = config.head_layout.key_size, sizes(config)
         shapes = {"memory": (slots, size), "reading": (config.num_heads, slots), "writing": (config.num_heads, slots)}
         shapes["read"] = (config.num_heads, size)
         return {"machine": Slot({name: Field(shape, dtype="float32") for name, shape in shapes.items()})}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Per token: three layers, and the memory against every head four times (two looks, a write, a read)."""
+        """The cost per token of three linear layers and, per head, four products with the memory (2 addressings, a
+        write and a read)."""
         size, (slots, shift) = config.head_layout.key_size, sizes(config)
         inner = config.num_heads * size
         said = config.num_heads * 2 * (2 * size + 2 * shift + 4)
@@ -80,6 +81,6 @@ class NeuralTuringMachine(ComputedMechanism):
 
 
 def sizes(config: MechanismConfig) -> tuple[int, int]:
-    """Slots of the memory and the furthest shift."""
+    """The number of slots of the memory, and the largest shift."""
     own = NeuralTuringMachine.Config.of(config)
     return own.slots, own.shift

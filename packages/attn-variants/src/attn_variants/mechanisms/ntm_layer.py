@@ -14,13 +14,13 @@ from attn_variants.layer_utils import refuse_source
 
 NEVER_ZERO = 1e-8
 LEAST = 1e-16
-"""Added before a power is taken: a weight of zero has no logarithm to differentiate."""
+"""Added to weights before they are raised to a power, whose gradient takes their logarithm."""
 
 
 def by_content(key: Tensor, memory: Tensor, strength: Tensor) -> Tensor:
     """w^c = softmax(β cos(k, M_i)) [..., heads, slots] (equations 5 and 6).
 
-    `key` [..., heads, size], `memory` [..., slots, size], `strength` β [..., heads], not negative.
+    `key` [..., heads, size], `memory` [..., slots, size], `strength` β [..., heads], at least 0.
     """
     lengths = torch.linalg.vector_norm(key, dim=-1)[..., None] * torch.linalg.vector_norm(memory, dim=-1)[..., None, :]
     cosines = (key @ memory.transpose(-1, -2)) / (lengths + NEVER_ZERO)
@@ -33,9 +33,9 @@ def interpolated(content: Tensor, before: Tensor, gate: Tensor) -> Tensor:
 
 
 def shifted(weights: Tensor, shifts: Tensor) -> Tensor:
-    """w̃(i) = Σ_o s(o) w(i - o), around the ends (equation 8).
+    """w̃(i) = Σ_o s(o) w(i - o), a circular convolution (equation 8).
 
-    `shifts` [..., heads, 2 r + 1] are the shares of the shifts -r to r.
+    `shifts` s [..., heads, 2 r + 1] are the weights of the shifts -r to r.
     """
     reach = shifts.shape[-1] // 2
     moved = [torch.roll(weights, by, dims=-1) * shifts[..., by + reach, None] for by in range(-reach, reach + 1)]
@@ -49,8 +49,8 @@ def sharpened(weights: Tensor, power: Tensor) -> Tensor:
 
 
 class NtmState(NamedTuple):
-    """`memory` [batch, slots, size], `reading` and `writing` [batch, heads, slots]: where heads looked last, and `read`
-    [batch, heads, size]: what they found."""
+    """The state of the machine: `memory` [batch, slots, size], the last `reading` and `writing` weights [batch, heads,
+    slots], and the last `read` vectors [batch, heads, size]."""
 
     memory: Tensor
     reading: Tensor
@@ -59,18 +59,19 @@ class NtmState(NamedTuple):
 
 
 class NtmLayer(nn.Module):
-    """A controller with as many read and write heads on one memory of `slots` rows, shifting by up to `shift`.
+    """A controller with equally many read and write heads on a memory of `slots` rows, which shift by up to `shift`.
 
-    A token's row and what was read last make the controller's row; each head takes from it where to look, and what to
-    erase and to add. Heads write before they read. Learned: `controller`, `interface` and `output` (`nn.Linear`) and
-    `start` [slots, size], the memory of a new sequence. Everything between inputs and output is at least float32.
+    The controller's output is computed from the token's input and the last reads; from it, each head computes its
+    addressing, erase and add vectors. Heads write before they read. Learned: `controller`, `interface` and `output`
+    (`nn.Linear`) and `start` [slots, size], the memory of a new sequence. The memory, weights and reads are at least
+    float32.
     """
 
     def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, slots: int, shift: int) -> None:
         super().__init__()
         self.heads, self.size, self.slots = heads.query, heads.key_size, slots
         inner = self.heads * self.size
-        # A key, its strength, the gate, the shifts and the power.
+        # The sizes of the key, its strength, the gate, the shifts and the power.
         self.look = (self.size, 1, 1, 2 * shift + 1, 1)
         self.controller = nn.Linear(hidden_size + inner, inner)
         self.interface = nn.Linear(inner, self.heads * 2 * (sum(self.look) + self.size))
@@ -80,7 +81,8 @@ class NtmLayer(nn.Module):
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Run over whole sequences [batch, token, hidden_size] -> [batch, token, hidden_size].
 
-        A padded token, `key_padding_mask` [batch, token] False, changes nothing and gives zeros.
+        A padded token, False in `key_padding_mask` [batch, token], does not change the state and feeds zeros to the
+        output.
         """
         refuse_source(source)
         if query.shape[1] == 0:
@@ -91,10 +93,10 @@ class NtmLayer(nn.Module):
         return self._out(out, query, key_padding_mask)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """The new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size]. Replaces the state
-        "machine".
+        """Compute one engine step over the new rows [tokens, hidden_size] of many requests; returns the same shape.
 
-        The memory and where heads look are remembered as differences from their start, which is zero in every state.
+        Replaces the state "machine", which stores differences from the initial memory and weights, so that a new state
+        is zero.
         """
         held = {name: field.to(wide(query).dtype) for name, field in state["machine"].read().items()}
         machine = self._started(held["memory"], held["reading"], held["writing"], held["read"])
@@ -118,7 +120,7 @@ class NtmLayer(nn.Module):
         return self._out(out.flatten(0, -2), query, None)
 
     def _started(self, memory: Tensor, reading: Tensor, writing: Tensor, read: Tensor) -> NtmState:
-        """The machine of differences from the start: the learned memory, and all heads on slot 0."""
+        """Add the initial state, the learned memory with all heads at slot 0, to stored differences."""
         first = one_hot(torch.zeros_like(reading[..., 0], dtype=torch.int64), self.slots).to(reading.dtype)
         return NtmState(memory + self.start.to(memory.dtype), reading + first, writing + first, read)
 
@@ -126,7 +128,8 @@ class NtmLayer(nn.Module):
         return wide(like).new_zeros(like.shape[0], self.heads, self.size)
 
     def _run(self, rows: Tensor, machine: NtmState, key_padding_mask: Tensor | None) -> tuple[Tensor, NtmState]:
-        """Controller's and read rows [batch, token, 2 heads size] of tokens in their order, and the machine then."""
+        """Run over tokens in order: the controller outputs and reads, side by side, [batch, token, 2 heads size], and
+        the state after them."""
         out = []
         for token in range(rows.shape[1]):
             seen = torch.cat([rows[:, token], machine.read.flatten(1).to(rows.dtype)], dim=-1)
@@ -140,7 +143,7 @@ class NtmLayer(nn.Module):
         return torch.stack(out, dim=1), machine
 
     def _updated(self, control: Tensor, machine: NtmState) -> NtmState:
-        """The machine after the heads did what the controller's row [batch, heads size] says."""
+        """The state after the heads write and read, controlled by the controller's output [batch, heads size]."""
         said = torch.unflatten(wide(self.interface(control)), -1, (self.heads, -1))
         aim, write, erase, add = torch.split(said, [sum(self.look), sum(self.look), self.size, self.size], dim=-1)
         writing = self._addressed(write, machine.memory, machine.writing)
@@ -150,7 +153,7 @@ class NtmLayer(nn.Module):
         return NtmState(memory, reading, writing, reading @ memory)
 
     def _addressed(self, said: Tensor, memory: Tensor, before: Tensor) -> Tensor:
-        """Weights [batch, heads, slots] that heads give to slots after `before`."""
+        """The addressing weights [batch, heads, slots] of heads whose last weights were `before`."""
         key, strength, gate, shifts, power = torch.split(said, list(self.look), dim=-1)
         content = by_content(key, memory, softplus(strength[..., 0]))
         moved = shifted(interpolated(content, before, torch.sigmoid(gate[..., 0])), torch.softmax(shifts, dim=-1))

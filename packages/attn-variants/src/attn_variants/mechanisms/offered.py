@@ -1,4 +1,4 @@
-"""All mechanisms of this package."""
+"""The list of all mechanisms of this package."""
 
 from __future__ import annotations
 
@@ -164,9 +164,9 @@ OFFERED: tuple[type[Mechanism], ...] = (
     KeyValue,
     KeyValuePredict,
 )
-"""Their classes, in the order in which they are listed."""
+"""The classes of all mechanisms, in the order in which they are listed."""
 
 
 def offered() -> list[Mechanism]:
-    """One of each."""
+    """An instance of every mechanism."""
     return [mechanism() for mechanism in OFFERED]

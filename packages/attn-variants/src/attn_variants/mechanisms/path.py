@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 
 class PathAttention(DeclaredMechanism):
-    """A query is turned by one reflection for every token between it and the key, each of the token's own making.
+    """Multiplies queries by one Householder-like matrix per token between key and query, computed from that token.
 
-    What rotary positions do by the distance alone, the data does here; the state of things can be tracked.
+    The position encoding thus depends on the data, not only on the distance as in a rotary embedding, which makes state
+    tracking possible.
     """
 
     name = "path"
@@ -51,8 +52,8 @@ class PathAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`rank` of the map to directions w; `taps`, tokens of the short convolution over them; `block` tokens are
-        passed at once, which changes the speed only."""
+        """`rank` is that of the projection to the directions w; `taps`, the size of the short convolution over them in
+        tokens; `block`, the number of tokens that are processed at once, which affects only the speed."""
 
         rank: int = 32
         taps: int = 3
@@ -65,11 +66,11 @@ class PathAttention(DeclaredMechanism):
             require_whole("block", self.block, ge=1, unit="tokens")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where heads do not divide."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config))
 
     def inner(self, config: MechanismConfig) -> PathInner:
-        """The reflections, with random weights."""
+        """The module that transforms queries, with randomly initialised weights."""
         from attn_variants.mechanisms.path_layer import PathInner
 
         own = self.Config.of(config)
@@ -78,11 +79,11 @@ class PathAttention(DeclaredMechanism):
         )
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
-        """Its own module: every query's keys are turned on the way to it, which no kernel does."""
+        """A computation of its own, as no kernel transforms queries along the way to each key."""
         return (Computation(),)
 
     def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
-        """A direction and, in float32 because hundreds of reflections follow one another, a strength."""
+        """The direction w and the strength β of a token; β in float32, as hundreds of matrices are multiplied."""
         heads = config.head_layout
         return {
             "direction": Field((heads.key_value, heads.key_size)),
@@ -90,9 +91,9 @@ class PathAttention(DeclaredMechanism):
         }
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections and directions of new tokens, products among the tokens of a block, and the pairs.
+        """The cost of projections and directions of new tokens, of products within blocks, and of the pairs.
 
-        Whole sequences turn their keys once and their queries by one product a block; a step turns every query by all
+        Whole sequences transform keys once and queries by one product per block; a step transforms every query by all
         tokens of all blocks.
         """
         own, heads = self.Config.of(config), config.head_layout
@@ -111,13 +112,13 @@ class PathAttention(DeclaredMechanism):
 
 
 def whole_flops(heads: Heads, shape: Shape | Step, block: int) -> tuple[int, int]:
-    """Products of one whole sequence besides projections, and those of a kernel that meets no later key."""
+    """The FLOPs of one whole sequence without projections, and those of a kernel that skips later keys."""
     block = min(block, max(1, shape.key))
     blocks = -(-shape.key // block)
     tokens, size = blocks * block, heads.key_size
     turned_keys = 2 * heads.key_value * tokens * size * (3 * block + size)
     own = 2 * heads.query * tokens * block * (3 * size + block)
-    # A block of queries meets those before it and is turned by all of them but the first.
+    # A block of queries attends to all blocks before it and is transformed by all of them but the first.
     turns = 2 * heads.query * block * size**2 * ((blocks - 1) * (blocks - 2) // 2)
     scores = blocks * (blocks - 1) // 2 * block**2
     values = blocks * (blocks + 1) // 2 * block**2
@@ -128,7 +129,7 @@ def whole_flops(heads: Heads, shape: Shape | Step, block: int) -> tuple[int, int
 
 
 def step_flops(heads: Heads, shape: Shape | Step, block: int) -> tuple[int, int]:
-    """The same of new queries over what is remembered."""
+    """Like `whole_flops`, for the new queries of a step over cached tokens."""
     block = min(block, max(1, shape.key))
     tokens, size = -(-shape.key // block) * block, heads.key_size
     among = 4 * heads.key_value * size * block

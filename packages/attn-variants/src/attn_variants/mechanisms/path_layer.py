@@ -19,8 +19,7 @@ from attn_variants.mechanisms.recurrence_layers import ShortConvolution
 class Householder(NamedTuple):
     """The Householder-like matrices H_t = I - β_t w_t w_tᵀ of every token t, which transform queries.
 
-    `direction` w [batch, num_kv_heads, key, size], of length one or zero; `strength` β [batch, num_kv_heads,
-    key].
+    `direction` w [batch, num_kv_heads, key, size], of norm one or zero; `strength` β [batch, num_kv_heads, key].
     """
 
     direction: Tensor
@@ -30,8 +29,8 @@ class Householder(NamedTuple):
 class Blocks(NamedTuple):
     """Tokens in blocks: [batch, num_kv_heads, blocks, token, size] each.
 
-    The product of the matrices of a block maps a query q to q - (q·w) U, U the `query_products`; `key_products` X give
-    the change of the scores of the block's own keys (UT transform).
+    The product of the matrices of a block maps a query q to q - (q·w) U, with U the `query_products`; `key_products` X
+    give the change of the scores of the block's own keys (UT transform).
     """
 
     key: Tensor
@@ -41,7 +40,7 @@ class Blocks(NamedTuple):
 
 
 def path_scores(heads: Heads, query: Tensor, key: Tensor, paths: Householder, places: Tensor, block: int) -> Tensor:
-    """q_iᵀ H_i H_{i-1} ... H_{j+1} k_j, [batch, heads, query, key]; entries above the diagonal are meaningless.
+    """q_iᵀ H_i H_{i-1} ... H_{j+1} k_j, [batch, heads, query, key]; entries above the diagonal are undefined.
 
     `query` [batch, heads, query, size] at `places` [batch or 1, query]; `key` [batch, num_kv_heads, key, size] at
     0, 1, ... Blocks of `block` tokens are processed from last to first; the product of a block's matrices is the
@@ -62,7 +61,7 @@ def path_scores(heads: Heads, query: Tensor, key: Tensor, paths: Householder, pl
 
 
 def in_blocks(key: Tensor, paths: Householder, block: int) -> Blocks:
-    """Keys and directions in blocks, with the products of each, which solve one triangular system (UT transform)."""
+    """Cut keys and directions into blocks, and compute their products from one triangular system (UT transform)."""
     key, direction = split(key, block), split(paths.direction, block)
     strength = split(paths.strength[..., None], block)
     told = strength * torch.cat([(direction @ key.transpose(-1, -2)).tril(-1), direction], dim=-1)
@@ -72,19 +71,18 @@ def in_blocks(key: Tensor, paths: Householder, block: int) -> Blocks:
 
 
 def split(rows: Tensor, block: int) -> Tensor:
-    """[batch, heads, blocks, token, size] of rows [batch, heads, key, size], with rows of zeros at the end."""
+    """Cut rows [batch, heads, key, size] into [batch, heads, blocks, token, size], padded with zeros at the end."""
     blocks = (rows.shape[2] + block - 1) // block
     return pad(rows, (0, 0, 0, blocks * block - rows.shape[2])).unflatten(2, (blocks, block))  # type: ignore[no-any-return, no-untyped-call]
 
 
 @dataclass(frozen=True, eq=False)
 class KeyBlocks:
-    """What queries of later blocks need of each block of keys, one tensor for each block, of all query heads.
+    """The keys and matrices that queries of later blocks read, one tensor per block, repeated for all query heads.
 
     `keys` [batch, heads, token, size] are multiplied by the matrices from them to the end of their block, `passing`
-    [batch, heads, size, size] is the product of all matrices of the block. `values` are [batch, heads, token,
-    value_size] of the whole sequence and `key_padding_mask` [batch, token] says which tokens are real, None where all
-    are.
+    [batch, heads, size, size] is the product of all matrices of the block. `values` [batch, heads, token, value_size]
+    and `key_padding_mask` [batch, token] (True for real tokens, None if all are) are those of the whole sequence.
     """
 
     keys: tuple[Tensor, ...]
@@ -93,13 +91,13 @@ class KeyBlocks:
     key_padding_mask: Tensor | None
 
     def attend(self, query: Tensor, own: Tensor, number: int) -> Tensor:
-        """Outputs [batch, heads, token, value_size] of the queries of one block.
+        """Outputs [batch, heads, token, value_size] of the queries of the block with index `number`.
 
         `query` [batch, heads, token, size] are multiplied by the matrices from the start of their block to them; `own`
         [batch, heads, token, token] are the scores within the block.
         """
         ahead = own.new_ones(own.shape[-2:], dtype=torch.bool).triu(1)
-        # Masked here: the gradient of a part of `scores` alone would keep that of all its columns in memory.
+        # Masked before concatenation: the gradient of a slice of `scores` would hold one of all its columns in memory.
         columns = [own.masked_fill(ahead, LOWEST)]
         for earlier in reversed(range(number)):
             columns.append(query @ self.keys[earlier].transpose(-1, -2))
@@ -119,9 +117,9 @@ def path_attention(
     """Outputs [batch, heads, token, value_size] of whole sequences.
 
     `rows` are queries [batch, heads, token, size], keys and values [batch, num_kv_heads, token, size];
-    `key_padding_mask` [batch, token] or None. A query is multiplied by the matrices of its own
-    block of `block` tokens, then by one product for each earlier block (Yang et al. 2025, arXiv 2505.16381, section
-    3.3). The backward pass recomputes one block of queries at a time, so that memory is linear in the length.
+    `key_padding_mask` [batch, token] or None. A query is multiplied by the matrices of its own block of `block` tokens,
+    then by one product for each earlier block (Yang et al. 2025, arXiv 2505.16381, section 3.3). The backward pass
+    recomputes one block of queries at a time, so that memory is linear in the length.
     """
     query, key, value = rows
     tokens = query.shape[2]
@@ -154,8 +152,8 @@ def path_attention(
 class PathInner(InnerAttention, nn.Module):
     """Softmax attention whose queries are multiplied by the Householder-like matrices of all tokens after the key.
 
-    Learned: `down` and `up`, the directions through `rank` elements, `convolution` of their last `taps` tokens, and
-    `strength` β (`nn.Linear`, its bias zero), from 0 to 2. Tokens are processed in blocks of `block`.
+    Learned: `down` and `up`, the low-rank projection to directions, `convolution` of their last `taps` tokens, and
+    `strength` (`nn.Linear`, zero bias), for β from 0 to 2. Tokens are processed in blocks of `block`.
     """
 
     def __init__(self, spec: AttentionSpec, *, hidden_size: int, rank: int, taps: int, block: int) -> None:
@@ -169,8 +167,8 @@ class PathInner(InnerAttention, nn.Module):
         self.strength = fresh_linear(hidden_size, heads.key_value, bias=True)
 
     def remember(self, rows: Tensor) -> Fields:
-        """Of rows [..., hidden_size]: "direction" [..., num_kv_heads, key_size], not yet convolved, and "strength" β
-        [..., num_kv_heads], from 0 to 2, at least float32."""
+        """The cache fields of rows [..., hidden_size]: "direction" [..., num_kv_heads, key_size], before convolution,
+        and "strength" β [..., num_kv_heads], from 0 to 2, at least float32."""
         direction = by_heads(self.up(self.down(rows)), self.spec.heads.key_value)
         return {"direction": direction, "strength": 2 * wide(self.strength(rows)).sigmoid()}
 
@@ -184,7 +182,7 @@ class PathInner(InnerAttention, nn.Module):
         return out.transpose(1, 2).to(operands.value.dtype)
 
     def whole(self, operands: AttentionInputs) -> Tensor:
-        """The outputs of whole sequences, without the scores of all pairs in memory."""
+        """The outputs of whole sequences, without holding the scores of all pairs in memory."""
         query, key, value = (wide(part).transpose(1, 2) for part in (operands.query, operands.key, operands.value))
         scaled = query * self.spec.heads.key_size**-0.5, key, value
         block = min(self.block, max(1, key.shape[2]))
@@ -192,7 +190,7 @@ class PathInner(InnerAttention, nn.Module):
         return out.transpose(1, 2).to(operands.value.dtype)
 
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
-        """Weights [batch, heads, query, key]."""
+        """Attention weights [batch, heads, query, key]."""
         heads = self.spec.heads
         query = wide(operands.query).transpose(1, 2) * heads.key_size**-0.5
         key = wide(operands.key).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Attention with positions: rotary, ALiBi, relative biases and keys, sinusoids, or none."""
+"""Attention with position encodings: rotary, ALiBi, relative biases and keys, sinusoids, or none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attn_variants.mechanisms.common import GROUPED_SELF, self_attention, self_m
 
 
 class NoPositions(DeclaredMechanism):
-    """Scaled dot-product attention to which nothing tells the order but, in two layers or more, the causal mask."""
+    """Scaled dot-product attention without a position encoding; the causal mask conveys order from two layers on."""
 
     name = "nope"
     summary = "no positions; the causal mask alone tells the order"
@@ -31,14 +31,14 @@ class NoPositions(DeclaredMechanism):
     capabilities = GROUPED_SELF - {Capability.ROTARY}
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Plain attention; raises `InvalidValue` where key/value heads do not divide the heads."""
+        """The spec of plain attention; raises `InvalidValue` unless the key/value heads divide the heads."""
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config))
 
 
 class RotaryAttention(DeclaredMechanism):
-    """Scaled dot-product attention on queries and keys that are turned by their positions.
+    """Scaled dot-product attention with a rotary embedding of queries and keys.
 
-    The model's rotary positions are used where it has some, else those of the options.
+    The model's rotary embedding is used if it has one, else that of the options.
     """
 
     name = "rope"
@@ -58,10 +58,11 @@ class RotaryAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`base` b of the angles; `fraction` of each head is turned; `interleaved` pairs neighbours, as the paper.
+        """`base` b is that of the angles; `fraction`, the part of each head that is rotated; `interleaved` pairs
+        neighbouring elements, as in the paper, instead of halves.
 
-        `scaling` stretches the positions: {"kind": "linear", "factor": 4} and so on, of kind linear,
-        dynamic, yarn, llama3 or longrope with the fields of `attn_core`'s class of that kind.
+        `scaling` extends the context, such as {"kind": "linear", "factor": 4}; kinds are linear, dynamic, yarn, llama3
+        and longrope, with the fields of the class of that kind in `attn_core`.
         """
 
         base: float = 10000.0
@@ -77,20 +78,20 @@ class RotaryAttention(DeclaredMechanism):
 
         @property
         def own(self) -> Rotary:
-            """The rotary positions of the options."""
+            """The rotary embedding of the options."""
             scaling = None if self.scaling is None else rotary_scaling(self.scaling)
             return Rotary(base=self.base, fraction=self.fraction, interleaved=self.interleaved, scaling=scaling)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config), rotary=config.rotary or options.own)
 
 
 class AttentionWithLinearBiases(DeclaredMechanism):
-    """Scaled dot-product attention whose scores fall with the distance, at a rate of its own in every head.
+    """ALiBi: scaled dot-product attention whose scores decrease linearly with the distance, at a rate per head.
 
-    Where it is not causal, the bias is the same on both sides of the query.
+    If not causal, the bias is symmetric around the query.
     """
 
     name = "alibi"
@@ -108,12 +109,12 @@ class AttentionWithLinearBiases(DeclaredMechanism):
     capabilities = GROUPED_SELF
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return self_attention(config, modifiers=(Alibi(heads_of=config.heads_of),))
 
 
 class T5Attention(DeclaredMechanism):
-    """Unscaled products plus a learned bias per head and bucket of distances; the model needs no other positions."""
+    """Unscaled dot products plus a learned bias per head and bucket of distances; needs no other position encoding."""
 
     name = "t5_bias"
     summary = "a learned bias per head and bucket of distances"
@@ -128,7 +129,8 @@ class T5Attention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """Half of the `buckets` of a direction hold one distance each, the others grow up to `max_distance`."""
+        """Half of the `buckets` of each direction hold one distance each, the others growing ranges of distances up to
+        `max_distance`."""
 
         buckets: int = 32
         max_distance: int = 128
@@ -140,14 +142,14 @@ class T5Attention(DeclaredMechanism):
             T5Bias(buckets=self.buckets, max_distance=self.max_distance, bidirectional=not self.causal)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
         bias = T5Bias(buckets=options.buckets, max_distance=options.max_distance, bidirectional=not config.causal)
         return self_attention(config, score=Dot(), modifiers=(bias,))
 
 
 class RelativeBiasAttention(DeclaredMechanism):
-    """A learned bias per head and distance."""
+    """Adds a learned bias per head and distance to the scores."""
 
     name = "relative_bias"
     summary = "a learned bias per head and distance"
@@ -164,7 +166,7 @@ class RelativeBiasAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`clip`: distances beyond it count as it."""
+        """`clip` is the largest distance, to which larger ones are clipped."""
 
         clip: int = 16
 
@@ -173,13 +175,13 @@ class RelativeBiasAttention(DeclaredMechanism):
             require_whole("clip", self.clip, ge=1, unit="positions")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         clip = self.Config.of(config).clip
         return self_attention(config, modifiers=(RelativeBias(clip=clip),))
 
 
 class ShawAttention(DeclaredMechanism):
-    """A learned vector per distance is added to the keys, and another to the values."""
+    """Adds a learned vector per distance to the keys, and another to the values."""
 
     name = "shaw"
     summary = "learned vectors per distance on keys and values"
@@ -198,7 +200,7 @@ class ShawAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`clip` k: distances beyond it count as it; `share` says that heads share the vectors."""
+        """`clip` k is the largest distance, to which larger ones are clipped; with `share`, heads share the vectors."""
 
         clip: int = 16
         share: bool = False
@@ -209,7 +211,7 @@ class ShawAttention(DeclaredMechanism):
             require_flag("share", self.share)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
         tables = (
             RelativeKeys(clip=options.clip, share=options.share),
@@ -222,7 +224,7 @@ COURSE = Paper(title="CS224N, Note 10: Self-Attention and Transformers", authors
 
 
 class AddedPositions(DeclaredMechanism):
-    """Sinusoids are added to queries, keys and values after their projections, in every head."""
+    """Adds sinusoids to queries, keys and values after their projections, in every head."""
 
     name = "positions_added"
     splits_heads = True
@@ -236,16 +238,16 @@ class AddedPositions(DeclaredMechanism):
     capabilities = GROUPED_SELF - {Capability.ROTARY}
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config))
 
     def paged_computation(self, config: MechanismConfig) -> None:
-        """None: rows are remembered without positions, which must be given before they are met."""
+        """None, as keys and values are cached without positions, which are added before attention."""
 
     drops_weights = True
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `AddedPositionsLayer` with random weights."""
+        """A new `AddedPositionsLayer` with randomly initialised weights."""
         from attn_variants.mechanisms.sinusoidal_layers import AddedPositionsLayer
 
         return AddedPositionsLayer(
@@ -258,8 +260,8 @@ class AddedPositions(DeclaredMechanism):
 
 
 class ConcatenatedPositions(DeclaredMechanism):
-    """Sinusoids of the size of a head stand behind queries, keys and values, so that contents and positions meet
-    apart: the score is the sum of both products. What is remembered is as small as without positions."""
+    """Appends sinusoids of the size of a head to queries, keys and values, so that the score is the sum of a content
+    product and a position product. The cache is as small as without positions."""
 
     name = "positions_concatenated"
     splits_heads = True
@@ -273,22 +275,22 @@ class ConcatenatedPositions(DeclaredMechanism):
     capabilities = GROUPED_SELF - {Capability.ROTARY}
 
     def projected(self, config: MechanismConfig) -> Heads:
-        """The heads without positions."""
+        """The heads of the projections, without the sinusoids."""
         return config.head_layout
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         own = self.projected(config)
         heads = dataclasses.replace(own, key_size=2 * own.key_size, value_size=2 * own.value_size)
         return AttentionSpec(heads=heads, mask=self_mask(config))
 
     def paged_computation(self, config: MechanismConfig) -> None:
-        """None: rows are remembered without positions, which must be given before they are met."""
+        """None, as keys and values are cached without positions, which are added before attention."""
 
     drops_weights = True
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `ConcatenatedPositionsLayer` with random weights."""
+        """A new `ConcatenatedPositionsLayer` with randomly initialised weights."""
         from attn_variants.mechanisms.sinusoidal_layers import ConcatenatedPositionsLayer
 
         return ConcatenatedPositionsLayer(

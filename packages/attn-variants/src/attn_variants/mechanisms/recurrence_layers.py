@@ -1,4 +1,4 @@
-"""Layers of linear recurrences: what they have in common."""
+"""The base class of the layers of linear recurrences, and its parts."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from attn_variants.mechanisms.recurrence_scan import effective_weights
 
 
 class ShortConvolution(nn.Module):
-    """Each channel is the SiLU of a weighted sum of its last `taps` values.
+    """A causal depthwise convolution over the last `taps` tokens of each channel, followed by SiLU.
 
-    Learned: `weight` [channels, taps], the newest token last, uniform in ±1/√taps as torch's convolutions.
+    Learned: `weight` [channels, taps], the newest token last, uniform in ±1/√taps like PyTorch's convolutions.
     """
 
     def __init__(self, channels: int, taps: int) -> None:
@@ -45,9 +45,9 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, taps).uniform_(-(taps**-0.5), taps**-0.5))
 
     def forward(self, rows: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Rows [batch, tokens, channels] convolved, and the last taps - 1 rows, [batch, taps - 1, channels].
+        """Convolve rows [batch, tokens, channels]; also returns the last taps - 1 inputs, [batch, taps - 1, channels].
 
-        `tail` are those before the first row; None is zeros, the start of a sequence.
+        `tail` contains the inputs before the first row; None is the start of a sequence, with zeros before it.
         """
         batch, tokens, channels = rows.shape
         if tail is None:
@@ -61,7 +61,7 @@ class ShortConvolution(nn.Module):
 
 
 class Places(NamedTuple):
-    """`positions` [batch or 1, tokens], int64, of some tokens, all of them below `end`."""
+    """The `positions` [batch or 1, tokens], int64, of tokens, all of them below `end`."""
 
     positions: Tensor
     end: int
@@ -73,9 +73,9 @@ def places_of(rows: Tensor) -> Places:
 
 
 class Projections:
-    """What the linear layers of `layer` that read its input make of some `rows` [..., hidden_size], by their names.
+    """The outputs of the linear layers of `layer` that read its input `rows` [..., hidden_size], by their names.
 
-    Each is computed where it is asked for; those that are joined are computed together.
+    Each is computed on first access; layers that are joined into one are computed together.
     """
 
     def __init__(self, layer: RecurrenceLayer, rows: Tensor, known: Mapping[str, Tensor] | None = None) -> None:
@@ -95,14 +95,14 @@ class Projections:
         return self._known[name]
 
     def query_key_value(self) -> list[Tensor]:
-        """Queries, keys and values [..., outputs], of layers that may be joined for training."""
+        """Queries, keys and values [..., outputs], whose layers may be joined in training."""
         layers = self.layer.joint_layers()
         return (
             joint_outputs(self.rows, layers, self.layer.joins) if layers else [self[name] for name in QUERY_KEY_VALUE]
         )
 
     def through(self, name: str) -> Tensor:
-        """The output of a sequence of two linear layers, of which the first may be joined."""
+        """The output of an `nn.Sequential` of two linear layers, of which the first may be joined with others."""
         pair: nn.Sequential = getattr(self.layer, name)
         joint = self.layer.joint
         if joint is None or f"{name}.0" not in joint.names:
@@ -112,7 +112,7 @@ class Projections:
         return second
 
     def at(self, *index: slice | None) -> Projections:
-        """Those of some of the rows; where all are joined, slices of what is computed for all rows at once."""
+        """The projections of some of the rows; if all layers are joined, slices of the outputs for all rows."""
         joint = self.layer.joint
         if joint is None or len(joint.names) == len(QUERY_KEY_VALUE):
             return Projections(self.layer, self.rows[index])
@@ -122,10 +122,10 @@ class Projections:
 
 
 class Inputs(NamedTuple):
-    """What the steps of some tokens are made of.
+    """The values from which the steps of tokens are computed.
 
-    `projected` of rows [batch, tokens, hidden_size]; `query`, `key`, `value` [batch, tokens, heads, size], projected,
-    and convolved where the layer has a convolution.
+    `projected` are the projections of rows [batch, tokens, hidden_size]; `query`, `key` and `value` [batch, tokens,
+    heads, size] are projected, and convolved if the layer has a convolution.
     """
 
     projected: Projections
@@ -136,19 +136,19 @@ class Inputs(NamedTuple):
 
 
 class RecurrenceLayer(nn.Module):
-    """A linear recurrence over inputs of `hidden_size`; a subclass makes its `steps` and may `finish` what they read.
+    """A linear recurrence over inputs of `hidden_size`; subclasses compute its `steps` and may extend `finish`.
 
-    `chunk` tokens meet pair by pair, which changes the speed only; `taps` of a short convolution over queries, keys
-    and values, 0 for none; `plan` chooses the kernel. Learned: `query`, `key`, `value`, `output` (`nn.Linear`) and
-    `convolution`. What is remembered is at least float32, whatever the inputs are; so are the steps, but for kernels
-    that take queries, keys and values of 16 bits.
+    Pairs are computed within chunks of `chunk` tokens, which affects only the speed; `taps` is the size of a short
+    convolution over queries, keys and values, 0 for none; `plan` chooses the kernel. Learned: `query`, `key`, `value`,
+    `output` (`nn.Linear`) and `convolution`. The state is at least float32 for all input dtypes; so are the steps,
+    except for kernels that take queries, keys and values in 16 bits.
 
-    A decode step may be computed by a kernel over states in place: `step_spec` says what it computes, None where no
-    kernel is asked, and `step_inputs` what it is given.
+    A decode step may be computed by a kernel that updates the states in place: `step_spec` describes the computation,
+    None for no such kernel, and `step_inputs` returns its inputs.
     """
 
     further: ClassVar[tuple[str, ...]] = ()
-    """Names of the linear layers that read the layer's input beside queries, keys and values."""
+    """The names of the linear layers, besides query, key and value, that read the layer's input."""
 
     def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, chunk: int, taps: int = 0) -> None:
         super().__init__()
@@ -168,22 +168,22 @@ class RecurrenceLayer(nn.Module):
 
     @abstractmethod
     def steps(self, inputs: Inputs) -> Steps:
-        """The steps of some tokens."""
+        """The inputs of the recurrence for some tokens: queries, keys, values, and decays and strengths if any."""
 
     def joint_layers(self) -> list[nn.Linear]:
-        """Queries, keys and values; none where they are packed."""
+        """The query, key and value layers; [] if they are packed."""
         found = [module for module in (self.query, self.key, self.value) if isinstance(module, nn.Linear)]
         return found if len(found) == len(QUERY_KEY_VALUE) else []
 
     def pack(self, pack: Pack) -> None:
-        """Pack queries, keys and values for serving as one projection, and the output."""
+        """Pack the projections for serving: query, key and value as one, and the output."""
         layers = [cast("nn.Linear", layer) for layer in (self.query, self.key, self.value)]
         self.joint = JointProjection.of(pack, layers)
         self.query, self.key, self.value = self.joint.parts()
         self.output = pack([cast("nn.Linear", self.output)])
 
     def join(self, pack: Pack) -> None:
-        """Join all linear layers that read the layer's input to one, of floats, whose outputs no format rounds."""
+        """Pack all linear layers that read the layer's input, including `further`, as one unquantised projection."""
         names = (*QUERY_KEY_VALUE, *self.further)
         layers = [cast("nn.Linear", self.get_submodule(name)) for name in names]
         self.joint = JointProjection.of(pack, layers, names)
@@ -192,12 +192,12 @@ class RecurrenceLayer(nn.Module):
         self.output = pack([cast("nn.Linear", self.output)])
 
     def finish(self, out: Tensor, projected: Projections) -> Tensor:
-        """The layer's output [batch, tokens, hidden_size] of what was read, [batch, tokens, heads, value_size]."""
+        """The layer's output [batch, tokens, hidden_size], from the recurrence's [batch, tokens, heads, value_size]."""
         found: Tensor = self.output(out.flatten(-2).to(projected.rows.dtype))
         return found
 
     def step_inputs(self, projected: Projections, batch: RaggedBatch, state: SlotsInPlace) -> RecurrentStepInputs:  # noqa: ARG002 -- positions, for those that turn
-        """What a kernel is given for a decode step of rows [requests, hidden_size], as `step_spec` says."""
+        """The inputs of a kernel for a decode step of rows [requests, hidden_size], as described by `step_spec`."""
         query, key, value = (by_heads(rows, self.heads.query) for rows in projected.query_key_value())
         convolution = None
         if self.convolution is not None:
@@ -213,9 +213,9 @@ class RecurrenceLayer(nn.Module):
         )
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
+        """Compute attention over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
-        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` if a source is
         given.
         """
         refuse_source(source)
@@ -224,25 +224,26 @@ class RecurrenceLayer(nn.Module):
         return self.finish(self.attend(steps, multiplied_in(query)), projected)
 
     def attend(self, steps: Steps, computed: torch.dtype) -> Tensor:
-        """What whole sequences read, [batch, tokens, heads, value_size]; `computed` as of
-        `RecurrenceDispatcher.handed`.
+        """The outputs of the recurrence over whole sequences, [batch, tokens, heads, value_size].
+
+        `computed` is the dtype of the model's matrix products; see `RecurrenceDispatcher.handed`.
         """
         return self.plan.run(steps, None, self.chunk, computed)[0]
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The effective weights [batch, heads, query, key] of the values in what each head reads.
+        """The effective attention weights [batch, heads, query, key] of the values in the recurrence's outputs.
 
-        They may be negative and need not sum to one; norms and gates that follow are not in them.
+        They may be negative and need not sum to one, and do not include the norms and gates that follow.
         """
         return effective_weights(self.read(query, source, key_padding_mask)[0])
 
     def read(self, rows: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> tuple[Steps, Tensor | None]:
-        """The steps of whole sequences; raises `InvalidValue` where a source is given."""
+        """The steps of whole sequences; raises `InvalidValue` if a source is given."""
         refuse_source(source)
         return self._steps(Projections(self, rows), places_of(rows), key_padding_mask, None)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
+        """Compute one engine step over the new rows [tokens, hidden_size] of many requests; returns the same shape.
 
         Reads and replaces the state "memory": "S" [requests, heads, key_size, value_size], float32, and with a
         convolution "tail" [requests, taps - 1, channels], its last inputs.
@@ -271,8 +272,8 @@ class RecurrenceLayer(nn.Module):
     def _in_place(
         self, projected: Projections, batch: RaggedBatch, view: Any, request: int | None = None
     ) -> Tensor | None:
-        """The output of a decode step by a kernel over states in place, of all requests of a view or of one of them;
-        None where there is none, or another kernel was asked for by name."""
+        """The output of a decode step by a kernel that updates states in place, for all requests of a view or one of
+        them; None if there is no such kernel, or a kernel was chosen by name."""
         if self.step_spec is None or not self.step_plan.able or self.plan.name is not None:
             return None
         out = self.step_plan.run(
@@ -296,7 +297,7 @@ class RecurrenceLayer(nn.Module):
     def _prefill(
         self, projected: Projections, batch: RaggedBatch, before: Fields, done: Mapping[int, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """What is read, and states after it; those of requests whose rows are `done` stay, and what they read is 0."""
+        """The outputs and the states after them; requests whose rows are `done` keep their states and get zeros."""
         memory, tail = before["S"], before.get("tail")
         pieces, memories, tails = [], [], []
         for span in batch.spans():
@@ -311,7 +312,7 @@ class RecurrenceLayer(nn.Module):
             steps, mine = self._steps(projected.at(None, piece), places, None, mine)
             held = memory[request].to(steps.value.dtype)
             if span.stop - span.start == 1:
-                # As in a step of single tokens, so that company changes nothing.
+                # As in a decode step, so that the result does not depend on the other requests of the batch.
                 seen, after = self.plan.decode(steps, held)
             else:
                 seen, after = self.plan.run(steps, held, self.chunk, multiplied_in(projected.rows))

@@ -1,4 +1,4 @@
-"""Three forms of a gated linear recurrence: token by token, all pairs at once, and by chunks."""
+"""Three forms of a gated linear recurrence: recurrent (token by token), parallel (all pairs) and chunked."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.nn.functional import pad
 
 
 def recurrent(steps: Steps, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Outputs [batch, tokens, heads, value_size] and the memory [batch, heads, key_size, value_size] after them.
+    """The recurrent form: outputs [batch, tokens, heads, value_size] and the state after the last token.
 
-    `before` is the memory at the start, None for an empty one.
+    The state is [batch, heads, key_size, value_size]; `before` is the initial state, None for zeros.
     """
     memory = steps.nothing() if before is None else before
     outs = []
@@ -25,7 +25,7 @@ def recurrent(steps: Steps, before: Tensor | None = None) -> tuple[Tensor, Tenso
 
 
 def updated(steps: Steps, token: int, memory: Tensor) -> Tensor:
-    """The memory [batch, heads, key_size, value_size] after one token."""
+    """The state [batch, heads, key_size, value_size] after one token."""
     key, value = steps.key[:, token], steps.value[:, token]
     if steps.decay is not None:
         memory = memory * steps.decay[:, token].exp()[..., None]
@@ -35,26 +35,29 @@ def updated(steps: Steps, token: int, memory: Tensor) -> Tensor:
 
 
 def read(memory: Tensor, query: Tensor) -> Tensor:
-    """What queries [batch, heads, key_size] read, [batch, heads, value_size]."""
+    """Multiply queries [batch, heads, key_size] by the state: [batch, heads, value_size]."""
     return torch.matmul(query[..., None, :], memory)[..., 0, :]
 
 
 def faded_pairs(query: Tensor, key: Tensor, faded: Tensor | None) -> Tensor:
-    """Entry [i, j] is Σ_c q_ic k_jc e^(faded_ic - faded_jc) for j ≤ i and zero for j > i."""
+    """The decayed products Σ_c q_ic k_jc e^(faded_ic - faded_jc) at [i, j] for j ≤ i, and zero for j > i.
+
+    `faded` are cumulative log decays, [..., tokens, 1 or key_size].
+    """
     if faded is None or query.shape[-2] == 0:
         return torch.matmul(query, key.transpose(-1, -2)).tril_()
     if faded.shape[-1] > 1:
         return by_halves(query, key, faded)
-    # Later keys, whose exponent is above 0, are set aside before the exponential, which could be infinite there.
+    # For later keys the exponent is above 0 and is clamped, as the exponential could be infinite.
     left = (faded - faded.transpose(-1, -2)).clamp(max=0).exp()
     return torch.matmul(query, key.transpose(-1, -2)).tril_() * left
 
 
 def by_halves(query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
-    """The pairs where each channel fades on its own.
+    """`faded_pairs` for a decay per channel, by recursive halving.
 
-    Queries of the second half of a block meet keys of the first; what fades between them is split at the middle, so
-    that both factors are at most 1. Halves are treated alike, down to single tokens.
+    For queries of the second half of a block and keys of the first, the decay between them is split at the middle, so
+    that both factors are at most 1. Each half is computed in the same way, down to single tokens.
     """
     tokens = query.shape[-2]
     padding = (1 << (tokens - 1).bit_length()) - tokens
@@ -71,15 +74,15 @@ def by_halves(query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
 
 
 def _pairwise(rows: Tensor, size: int) -> Tensor:
-    """[..., blocks, 2, size, channels] of rows [..., tokens, channels]."""
+    """Reshape rows [..., tokens, channels] to pairs of blocks [..., blocks, 2, size, channels]."""
     *first, tokens, channels = rows.shape
     return rows.reshape(*first, tokens // (2 * size), 2, size, channels)
 
 
 def _joined(pairs: Tensor, query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
-    """Pairs of blocks [..., blocks, size, size] as those of blocks twice as large.
+    """Merge the products within blocks, `pairs` [..., 2 blocks, size, size], into those of blocks twice as large.
 
-    Rows are [..., blocks, 2, size, channels].
+    `query`, `key` and `faded` are [..., blocks, 2, size, channels].
     """
     middle = faded[..., 0, -1:, :]
     late = query[..., 1, :, :] * (faded[..., 1, :, :] - middle).exp()
@@ -91,15 +94,15 @@ def _joined(pairs: Tensor, query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
 
 
 def parallel(steps: Steps) -> Tensor:
-    """Outputs [batch, tokens, heads, value_size], from an empty memory."""
+    """The parallel form: outputs [batch, tokens, heads, value_size], from a zero state."""
     return torch.matmul(effective_weights(steps), steps.value.transpose(1, 2)).transpose(1, 2)
 
 
 def effective_weights(steps: Steps) -> Tensor:
     """The weights [batch, heads, query, key] of the values in the outputs; they may be negative and need not sum to 1.
 
-    Additive: decayed products of queries and keys. By the delta rule: these times (I + A)^-1 diag(β), where A holds
-    the decayed products of keys among themselves, times β (Yang et al. 2024, arXiv 2406.06484, §3.2).
+    Additive updates: the decayed products of queries and keys. Delta rule: these times (I + A)^-1 diag(β), where A
+    contains the decayed products of keys with keys, times β (Yang et al. 2024, arXiv 2406.06484, §3.2).
     """
     query, key = steps.query.transpose(1, 2), steps.key.transpose(1, 2)
     faded = None if steps.decay is None else steps.decay.cumsum(1).transpose(1, 2)
@@ -118,14 +121,14 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 
 def prefixes(transition: Tensor, own: Tensor, product: Product) -> Tensor:
-    """The memory I after every chunk, in the shape of `own`."""
-    # A loop over chunks would be captured anew for every length.
+    """The state S_c = product(transition_c, S_{c-1}) + own_c after every chunk c, in the shape of `own`."""
+    # A loop over chunks would make torch.compile trace every length again.
     prefix = by_doubling if torch.compiler.is_compiling() else one_by_one
     return prefix(transition, own, product)
 
 
 def one_by_one(transition: Tensor, own: Tensor, product: Product) -> Tensor:
-    """The prefixes with the least work: one product a chunk."""
+    """`prefixes` by a loop, with the least work: one product per chunk."""
     memories = [own[:, 0]]
     for chunk in range(1, own.shape[1]):
         memories.append(product(transition[:, chunk], memories[-1]) + own[:, chunk])
@@ -133,7 +136,7 @@ def one_by_one(transition: Tensor, own: Tensor, product: Product) -> Tensor:
 
 
 def by_doubling(transition: Tensor, own: Tensor, product: Product) -> Tensor:
-    """The prefixes in as many rounds as the number of chunks can be halved (Hillis & Steele 1986)."""
+    """`prefixes` by a parallel scan with a logarithmic number of rounds (Hillis & Steele 1986)."""
     reach = 1
     while reach < own.shape[1]:
         own = own + product(transition, _shifted(own, reach))
@@ -143,7 +146,7 @@ def by_doubling(transition: Tensor, own: Tensor, product: Product) -> Tensor:
 
 
 def _shifted(rows: Tensor, places: int) -> Tensor:
-    """Rows [batch, chunks, ...] moved by some chunks, with zeros before them."""
+    """Shift rows [batch, chunks, ...] by `places` chunks, filling with zeros."""
     padded = torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 2) + (places, 0))
     return padded[:, : rows.shape[1]]
 
@@ -151,7 +154,7 @@ def _shifted(rows: Tensor, places: int) -> Tensor:
 class Chunk(NamedTuple):
     """The steps of every chunk, [batch, chunks, heads, tokens of a chunk, size] each.
 
-    `faded` are the sums of the log decays from the start of the chunk.
+    `faded` are the cumulative log decays from the start of the chunk.
     """
 
     query: Tensor
@@ -162,7 +165,7 @@ class Chunk(NamedTuple):
 
 
 def chunked(steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-    """What `recurrent` computes, with `chunk` tokens meeting pair by pair; `before` None is an empty memory."""
+    """The chunked form: the result of `recurrent`, with pairs computed within chunks of `chunk` tokens."""
     if steps.key.shape[1] == 0:
         return steps.value, steps.nothing() if before is None else before
     part = _chunks(steps, chunk)
@@ -179,15 +182,15 @@ def _chunks(steps: Steps, chunk: int) -> Chunk:
 
 
 def _split(rows: Tensor, chunk: int) -> Tensor:
-    """[batch, chunks, heads, chunk, size] of [batch, tokens, heads, size], with rows of zeros at the end."""
+    """Cut [batch, tokens, heads, size] into [batch, chunks, heads, chunk, size], padded with zeros at the end."""
     chunks = (rows.shape[1] + chunk - 1) // chunk
     padded = pad(rows, (0, 0, 0, 0, 0, chunks * chunk - rows.shape[1]))
-    # Contiguous, or every product would copy it once more.
+    # Contiguous, as otherwise every product would copy it.
     return padded.reshape(rows.shape[0], chunks, chunk, *rows.shape[2:]).transpose(2, 3).contiguous()
 
 
 def _additive(part: Chunk, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Outputs [batch, chunks, heads, tokens, value_size] and the memory after them."""
+    """Outputs [batch, chunks, heads, tokens, value_size] and the last state, for additive updates."""
     own = torch.matmul(_late(part).transpose(-1, -2), part.value)
     if part.faded is None:
         until = own.cumsum(1) if before is None else own.cumsum(1) + before[:, None]
@@ -200,9 +203,9 @@ def _additive(part: Chunk, before: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _delta(part: Chunk, strength: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same for the delta rule, by the WY form (Yang et al. 2024, arXiv 2406.06484, §3.2; 2412.06464, §3.3).
+    """`_additive` for the delta rule, by the WY form (Yang et al. 2024, arXiv 2406.06484, §3.2; 2412.06464, §3.3).
 
-    What a chunk writes is U - W S for the memory S before it, where U and W solve one triangular system.
+    A chunk writes the values U - W S, where S is the state before it, and U and W solve one triangular system.
     """
     size = part.value.shape[-1]
     overlap = strength * faded_pairs(part.key, part.key, part.faded).tril(-1)
@@ -210,7 +213,7 @@ def _delta(part: Chunk, strength: Tensor, before: Tensor | None) -> tuple[Tensor
     solved = torch.linalg.solve_triangular(overlap, told, upper=False, unitriangular=True)
     written, corrected = solved[..., :size], solved[..., size:]
     late = _late(part).transpose(-1, -2)
-    # Both products at once: what a chunk adds, and what it takes from the memory before it.
+    # Both products at once: what a chunk adds to the state, and what it removes from the state before it.
     effect = torch.matmul(late, solved)
     same = torch.eye(effect.shape[-2], dtype=effect.dtype, device=effect.device)
     left = same if part.faded is None else same * part.faded[..., -1, :].exp()[..., None]
@@ -221,7 +224,7 @@ def _delta(part: Chunk, strength: Tensor, before: Tensor | None) -> tuple[Tensor
 
 
 def _memories(left: Tensor, own: Tensor, before: Tensor | None, product: Product) -> tuple[Tensor, Tensor]:
-    """The memory before and after every chunk, [batch, chunks, heads, key_size, value_size] each."""
+    """The states before and after every chunk, [batch, chunks, heads, key_size, value_size] each."""
     if before is not None:
         first = own[:, :1] + product(left[:, :1], before[:, None])
         own = torch.cat([first, own[:, 1:]], dim=1)
@@ -230,16 +233,16 @@ def _memories(left: Tensor, own: Tensor, before: Tensor | None, product: Product
 
 
 def _earlier(until: Tensor, before: Tensor | None) -> Tensor:
-    """The memory before every chunk, of that after it."""
+    """The states before every chunk, from those after every chunk."""
     first = torch.zeros_like(until[:, :1]) if before is None else before[:, None]
     return torch.cat([first, until[:, :-1]], dim=1)
 
 
 def _early(rows: Tensor, part: Chunk) -> Tensor:
-    """Rows times what is left, at their token, of the memory before the chunk."""
+    """Rows times the decay from the start of the chunk to their token."""
     return rows if part.faded is None else rows * part.faded.exp()
 
 
 def _late(part: Chunk) -> Tensor:
-    """Keys times what is left of them at the end of the chunk."""
+    """Keys times the decay from their token to the end of the chunk."""
     return part.key if part.faded is None else part.key * (part.faded[..., -1:, :] - part.faded).exp()

@@ -1,4 +1,4 @@
-"""Linear attention as a recurrence: linear attention, RetNet, GLA, lightning attention, DeltaNet and KDA."""
+"""Linear recurrences: RetNet, GLA, lightning attention, DeltaNet and KDA."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from attn_variants.mechanisms.decode_steps import (
 
 
 class Update(NamedTuple):
-    """How a memory is updated: what fades on its own, and whether what a key held is corrected (the delta rule)."""
+    """The update of a state: its `decay`, none, per head or per channel, and whether it uses the delta rule."""
 
     decay: Decay = "none"
     delta_rule: bool = False
 
 
 class RecurrencePrice(NamedTuple):
-    """FLOPs of a recurrence over one sequence, two per multiply-add: of the plain computation, and at least.
+    """FLOPs of a recurrence over one sequence, two per multiply-add: of the plain computation, and the least possible.
 
-    As torch counts them: matrix products only, not the triangular systems of the delta rule (chunk² · (key_size +
-    value_size) a chunk), nor writing a single token, which is no matrix product.
+    They are counted as by torch: matrix products only, without the triangular systems of the delta rule (chunk² ·
+    (key_size + value_size) per chunk) and the write of a single token, which is not a matrix product.
     """
 
     flops: int
@@ -56,7 +56,7 @@ class RecurrencePrice(NamedTuple):
 
 
 def recurrence_price(heads: Heads, update: Update, shape: Shape | Step, chunk: int) -> RecurrencePrice:
-    """The price of whole sequences, or of a step: its tokens by chunks, or, if it is one, what that token reads."""
+    """The FLOPs of whole sequences or of a step: of its tokens by chunks, or of the reads of a single token."""
     if isinstance(shape, Step) and shape.new == 1:
         read = (2 if update.delta_rule else 1) * 2 * heads.query * heads.key_size * heads.value_size
         return RecurrencePrice(read, read)
@@ -65,7 +65,7 @@ def recurrence_price(heads: Heads, update: Update, shape: Shape | Step, chunk: i
 
 
 def chunked_flops(heads: Heads, update: Update, tokens: int, chunk: int, *, memory: bool) -> int:
-    """FLOPs of `chunked` over one sequence of `tokens`, from an empty memory or from one that it is given."""
+    """The FLOPs of `chunked` over one sequence of `tokens`, with or without an initial state (`memory`)."""
     key, value = heads.key_size, heads.value_size
     chunks = -(-tokens // chunk)
     pairs = _pair_flops(update, key, chunk)
@@ -78,7 +78,7 @@ def chunked_flops(heads: Heads, update: Update, tokens: int, chunk: int, *, memo
 
 
 def least_flops(heads: Heads, update: Update, tokens: int) -> int:
-    """FLOPs of one token after the other: one product to write, one to read, and by the delta rule one to look up."""
+    """The FLOPs token by token: one product to write, one to read and, by the delta rule, one to look up a key."""
     products = 3 if update.delta_rule else 2
     return tokens * products * 2 * heads.query * heads.key_size * heads.value_size
 
@@ -86,7 +86,7 @@ def least_flops(heads: Heads, update: Update, tokens: int) -> int:
 def _pair_flops(update: Update, key: int, chunk: int) -> int:
     if update.decay != "channel":
         return 2 * chunk * chunk * key
-    # Every pair of different tokens of a block is met once, in one of the rounds of halving.
+    # Every pair of different tokens of a block is computed once, in one of the rounds of halving.
     block = 1 << (chunk - 1).bit_length()
     return block * (block - 1) * key
 
@@ -94,11 +94,11 @@ def _pair_flops(update: Update, key: int, chunk: int) -> int:
 CAUSAL_ONLY = BASIC | frozenset(
     {Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING, Capability.WEIGHTS}
 )
-"""Of recurrences whose order is part of their definition."""
+"""The capabilities of recurrences that are causal by definition."""
 
 
 class Extra(NamedTuple):
-    """Weights beside queries, keys, values, output and convolution: those of linear layers, and all others."""
+    """Parameters besides query, key, value, output and convolution: those of linear layers, and all others."""
 
     linear: int = 0
     other: int = 0
@@ -106,10 +106,11 @@ class Extra(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrenceConfig(MechanismConfig):
-    """The sizes of a head's memory, and how it is computed.
+    """The sizes of a head's state, and the chunk size.
 
-    `key_size` and `value_size` default to the mechanism's share of the head size; `chunk` tokens meet pair by pair
-    and all earlier ones through the memory, which changes the speed only.
+    `key_size` and `value_size` default to the mechanism's fraction or multiple of the head size. `chunk` is the number
+    of tokens that attend to each other pair by pair, and to earlier tokens through the state; it affects only the
+    speed.
     """
 
     key_size: int | None = None
@@ -125,7 +126,7 @@ class RecurrenceConfig(MechanismConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ConvolvedConfig(RecurrenceConfig):
-    """`convolution` is the number of taps of the short convolution over queries, keys and values; 0 is none."""
+    """`convolution` is the number of taps of the short convolution over queries, keys and values; 0 for none."""
 
     convolution: int = 4
 
@@ -136,7 +137,7 @@ class ConvolvedConfig(RecurrenceConfig):
 
 
 class Recurrence(ComputedMechanism):
-    """A linear recurrence with one memory a head; its layer is a `RecurrenceLayer`."""
+    """Base class of linear recurrences with one state per head; the layer is a `RecurrenceLayer`."""
 
     Config = RecurrenceConfig
     capabilities = CAUSAL_ONLY
@@ -144,14 +145,14 @@ class Recurrence(ComputedMechanism):
     splits_heads = True
 
     def joint_parameters(self, config: MechanismConfig) -> Mapping[str, tuple[int, ...]]:
-        """Queries, keys and values, which one convolution passes over."""
+        """The sizes of query, key and value in the weight of the convolution, which covers all three."""
         heads = self.heads(config)
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
         return {"convolution.weight": (into, into, out)}
 
     @abstractmethod
     def extras(self, config: MechanismConfig) -> Extra:
-        """The weights that only this mechanism has."""
+        """The numbers of further parameters of this mechanism."""
 
     def key_size(self, head_dim: int) -> int:
         """The default key size of a head."""
@@ -162,7 +163,7 @@ class Recurrence(ComputedMechanism):
         return head_dim
 
     def update_of(self, config: MechanismConfig) -> Update:  # noqa: ARG002 -- most have but one
-        """How the memory is updated with these options."""
+        """The update of the state with these options."""
         return self.update
 
     def heads(self, config: MechanismConfig) -> Heads:
@@ -177,12 +178,12 @@ class Recurrence(ComputedMechanism):
         )
 
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
-        """What kernels are asked to compute."""
+        """The recurrence that kernels compute."""
         update = self.update_of(config)
         return RecurrenceSpec(heads=self.heads(config), decay=update.decay, delta_rule=update.delta_rule)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """One memory S a head in float32, whatever the model's type, and the last inputs of a convolution."""
+        """One state S per head, in float32 for all model dtypes, and the last inputs of a convolution."""
         heads, taps = self.heads(config), self.taps(config)
         memory = {"S": Field((heads.query, heads.key_size, heads.value_size), dtype="float32")}
         if taps:
@@ -190,10 +191,10 @@ class Recurrence(ComputedMechanism):
         return {"memory": Slot(memory)}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """Projections, and the memory by chunks; remembered tokens cost nothing any more.
+        """The cost of the projections and of the recurrence by chunks; earlier tokens cost nothing in a step.
 
-        Convolutions of a few taps are sums of scaled rows and no matrix products. At least, every token reads and
-        writes the memory once.
+        Short convolutions are not counted, as they are not matrix products. The least cost is that of every token
+        reading and writing the state once.
         """
         heads, extra = self.heads(config), self.extras(config)
         weights = projection_weights(config, heads) + extra.linear
@@ -208,24 +209,24 @@ class Recurrence(ComputedMechanism):
         )
 
     def taps(self, config: MechanismConfig) -> int:
-        """The taps of the short convolution, 0 for none."""
+        """The number of taps of the short convolution, 0 for none."""
         own = self.Config.of(config)
         return own.convolution if isinstance(own, ConvolvedConfig) else 0
 
 
 def channels_of(heads: Heads) -> int:
-    """Elements of queries, keys and values of one token."""
+    """The number of elements of the query, key and value of one token, over all heads."""
     return heads.query * (2 * heads.key_size + heads.value_size)
 
 
 class Retention(Recurrence):
-    """Products of queries and keys fade at a fixed rate, each head at its own; the result is normed and gated.
+    """Retention: query-key products decay with the distance, at a fixed rate per head; outputs are normed and gated.
 
-    The model's rotary positions turn queries and keys where the model has some, else those of the option `base`.
-    Outputs are normed a head by their root mean square, as in the authors' code, so its rescaling of the scores, which
-    the norm undoes, is left out. With `scale_base` positions are xPos (Sun et al. 2022, arXiv 2212.10554), as the paper
-    derives them: a pair of channels that turns slowly keeps more than one that turns fast. Its scales of queries and
-    keys, ζ^n and ζ^-m, are the fading ζ^(n - m) of the memory's rows here, so that far positions overflow nothing.
+    Queries and keys are rotated by the model's rotary embedding if it has one, else by one with the option `base`.
+    Outputs are RMS-normalised per head, as in the authors' code; its rescaling of the scores, which the norm cancels,
+    is left out. With `scale_base` positions are xPos (Sun et al. 2022, arXiv 2212.10554), as the paper derives them:
+    slowly rotating pairs of channels decay less than fast ones. The scales of queries and keys, ζ^n and ζ^-m, are
+    applied as a decay ζ^(n - m) of the rows of the state, so that large positions do not overflow.
     """
 
     name = "retnet"
@@ -245,10 +246,11 @@ class Retention(Recurrence):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(RecurrenceConfig):
-        """`base` of the rotary angles, None to turn nothing; values are twice as wide as keys, as in the paper.
+        """`base` is that of the rotary angles, None for no rotary embedding; values are twice as wide as keys by
+        default, as in the paper.
 
-        `scale_base` tokens let pair p of d turned elements fade by the factor (2p/d + 0.4) / 1.4 of xPos, whose authors
-        take 512; None lets nothing fade beside the head.
+        Over `scale_base` tokens, the pair p of d rotated elements decays by the factor (2p/d + 0.4) / 1.4 of xPos,
+        whose authors use 512; with None, only the decay of the head applies.
         """
 
         base: float | None = 10000.0
@@ -266,7 +268,7 @@ class Retention(Recurrence):
                 raise InvalidValue.of("scale_base", self.scale_base, "None where no pairs are turned: give a base")
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `RetentionLayer`; raises as `heads` does, and `InvalidValue` for an odd rotary size."""
+        """A new `RetentionLayer`; raises the errors of `heads`, and `InvalidValue` for an odd rotary size."""
         from attn_variants.mechanisms.decay_layers import RetentionLayer
 
         own = self.Config.of(config)
@@ -281,21 +283,21 @@ class Retention(Recurrence):
         )
 
     def rotary_of(self, config: MechanismConfig) -> Rotary | None:
-        """The model's rotary positions, else those of the option."""
+        """The model's rotary embedding, else one with the option `base`; None if there is neither."""
         base = self.Config.of(config).base
         return config.rotary or (None if base is None else Rotary(base=base, interleaved=True))
 
     def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
-        """A decode step of `RetentionLayer`."""
+        """The decode step of `RetentionLayer`."""
         apart = self.update_of(config).decay == "channel"
         return retention_step(self.heads(config), self.rotary_of(config), fades_apart=apart)
 
     def update_of(self, config: MechanismConfig) -> Update:
-        """One rate a head, or with xPos one a channel."""
+        """A decay per head or, with xPos, per channel."""
         return self.update if self.Config.of(config).scale_base is None else Update(decay="channel")
 
     def extras(self, config: MechanismConfig) -> Extra:
-        """The gate."""
+        """The parameters of the gate."""
         heads = self.heads(config)
         return Extra(linear=config.hidden_size * heads.query * heads.value_size)
 
@@ -305,9 +307,9 @@ class Retention(Recurrence):
 
 
 class GatedLinearAttention(Recurrence):
-    """Every channel of the keys fades at a rate that depends on the token, from a gate of low rank.
+    """Linear attention whose state decays per key channel, at a rate that a low-rank gate computes from each token.
 
-    Keys are half as wide as values, as in the paper.
+    Keys are half as wide as values by default, as in the paper.
     """
 
     name = "gla"
@@ -327,7 +329,7 @@ class GatedLinearAttention(Recurrence):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(RecurrenceConfig):
-        """`rank` of the gate that decides what fades; a higher `temperature` τ lets everything fade more slowly."""
+        """`rank` is that of the decay gate; a higher `temperature` τ makes the decay slower."""
 
         rank: int = 16
         temperature: float = 16.0
@@ -338,7 +340,7 @@ class GatedLinearAttention(Recurrence):
             require_number("temperature", self.temperature, gt=0)
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `GatedLinearLayer`; raises as `heads` does."""
+        """A new `GatedLinearLayer`; raises the errors of `heads`."""
         from attn_variants.mechanisms.decay_layers import GatedLinearLayer
 
         own = self.Config.of(config)
@@ -352,7 +354,7 @@ class GatedLinearAttention(Recurrence):
         )
 
     def extras(self, config: MechanismConfig) -> Extra:
-        """The low-rank gate of the memory with its bias, the gate of the output and the norm."""
+        """The parameters of the low-rank decay gate with its bias, of the output gate and of the norm."""
         heads, rank = self.heads(config), self.Config.of(config).rank
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
         return Extra(
@@ -360,7 +362,7 @@ class GatedLinearAttention(Recurrence):
         )
 
     def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
-        """A decode step of `GatedLinearLayer`."""
+        """The decode step of `GatedLinearLayer`."""
         return gated_linear_step(self.heads(config))
 
     def key_size(self, head_dim: int) -> int:
@@ -369,7 +371,7 @@ class GatedLinearAttention(Recurrence):
 
 
 class LightningAttention(Recurrence):
-    """Linear attention on SiLU features that fades at fixed slopes, those of ALiBi; all heads are normed as one."""
+    """Linear attention on SiLU features, with a fixed decay per head by ALiBi's slopes and a norm over all heads."""
 
     name = "lightning"
     summary = "linear attention that fades at a fixed slope a head"
@@ -385,30 +387,30 @@ class LightningAttention(Recurrence):
     )
     update = Update(decay="head")
     splits_heads = False
-    """Its norm is over all heads."""
+    """Not split by heads, as the norm is over all heads."""
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `LightningLayer`; raises as `heads` does."""
+        """A new `LightningLayer`; raises the errors of `heads`."""
         from attn_variants.mechanisms.decay_layers import LightningLayer
 
         own = RecurrenceConfig.of(config)
         return LightningLayer(self.heads(config), hidden_size=config.hidden_size, bias=config.bias, chunk=own.chunk)
 
     def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
-        """A decode step of `LightningLayer`."""
+        """The decode step of `LightningLayer`."""
         return lightning_step(self.heads(config))
 
     def extras(self, config: MechanismConfig) -> Extra:
-        """The norm."""
+        """The parameters of the norm."""
         heads = self.heads(config)
         return Extra(other=heads.query * heads.value_size)
 
 
 class DeltaNet(Recurrence):
-    """A key writes only what the memory does not yet say about it, so what it held before is replaced, not added to.
+    """The delta rule: a key replaces the value that the state holds for it, instead of adding to it.
 
-    Queries and keys pass a short convolution and SiLU and have length one; values pass the convolution too. With
-    strength 1 a key overwrites; with 0 it writes nothing.
+    Queries, keys and values pass a short convolution and SiLU; queries and keys are L2-normalised. With strength β = 1
+    a key overwrites its value, with 0 it writes nothing.
     """
 
     name = "deltanet"
@@ -427,7 +429,7 @@ class DeltaNet(Recurrence):
     Config = ConvolvedConfig
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `DeltaLayer`; raises as `heads` does."""
+        """A new `DeltaLayer`; raises the errors of `heads`."""
         from attn_variants.mechanisms.delta_layers import DeltaLayer
 
         own = ConvolvedConfig.of(config)
@@ -436,19 +438,19 @@ class DeltaNet(Recurrence):
         )
 
     def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
-        """A decode step of `DeltaLayer`."""
+        """The decode step of `DeltaLayer`."""
         return delta_step(self.heads(config), self.taps(config))
 
     def extras(self, config: MechanismConfig) -> Extra:
-        """The strengths, one a head, and the norm."""
+        """The parameters of the strengths, one per head, and of the norm."""
         return Extra(linear=config.hidden_size * config.num_heads, other=self.heads(config).value_size)
 
 
 class KimiDeltaAttention(Recurrence):
-    """The delta rule on a memory whose channels fade, each as every token says.
+    """The delta rule on a state whose channels decay at rates computed from each token.
 
-    Queries, keys and values pass a short convolution and SiLU; queries and keys have length one. The gates of the
-    memory and of the output have the rank of a head's values.
+    Queries, keys and values pass a short convolution and SiLU; queries and keys are L2-normalised. The rank of the
+    decay gate and of the output gate is the value size of a head.
     """
 
     name = "kda"
@@ -469,7 +471,7 @@ class KimiDeltaAttention(Recurrence):
     Config = ConvolvedConfig
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `KimiDeltaLayer`; raises as `heads` does."""
+        """A new `KimiDeltaLayer`; raises the errors of `heads`."""
         from attn_variants.mechanisms.delta_layers import KimiDeltaLayer
 
         own = ConvolvedConfig.of(config)
@@ -478,11 +480,11 @@ class KimiDeltaAttention(Recurrence):
         )
 
     def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
-        """A decode step of `KimiDeltaLayer`."""
+        """The decode step of `KimiDeltaLayer`."""
         return kimi_delta_step(self.heads(config), self.taps(config))
 
     def extras(self, config: MechanismConfig) -> Extra:
-        """The strengths, the two low-rank gates, the rates and biases of the decay, and the norm."""
+        """The parameters of the strengths, the two low-rank gates, the rates and biases of the decay, and the norm."""
         heads = self.heads(config)
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
         gates = heads.value_size * (2 * config.hidden_size + into + out)

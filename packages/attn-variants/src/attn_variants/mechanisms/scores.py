@@ -1,4 +1,4 @@
-"""Attention with other scoring functions: additive, concat, cosine, dot, general, by location, Luong's local ones."""
+"""Attention with other score functions: additive, concat, cosine, dot, general, location, and Luong's attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attn_variants.mechanisms.unprojected import STATES, StatesAttention, States
 
 @dataclass(frozen=True, kw_only=True)
 class AdditiveConfig(MechanismConfig):
-    """`intermediate_size` units of the scoring network of one head; `head_dim` by default."""
+    """`intermediate_size` is the number of hidden units of each head's scoring network, `head_dim` by default."""
 
     intermediate_size: int | None = None
 
@@ -26,7 +26,7 @@ class AdditiveConfig(MechanismConfig):
 
 
 class AdditiveAttention(DeclaredMechanism):
-    """A small network with one hidden layer scores every pair of a query and a key."""
+    """Scores every query-key pair by a small network with one hidden layer."""
 
     name = "additive"
     summary = "a small network scores every pair"
@@ -44,13 +44,13 @@ class AdditiveAttention(DeclaredMechanism):
     Config = AdditiveConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         score = Additive(intermediate_size=AdditiveConfig.of(config).intermediate_size)
         return self_attention(config, score=score)
 
 
 class GeneralAttention(DeclaredMechanism):
-    """A learned matrix between query and key scores every pair; the scores are not scaled."""
+    """Scores every pair by a learned bilinear form of query and key, without scaling."""
 
     name = "general"
     summary = "a learned matrix between query and key"
@@ -64,12 +64,12 @@ class GeneralAttention(DeclaredMechanism):
     capabilities = GROUPED_SELF
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return self_attention(config, score=General())
 
 
 class DotAttention(DeclaredMechanism):
-    """Products of queries and keys score the pairs, and are not scaled."""
+    """Scores every pair by the dot product of query and key, without scaling."""
 
     name = "dot"
     summary = "products of queries and keys, not scaled"
@@ -83,12 +83,12 @@ class DotAttention(DeclaredMechanism):
     capabilities = GROUPED_SELF
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return self_attention(config, score=Dot())
 
 
 class CosineAttention(DeclaredMechanism):
-    """The angle between query and key scores the pairs, with a learned sharpness in every head."""
+    """Scores every pair by the cosine similarity of query and key, times a learned sharpness per head."""
 
     name = "cosine"
     summary = "the angle between query and key, with a learned sharpness"
@@ -106,12 +106,12 @@ class CosineAttention(DeclaredMechanism):
     capabilities = GROUPED_SELF
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return self_attention(config, score=Cosine())
 
 
 class ConcatAttention(DeclaredMechanism):
-    """A small network scores every key and query laid end to end."""
+    """Scores every pair by a small network over the concatenation of key and query."""
 
     name = "concat"
     summary = "a small network over key and query laid end to end"
@@ -129,7 +129,7 @@ class ConcatAttention(DeclaredMechanism):
     Config = AdditiveConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         score = Concat(intermediate_size=AdditiveConfig.of(config).intermediate_size)
         return self_attention(config, score=score)
 
@@ -142,13 +142,13 @@ LUONG = Paper(
 )
 WORDS = ("dot", "general", "concat", "location")
 UNKNOWN = 1024
-"""Rows of W of location-based scores where neither the options nor the model name a longest sequence."""
+"""The number of rows of W of location-based scores if neither the options nor the model give the longest sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LuongConfig(StatesConfig):
-    """`score` is dot, general, concat or location; with `projections` "all" queries, keys, values and output have a
-    learned matrix each, with "none", as in the paper, none has."""
+    """`score` is dot, general, concat or location. With `projections` "all", queries, keys, values and output each have
+    a learned matrix; with "none", as in the paper, none has."""
 
     score: str = "general"
 
@@ -158,7 +158,7 @@ class LuongConfig(StatesConfig):
 
 
 def score_of(config: MechanismConfig) -> Score:
-    """The score that a config names."""
+    """The score function named by a config."""
     word = LuongConfig.of(config).score
     if word == "location":
         return Location(longest=config.max_seq_len or UNKNOWN)
@@ -167,10 +167,10 @@ def score_of(config: MechanismConfig) -> Score:
 
 
 class GlobalLuongAttention(StatesAttention):
-    """Luong's global attention: every query meets the whole source, with the score of the `score` option.
+    """Luong's global attention: every query attends to the whole source, with the score function `score`.
 
-    The paper scores the states themselves: `projections` "none". Its h̃ = tanh(W [c; h]) joins what comes
-    out with the decoder's state, and is the model's.
+    As in the paper, `projections` "none" scores the states themselves. The paper's h̃ = tanh(W [c; h]), which combines
+    the output with the decoder's state, is left to the model.
     """
 
     name = "luong"
@@ -186,14 +186,14 @@ class GlobalLuongAttention(StatesAttention):
     Config = LuongConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return AttentionSpec(heads=config.head_layout, score=score_of(config), cross=True)
 
 
 class LocationAttention(DeclaredMechanism):
-    """The query alone says how much weight every position gets, whatever stands there.
+    """Scores positions from the query alone, whatever the keys are.
 
-    Sequences longer than `longest` are refused.
+    Sequences longer than `longest` raise `InvalidValue`.
     """
 
     name = "location"
@@ -212,7 +212,7 @@ class LocationAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`longest` sequence there can be; by default the model's context, and where it has none 1024."""
+        """`longest` is the length of the longest sequence, by default the model's context length, or 1024."""
 
         longest: int | None = None
 
@@ -221,16 +221,16 @@ class LocationAttention(DeclaredMechanism):
             require_whole("longest", self.longest, ge=1, unit="tokens", optional=True)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         longest = self.Config.of(config).longest
         longest = longest or config.max_seq_len or UNKNOWN
         return self_attention(config, score=Location(longest=longest))
 
 
 class MonotonicLocalAttention(StatesAttention):
-    """Luong's local-m: query t meets the source within `radius` positions of t.
+    """Luong's local-m: query t attends to the source within `radius` positions of t.
 
-    A query further than that behind the end of the source meets nothing, and gets zeros.
+    A query further than that past the end of the source sees no key, and gets zeros.
     """
 
     name = "local_m"
@@ -246,7 +246,7 @@ class MonotonicLocalAttention(StatesAttention):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LuongConfig):
-        """`radius` D of the window: it holds 2 D + 1 positions of the source."""
+        """`radius` D is that of the window, which contains 2 D + 1 positions of the source."""
 
         radius: int = 10
 
@@ -255,7 +255,7 @@ class MonotonicLocalAttention(StatesAttention):
             require_whole("radius", self.radius, ge=1, unit="positions")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         radius = self.Config.of(config).radius
         return AttentionSpec(
             heads=config.head_layout,
@@ -266,10 +266,10 @@ class MonotonicLocalAttention(StatesAttention):
 
 
 class PredictiveLocalAttention(StatesAttention):
-    """Luong's local-p: every query names a place of the source and meets what is within `radius` of it.
+    """Luong's local-p: every query predicts a position of the source and attends to the keys within `radius` of it.
 
-    Weights fall with the distance from the place as a Gaussian, and do not sum to one. The gradient reaches the place
-    through the Gaussian only.
+    Weights are multiplied by a Gaussian of the distance from that position, and do not sum to one. Only the Gaussian
+    passes a gradient to the position.
     """
 
     name = "local_p"
@@ -286,7 +286,7 @@ class PredictiveLocalAttention(StatesAttention):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LuongConfig):
-        """`radius` D of the window: it holds 2 D + 1 positions of the source."""
+        """`radius` D is that of the window, which contains 2 D + 1 positions of the source."""
 
         radius: int = 10
 
@@ -295,7 +295,7 @@ class PredictiveLocalAttention(StatesAttention):
             require_whole("radius", self.radius, ge=1, unit="positions")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         radius = self.Config.of(config).radius
         return AttentionSpec(
             heads=config.head_layout,

@@ -1,4 +1,4 @@
-"""Layers that add sinusoids of positions, or of depths in a tree."""
+"""Layers with sinusoidal encodings of positions, or of depths in a dependency tree."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ SHORTEST_TABLE = 256
 
 
 def sinusoidal_at(positions: Tensor, size: int, like: Tensor, longest: int | None = None) -> Tensor:
-    """PE [..., size] of positions [...] from 0, int64, in the type of `like`; all are below `longest`, for which the
-    device is asked where it is None."""
+    """Sinusoids PE [..., size] of positions [...], int64, in the dtype of `like`.
+
+    All positions are below `longest`; if it is None, the largest is read from the device."""
     if in_trace() or positions.numel() == 0:
         return sinusoidal(positions, size).to(like)
     farthest = int(positions.max()) if longest is None else longest - 1
@@ -40,13 +41,13 @@ def _table(length: int, size: int, dtype: torch.dtype, device: torch.device) -> 
 
 
 class SinusoidalLayer(SpecLayer):
-    """Sinusoids of the size of a head for queries, keys and values, the same in every head.
+    """Base class of layers that combine queries, keys and values of every head with sinusoids of the head size.
 
     Keys and values are cached, and shared between layers, without positions.
     """
 
     def use_kernel(self, name: str | None) -> None:
-        """As of any spec, but without kernels for paged rows: those hold keys and values without positions."""
+        """See `SpecLayer.use_kernel`; kernels that read the cache in place are not used, as it has no positions."""
         super().use_kernel(name)
         self._paged = None
         self.last_needs_positions = True
@@ -58,7 +59,7 @@ class SinusoidalLayer(SpecLayer):
         key_padding_mask: Tensor | None = None,
         positions: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> AttentionInputs:
-        """The inputs of attention with sinusoids in queries, keys and values; arguments as of `SpecLayer.operands`."""
+        """The inputs of attention, with sinusoids in queries, keys and values; see `SpecLayer.operands`."""
         plain = super().operands(query, fields, key_padding_mask, positions)
         at_query, at_key = positions_of(plain)
         key = self._with_sinusoids(plain.key, at_key)
@@ -71,14 +72,14 @@ class SinusoidalLayer(SpecLayer):
 
     @abstractmethod
     def combine(self, rows: Tensor, vectors: Tensor) -> Tensor:
-        """Rows [batch, row, heads, size] combined with sinusoids [batch or 1, row, 1, size]."""
+        """Combine rows [batch, row, heads, size] with sinusoids `vectors` [batch or 1, row, 1, size]."""
 
     def _with_sinusoids(self, rows: Tensor, at: Tensor) -> Tensor:
         return self.combine(rows, sinusoidal_at(at, rows.shape[-1], rows)[:, :, None])
 
 
 class AddedPositionsLayer(SinusoidalLayer):
-    """Sinusoids p are added: q + p, k + p, v + p."""
+    """Adds sinusoids p: q + p, k + p, v + p."""
 
     def combine(self, rows: Tensor, vectors: Tensor) -> Tensor:
         """The sums."""
@@ -86,7 +87,7 @@ class AddedPositionsLayer(SinusoidalLayer):
 
 
 class ConcatenatedPositionsLayer(SinusoidalLayer):
-    """Sinusoids p are concatenated: [q; p], [k; p], [v; p], twice the size of the projections."""
+    """Concatenates sinusoids p: [q; p], [k; p], [v; p], twice the size of the projections."""
 
     def combine(self, rows: Tensor, vectors: Tensor) -> Tensor:
         """The concatenation, [batch, row, heads, 2 size]."""
@@ -94,9 +95,9 @@ class ConcatenatedPositionsLayer(SinusoidalLayer):
 
 
 class DepthLayer(nn.Module):
-    """`attention` over x_i + tanh(U PE(i) + W PE(δ_i)), δ_i the depth of token i in the tree.
+    """`attention` over x_i + tanh(U PE(i) + W PE(δ_i)), where δ_i is the depth of token i in the tree.
 
-    Learned: `sequential` U and `structural` W (`nn.Linear` without bias), and what `attention` has.
+    Learned: `sequential` U and `structural` W (`nn.Linear` without bias), and the parameters of `attention`.
     """
 
     def __init__(self, attention: SpecLayer, tree: DependencyTree, *, hidden_size: int) -> None:
@@ -115,7 +116,7 @@ class DepthLayer(nn.Module):
         key_padding_mask: Tensor | None = None,
         shared_kv: Fields | None = None,
     ) -> Tensor:
-        """Attend over whole sequences [batch, tokens, hidden_size]; arguments as of `SpecLayer.forward`."""
+        """Compute attention over whole sequences [batch, tokens, hidden_size]; see `SpecLayer.forward`."""
         out: Tensor = self.attention(
             self._at_positions(query), source, key_padding_mask=key_padding_mask, shared_kv=shared_kv
         )
@@ -129,7 +130,7 @@ class DepthLayer(nn.Module):
         key_padding_mask: Tensor | None = None,
         shared_kv: Fields | None = None,
     ) -> Tensor:
-        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        """Attention weights [batch, heads, query, key]; see `forward` for the arguments."""
         return self.attention.weights(
             self._at_positions(query), source, key_padding_mask=key_padding_mask, shared_kv=shared_kv
         )
@@ -139,13 +140,13 @@ class DepthLayer(nn.Module):
         return self.attention.project_kv(self._at_positions(query))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size]."""
+        """Compute one engine step over the new rows [tokens, hidden_size] of many requests; returns the same shape."""
         return self.attention.step(self.with_sinusoids(query, batch.positions, batch.longest), batch, state)
 
     def with_sinusoids(self, rows: Tensor, positions: Tensor, longest: int) -> Tensor:
-        """Rows [..., tokens, hidden_size] at positions [tokens] below `longest` with their place."""
+        """Add the encodings of `positions` [tokens], all below `longest`, to rows [..., tokens, hidden_size]."""
         depths = depth_of(positions, depths_of(self.tree, rows.device))
-        # A token of the parse is no deeper than it has tokens, one behind it no deeper than its position says.
+        # Depths are below the number of tokens of the parse and, after the parse, at most the token's position.
         deepest = max(longest, len(self.tree.heads))
         sequence = self.sequential(sinusoidal_at(positions, self.hidden_size, rows, longest))
         return rows + torch.tanh(sequence + self.structural(sinusoidal_at(depths, self.hidden_size, rows, deepest)))
@@ -157,7 +158,7 @@ class DepthLayer(nn.Module):
         self.structural = pack([cast("nn.Linear", self.structural)])
 
     def use_kernel(self, name: str | None) -> None:
-        """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
+        """Use the kernel of this name from now on; None chooses the cheapest that supports each call."""
         self.attention.use_kernel(name)
 
     def _at_positions(self, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attention to a fixed pattern of positions: windows, blocks, strides and their unions."""
+"""Attention with fixed sparsity patterns: windows, blocks, strides and their unions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attn_variants.mechanisms.common import (
 
 
 class SlidingWindow(DeclaredMechanism):
-    """Scaled dot-product attention to the nearest positions only; the cache is a ring of `window` rows."""
+    """Scaled dot-product attention to the nearest positions only; the cache is a ring buffer of `window` tokens."""
 
     name = "sliding_window"
     summary = "attention to the nearest positions only"
@@ -39,8 +39,8 @@ class SlidingWindow(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`window` counts the visible tokens: causal, the query's own and `window - 1` before it, as in Mistral;
-        else half of `window` on either side of the query's own, as in Longformer."""
+        """`window` is the number of visible tokens: if causal, the query's own and `window - 1` before it, as in
+        Mistral; else half of `window` on either side of the query's own, as in Longformer."""
 
         window: int = 256
 
@@ -49,15 +49,15 @@ class SlidingWindow(DeclaredMechanism):
             require_whole("window", self.window, ge=1, unit="tokens")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         window = self.Config.of(config).window
         return AttentionSpec(heads=config.head_layout, mask=window_mask(config, window), rotary=config.rotary)
 
 
 class DilatedWindow(DeclaredMechanism):
-    """A sliding window that sees every d-th position only, with a dilation d of its own for each head.
+    """A sliding window over every d-th position, with a dilation d per head.
 
-    What is remembered reaches back as far as the most dilated head.
+    The cache reaches back as far as the window of the most dilated head.
     """
 
     name = "dilated_window"
@@ -74,9 +74,9 @@ class DilatedWindow(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`window` counts the visible tokens as that of 'sliding_window' does, in steps of the dilation.
+        """`window` is the number of visible tokens, as in 'sliding_window', in steps of the dilation.
 
-        `dilations` are the steps of the heads in turn, 1 for none: head h has `dilations[h mod their number]`.
+        `dilations` are those of the heads in turn, 1 for none: head h has `dilations[h % len(dilations)]`.
         """
 
         window: int = 256
@@ -90,7 +90,7 @@ class DilatedWindow(DeclaredMechanism):
                 raise InvalidValue.of("dilations", self.dilations, "at least one")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
         windows = [self.window(options.window, step, causal=config.causal) for step in options.dilations]
         masks = tuple(windows[head % len(windows)] for head in range(config.num_heads))
@@ -105,7 +105,7 @@ class DilatedWindow(DeclaredMechanism):
 
 
 class BlockLocalAttention(DeclaredMechanism):
-    """A query sees its own block and the blocks next to it; where causal, its own up to itself and those before."""
+    """A query sees its own block and the neighbouring blocks; if causal, its own up to itself and those before."""
 
     name = "block_local"
     summary = "a query's own block and the ones next to it"
@@ -119,7 +119,8 @@ class BlockLocalAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`block` b of tokens; `reach` r, how many blocks before (and, unless causal, after) its own a query sees."""
+        """`block` b is the number of tokens of a block; `reach` r, the number of blocks before (and, unless causal,
+        after) its own that a query sees."""
 
         block: int = 128
         reach: int = 1
@@ -130,7 +131,7 @@ class BlockLocalAttention(DeclaredMechanism):
             require_whole("reach", self.reach, ge=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
         ahead = 0 if config.causal else options.reach
         near: Mask = Chunked(size=options.block, back=options.reach, ahead=ahead)
@@ -139,7 +140,7 @@ class BlockLocalAttention(DeclaredMechanism):
 
 
 class ChunkedAttention(DeclaredMechanism):
-    """A query sees its own chunk of the sequence only, up to itself where causal; the cache is a ring of one chunk."""
+    """A query sees only its own chunk, up to itself if causal; the cache is a ring buffer of one chunk."""
 
     name = "chunked"
     summary = "attention inside chunks of the sequence"
@@ -157,7 +158,7 @@ class ChunkedAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`chunk` c of tokens; Llama 4's is 8192."""
+        """`chunk` c is the number of tokens of a chunk, 8192 in Llama 4."""
 
         chunk: int = 8192
 
@@ -166,7 +167,7 @@ class ChunkedAttention(DeclaredMechanism):
             require_whole("chunk", self.chunk, ge=1, unit="tokens")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         chunk = self.Config.of(config).chunk
         own: Mask = Chunked(size=chunk)
         mask = own & Causal() if config.causal else own
@@ -174,9 +175,9 @@ class ChunkedAttention(DeclaredMechanism):
 
 
 class ChunkRingAttention(DeclaredMechanism):
-    """A query sees its own chunk and those before it; before the first chunk stands the last.
+    """A query sees its own chunk and those before it, in a ring: the last chunk precedes the first.
 
-    The layers between those that hash in the Reformer's code.
+    These are the local attention layers that alternate with LSH layers in the Reformer's code.
     """
 
     name = "chunk_ring"
@@ -192,7 +193,8 @@ class ChunkRingAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`chunk` c of tokens; `reach` r, how many chunks before its own a query sees."""
+        """`chunk` c is the number of tokens of a chunk; `reach` r, the number of chunks before its own that a query
+        sees."""
 
         chunk: int = 64
         reach: int = 1
@@ -203,17 +205,17 @@ class ChunkRingAttention(DeclaredMechanism):
             require_whole("reach", self.reach, ge=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
+        """The spec; raises `Incompatible` if causal, `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
         mask = ChunkRing(size=options.chunk, back=options.reach)
         return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
 
 
 class StridedAttention(DeclaredMechanism):
-    """The last l positions, and every l-th one before: with l near √n each position is two steps from every earlier.
+    """Attends to the last l positions and every l-th one before; for l near √n, any earlier one is two steps away.
 
-    All keys are remembered: which of them are seen changes from position to position. Made for inputs with a period,
-    such as rows of pixels; for text the paper prefers 'fixed'.
+    All keys are cached, as different queries see different keys. Suited to periodic inputs, such as rows of pixels; for
+    text the paper prefers 'fixed'.
     """
 
     name = "strided"
@@ -233,7 +235,8 @@ class StridedAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`stride` l; `pattern` is "union", "heads" (even heads A¹, odd heads A²), "local" (A¹) or "column" (A²)."""
+        """`stride` l is the stride in tokens; `pattern` is "union", "heads" (even heads A¹, odd heads A²), "local" (A¹)
+        or "column" (A²)."""
 
         stride: int = 128
         pattern: str = "union"
@@ -244,7 +247,7 @@ class StridedAttention(DeclaredMechanism):
             require_choice("pattern", self.pattern, PATTERNS)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not divide."""
+        """The spec; raises `Incompatible` unless causal, `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
         both = StridedMask(options.stride)
         masks: dict[str, Mask] = {"union": both, "local": both.local, "column": both.column}
@@ -255,10 +258,10 @@ class StridedAttention(DeclaredMechanism):
 
 
 class FixedAttention(DeclaredMechanism):
-    """A query's own block, and the last c cells of every earlier one, which sum it up.
+    """Attends to a query's own block and to the last c cells of every earlier block, which summarise it.
 
-    Within a context of n tokens, `max_seq_len`, a decoder remembers the last l and the c n/l summary cells; where no
-    context is said, all.
+    With a context length n, `max_seq_len`, a decoder caches the last l tokens and the c n/l summary cells; without one,
+    all tokens.
     """
 
     name = "fixed"
@@ -279,10 +282,11 @@ class FixedAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`block` l and `summaries` c; `pattern` is "union", "heads", "local" (A¹) or "column" (A²).
+        """`block` l is the number of tokens of a block; `summaries` c, that of its summary cells; `pattern` is "union",
+        "heads", "local" (A¹) or "column" (A²).
 
-        With "heads", even heads have A¹, and the odd ones A² in turn with the last c cells, the c before them, and so
-        on.
+        With "heads", even heads have A¹, and odd heads A², in turn with the last c cells of a block, the c before them,
+        and so on.
         """
 
         block: int = 128
@@ -297,7 +301,7 @@ class FixedAttention(DeclaredMechanism):
             require_choice("pattern", self.pattern, PATTERNS)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not divide."""
+        """The spec; raises `Incompatible` unless causal, `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
         both = FixedMask(block=options.block, summaries=options.summaries)
         masks: dict[str, Mask] = {"union": both, "local": both.local, "column": both.column}
@@ -308,7 +312,7 @@ class FixedAttention(DeclaredMechanism):
 
     @staticmethod
     def of_head(both: FixedMask, head: int) -> Mask:
-        """The pattern of one head where each has one."""
+        """The mask of one head with the pattern "heads"."""
         if head % 2 == 0:
             return both.local
         shift = head // 2 % (both.block // both.summaries)
@@ -316,11 +320,11 @@ class FixedAttention(DeclaredMechanism):
 
 
 class BigBirdAttention(DeclaredMechanism):
-    """Blocks of tokens see their neighbours, the first and the last block, and random ones of each head's own.
+    """Blocks of tokens attend to their neighbours, to the first and the last block, and to random blocks per head.
 
-    At most (5 + 2 random) blocks of tokens are all seen, as in the authors' code; the last block may be shorter than
-    the others. The random blocks depend on the head, the length and `seed`. Where none is given it is the number of the
-    layer, so that the layers of an encoder see different ones, as in the authors' code.
+    Sequences of up to (5 + 2 random) blocks have full attention, as in the authors' code; the last block may be shorter
+    than the others. The random blocks depend on the head, the length and `seed`, by default the index of the layer, so
+    that the layers of an encoder see different blocks, as in the authors' code.
     """
 
     name = "bigbird"
@@ -338,8 +342,8 @@ class BigBirdAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`block` tokens a block, `random` random blocks per block of queries and head, drawn by `seed`, by
-        default the number of the layer."""
+        """`block` is the number of tokens of a block; `random`, the number of random blocks per block of queries and
+        head, drawn from `seed`, by default the index of the layer."""
 
         block: int = 64
         random: int = 3
@@ -352,7 +356,7 @@ class BigBirdAttention(DeclaredMechanism):
             require_whole("seed", self.seed, ge=0, optional=True)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
+        """The spec; raises `Incompatible` if causal, `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
         seed = config.layer if options.seed is None else options.seed
         mask = BigBird(block=options.block, random=options.random, seed=seed, number_of_heads=config.num_heads)
@@ -360,10 +364,10 @@ class BigBirdAttention(DeclaredMechanism):
 
 
 class NeighborhoodAttention(DeclaredMechanism):
-    """Every query sees its k nearest positions; at the edges the neighbourhood is shifted, never cut.
+    """Every query sees its k nearest positions; at the edges the neighbourhood is shifted, not truncated.
 
-    In one dimension, where of sequences shorter than k tokens all is seen, or in a plane whose cells the sequence fills
-    row by row.
+    In one dimension, where sequences shorter than k tokens have full attention, or in a 2-D grid that the sequence
+    fills row by row.
     """
 
     name = "neighborhood"
@@ -378,9 +382,10 @@ class NeighborhoodAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`size` k of the neighbourhood; `dilation` between its positions, 1 for none (Hassani and Shi 2022).
+        """`size` k is that of the neighbourhood; `dilation`, that between its positions, 1 for none (Hassani and Shi
+        2022).
 
-        `grid` is None or (rows, columns) of a plane, in which a neighbourhood has k² cells.
+        `grid` is None, or the (rows, columns) of a 2-D grid, in which a neighbourhood has k² cells.
         """
 
         size: int = 127
@@ -397,7 +402,7 @@ class NeighborhoodAttention(DeclaredMechanism):
                     raise InvalidValue.of("grid", self.grid, "two numbers: rows and columns")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
-        """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
+        """The spec; raises `Incompatible` if causal, `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
         mask: Mask = Neighbourhood(size=options.size, dilation=options.dilation)
         if options.grid is not None:

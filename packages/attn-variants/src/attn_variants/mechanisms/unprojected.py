@@ -1,4 +1,4 @@
-"""Attention of recurrent decoders with projections around it, or as their papers have it: of the states themselves."""
+"""Attention of recurrent decoders, with learned projections or, as in their papers, over the states themselves."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ STATES = (
     r"\quad (q, k, v) = (W_Q s, W_K h, W_V h),\ c = W_O \textstyle\sum_j \alpha_j v_j;\quad"
     r" \text{projections = none: } q = s,\ k = v = h,\ W_O = I"
 )
-"""The end of an equation: what queries, keys and values are of the decoder's states s and the source's states h."""
+"""The end of an equation: queries, keys and values in terms of the decoder's states s and the source's states h."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatesConfig(MechanismConfig):
-    """`projections` "all" makes queries, keys, values and output by a learned matrix each; with "none", as the paper
-    has it, the score compares the states themselves, and what comes out is their weighted sum: of one head, as wide as
-    the states, without biases.
+    """With `projections` "all", queries, keys, values and output each have a learned matrix. With "none", as in the
+    paper, the score compares the states themselves and the output is their weighted sum: one head, as wide as the
+    states, without biases.
     """
 
     projections: str = "all"
@@ -41,19 +41,19 @@ class StatesConfig(MechanismConfig):
 
 
 class StatesAttention(DeclaredMechanism):
-    """Base of mechanisms whose config is a `StatesConfig`: with projections "none" the layer has none."""
+    """Base class of mechanisms whose config is a `StatesConfig`: with `projections` "none" the layer has none."""
 
     drops_weights = True
 
     def build(self, config: MechanismConfig) -> Any:
-        """The layer of the spec, without its projections where the config says so."""
+        """The layer of the spec, without projections if `projections` is "none"."""
         layer = super().build(config)
         if StatesConfig.of(config).projections == "none":
             layer.leave_out_projections()
         return layer
 
     def projection_cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """As declared; without projections, what the score and the distribution do with each state."""
+        """The declared cost; without projections, the cost per state of the score and the distribution."""
         if StatesConfig.of(config).projections == "all":
             return super().projection_cost(config, shape)
         spec = self.spec(config)

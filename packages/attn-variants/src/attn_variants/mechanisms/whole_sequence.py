@@ -1,4 +1,4 @@
-"""What mechanisms that need the whole sequence share."""
+"""The base class of mechanisms that need the whole sequence."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from attn_core import Capability, ComputedMechanism, Heads, MechanismConfig, Sha
 from attn_variants.mechanisms.common import BASIC
 
 WHOLE_SEQUENCE = BASIC | frozenset({Capability.BIDIRECTIONAL, Capability.PADDING})
-"""Of approximations that see a whole sequence at once."""
+"""The capabilities of approximations that need a whole sequence at once."""
 
 
 SHARED = 3
-"""Projections where queries are keys too."""
+"""The number of projections if the queries are also the keys."""
 
 
 class WholeSequence(ComputedMechanism):
-    """A mechanism without a causal form: what a token may see depends on all tokens."""
+    """Base class of mechanisms that are computed over whole sequences by a module between the projections."""
 
     projections = 4
-    """The number of projection matrices, that of the output included."""
+    """The number of projection matrices, including the output."""
 
     @abstractmethod
     def attention(self, config: MechanismConfig) -> Any:
-        """A fresh module that computes what lies between the projections; see `WholeLayer`."""
+        """Build the module that computes attention between the projections; see `WholeLayer`."""
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `WholeLayer`; raises as `heads` does."""
+        """A new `WholeLayer`; raises the errors of `heads`."""
         from attn_variants.mechanisms.whole_sequence_layer import WholeLayer
 
         heads = self.heads(config)
@@ -42,16 +42,16 @@ class WholeSequence(ComputedMechanism):
         return config.head_layout
 
     def inner_size(self, config: MechanismConfig) -> tuple[int, int]:
-        """Heads and the elements of one."""
+        """The number of heads, and the size of one."""
         return config.num_heads, config.head_layout.key_size
 
     def projected(self, config: MechanismConfig, shape: Shape | Step) -> int:
-        """FLOPs of the projections."""
+        """The FLOPs of the projections."""
         heads, size = self.inner_size(config)
         return 2 * shape.batch * shape.query * self.projections * config.hidden_size * heads * size
 
     def weights(self, config: MechanismConfig) -> int:
-        """Parameters of the projections."""
+        """The number of parameters of the projections."""
         heads, size = self.inner_size(config)
         biases = (self.projections - 1) * heads * size + config.hidden_size if config.bias else 0
         return self.projections * config.hidden_size * heads * size + biases

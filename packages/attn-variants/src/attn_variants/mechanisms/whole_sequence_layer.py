@@ -1,4 +1,4 @@
-"""The layer of mechanisms that need the whole sequence before they attend."""
+"""The layer of mechanisms that need the whole sequence."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from attn_variants.layer_utils import refuse_source
 
 
 class WholeLayer(nn.Module):
-    """Projections of inputs of `hidden_size` around `inner`, which is given all rows of a sequence.
+    """Projections of inputs of `hidden_size` around `inner`, which computes attention over whole sequences.
 
     `inner(query, key, value, key_padding_mask)` takes [batch, heads, tokens, size] in at least float32 and
-    `key_padding_mask` [batch, tokens], bool, or None, and returns [batch, heads, tokens, size]; whatever it gives for
-    padding is zeroed. Learned: the projections `query`, `key`, `value` and `output`, and what `inner` has; `shared`
-    queries are the keys too.
+    `key_padding_mask` [batch, tokens], bool, or None, and returns [batch, heads, tokens, size]; its outputs for padding
+    are zeroed. Learned: the projections `query`, `key`, `value` and `output`, and the parameters of `inner`. With
+    `shared`, queries are also the keys, and there is no `key`.
     """
 
     def __init__(self, inner: nn.Module, heads: Heads, *, hidden_size: int, bias: bool, shared: bool = False) -> None:
@@ -38,9 +38,9 @@ class WholeLayer(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
+        """Compute attention over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
-        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` if a source is
         given.
         """
         refuse_source(source)
@@ -59,8 +59,9 @@ class WholeLayer(nn.Module):
 
 
 def ranks(key_padding_mask: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The place of each token among the real ones [batch, tokens] and their number [batch, 1], int64; `like`
-    [batch, heads, tokens, size]."""
+    """The index of each token among the real ones [batch, tokens], and the number of these [batch, 1], int64.
+
+    `like` is [batch, heads, tokens, size]."""
     batch, _, tokens, _ = like.shape
     real = (
         torch.ones(batch, tokens, dtype=torch.int64, device=like.device)

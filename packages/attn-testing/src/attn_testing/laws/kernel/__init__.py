@@ -1,4 +1,4 @@
-"""Laws of kernels, one a file."""
+"""Laws of kernels, one per file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel computes what it accepts."""
+"""A kernel computes the problems that it accepts correctly."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from attn_testing.problems import operands_of, spec_of, tensors
 Run = Callable[[AttentionSpec, AttentionInputs], Tensor]
 
 FACTOR = 1.5
-"""An error may be this many times that of the definition computed in the same type."""
+"""An error may be this many times that of the definition computed in the same dtype."""
 
 FLOOR = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-"""Relative errors that are always allowed: rounding of the answer, and sums in another order."""
+"""Relative errors that are always allowed: rounding of the result, and sums in another order."""
 
 
 class AgreesWithOracle(Law):
-    """For every accepted problem outputs, and gradients where accepted, equal those of the definition in float64."""
+    """For every accepted problem outputs, and gradients if accepted, equal those of the definition in float64."""
 
     @classmethod
     def excuse(cls, case: KernelCase) -> str | None:
@@ -69,7 +69,7 @@ def wide(operands: AttentionInputs) -> AttentionInputs:
 
 
 def results(run: Run, spec: AttentionSpec, operands: AttentionInputs, *, gradients: bool) -> dict[str, Tensor]:
-    """The output and, where asked for, the gradient to every operand, of a fixed weighted sum of the output."""
+    """The output and, with `gradients`, the gradient of a fixed weighted sum of the output to every operand."""
     if not gradients:
         with torch.no_grad():
             return {"output": run(spec, operands)}
@@ -83,7 +83,7 @@ def results(run: Run, spec: AttentionSpec, operands: AttentionInputs, *, gradien
 
 
 def distance(found: Tensor, truth: Tensor) -> float:
-    """||found - truth|| / ||truth||, or ||found|| where the truth is zero; infinite for what is not a number."""
+    """||found - truth|| / ||truth||, or ||found|| if the truth is zero; infinite for NaN."""
     error = torch.linalg.vector_norm(found.double() - truth.double()).nan_to_num(float("inf"))
     size = torch.linalg.vector_norm(truth.double())
     return float(error / size if size > 0 else error)

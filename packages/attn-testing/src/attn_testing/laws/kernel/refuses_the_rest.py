@@ -1,4 +1,4 @@
-"""A kernel refuses what it does not compute."""
+"""A kernel refuses problems that it does not accept."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from attn_testing.law import Law, LawBroken, require
 
 
 class UnheardOf(Problem):
-    """A problem of an operation that no kernel knows."""
+    """A problem of an unknown operation, which every kernel must refuse."""
 
     operation: ClassVar[str] = "unheard_of"
 
 
 class RefusesTheRest(Law):
-    """A value that the kernel does not accept is refused by the name of its field, and by name it then raises."""
+    """A value that is not accepted is refused by the name of its field, and choosing the kernel by name then raises."""
 
     def test_refused_values_are_named_and_raise(self, subject: KernelSubject) -> None:
         kernels: Registry[Kernel[Any]] = Registry("kernel")

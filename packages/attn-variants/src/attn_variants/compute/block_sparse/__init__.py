@@ -1,1 +1,1 @@
-"""Attention over tiles of queries and the keys they see."""
+"""Block-sparse attention: tiles of queries and the keys that they see."""

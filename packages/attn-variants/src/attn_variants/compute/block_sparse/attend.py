@@ -1,4 +1,4 @@
-"""Attention under a mask that leaves few pairs, by tiles."""
+"""Attention under a sparse mask, computed in tiles of queries."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from attn_variants.scores import scale_of
 
 
 def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """The output [batch, query, heads, value_size] in the type of the values.
+    """The output [batch, query, heads, value_size] in the dtype of the values.
 
-    Positions are aligned to the end of the keys. Where the mask depends on the number of keys and `key_padding_mask` is
-    given, sequences of one length are computed together.
+    Queries are aligned to the last keys. If the mask depends on the number of keys and `key_padding_mask` is given,
+    sequences of the same length are computed together.
     """
     if operands.key.shape[1] == 0 or operands.query.shape[0] == 0:
         return nothing(operands)
@@ -35,7 +35,7 @@ def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
 
 
 def of_one_length(key_padding_mask: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Each number of keys, one more than the last real one's, and the sequences that have it; none without any."""
+    """Yield each length, up to and including the last real key, and the sequences of that length; not length 0."""
     places = torch.arange(1, key_padding_mask.shape[1] + 1, device=key_padding_mask.device)
     lengths = (key_padding_mask * places).amax(1)
     for length in sorted(set(lengths.tolist()) - {0}):
@@ -43,7 +43,7 @@ def of_one_length(key_padding_mask: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def by_heads(spec: AttentionSpec, mask: Mask, operands: AttentionInputs) -> Tensor:
-    """The output under a mask that needs no length any more; heads of one mask go together."""
+    """The output under a mask that is resolved for its length; heads with the same mask are computed together."""
     if mask.heads is None:
         return by_tiles(spec, mask, operands)
     alike: dict[Mask, list[int]] = defaultdict(list)
@@ -58,7 +58,7 @@ def by_heads(spec: AttentionSpec, mask: Mask, operands: AttentionInputs) -> Tens
 
 
 def heads_of(spec: AttentionSpec, operands: AttentionInputs, heads: Sequence[int]) -> AttentionInputs:
-    """The operands of some query heads, each with keys and values of its own."""
+    """The operands of some query heads, with keys and values repeated for each of them."""
     groups = torch.tensor([spec.heads.group_of[head] for head in heads])
     return dataclasses.replace(
         operands,
@@ -69,7 +69,7 @@ def heads_of(spec: AttentionSpec, operands: AttentionInputs, heads: Sequence[int
 
 
 def by_tiles(spec: AttentionSpec, mask: Mask, operands: AttentionInputs) -> Tensor:
-    """The output under one mask for all heads, which share keys and values in equal consecutive groups."""
+    """The output under one mask for all heads; key/value heads are shared by equal consecutive groups."""
     rows = laid_out(operands)
     cut = parts(mask, operands.query.shape[1], operands.key.shape[1])
     layout = Layout(cut, scale_of(spec.score, operands.query.shape[-1]), operands.key_padding_mask)
@@ -78,7 +78,7 @@ def by_tiles(spec: AttentionSpec, mask: Mask, operands: AttentionInputs) -> Tens
 
 
 def laid_out(operands: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values as `Tiles` takes them, all of the larger of the sizes of keys and values."""
+    """Queries, keys and values in the layout of `Tiles`, padded to the larger of the key and value sizes."""
     query, key, value = operands.query, operands.key, operands.value
     groups, size = key.shape[2], value.shape[-1]
     wide = max(query.shape[-1], size)
@@ -89,5 +89,5 @@ def laid_out(operands: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def as_given(out: Tensor, operands: AttentionInputs) -> Tensor:
-    """What `Tiles` gives as [batch, query, heads, value_size]."""
+    """Convert the output of `Tiles` to [batch, query, heads, value_size]."""
     return out.permute(0, 3, 1, 2, 4).flatten(2, 3)[..., : operands.value.shape[-1]]

@@ -1,7 +1,7 @@
-"""Attention by tiles as operators that torch.compile keeps whole: tiles are cut at each call, when lengths are known.
+"""Block-sparse attention as operators that torch.compile does not trace: tiles are cut in each call, at known lengths.
 
-A graph names a mask by a digest of what it says, so that a graph which torch finds in its cache on disk means the same
-in another process.
+Graphs refer to a mask by a digest of its contents, so that a graph from torch's cache on disk has the same meaning in
+another process.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from attn_variants.compute.block_sparse.tiles import Layout, gradients, outputs,
 from attn_variants.scores import scale_of
 
 MASKS: dict[str, Mask] = {}
-"""The masks that graphs of this process name."""
+"""The masks that graphs of this process refer to, by name."""
 
 
 def named(mask: Mask) -> str:
-    """The names of the masks of all heads, or of the one that all share, with spaces between."""
+    """Register a mask for use in graphs; returns its name, or the names for all heads, separated by spaces."""
     heads = [mask] if mask.heads is None else [mask.of_head(head) for head in range(mask.heads)]
     names = []
     for own in heads:
@@ -35,7 +35,7 @@ def named(mask: Mask) -> str:
 
 
 def attend(spec: AttentionSpec, names: str, operands: AttentionInputs) -> Tensor:
-    """The output [batch, query, heads, value_size], under the masks that `named` gave names to."""
+    """The output [batch, query, heads, value_size] under the masks of these `names`, as returned by `named`."""
     alike: dict[str, list[int]] = {}
     for head, name in enumerate(names.split(" ")):
         alike.setdefault(name, []).append(head)
@@ -55,7 +55,7 @@ def attend(spec: AttentionSpec, names: str, operands: AttentionInputs) -> Tensor
 def tiles(
     query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, mask: str, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Outputs and logarithms of sums of exponentials; arguments as of `Tiles`, and the name of the mask."""
+    """Outputs and log-sum-exps; the arguments are those of `Tiles`, with the padding, name of the mask, and scale."""
     out, sums = torch.zeros_like(query), query.new_zeros(query.shape[:-1], dtype=wider(query.dtype))
     for rows, layout in layouts(mask, scale, (query.shape[3], key.shape[2]), key_padding_mask):
         out[rows], sums[rows] = outputs(query[rows], key[rows], value[rows], layout)
@@ -66,7 +66,7 @@ def tiles(
 def tiles_backward(
     gradient: Tensor, saved: list[Tensor], key_padding_mask: Tensor | None, mask: str, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients to queries, keys and values; see `gradients`."""
+    """The gradients of queries, keys and values; see `gradients`."""
     found = torch.zeros_like(saved[0]), torch.zeros_like(saved[1]), torch.zeros_like(saved[2])
     for rows, layout in layouts(mask, scale, (saved[0].shape[3], saved[1].shape[2]), key_padding_mask):
         parts_of = gradients(gradient[rows], [part[rows] for part in saved], layout)
@@ -78,7 +78,7 @@ def tiles_backward(
 def layouts(
     mask: str, scale: float, lengths: tuple[int, int], key_padding_mask: Tensor | None
 ) -> Iterator[tuple[slice | Tensor, Layout]]:
-    """How the call is cut, for all sequences or, where the mask depends on their lengths, for those of one length."""
+    """Yield sequences and their layout: all at once or, if the mask depends on lengths, those of each length."""
     own = MASKS[mask]
     if key_padding_mask is None or not own.by_length:
         yield slice(None), Layout(parts(own, *lengths), scale, key_padding_mask)
@@ -98,13 +98,13 @@ def _(_gradient: Tensor, saved: list[Tensor], *_: Any) -> tuple[Tensor, Tensor, 
 
 
 def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """What the gradient needs."""
+    """Save what the backward pass needs."""
     query, key, value, ctx.key_padding_mask, ctx.mask, ctx.scale = inputs
     ctx.save_for_backward(query, key, value, *output)
 
 
 def back(ctx: Any, gradient: Tensor, _sums: Tensor | None) -> tuple[Any, ...]:
-    """The gradients to what `tiles` was given."""
+    """The gradients of the arguments of `tiles`."""
     found = tiles_backward(gradient.contiguous(), list(ctx.saved_tensors), ctx.key_padding_mask, ctx.mask, ctx.scale)
     return *found, None, None, None
 

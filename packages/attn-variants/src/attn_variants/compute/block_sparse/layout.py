@@ -1,4 +1,4 @@
-"""Tiles of queries, the keys that each sees, and which pairs among them may meet."""
+"""Tiles of queries, the keys that each sees, and which of their pairs are allowed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from attn_core.masks.ranges import Runs, merged, size
 from torch import Tensor
 
 ROUNDED = 16
-"""Numbers of keys are rounded up to a multiple of this where they lie apart, so that tiles can go together."""
+"""The number of keys of a tile is rounded up to a multiple of this if they are not contiguous, to share buckets."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
     """Tiles of one size that are computed together.
 
-    `queries` [tiles, query] and `keys` [tiles, key], int64, are numbers of rows; `allowed` [tiles or 1, query, key]
-    which pairs may meet; None is all. Where `start` is given, tile t has the keys from `start + t * step` on.
+    `queries` [tiles, query] and `keys` [tiles, key], int64, are row indices; `allowed` is bool [tiles or 1, query, key]
+    or None if all are allowed. If `start` is given, the keys of tile t are contiguous from `start + t * step` on.
     """
 
     queries: Tensor
@@ -33,20 +33,20 @@ class Bucket:
 
 
 Part = tuple[Bucket, ...]
-"""Tiles in which each query is once, or not at all."""
+"""Buckets of tiles in which each query occurs at most once."""
 
 
 @lru_cache(maxsize=256)
 def parts(mask: Mask, queries: int, keys: int) -> tuple[Part, ...]:
-    """The tiles of each mask that this one is split in, those of no tile left out; see `buckets`."""
+    """The tiles of each of the masks that this one is split into, without empty ones; see `buckets`."""
     found = (buckets(part, queries, keys) for part in mask.over(keys).split)
     return tuple(part for part in found if part)
 
 
 def buckets(mask: Mask, queries: int, keys: int) -> Part:
-    """The tiles of `queries` queries aligned to the end of `keys` keys that see any key, on the CPU.
+    """The tiles that see any key, of `queries` queries aligned to the last of `keys` keys, on the CPU.
 
-    The mask is the same for all heads.
+    The mask must be the same for all heads.
     """
     bound = mask.over(keys)
     alike: dict[tuple[int, int, bool, bool], list[tuple[range, Runs]]] = defaultdict(list)
@@ -64,9 +64,9 @@ def buckets(mask: Mask, queries: int, keys: int) -> Part:
 
 
 def bucket(mask: Mask | None, members: list[tuple[range, Runs]], rounded: int, offset: int) -> Bucket:
-    """The bucket of tiles of as many queries, which see at most `rounded` keys; queries stand `offset` further.
+    """Build the bucket of tiles with the same number of queries and at most `rounded` keys.
 
-    Where there is no mask, every query of a tile sees all that any of them does.
+    The position of a query is its row plus `offset`. Without a mask, all queries of a tile see all of its keys.
     """
     with torch.inference_mode(mode=False):
         queries = torch.tensor([list(rows) for rows, _ in members])
@@ -85,7 +85,10 @@ def bucket(mask: Mask | None, members: list[tuple[range, Runs]], rounded: int, o
 
 
 def evenly(keys: Tensor, members: list[tuple[range, Runs]]) -> tuple[int | None, int]:
-    """Where the first tile's keys start and how far each next tile's are, if all are one run and evenly apart."""
+    """The first key of the first tile, and the step between tiles, if the keys are evenly spaced contiguous runs.
+
+    Otherwise None and 0.
+    """
     starts = keys[:, 0].tolist()
     step = starts[1] - starts[0] if len(starts) > 1 else 0
     even = all(len(runs) == 1 for _, runs in members)

@@ -1,4 +1,4 @@
-"""The attention of one bucket of tiles, forward and backward, by torch's fused kernel."""
+"""Attention over tiles, forward and backward, by PyTorch's fused CPU kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attn_variants.compute.block_sparse.layout import Bucket, Part
 from attn_variants.compute.merging import merged
 
 PIECE = 1 << 23
-"""Most elements of gathered keys that are held at once."""
+"""The largest number of elements of gathered keys that are held at once."""
 
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 -- the only one that gives lse
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
@@ -22,7 +22,7 @@ BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How one call is cut: its parts, the scale of the scores, and `key_padding_mask` [batch, key], bool, or None."""
+    """The tiles of one call, the scale of its scores, and `key_padding_mask` [batch, key], bool, or None."""
 
     parts: tuple[Part, ...]
     scale: float
@@ -33,7 +33,7 @@ class Tiles(torch.autograd.Function):
     """`apply(query, key, value, layout)`: query [batch, groups, share, query, size], key and value [batch, groups, key,
     size] -> [batch, groups, share, query, size]. Queries that see no key give zeros.
 
-    Keys are gathered again for the gradient, so only inputs, outputs and one number per query are remembered.
+    Keys are gathered again in the backward pass, so only inputs, outputs and one number per query are saved.
     """
 
     @staticmethod
@@ -47,22 +47,22 @@ class Tiles(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """The gradients to queries, keys and values."""
+        """The gradients of queries, keys and values."""
         return *gradients(gradient, ctx.saved_tensors, ctx.layout), None
 
 
 def outputs(query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """The outputs, and the logarithm of the sum of exponentials of each query, any number where it sees no key."""
+    """The outputs, and the log-sum-exp of each query's scores, an arbitrary number if it sees no key."""
     out, sums = torch.zeros_like(query), query.new_zeros(query.shape[:-1], dtype=wider(query.dtype))
     for place, part in enumerate(layout.parts):
         found = attended((query, key, value), layout, part)
         out, sums = found if place == 0 else merged((out, sums), found)
-    # Where nothing was seen any finite number will do: every weight is zero.
+    # For a query that sees no key any finite number works, as all its weights are zero.
     return out.to(query.dtype), sums.masked_fill(sums.isneginf(), 0.0)
 
 
 def gradients(gradient: Tensor, saved: Sequence[Tensor], layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients to queries, keys and values; `saved` are these three and what `outputs` gave."""
+    """The gradients of queries, keys and values; `saved` are these three and the results of `outputs`."""
     query, key, value, out, sums = saved
     to_query, to_key, to_value = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     for piece in all_pieces(layout, key):
@@ -85,9 +85,9 @@ def gradients(gradient: Tensor, saved: Sequence[Tensor], layout: Layout) -> tupl
 
 
 def attended(tensors: tuple[Tensor, Tensor, Tensor], layout: Layout, part: Part) -> tuple[Tensor, Tensor]:
-    """Outputs of one part, in the type of the queries, and the logarithms of its sums of exponentials.
+    """The outputs of one part, in the dtype of the queries, and the log-sum-exps of its scores.
 
-    Queries that see no key of it have zeros and -inf.
+    Queries that see none of its keys get zeros and -inf.
     """
     query, key, value = tensors
     out = torch.zeros_like(query)
@@ -103,7 +103,7 @@ def attended(tensors: tuple[Tensor, Tensor, Tensor], layout: Layout, part: Part)
             scale=layout.scale,
         )
         if added is not None:
-            # torch says 0 of a row that sees nothing.
+            # torch returns 0 for a query that sees no key.
             logs = logs.masked_fill(added.amax(-1).isneginf(), float("-inf"))
         put(out, found, piece)
         put(sums[..., None], logs[..., None].to(sums.dtype), piece)
@@ -111,18 +111,18 @@ def attended(tensors: tuple[Tensor, Tensor, Tensor], layout: Layout, part: Part)
 
 
 def wider(dtype: torch.dtype) -> torch.dtype:
-    """The type, or float32 where it has fewer bits."""
+    """The dtype, or float32 if it has fewer bits."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def all_pieces(layout: Layout, key: Tensor) -> Iterator[Bucket]:
-    """The pieces of all parts."""
+    """Yield the pieces of all parts."""
     for part in layout.parts:
         yield from pieces(part, key)
 
 
 def pieces(part: Part, key: Tensor) -> Iterator[Bucket]:
-    """The buckets, those whose keys have to be gathered in pieces of bounded size."""
+    """Yield the buckets of a part; those whose keys have to be gathered are split into pieces of bounded size."""
     for bucket in part:
         tiles, count = bucket.keys.shape
         most = max(1, PIECE // max(1, key.shape[0] * key.shape[1] * count * key.shape[-1]))
@@ -137,7 +137,7 @@ def pieces(part: Part, key: Tensor) -> Iterator[Bucket]:
 
 
 def of_tiles(rows: Tensor, bucket: Bucket) -> Tensor:
-    """[tiles, batch * groups, share * query, size] of rows [batch, groups, share, query, size]."""
+    """Gather rows [batch, groups, share, query, size] into [tiles, batch * groups, share * query, size]."""
     batch, groups, share, _, width = rows.shape
     tiles, count = bucket.queries.shape
     picked = rows.index_select(3, bucket.queries.flatten()).view(batch * groups, share, tiles, count, width)
@@ -145,17 +145,17 @@ def of_tiles(rows: Tensor, bucket: Bucket) -> Tensor:
 
 
 def put(into: Tensor, found: Tensor, bucket: Bucket) -> None:
-    """Write [tiles, batch * groups, share * query, size] to their rows of [batch, groups, share, query, size]."""
+    """Write `found` [tiles, batch * groups, share * query, size] to its rows of [batch, groups, share, query, size]."""
     into.index_copy_(3, bucket.queries.flatten(), rows_of(found, into, bucket))
 
 
 def add(into: Tensor, found: Tensor, bucket: Bucket) -> None:
-    """Add [tiles, batch * groups, share * query, size] to their rows of [batch, groups, share, query, size]."""
+    """Add `found` [tiles, batch * groups, share * query, size] to its rows of [batch, groups, share, query, size]."""
     into.index_add_(3, bucket.queries.flatten(), rows_of(found, into, bucket))
 
 
 def rows_of(found: Tensor, like: Tensor, bucket: Bucket) -> Tensor:
-    """Of [tiles, batch * groups, share * query, size], rows [batch, groups, share, tiles * query, size]."""
+    """Reorder [tiles, batch * groups, share * query, size] to rows [batch, groups, share, tiles * query, size]."""
     batch, groups, share, _, width = like.shape
     tiles, count = bucket.queries.shape
     back = found.view(tiles, batch, groups, share, count, width).permute(1, 2, 3, 0, 4, 5)
@@ -163,7 +163,10 @@ def rows_of(found: Tensor, like: Tensor, bucket: Bucket) -> Tensor:
 
 
 def keys_of(rows: Tensor, bucket: Bucket) -> Tensor:
-    """[tiles, batch * groups, key, size] of contiguous rows [batch, groups, key, size]; a view where tiles are even."""
+    """Gather contiguous rows [batch, groups, key, size] into [tiles, batch * groups, key, size].
+
+    A strided view, without a copy, if the tiles are evenly spaced.
+    """
     batch, groups, length, width = rows.shape
     tiles, count = bucket.keys.shape
     if bucket.start is not None:
@@ -175,15 +178,15 @@ def keys_of(rows: Tensor, bucket: Bucket) -> Tensor:
 
 
 def add_keys(into: Tensor, found: Tensor, bucket: Bucket) -> None:
-    """Add [tiles, batch * groups, key, size] to their rows of contiguous [batch, groups, key, size]."""
+    """Add `found` [tiles, batch * groups, key, size] to its rows of contiguous [batch, groups, key, size]."""
     batch, groups, length, width = into.shape
     moved = found.transpose(0, 1).reshape(batch * groups, -1, width)
     into.view(batch * groups, length, width).index_add_(1, bucket.keys.flatten(), moved)
 
 
 def bias(bucket: Bucket, layout: Layout, query: Tensor) -> Tensor | None:
-    """What is added to the scores [tiles or 1, batch * groups or 1, share * query, key]: 0 or -inf; None where all may
-    meet."""
+    """The mask as a bias of 0 or -inf, [tiles or 1, batch * groups or 1, share * query, key]; None if all pairs are
+    allowed."""
     batch, groups, share = query.shape[:3]
     tiles, count = bucket.keys.shape
     allowed = bucket.allowed
@@ -203,5 +206,5 @@ def bias(bucket: Bucket, layout: Layout, query: Tensor) -> Tensor | None:
 
 
 def spread(added: Tensor | None, bucket: Bucket, key: Tensor) -> Tensor | None:
-    """What is added to the scores, as [tiles, batch * groups, share * query, key], keys being [batch, groups, ...]."""
+    """Expand a bias to [tiles, batch * groups, share * query, key], for keys [batch, groups, ...]."""
     return None if added is None else added.expand(len(bucket.keys), key.shape[0] * key.shape[1], -1, -1)
