@@ -172,30 +172,35 @@ class KernelTable(Generic[K]):
     def run(self, call: tuple[Any, ...], compute: Callable[[K], Result]) -> Result:
         """`compute` of the kernel that `require` gives; where this chip cannot run it, of the next, which is said once.
 
-        A kernel that was asked for by name is not replaced: its error is raised.
+        A kernel that was asked for by name is not replaced: its error is raised. So is that of a kernel which is chosen
+        again, as while torch.compile traces, where the first choice is a constant.
         """
+        excluded: K | None = None
         while True:
             kernel = self.require(*call)
             try:
                 return compute(kernel)
             except Exception as error:
                 why = self.unsupported(kernel, error)
-                if why is None:
+                if why is None or kernel is excluded:
                     raise
             self.exclude(call, kernel, why)
+            excluded = kernel
 
     def run_below(
         self, call: tuple[Any, ...], compute: Callable[[K], Result], below: float = math.inf
     ) -> Result | None:
         """The same of the kernel that `find` gives; None where there is none, or none is left."""
+        excluded: K | None = None
         while (kernel := self.find(*call, below=below)) is not None:
             try:
                 return compute(kernel)
             except Exception as error:
                 why = self.unsupported(kernel, error)
-                if why is None:
+                if why is None or kernel is excluded:
                     raise
             self.exclude(call, kernel, why)
+            excluded = kernel
         return None
 
     def unsupported(self, kernel: K, error: Exception) -> str | None:

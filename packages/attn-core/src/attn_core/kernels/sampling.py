@@ -10,7 +10,8 @@ likeliest does, is never drawn.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -26,11 +27,34 @@ LogProbability = tuple[float, list[tuple[int, float]]]
 """The log probability of a token, and the most likely (id, log probability) at its place; in nats."""
 
 
+class TokenCounts:
+    """The distinct tokens of a growing sequence and how often each was generated, which is all that penalties read.
+
+    `ids`, int64, are in the order of their first occurrence; `counts`, float32, are 0 for tokens of the prompt alone.
+    Both are arrays of a buffer whose size is the number of distinct tokens, not that of the vocabulary.
+    """
+
+    def __init__(self, prompt: Iterable[int] = (), generated: Iterable[int] = ()) -> None:
+        self.ids = array("q", dict.fromkeys(prompt))
+        self.counts = array("f", bytes(4 * len(self.ids)))
+        self._index = {token: index for index, token in enumerate(self.ids)}
+        self.extend(generated)
+
+    def extend(self, generated: Iterable[int]) -> None:
+        """Count more generated tokens."""
+        for token in generated:
+            index = self._index.setdefault(token, len(self.ids))
+            if index == len(self.ids):
+                self.ids.append(token)
+                self.counts.append(0.0)
+            self.counts[index] += 1
+
+
 class Draw(NamedTuple):
     """How the token of one row is chosen.
 
-    Where they are given, all [vocab_size]: `seen`, bool, tokens that `repetition_penalty` changes; `counts`, float32,
-    what the two other penalties are multiplied with; `allowed`, bool. `logit_bias` is by token id. An
+    `repetition_penalty` changes all tokens of `token_counts`, the two other penalties those that were generated.
+    `allowed` [vocab_size], bool, are the tokens that may come next, None for all. `logit_bias` is by token id. An
     `inverse_temperature` of 0 takes the most likely token. `point`, in [0, 1), is the place in the cumulative
     distribution: by token id, or, with `top_k` (0 for all) or `top_p` below 1, by rank.
     """
@@ -44,8 +68,7 @@ class Draw(NamedTuple):
     frequency_penalty: float
     presence_penalty: float
     logit_bias: Mapping[int, float]
-    seen: Tensor | None
-    counts: Tensor | None
+    token_counts: TokenCounts | None
     allowed: Tensor | None
 
 

@@ -100,15 +100,11 @@ class SelectedBlocksDispatcher:
 
         Where this chip cannot run the kernel, the next one computes, which is said once.
         """
-        call = call_of(selected, blocks, operands)
+        call = _call_of(selected, blocks, operands)
         return self.table.run(call, lambda kernel: kernel.run(selected, blocks))
 
-    def run_in_graph(self, selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> Tensor:
-        """The same while torch.compile traces, which is before kernels run, so that none is replaced."""
-        return self.table.require(*call_of(selected, blocks, operands)).run(selected, blocks)
 
-
-def call_of(selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> tuple[Any, str, bool, bool]:
+def _call_of(selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> tuple[Any, str, bool, bool]:
     """By what calls are told apart: the type and device of queries, whether gradients are wanted, and whether queries
     lie behind keys or some are padding."""
     query = selected.query
