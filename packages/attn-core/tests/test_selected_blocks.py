@@ -134,3 +134,17 @@ def test_a_kernel_of_chosen_blocks_that_the_chip_cannot_run_gives_way_to_the_nex
 def test_other_errors_of_a_kernel_of_chosen_blocks_are_raised(plan):
     with pytest.raises(ZeroDivisionError):
         read(plan(Unable(ZeroDivisionError()), Anywhere()))
+
+
+def test_a_kernel_that_is_chosen_again_after_it_failed_as_in_a_graph_that_is_traced_raises_its_error(plan, monkeypatch):
+    unable = Unable(MemoryError())
+    of = plan(unable, Anywhere())
+    # torch.compile makes a constant of the first choice.
+    monkeypatch.setattr(of.table, "required_index", lambda _call: 0)
+    with pytest.raises(MemoryError):
+        read(of)
+    assert unable.tried == 2
+    monkeypatch.setattr(of.table, "index", lambda _call, _below: 0)
+    with pytest.raises(MemoryError):
+        of.table.run_below((), lambda kernel: kernel.run(None, None))
+    assert unable.tried == 4

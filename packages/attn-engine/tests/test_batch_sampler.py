@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from attn_core.kernels.sampling import TokenCounts
 from attn_engine import SamplingParams, batch_sampler
 from attn_engine.batch_sampler import choose_together, draw, may_fall_short
 from attn_engine.batch_scores import BatchRow, TokenTally
@@ -32,20 +33,13 @@ PARAMS = [
 def single(row: BatchRow, size: int) -> SamplingRow:
     """The same row as the sampler of single rows takes it."""
     prompt = row.counts.noted if row.counts else 0
-    counts = torch.bincount(torch.tensor(row.tokens[prompt:], dtype=torch.int64), minlength=size).float()
-    seen = torch.bincount(torch.tensor(row.tokens, dtype=torch.int64), minlength=size) > 0
+    penalized = row.seen is not None or row.counts is not None
+    occurred = TokenCounts(row.tokens[:prompt], row.tokens[prompt:]) if penalized else None
     allowed = None if row.grammar is None else torch.from_numpy(row.grammar) > 0
     if row.suppressed:
         allowed = torch.ones(size, dtype=torch.bool) if allowed is None else allowed
         allowed[list(row.suppressed)] = False
-    return SamplingRow(
-        row.params,
-        row.seed,
-        row.position,
-        seen=None if row.seen is None else seen,
-        counts=None if row.counts is None else counts,
-        allowed=allowed,
-    )
+    return SamplingRow(row.params, row.seed, row.position, occurred, allowed)
 
 
 def rows_of(params: list[SamplingParams], size: int, seed: int) -> list[BatchRow]:

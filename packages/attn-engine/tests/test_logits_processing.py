@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.kernels.sampling import TokenCounts
 from attn_engine import SamplingParams
 from attn_engine.sampler import SamplingRow, process_logits
 from hypothesis import given, settings
@@ -27,11 +28,8 @@ SIZE = 12
 )
 def test_penalties_and_biases_are_those_of_the_definition(generated, frequency, presence, bias, seed):
     logits = 3 * torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
-    counts = torch.zeros(SIZE)
-    for token in generated:
-        counts[token] += 1
     sampling = SamplingParams(frequency_penalty=frequency, presence_penalty=presence, logit_bias=bias)
-    found = process_logits(logits, SamplingRow(sampling, 0, 0, counts=counts if frequency or presence else None))
+    found = process_logits(logits, SamplingRow(sampling, 0, 0, TokenCounts(generated=generated)))
     for token in range(SIZE):
         times = generated.count(token)
         expected = logits[token].item() - frequency * times - presence * (times > 0) + bias.get(token, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attn_core.kernels.sampling import TokenCounts
 from attn_engine import SamplingParams
 from attn_engine.sampler import SamplingRow, choose_tokens, process_logits
 
@@ -74,11 +75,10 @@ def test_repetition_penalties_and_the_least_length_are_those_of_transformers(pen
     process = transformers.generation.logits_process
     logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(4))
     ids = torch.tensor([[3, 7, 7, 29]])
-    seen, allowed = torch.zeros(30, dtype=torch.bool), torch.ones(30, dtype=torch.bool)
-    seen[ids[0]], allowed[5] = True, False
+    allowed = torch.ones(30, dtype=torch.bool)
+    allowed[5] = False
     expected = process.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
     expected = process.MinNewTokensLengthLogitsProcessor(4, 3, 5)(ids, expected)[0]
-    found = process_logits(
-        logits[0], SamplingRow(SamplingParams(repetition_penalty=penalty), 0, 0, seen=seen, allowed=allowed)
-    )
+    occurred, params = TokenCounts(prompt=ids[0].tolist()), SamplingParams(repetition_penalty=penalty)
+    found = process_logits(logits[0], SamplingRow(params, 0, 0, occurred, allowed))
     assert torch.allclose(found, expected)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attn_core.kernels.sampling import TokenCounts
 from attn_engine import Request, SamplingParams
 from attn_engine.sampler import SamplingRow, choose_tokens, uniform
 from hypothesis import given, settings
@@ -54,9 +55,10 @@ def test_only_tokens_that_all_filters_keep_are_chosen(sampling, seed, draw_seed,
     generator = torch.Generator().manual_seed(draw_seed)
     logits = 3 * torch.randn(1, size, generator=generator)
     seen = torch.rand(size, generator=generator) < 0.3
+    occurred = TokenCounts(seen.nonzero().flatten().tolist())
     expected = kept_by_the_definitions(logits[0], sampling, seen)
     for position in range(3):
-        (token,) = choose_tokens(logits, [SamplingRow(sampling, seed, position, seen)])
+        (token,) = choose_tokens(logits, [SamplingRow(sampling, seed, position, occurred)])
         # A token at the very edge of a filter may fall to either side by rounding.
         assert expected[token] > 0 or abs(float(expected.sum()) - 1) > 1e-9 or _at_an_edge(expected, sampling)
 
@@ -99,8 +101,8 @@ def test_a_row_is_chosen_the_same_alone_and_beside_any_others():
         SamplingParams(temperature=1.0, min_p=0.1),
         SamplingParams(repetition_penalty=1.5),
     ]
-    seen = torch.rand(400, generator=generator) < 0.5
-    draws = [SamplingRow(kinds[i % len(kinds)], i, 5, seen) for i in range(40)]
+    occurred = TokenCounts((torch.rand(400, generator=generator) < 0.5).nonzero().flatten().tolist())
+    draws = [SamplingRow(kinds[i % len(kinds)], i, 5, occurred) for i in range(40)]
     together = choose_tokens(logits, draws)
     assert together == [choose_tokens(logits[i : i + 1], [draws[i]])[0] for i in range(40)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_core.kernels.sampling import sampling_kernel
+from attn_core.kernels.sampling import TokenCounts, sampling_kernel
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_engine.sampler import SamplingRow, choose_tokens, log_probabilities
 from attn_kernels_cpu import library
@@ -34,11 +34,11 @@ def rows_of(size, seed):
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for number, params in enumerate(PARAMS):
-        counts = torch.randint(0, 3, (size,), generator=generator).float()
+        prompt, generated = torch.randint(0, size + 2, (2, size), generator=generator).tolist()
         penalised = params.repetition_penalty != 1
         allowed = torch.rand(size, generator=generator) < 0.7 if number % 3 == 2 and size > 3 else None
-        shown = {"seen": counts > 0, "counts": counts} if penalised else {}
-        rows.append(SamplingRow(params, seed + number, 7 * number, **shown, allowed=allowed))
+        occurred = TokenCounts(prompt, generated) if penalised else None
+        rows.append(SamplingRow(params, seed + number, 7 * number, occurred, allowed))
     spread = (0.2, 1.0, 4.0)[seed % 3]
     logits = spread * torch.randn(len(rows), size, generator=generator)
     return (logits.bfloat16().float() if seed % 2 else logits), rows

@@ -204,8 +204,7 @@ class BeamSearch:
             self._params,
             0,
             len(sequence.tokens),
-            seen=sequence.seen(vocab_size, device),
-            counts=sequence.counts(vocab_size, device),
+            token_counts=sequence.token_counts(),
             allowed=sequence.allowed(vocab_size, device, self._end_ids),
         )
         return process_logits(logits.log_softmax(-1), row)

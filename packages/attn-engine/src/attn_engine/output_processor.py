@@ -181,8 +181,7 @@ def _sampling_row(sequence: sequences.Sequence, logits: Tensor, end_ids: Collect
         sequence.params,
         sequence.seed,
         len(sequence.tokens),
-        seen=sequence.seen(vocab_size, device),
-        counts=sequence.counts(vocab_size, device),
+        token_counts=sequence.token_counts(),
         allowed=sequence.allowed(vocab_size, device, end_ids),
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attn_core.kernels.sampling import Draw, LogProbability, SamplingKernel
+from attn_core.kernels.sampling import Draw, LogProbability, SamplingKernel, TokenCounts
 from attn_schema import SamplingParams
 from numpy.typing import NDArray
 from torch import Tensor
@@ -49,21 +49,20 @@ EXPONENTIAL = np.array(
 class SamplingRow:
     """One row to choose a token for: its parameters, seed and the position of the new token.
 
-    Given where the parameters need them, all [vocab_size]: `seen`, bool, which tokens have occurred; `counts`, float32,
-    how often each was generated; `allowed`, bool, which tokens may come next.
+    `token_counts` are those of its sequence, given if the parameters have penalties. `allowed` [vocab_size], bool, are
+    the tokens that may come next; None for all.
     """
 
     params: SamplingParams
     seed: int
     position: int
-    seen: Tensor | None = None
-    counts: Tensor | None = None
+    token_counts: TokenCounts | None = None
     allowed: Tensor | None = None
 
     @property
     def unchanged(self) -> bool:
         """Whether `process_logits` leaves the logits unchanged."""
-        return self.seen is self.counts is self.allowed is None and not self.params.logit_bias
+        return self.token_counts is self.allowed is None and not self.params.logit_bias
 
 
 def choose_tokens(logits: Tensor, rows: Sequence[SamplingRow], kernel: SamplingKernel | None = None) -> list[int]:
@@ -97,8 +96,7 @@ def _draw(row: SamplingRow) -> Draw:
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,
         logit_bias=params.logit_bias or {},
-        seen=row.seen,
-        counts=row.counts,
+        token_counts=row.token_counts,
         allowed=row.allowed,
     )
 
@@ -148,12 +146,8 @@ def process_logits(logits: Tensor, row: SamplingRow) -> Tensor:
     """Logits [vocab_size], float32, after penalties, logit_bias and constraints, in this order."""
     params = row.params
     logits = logits.float()
-    penalty = params.repetition_penalty
-    if penalty != 1 and row.seen is not None:
-        penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
-        logits = torch.where(row.seen, penalized, logits)
-    if row.counts is not None:
-        logits = logits - params.frequency_penalty * row.counts - params.presence_penalty * (row.counts > 0)
+    if row.token_counts is not None:
+        logits = _penalized(logits, params, row.token_counts)
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)
         bias = torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype, device=logits.device)
@@ -161,6 +155,18 @@ def process_logits(logits: Tensor, row: SamplingRow) -> Tensor:
     if row.allowed is not None:
         logits = logits.masked_fill(~row.allowed, -torch.inf)
     return logits
+
+
+def _penalized(logits: Tensor, params: SamplingParams, occurred: TokenCounts) -> Tensor:
+    # An embedding may have more rows than there are logits.
+    known = [(token, count) for token, count in zip(occurred.ids, occurred.counts, strict=True) if token < len(logits)]
+    ids = torch.tensor([token for token, _ in known], dtype=torch.int64, device=logits.device)
+    counts = torch.tensor([count for _, count in known], dtype=logits.dtype, device=logits.device)
+    scores, penalty = logits[ids], params.repetition_penalty
+    if penalty != 1:
+        scores = torch.where(scores > 0, scores / penalty, scores * penalty)
+    scores = scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+    return logits.index_copy(0, ids, scores)
 
 
 def uniform(seed: int, position: int) -> float:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from attn_core.errors import InternalError, InvalidValue, UserError
+from attn_core.kernels.sampling import TokenCounts
 from attn_schema import FinishReason, SamplingParams, ScoringParams, Token, TopLogprob
 from torch import Tensor
 
@@ -94,10 +95,9 @@ class Sequence:
     None shares nothing, as for scoring, in which every token must be computed.
     """
     matcher: GrammarMatcher | None = None
-    _seen: Tensor | None = None
-    _counts: Tensor | None = None
-    _noted_seen: int = 0
-    _noted_counts: int = 0
+    _token_counts: TokenCounts | None = None
+    _counted: int = 0
+    """Tokens that these counts include."""
     _tallies: tuple[TokenTally, TokenTally] | None = None
 
     def __post_init__(self) -> None:
@@ -185,28 +185,16 @@ class Sequence:
             return ""
         return self.stops.push(self.detokenizer.finish()) + self.stops.finish()
 
-    def seen(self, vocab_size: int, device: torch.device) -> Tensor | None:
-        """Which tokens have occurred [vocab_size], bool; None without a repetition penalty."""
-        if self.params.repetition_penalty == 1:
+    def token_counts(self) -> TokenCounts | None:
+        """The distinct tokens of the sequence and how often each was generated; None without penalties."""
+        if not self.penalizes_counts and self.params.repetition_penalty == 1:
             return None
-        if self._seen is None:
-            self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            self._noted_seen = 0
-        self._seen[self.tokens[self._noted_seen :]] = True
-        self._noted_seen = len(self.tokens)
-        return self._seen
-
-    def counts(self, vocab_size: int, device: torch.device) -> Tensor | None:
-        """How often each token was generated [vocab_size], float32; None without frequency and presence penalty."""
-        if not self.penalizes_counts:
-            return None
-        if self._counts is None:
-            self._counts = torch.zeros(vocab_size, device=device)
-            self._noted_counts = len(self.request.token_ids)
-        fresh = torch.tensor(self.tokens[self._noted_counts :], dtype=torch.int64, device=device)
-        self._counts.index_add_(0, fresh, torch.ones(len(fresh), device=device))
-        self._noted_counts = len(self.tokens)
-        return self._counts
+        if self._token_counts is None:
+            self._counted = len(self.request.token_ids)
+            self._token_counts = TokenCounts(self.tokens[: self._counted])
+        self._token_counts.extend(self.tokens[self._counted :])
+        self._counted = len(self.tokens)
+        return self._token_counts
 
     def allowed(self, vocab_size: int, device: torch.device, end_ids: Collection[int]) -> Tensor | None:
         """Which tokens may come next [vocab_size], bool; None if all may."""
@@ -275,7 +263,7 @@ class Sequence:
         self.detokenizer = other.detokenizer and other.detokenizer.copy()
         self.stops = other.stops.copy()
         self.matcher = other.matcher and other.matcher.copy()
-        self._seen = self._counts = None
+        self._token_counts = None
 
     def would_end(self, token: int) -> bool:
         """Whether a token ends the text by a stop string, or because the grammar is complete.

@@ -24,7 +24,7 @@ class DrawStruct(ctypes.Structure):
     """The struct `Draw` of native/draw.hpp."""
 
     _fields_ = (
-        ("seen", ADDRESS),
+        ("occurred", ADDRESS),
         ("allowed", ADDRESS),
         ("counts", ADDRESS),
         ("bias", ADDRESS),
@@ -38,6 +38,7 @@ class DrawStruct(ctypes.Structure):
         ("presence", ctypes.c_float),
         ("top_k", ctypes.c_int32),
         ("biases", ctypes.c_int32),
+        ("occurrences", ctypes.c_int32),
     )
 
 
@@ -108,7 +109,13 @@ def _fill(struct: DrawStruct, draw: Draw, size: int) -> list[Tensor]:
     struct.top_k, struct.top_p, struct.min_p = min(draw.top_k, size), draw.top_p, draw.min_p
     struct.repetition, struct.frequency = draw.repetition_penalty, draw.frequency_penalty
     struct.presence = draw.presence_penalty
-    held = [None if part is None else part.contiguous() for part in (draw.seen, draw.counts, draw.allowed)]
+    held: list[Tensor] = []
+    if draw.token_counts is not None:
+        (struct.occurred, struct.occurrences) = draw.token_counts.ids.buffer_info()
+        struct.counts, _ = draw.token_counts.counts.buffer_info()
+    if draw.allowed is not None:
+        held = [draw.allowed.contiguous()]
+        struct.allowed = held[0].data_ptr()
     if draw.logit_bias:
         import torch
 
@@ -118,6 +125,4 @@ def _fill(struct: DrawStruct, draw: Draw, size: int) -> list[Tensor]:
         bias = torch.tensor(list(draw.logit_bias.values()), dtype=torch.float32)
         struct.biased, struct.bias, struct.biases = ids.data_ptr(), bias.data_ptr(), len(ids)
         held += [ids, bias]
-    for name, part in zip(("seen", "counts", "allowed"), held, strict=False):
-        setattr(struct, name, None if part is None else part.data_ptr())
-    return [part for part in held if part is not None]
+    return held

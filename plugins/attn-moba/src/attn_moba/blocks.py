@@ -52,8 +52,7 @@ class BlockMixture(InnerAttention, nn.Module):
         key, value = (self._of_heads(rows).transpose(1, 2).contiguous() for rows in (operands.key, operands.value))
         blocks = KeyBlocks(key, value, self._blocks(self._keep(operands)))
         choices = SelectedBlocks(query.transpose(1, 2)[:, :, :, None], chosen.transpose(1, 2), places)
-        run = self.plan.run_in_graph if torch.compiler.is_compiling() else self.plan.run
-        found = run(choices, blocks, operands)
+        found = self.plan.run(choices, blocks, operands)
         return found[:, :, :, 0].transpose(1, 2).to(operands.value.dtype)
 
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here

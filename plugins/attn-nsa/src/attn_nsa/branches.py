@@ -144,5 +144,4 @@ class Branches(InnerAttention, nn.Module):
         key, value, real = (windows(rows, size, size) for rows in (operands.key, operands.value, key_padding_mask))
         chosen = select(weights.sum(3), places // size, key.shape[1], self.options)
         key, value = (wide(rows).permute(0, 3, 1, 2, 4).contiguous() for rows in (key, value))
-        run = self.plan.run_in_graph if torch.compiler.is_compiling() else self.plan.run
-        return run(SelectedBlocks(query, chosen, places), KeyBlocks(key, value, real), operands)
+        return self.plan.run(SelectedBlocks(query, chosen, places), KeyBlocks(key, value, real), operands)

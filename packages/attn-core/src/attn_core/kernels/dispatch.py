@@ -173,30 +173,36 @@ class KernelTable(Generic[K]):
     def run(self, call: tuple[Any, ...], compute: Callable[[K], Result]) -> Result:
         """Call `compute` with the kernel of `require`, or with the next one if this device cannot run the kernel.
 
-        The replacement is logged once. A kernel that was selected by name is not replaced: its error is raised.
+        The replacement is logged once. A kernel that was selected by name is not replaced: its error is raised. So is
+        the error of a kernel that is selected again after it failed, as while torch.compile traces, where the first
+        selection is a constant.
         """
+        excluded: K | None = None
         while True:
             kernel = self.require(*call)
             try:
                 return compute(kernel)
             except Exception as error:
                 why = self.unsupported(kernel, error)
-                if why is None:
+                if why is None or kernel is excluded:
                     raise
             self.exclude(call, kernel, why)
+            excluded = kernel
 
     def run_below(
         self, call: tuple[Any, ...], compute: Callable[[K], Result], below: float = math.inf
     ) -> Result | None:
         """Like `run`, but with the kernel of `find`; returns None if there is none, or none is left."""
+        excluded: K | None = None
         while (kernel := self.find(*call, below=below)) is not None:
             try:
                 return compute(kernel)
             except Exception as error:
                 why = self.unsupported(kernel, error)
-                if why is None:
+                if why is None or kernel is excluded:
                     raise
             self.exclude(call, kernel, why)
+            excluded = kernel
         return None
 
     def unsupported(self, kernel: K, error: Exception) -> str | None:

@@ -10,7 +10,8 @@ half before rounding, e^-22.9 times that of the most likely token, is never draw
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -26,13 +27,36 @@ LogProbability = tuple[float, list[tuple[int, float]]]
 """The log probability of a token, and (id, log probability) of the most likely tokens at its position; in nats."""
 
 
+class TokenCounts:
+    """The distinct tokens of a growing sequence, and how often each was generated: the input of penalties.
+
+    `ids`, int64, are in the order of first occurrence. `counts`, float32, are 0 for tokens that only the prompt has.
+    Both are as long as there are distinct tokens, not as the vocabulary, and expose their buffers to native kernels.
+    """
+
+    def __init__(self, prompt: Iterable[int] = (), generated: Iterable[int] = ()) -> None:
+        self.ids = array("q", dict.fromkeys(prompt))
+        self.counts = array("f", bytes(4 * len(self.ids)))
+        self._index = {token: index for index, token in enumerate(self.ids)}
+        self.extend(generated)
+
+    def extend(self, generated: Iterable[int]) -> None:
+        """Count more generated tokens."""
+        for token in generated:
+            index = self._index.setdefault(token, len(self.ids))
+            if index == len(self.ids):
+                self.ids.append(token)
+                self.counts.append(0.0)
+            self.counts[index] += 1
+
+
 class Draw(NamedTuple):
     """The parameters by which the token of one row is drawn.
 
     An `inverse_temperature` of 0 takes the most likely token. `point`, in [0, 1), is the point of the cumulative
     distribution that is drawn: by token id, or, with `top_k` (0 for all) or `top_p` below 1, by rank. `logit_bias` is
-    by token id. Optional, all [vocab_size]: `seen`, bool, the tokens to which `repetition_penalty` applies; `counts`,
-    float32, by which the two other penalties are multiplied; `allowed`, bool, the tokens that may be drawn.
+    by token id. `repetition_penalty` applies to all tokens of `token_counts`, the two other penalties to those that
+    were generated. `allowed` [vocab_size], bool, are the tokens that may be drawn; None for all.
     """
 
     inverse_temperature: float
@@ -44,8 +68,7 @@ class Draw(NamedTuple):
     frequency_penalty: float
     presence_penalty: float
     logit_bias: Mapping[int, float]
-    seen: Tensor | None
-    counts: Tensor | None
+    token_counts: TokenCounts | None
     allowed: Tensor | None
 
 

@@ -101,15 +101,11 @@ class SelectedBlocksDispatcher:
         `operands` are the inputs from which queries and blocks were made. If this device cannot run the kernel, the
         next one is used, which is logged once.
         """
-        call = call_of(selected, blocks, operands)
+        call = _call_of(selected, blocks, operands)
         return self.table.run(call, lambda kernel: kernel.run(selected, blocks))
 
-    def run_in_graph(self, selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> Tensor:
-        """Like `run`, but called while torch.compile traces: no kernel runs yet, so that none is replaced."""
-        return self.table.require(*call_of(selected, blocks, operands)).run(selected, blocks)
 
-
-def call_of(selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> tuple[Any, str, bool, bool]:
+def _call_of(selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> tuple[Any, str, bool, bool]:
     """The kind of a call: type and device of the queries, whether gradients are needed, and whether there are other
     keys than those of the queries, explicit positions or padding."""
     query = selected.query

@@ -13,12 +13,13 @@ constexpr float LEAST_EXPONENT = -30.0f;     // the weight of e to this power ro
 
 // The sampling parameters of a row; an `inverse` temperature of 0 takes the most likely token. Pointers may be null.
 struct Draw {
-  const uint8_t *seen, *allowed;
+  const int64_t* occurred;
+  const uint8_t* allowed;
   const float *counts, *bias;
   const int64_t* biased;
   double point, top_p, min_p;
   float inverse, repetition, frequency, presence;
-  int32_t top_k, biases;
+  int32_t top_k, biases, occurrences;
 };
 
 // A score and its token, ordered by descending score, equal scores by token.
@@ -71,29 +72,16 @@ static inline double exact_sum(const float* weights, int count) {
   return total;
 }
 
-// Calls `take(i)` for each element i that is not zero; fast if there are few.
-template <class Element, class Take>
-static inline void each_nonzero(const Element* at, int size, Take take) {
-  constexpr int WORD = sizeof(uint64_t) / sizeof(Element);
-  for (int first = 0; first < size; first += WORD) {
-    const int last = std::min(first + WORD, size);
-    uint64_t word = 1;
-    if (last - first == WORD) std::memcpy(&word, at + first, sizeof word);
-    if (word == 0) continue;
-    for (int i = first; i < last; i++)
-      if (at[i] != 0) take(i);
-  }
-}
-
 // Applies penalties, biases and constraints, in this order.
 static inline void process_scores(const float* logits, int size, const Draw& d, float* out) {
   std::memcpy(out, logits, sizeof(float) * size);
-  if (d.seen && d.repetition != 1.0f)
-    each_nonzero(d.seen, size, [&](int i) { out[i] = out[i] > 0 ? out[i] / d.repetition : out[i] * d.repetition; });
-  if (d.counts)
-    each_nonzero(d.counts, size, [&](int i) {
-      out[i] = out[i] - d.frequency * d.counts[i] - (d.counts[i] > 0 ? d.presence : 0.0f);
-    });
+  for (int i = 0; i < d.occurrences; i++) {
+    // An embedding may have more rows than there are logits: such tokens have no score.
+    if ((uint64_t)d.occurred[i] >= (uint64_t)size) continue;
+    float& score = out[d.occurred[i]];
+    if (d.repetition != 1.0f) score = score > 0 ? score / d.repetition : score * d.repetition;
+    score = score - d.frequency * d.counts[i] - (d.counts[i] > 0 ? d.presence : 0.0f);
+  }
   for (int i = 0; i < d.biases; i++) out[d.biased[i]] += d.bias[i];
   if (d.allowed)
     for (int i = 0; i < size; i++) out[i] = d.allowed[i] ? out[i] : -std::numeric_limits<float>::infinity();
@@ -214,7 +202,7 @@ static inline int64_t draw_weighted(int size, const Draw& d, DrawRoom& room) {
 // The token of a row; -1 if the largest score is not finite or a score is NaN.
 static inline int64_t draw_token(const float* logits, int size, const Draw& d, DrawRoom& room) {
   const float* scores = logits;
-  if (d.seen || d.counts || d.allowed || d.biases) {
+  if (d.occurrences || d.allowed || d.biases) {
     room.processed.resize(std::max(room.processed.size(), (size_t)size));
     process_scores(logits, size, d, room.processed.data());
     scores = room.processed.data();
