@@ -21,7 +21,7 @@ def cells_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """What each system said, by column; troubles are told in the first that is empty."""
     found: dict[str, dict[str, str]] = {}
     for row in rows:
-        form = row.get("dtype") or row.get("form", "").replace("weights=", "--weights ")
+        form = row.get("dtype") or row.get("form", "").replace("weights=", "--quantization ")
         if not form:
             continue
         cells = found.setdefault(f"{row['system']}, {form}", {})
