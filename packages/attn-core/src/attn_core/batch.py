@@ -225,9 +225,9 @@ class StaticRows(RowsInPlace):
 class StaticMixedRows(RowsInPlace):
     """The cached rows of a `StaticMixedBatch`: tensors that keep their addresses and are refilled before each step.
 
-    The tokens of request r are those from `query_starts[r]` to `query_starts[r + 1]`, exclusive; `query_starts`
-    [requests + 1], int64. `contexts` [requests], int64, are the numbers of rows cached before these tokens, -1 where
-    there is no request; the last entry is no request and takes the padding tokens. `kv_indices` [requests, blocks] and
+    For up to R requests: the tokens of request r are those from `query_starts[r]` to `query_starts[r + 1]`, exclusive;
+    `query_starts` [R + 2], int64. `contexts` [R + 1], int64, are the numbers of rows cached before these tokens, -1 if
+    there is no request; the last entry is no request and takes the padding tokens. `kv_indices` [R, blocks] and
     `block_size` are as in `StaticRows`; `firsts` is empty.
     """
 
