@@ -1,6 +1,7 @@
-"""For all tests: what a run must not inherit from its shell, and two ways to run a part of them.
+"""pytest configuration of all tests: independence from the shell, and two options that select a part of the tests.
 
-`--quick SECONDS` runs what fits into that time, a share of every package; `--bitwise` what compares bits.
+`--quick SECONDS` runs some tests of every package, as many as fit into that time; `--bitwise` runs only the tests that
+compare results bitwise.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from types import CodeType
 import pytest
 from hypothesis import settings
 
-# Examples have no deadline of their own: on a busy machine any may take longer than hypothesis's 200 ms.
+# Examples have no deadline: on a busy machine any of them may take longer than hypothesis's 200 ms.
 settings.register_profile("attn", parent=settings(), deadline=None)
 settings.load_profile("attn")
 
-# A shell without job control lets what it starts in the background ignore Ctrl-C, and so would the programs that tests
-# start in order to interrupt them.
+# Background processes of a shell without job control ignore SIGINT, and so would the programs that tests start in order
+# to interrupt them. The default handler is restored.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS_PER_FILE, SECONDS_PER_FILE = 20, 0.5
-"""A quick run takes so many tests of a file, evenly spread, and leaves those after so much processor time."""
+"""The limits of a quick run for each file: the number of tests, evenly spread, and the processor time."""
 
 
 @pytest.fixture(autouse=True)
 def _process_as_found() -> Iterator[None]:
-    """No test leaves what the next one in this process would read: another order would give another result."""
+    """Fail a test that leaves process-wide state changed, which would make results depend on the order of tests."""
     found = process_state()
     yield
     left = process_state()
@@ -45,7 +46,7 @@ def _process_as_found() -> Iterator[None]:
 
 
 def process_state() -> dict[str, object]:
-    """What is kept for the whole process and a test could change; nothing of torch where nobody has imported it."""
+    """The process-wide state that a test could change; torch's part only if torch has been imported."""
     state: dict[str, object] = {
         "working directory": Path.cwd(),
         "log handlers": list(logging.getLogger().handlers),
@@ -61,21 +62,21 @@ def process_state() -> dict[str, object]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The two options."""
+    """Add the options `--quick` and `--bitwise`."""
     group = parser.getgroup("attn")
     group.addoption("--quick", type=float, metavar="SECONDS", help="run what fits into SECONDS, of every package")
     group.addoption("--bitwise", action="store_true", help="run only tests that compare with torch.equal")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register what a quick run needs."""
+    """Register the plugin `QuickRun` for `--quick`."""
     if (seconds := config.getoption("--quick")) is not None:
         config.pluginmanager.register(QuickRun(seconds), "quick-run")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests that compare bits, where only they are wanted."""
+    """With `--bitwise`, keep only the tests that compare results bitwise."""
     if config.getoption("--bitwise"):
         kept = [item for item in items if compares_bits(item)]
         config.hook.pytest_deselected(items=[item for item in items if not compares_bits(item)])
@@ -83,10 +84,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class QuickRun:
-    """One file of each package after another, each for a second, until the time is over; nothing marked slow.
+    """Plugin that runs one file of each package in turn, each within `SECONDS_PER_FILE`, until the time is used up.
 
-    Every worker of pytest-xdist sees the same order and stops by its own clock; give it `--dist loadfile` and
-    `--no-loadscope-reorder`, so that a file stays with one worker and files are begun in this order.
+    Tests marked slow are left out. Every worker of pytest-xdist has the same order and stops by its own clock; use
+    `--dist loadfile` and `--no-loadscope-reorder`, so that each file stays with one worker and files start in order.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -96,7 +97,7 @@ class QuickRun:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Put the first files of all packages first, then their second files, and so on."""
+        """Order the tests: the first files of all packages, then their second files, and so on."""
         packages: defaultdict[str, dict[str, list[pytest.Item]]] = defaultdict(dict)
         for item in items:
             if not item.get_closest_marker("slow"):
@@ -111,7 +112,7 @@ class QuickRun:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Count what a test takes, with its fixtures, to its file."""
+        """Add the processor time of a test and its fixtures to that of its file."""
         self.began = self.began or time.monotonic()
         start = processor_time()
         try:
@@ -120,25 +121,25 @@ class QuickRun:
             self.spent[item.nodeid.partition("::")[0]] += processor_time() - start
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Leave out what no longer fits."""
+        """Skip the test if the total time or the time of its file is used up."""
         over = time.monotonic() - self.began > self.seconds
         if over or self.spent[item.nodeid.partition("::")[0]] > SECONDS_PER_FILE:
             pytest.skip("left to the full run")
 
 
 def processor_time() -> float:
-    """Seconds that this process and those it started and awaited have computed."""
+    """The processor time, in seconds, of this process and of its child processes that have ended."""
     return sum(os.times()[:4])
 
 
 def compares_bits(item: pytest.Item) -> bool:
-    """Whether the test function itself says `torch.equal` or `array_equal`."""
+    """Whether the test function itself uses the name `equal` or `array_equal` (of torch or numpy)."""
     code = getattr(getattr(item, "function", None), "__code__", None)
     return code is not None and bool({"equal", "array_equal"} & set(names(code)))
 
 
 def names(code: CodeType) -> Iterator[str]:
-    """The names that a function and those inside it look up."""
+    """The global and attribute names that a function and its nested functions use."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

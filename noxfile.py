@@ -1,8 +1,8 @@
-"""Every check of this repository; `nox -l` lists them.
+"""The nox sessions with all checks of this repository; `nox -l` lists them.
 
-`demo`, `tests`, `types`, `imports` and `docs` need every package. They share one environment, `dev`, which is made once
-(torch is large) and made anew when a manifest or a pin changes. Packages are never listed here: tools/workspace.py
-reads them from the tree.
+`demo`, `tests`, `types`, `imports` and `docs` need every package. All but `demo` share one environment, `dev`, which is
+created once (torch is large) and recreated when a manifest or a pin changes. Packages are never listed here:
+tools/workspace.py reads them from the tree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import shipping  # noqa: E402
 import workspace  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
-nox.options.default_venv_backend = "virtualenv"  # uv does not see a torch wheel that pip finds through find-links
+nox.options.default_venv_backend = "virtualenv"  # uv does not find a torch wheel that pip finds through find-links
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
 nox.options.reuse_venv = "yes"
@@ -34,7 +34,7 @@ nox.options.sessions = ["lint", "types", "imports", "protos", "tests"]
 PACKAGES = workspace.packages()
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
 PYTHONS = workspace.PYTHONS
-PYTHON = PYTHONS[0]  # the only one for which torch's CPU wheel is at hand; packages without torch run on all
+PYTHON = PYTHONS[0]  # the only one with a CPU wheel of torch available; packages without torch are tested on all
 CONSTRAINTS = ROOT / "constraints.txt"
 WHEELS = ROOT / "dist"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -46,17 +46,17 @@ def group(*names: str) -> tuple[str, ...]:
 
 
 def install(session: nox.Session, *requirements: str) -> None:
-    """Install under the pins of constraints.txt."""
+    """Install with the pins of constraints.txt."""
     session.install("-qq", "-c", str(CONSTRAINTS), *requirements)
 
 
 def install_torch(session: nox.Session) -> None:
-    """Install torch before anything that merely asks for torch>=..., which would bring another one with CUDA."""
+    """Install torch before any package that requires torch>=..., which would install a build with CUDA."""
     install(session, *group("torch"))
 
 
 def refuse_cuda(session: nox.Session) -> None:
-    """Fail if a requirement dragged in gigabytes of CUDA; set ATTN_ALLOW_CUDA=1 where that is wanted."""
+    """Fail if a requirement installed gigabytes of CUDA packages; set ATTN_ALLOW_CUDA=1 to allow them."""
     if os.environ.get("ATTN_ALLOW_CUDA") == "1":
         return
     if found := [name for name in installed(session) if name.startswith("nvidia-") or name == "torchvision"]:
@@ -70,7 +70,7 @@ def installed(session: nox.Session) -> set[str]:
 
 
 def install_everything(session: nox.Session, packages: list[workspace.Package], *groups: str) -> None:
-    """Make packages importable from the tree, with tools; do nothing if the environment has just that."""
+    """Install packages in editable mode, with tools; do nothing if the environment is up to date."""
     wanted = hashlib.sha256()
     manifests = [package.folder / "pyproject.toml" for package in packages]
     for path in [ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__), *manifests]:
@@ -82,7 +82,7 @@ def install_everything(session: nox.Session, packages: list[workspace.Package], 
     stamp.unlink(missing_ok=True)
     install_torch(session)
     install(session, *group("build"))
-    # One command, so that the packages find one another here and never on an index.
+    # One command, so that pip resolves attn's packages to each other and never to an index.
     install(session, "--no-build-isolation", *editable(packages), *group(*groups))
     refuse_cuda(session)
     session.run("python", "-m", "pip", "check")
@@ -90,14 +90,14 @@ def install_everything(session: nox.Session, packages: list[workspace.Package], 
 
 
 def editable(packages: list[workspace.Package]) -> list[str]:
-    """Arguments of pip for packages from the tree, and for what their extras and tests need from elsewhere."""
+    """pip arguments: packages of this tree in editable mode, and external requirements of their extras and tests."""
     extras = {need for package in packages for need in package.extras + package.test_needs}
     others = sorted(str(need) for need in extras if need.name not in PACKAGES)
     return [argument for package in packages for argument in ("-e", str(package.folder))] + others
 
 
 def run_in(other: str, session: nox.Session, program: str, *arguments: str) -> None:
-    """Run a program of the environment that another session made."""
+    """Run a program from the environment of another session."""
     scripts = Path(session.cache_dir).parent / other / ("Scripts" if os.name == "nt" else "bin")
     path = os.pathsep.join([str(scripts), os.environ.get("PATH", "")])
     session.run(str(scripts / program), *arguments, env={**ENVIRONMENT, "PATH": path}, external=True)
@@ -105,23 +105,23 @@ def run_in(other: str, session: nox.Session, program: str, *arguments: str) -> N
 
 @nox.session(python=PYTHON)
 def dev(session: nox.Session) -> None:
-    """The environment for working here: every package, editable, and every tool, in .nox/dev."""
+    """Create the development environment .nox/dev: every package in editable mode, and every tool."""
     install_everything(session, list(PACKAGES.values()), "test", "peers", "lint", "types", "imports", "docs")
 
 
 @nox.session(venv_backend="none", requires=["dev"])
 def tests(session: nox.Session) -> None:
-    """All tests, or those given after --: nox -s tests -- packages/attn-core -k mask."""
+    """Run all tests, or those given after --: nox -s tests -- packages/attn-core -k mask."""
     everything = ["-n", "2", "--dist", "loadfile", "--durations", "15"]
     run_in("dev", session, "python", "-m", "pytest", *(session.posargs or everything))
 
 
 @nox.session(venv_backend="none", requires=["dev"], default=False)
 def quick(session: nox.Session) -> None:
-    """While you work, in under three minutes: lint, who imports whom, and some tests of every package.
+    """Run lint, import contracts and some tests of every package, in under three minutes.
 
-    What the tests leave out for want of time they count as skipped; `nox -s quick -- packages/attn-core` spends all of
-    the time on one package.
+    Tests that do not fit into the time are reported as skipped; `nox -s quick -- packages/attn-core` spends all of the
+    time on one package.
     """
     run_in("dev", session, "ruff", "check")
     run_in("dev", session, "ruff", "format", "--check")
@@ -132,7 +132,7 @@ def quick(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def types(session: nox.Session) -> None:
-    """Mypy, strict, over the sources of every package."""
+    """Run mypy in strict mode on the sources of every package."""
     modules = [module for package in PACKAGES.values() for module in package.imports]
     run_in("dev", session, "mypy", *(argument for module in modules for argument in ("-p", module)))
     run_in("dev", session, "mypy", "noxfile.py", "tools", "tests/architecture", "tests/public_api")
@@ -140,19 +140,19 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def imports(session: nox.Session) -> None:
-    """Who may import whom (.importlinter)."""
+    """Check the import contracts between packages and modules (.importlinter)."""
     run_in("dev", session, "lint-imports", *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["dev"], default=False)
 def cluster(session: nox.Session) -> None:
-    """Replicas killed for five minutes under mixed streams, and what else needs several replicas, machines or minutes.
+    """Run the tests that need several replicas, machines or minutes, such as killing replicas for five minutes.
 
-    `ATTN_CHAOS_REPORT` names a file for the figures of the five minutes; `benchmarks/chaos_gaps.py` draws them.
+    `ATTN_CHAOS_REPORT` names a file for the measurements of those five minutes; `benchmarks/chaos_gaps.py` draws them.
     """
     tests = [path for package in PACKAGES.values() for path in sorted(package.tests.rglob("test_*.py"))]
     for path in tests:
-        # Ray Serve leaves threads behind that fail beside another Ray: each file has a process of its own.
+        # Ray Serve leaves threads that fail when another Ray starts, so each file runs in a process of its own.
         if "mark.cluster" in path.read_text("utf-8"):
             options = ["-m", "cluster", "-s", "--timeout", "900", *session.posargs]
             run_in("dev", session, "python", "-m", "pytest", *options, str(path))
@@ -160,7 +160,7 @@ def cluster(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def lint(session: nox.Session) -> None:
-    """Ruff: rules and format. `nox -s lint -- --fix` repairs what it can."""
+    """Run ruff: lint rules and format. `nox -s lint -- --fix` repairs what it can."""
     install(session, *group("lint"))
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *session.posargs)
@@ -169,15 +169,17 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def protos(session: nox.Session) -> None:
-    """The checked-in stubs are what the .proto files generate. `nox -s protos -- --write` generates them."""
+    """Check that the committed stubs match the .proto files. `nox -s protos -- --write` generates them."""
     generate = nox.project.dependency_groups(nox.project.load_toml(ROOT / "proto" / "pyproject.toml"), "generate")
-    session.install("-qq", *generate)  # pinned there: the generator's version decides who can import the stubs
+    session.install(
+        "-qq", *generate
+    )  # pinned there: the generator's version determines which protobuf versions can import the stubs
     session.run("python", "proto/generate.py", *([] if "--write" in session.posargs else ["--check"]))
 
 
 @nox.session(python=PYTHON)
 def oracles(session: nox.Session) -> None:
-    """Tests that compare with independent implementations too rare to install every time."""
+    """Run the tests that compare with independent implementations which are not installed in `dev`."""
     install_everything(session, list(PACKAGES.values()), "test", "peers", "oracles")
     session.install("-qq", "--no-deps", *group("oracles-alone"))
     session.run("python", "-m", "pytest", "-m", "oracle", *session.posargs, env=ENVIRONMENT)
@@ -185,9 +187,9 @@ def oracles(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON, default=False)
 def triton(session: nox.Session) -> None:
-    """All checks of the kernels for GPUs with the oldest Triton that they admit; `tests` runs the newest."""
+    """Run all checks of the GPU kernels with the oldest supported Triton; `tests` uses the newest."""
     tested = workspace.closure(workspace.tested_with("attn-kernels-triton", PACKAGES), PACKAGES)
-    # Not under the pins of constraints.txt, which are for the newest.
+    # Without the pins of constraints.txt, which are for the newest.
     session.install("-qq", *group("torch", "build", "test", "triton-oldest"))
     session.install("-qq", "--no-build-isolation", *editable([PACKAGES[name] for name in sorted(tested)]))
     refuse_cuda(session)
@@ -196,9 +198,9 @@ def triton(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["oracles"], default=False)
 def proof(session: nox.Session) -> None:
-    """Run all tests of mechanisms beside all oracles, and write what they prove: docs/proof.md and the pages.
+    """Run all tests of mechanisms with all oracles, and write the results to docs/proof.md and the mechanisms' pages.
 
-    Tests given after -- renew only what they prove: nox -s proof -- plugins/attn-moba/tests.
+    With tests given after --, only their results are updated: nox -s proof -- plugins/attn-moba/tests.
     """
     report = Path(session.create_tmp()).resolve() / "report.xml"
     tests = session.posargs or ["packages/attn-variants/tests", *map(str, sorted(ROOT.glob("plugins/*/tests")))]
@@ -210,18 +212,18 @@ def proof(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def demo(session: nox.Session) -> None:
-    """The main job, from a fresh environment to a trained and served model; arguments after -- go to it."""
+    """Run the demo, from a fresh environment to a trained and served model; arguments after -- are passed to it."""
     install_everything(session, [package for package in PACKAGES.values() if not package.is_plugin])
     plugins = [package.name for package in PACKAGES.values() if package.is_plugin]
     if present := sorted(set(plugins) & installed(session)):
-        # The demo installs a stranger's plugin itself; an earlier run must not have done it already.
+        # The demo installs a third-party plugin itself, so one that an earlier run installed is removed.
         session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", *present)
     session.run("python", "demo/run.py", *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["dev"])
 def docs(session: nox.Session) -> None:
-    """The documentation as a site in dist/site, whose pages run as written; a warning or a dead link is an error."""
+    """Build the documentation in dist/site and run its examples; a warning or a dead link is an error."""
     site = ["-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs/site", "-b", "html", ".", str(WHEELS / "site")]
     run_in("dev", session, "python", *site)
     run_in("dev", session, "python", "-m", "pytest", "tests/docs", *session.posargs)
@@ -229,7 +231,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON, default=False)
 def deploy(session: nox.Session) -> None:
-    """What is in deploy/, read by hadolint, Helm and Kubernetes' schemas."""
+    """Check the files in deploy/ with hadolint, Helm and Kubernetes' schemas."""
     served = workspace.closure({"attn-cli", "attn-openai"}, PACKAGES)
     install(session, *group("build", "test", "deploy"))
     install(session, "--no-build-isolation", *editable([PACKAGES[name] for name in sorted(served)]))
@@ -238,14 +240,14 @@ def deploy(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def lock(session: nox.Session) -> None:
-    """Write constraints.txt anew from the newest releases that the manifests allow."""
+    """Update constraints.txt to the newest releases that the manifests allow."""
     session.install("-qq", "packaging")
     session.run("python", "tools/lock.py", *session.posargs)
 
 
 @nox.session(python=PYTHON)
 def wheels(session: nox.Session) -> None:
-    """Every package's wheel, in dist/."""
+    """Build every package's wheel in dist/."""
     shutil.rmtree(WHEELS, ignore_errors=True)
     install(session, *group("build"))
     folders = [str(package.folder) for package in PACKAGES.values()]
@@ -253,12 +255,12 @@ def wheels(session: nox.Session) -> None:
 
 
 CROSS = {"x86_64": "g++", "aarch64": "aarch64-linux-gnu-g++"}
-"""Compilers for the kinds of processors that wheels with compiled kernels are for, as Debian calls them."""
+"""The compiler for each processor architecture with compiled wheels, by its name in Debian."""
 
 
 @nox.session(python=PYTHON)
 def wheels_cpu(session: nox.Session) -> None:
-    """Wheels of attn-kernels-cpu with compiled kernels, in dist/manylinux, for each processor with a compiler."""
+    """Build wheels of attn-kernels-cpu with compiled kernels in dist/manylinux, for each installed compiler."""
     folder, made = ROOT / "packages" / "attn-kernels-cpu", Path(session.create_tmp()).resolve() / "made"
     shutil.rmtree(made, ignore_errors=True)
     install(session, *group("build", "manylinux"), "filelock", str(ROOT / "packages" / "attn-core"))
@@ -271,13 +273,13 @@ def wheels_cpu(session: nox.Session) -> None:
         session.run("python", "-m", "attn_kernels_cpu.prebuild", machine, kernels, env={"CXX": compiler})
         session.env.update(ATTN_KERNELS_CPU_PREBUILT=kernels, ATTN_KERNELS_CPU_MACHINE=machine)
         build_wheels(session, made, str(folder))
-        # OpenMP is torch's own, so that both share one team of threads.
+        # Use torch's own OpenMP library, so that both share one thread pool.
         options = ["--exclude", "libgomp.so.1", "--wheel-dir", str(WHEELS / "manylinux")]
         session.run("auditwheel", "repair", *options, *map(str, made.glob(f"*_{machine}.whl")))
 
 
 def build_wheels(session: nox.Session, target: Path, *folders: str) -> None:
-    """Build folders' wheels into `target` with the session's own hatchling."""
+    """Build the wheels of these folders in `target`, with the session's own hatchling."""
     options = ["-qq", "--no-deps", "--no-build-isolation", "--wheel-dir", str(target)]
     session.run("python", "-m", "pip", "wheel", *options, *folders)
 
@@ -289,9 +291,9 @@ def wheel_of(name: str, folder: Path = WHEELS) -> str:
 
 
 def supported(names: list[str]) -> list[nox.param]:
-    """(python, package): all Pythons for packages that are used and tested without torch, one for the others.
+    """Parameters (python, package): all Pythons for packages that are used and tested without torch, else the first.
 
-    The former carry the tag `light`, with Ray on the newest Python only: `nox -t light` takes minutes.
+    The former have the tag `light` (those with Ray only on the newest Python): `nox -t light` takes minutes.
     """
     found = []
     for name in names:
@@ -305,14 +307,14 @@ def supported(names: list[str]) -> list[nox.param]:
 
 
 def install_exactly(session: nox.Session, names: set[str], wheels: dict[str, str]) -> None:
-    """Install the wheels of the packages and what they declare, and nothing else of ours."""
+    """Install the wheels of the packages and their declared dependencies, and no other package of this tree."""
     declared = workspace.closure(names, PACKAGES)
     if strays := (installed(session) & set(PACKAGES)) - declared:
         session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", *sorted(strays))
     if workspace.needs_torch(declared, PACKAGES):
         install_torch(session)
     local = [wheels.get(name) or wheel_of(name) for name in sorted(declared)]
-    # pip keeps a wheel of the same version in a reused environment: the stale one would be tested.
+    # In a reused environment pip would keep, and test, a stale wheel of the same version.
     session.install("-qq", "--force-reinstall", "--no-deps", *local)
     install(session, *local)
     session.run("python", "-m", "pip", "check")
@@ -322,7 +324,7 @@ def install_exactly(session: nox.Session, names: set[str], wheels: dict[str, str
 
 
 def run_tests_of(session: nox.Session, package: workspace.Package, wheels: dict[str, str]) -> None:
-    """Import every module with the declared needs only, then add what its tests need and run them."""
+    """Import every module with the declared dependencies only, then install what the tests need and run them."""
     session.run("python", "tools/import_all.py", *package.imports, env=ENVIRONMENT)
     if (local := workspace.tested_with(package.name, PACKAGES)) != {package.name}:
         install_exactly(session, local, wheels)
@@ -334,7 +336,7 @@ def run_tests_of(session: nox.Session, package: workspace.Package, wheels: dict[
 @nox.session(requires=["wheels"], default=False)
 @nox.parametrize("python,package", supported([name for name, package in PACKAGES.items() if not package.is_plugin]))
 def alone(session: nox.Session, package: str) -> None:
-    """One package's wheel with only its declared needs: this is what "install only what you need" means."""
+    """Test one package's wheel with only its declared dependencies installed."""
     install_exactly(session, {package}, {})
     run_tests_of(session, PACKAGES[package], {})
 
@@ -343,14 +345,14 @@ def alone(session: nox.Session, package: str) -> None:
 @nox.parametrize("core", ["min", "latest"], ids=["min", "latest"])
 @nox.parametrize("python,plugin", supported([name for name, package in PACKAGES.items() if package.is_plugin]))
 def plugin(session: nox.Session, plugin: str, core: str) -> None:
-    """One plugin against the oldest core that it admits (min), and against this tree's (latest)."""
+    """Test one plugin with the oldest attn-core that it supports (min), and with this tree's (latest)."""
     wheels = {"attn-core": oldest_core(session, PACKAGES[plugin])} if core == "min" else {}
     install_exactly(session, {plugin}, wheels)
     run_tests_of(session, PACKAGES[plugin], wheels)
 
 
 def oldest_core(session: nox.Session, plugin: workspace.Package) -> str:
-    """The wheel of the oldest attn-core that a plugin's range admits: a release of releases.toml, else this tree's."""
+    """The wheel of the oldest attn-core that a plugin supports: a release of releases.toml, else this tree's."""
     version, commit = releases.oldest(plugin, PACKAGES["attn-core"])
     if commit is None:
         return wheel_of("attn-core")
@@ -362,13 +364,13 @@ def oldest_core(session: nox.Session, plugin: workspace.Package) -> str:
 
 @nox.session(python=PYTHON, default=False)
 def changelog(session: nox.Session) -> None:
-    """The next changelog entry of the packages after --, as a draft: nox -s changelog -- attn-core."""
+    """Print a draft of the next changelog entry of the packages after --: nox -s changelog -- attn-core."""
     install(session, *group("changelog"))
     write_changelogs(session, session.posargs, "--draft")
 
 
 def write_changelogs(session: nox.Session, names: list[str], *options: str) -> None:
-    """Run towncrier for these packages, or for all that have pieces."""
+    """Run towncrier for these packages, or for all that have changelog fragments."""
     for name in names or [name for name in PACKAGES if (ROOT / "changelog.d" / name).is_dir()]:
         settings = Path(session.create_tmp()) / "towncrier.toml"
         settings.write_text(changelog_settings.of(PACKAGES[name]), encoding="utf-8")
@@ -377,10 +379,10 @@ def write_changelogs(session: nox.Session, names: list[str], *options: str) -> N
 
 @nox.session(python=PYTHON, requires=["wheels"], default=False)
 def release(session: nox.Session) -> None:
-    """Everything of a release in dist/: wheels, source archives, a bill of materials, hashes; and it installs.
+    """Build a release in dist/ (wheels, source archives, a bill of materials, hashes), and check that it installs.
 
-    With `-- --changelogs` the pieces of changelog.d become a CHANGELOG.md beside each package's manifest, to be
-    committed. Uploading is left to the index's own action, which attests where the files come from.
+    With `-- --changelogs` the fragments of changelog.d become a CHANGELOG.md next to each package's manifest, to be
+    committed. Uploading is left to the index's own action, which attests the origin of the files.
     """
     install(session, *group("build", "changelog", "release"))
     if "--changelogs" in session.posargs:
@@ -405,7 +407,7 @@ def release(session: nox.Session) -> None:
 @nox.session(python=PYTHON, requires=["wheels"], default=False)
 @nox.parametrize("line", [nox.param(found, id=found.label) for found in shipping.install_sets()])
 def installs(session: nox.Session, line: shipping.InstallSet) -> None:
-    """A line of README's section Install, from wheels alone: it brings the commands that it promises, and no CUDA."""
+    """Install a line of README's section Install from wheels, and check its commands and that it brings no CUDA."""
     if workspace.needs_torch(workspace.closure(set(line.packages), PACKAGES), PACKAGES):
         install_torch(session)
     install(session, "--find-links", str(WHEELS), *line.packages)

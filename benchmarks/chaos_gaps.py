@@ -1,7 +1,7 @@
 """Draw the gaps in streams while replicas were killed: `python benchmarks/chaos_gaps.py REPORT PICTURE`.
 
-The report is what `ATTN_CHAOS_REPORT=FILE nox -s cluster` writes. Each point is a request, at the time when it began:
-its largest time between two messages. Lines are kills.
+The report is written by `ATTN_CHAOS_REPORT=FILE nox -s cluster`. Each point is a request: its start time, and the
+largest time between two of its messages. Vertical lines mark kills.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 BAR = 1.5
-"""The largest gap, in seconds, that 95 % of the requests may have."""
+"""The limit for the 95th percentile of the requests' largest gaps, in seconds."""
 
 
 def main(report: Path, picture: Path) -> None:
-    """Draw a report."""
+    """Draw the report as a picture."""
     found = json.loads(report.read_text())
     figure, axes = plt.subplots(figsize=(10, 4))
     for at in found["killed [s]"]:

@@ -2,9 +2,9 @@
 
     python benchmarks/checkpoint_stops.py
 
-Prints, and writes to benchmarks/results/checkpoint-stops-cpu.json, for each checkpoint the seconds for which no step
-was computed (what `Trainer.checkpoint_stops` counts), and the seconds of a step with a checkpoint written beside it and
-of others. Needs 6 GB of memory, and 5 GB of disk below --folder.
+Prints, and writes to benchmarks/results/checkpoint-stops-cpu.json, the seconds for which training stopped for each
+checkpoint (`Trainer.checkpoint_stops`), and the seconds of steps during which a checkpoint was being written and of
+other steps. Needs 6 GB of memory, and 5 GB of disk below --folder.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from attn_train.trainer import NullReporter, Trainer
 
 RESULT = Path(__file__).parent / "results" / "checkpoint-stops-cpu.json"
 BAR = 0.2
-"""Seconds that training may stop."""
+"""The limit for the time that training stops, in seconds."""
 SIZES = {"hidden_size": 576, "num_layers": 30, "num_heads": 9, "num_kv_heads": 3, "intermediate_size": 1536}
 KINDS = {"mechanism": "gqa", "feed_forward": "swiglu", "tie_word_embeddings": True}
-"""Of SmolLM2-135M, whose vocabulary has 49152 tokens and whose embedding gives the logits, too."""
+"""The options of SmolLM2-135M, which has a vocabulary of 49152 tokens and tied embeddings."""
 
 
 class Recorder(NullReporter):
-    """Keeps the seconds of each step and the bytes of each checkpoint."""
+    """Records the seconds of each step and the bytes of each checkpoint."""
 
     def __init__(self) -> None:
         self.seconds: dict[int, float] = {}
@@ -55,19 +55,19 @@ class Recorder(NullReporter):
         self._before = 0.0
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """After each step."""
+        """Record the seconds of a step."""
         self.seconds[step] = values["elapsed_seconds"] - self._before
         self._before = values["elapsed_seconds"]
         print(f"  step {step}: {self.seconds[step]:.2f} s", flush=True)
 
     def checkpoint(self, step: int, where: str, size: int) -> None:
-        """It is there."""
+        """Record the size of a checkpoint that has been written."""
         del step, where
         self.sizes.append(size)
 
 
 def config_of(asked: argparse.Namespace) -> TrainingConfig:
-    """The run: steps without evaluation, a checkpoint every so many."""
+    """The configuration of the run: no evaluation, and a checkpoint every `save_steps` steps."""
     return TrainingConfig(
         model=ModelConfig(hidden_size=64, max_seq_len=asked.context),
         data=DataConfig(dataset="shakespeare"),
@@ -78,14 +78,14 @@ def config_of(asked: argparse.Namespace) -> TrainingConfig:
 
 
 def measured(asked: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Train, and say what checkpoints cost."""
+    """Train, and return the measured cost of checkpoints."""
     choose = random.Random(0)
     text = tokenize("".join(choose.choices("abcdefghijklmnopqrstuvwxyz ", k=100_000)))
     model = Decoder(DecoderConfig(vocab_size=49152, max_seq_len=asked.context, **KINDS, **SIZES))
     checkpoints, seen = CheckpointFolder(folder / "run"), Recorder()
     trainer = Trainer(model, text, config_of(asked), checkpoints=checkpoints)
     trainer.run(seen, StopFlag())
-    # The last is waited for, as the run ends with it.
+    # The last checkpoint is excluded: the run waits for it at its end.
     stops = trainer.checkpoint_stops.seconds[:-1]
     beside = {step + 1 for step in range(asked.save_steps, asked.steps, asked.save_steps)}
     return {
@@ -100,7 +100,7 @@ def measured(asked: argparse.Namespace, folder: Path) -> dict[str, object]:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--save-steps", type=int, default=4)

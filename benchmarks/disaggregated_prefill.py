@@ -1,8 +1,8 @@
-"""What prefill replicas do for streams that run while long prompts arrive, and from which length on a prompt is moved.
+"""The effect of prefill replicas on running streams while long prompts arrive, and the length from which they pay.
 
-`attn serve` with a random model over loopback, one thread an engine: two mixed replicas, and one prefill replica beside
-one decode replica. Streams with short prompts run all the time; long prompts come at random times (Poisson), the same
-ones at the same times for both. Rounds alternate, as other users of the machine change it.
+`attn serve` with a random model over loopback, one thread for each engine: two mixed replicas, against one prefill
+replica and one decode replica. Streams with short prompts run all the time; long prompts arrive at random times
+(Poisson), the same ones at the same times for both. Both setups alternate, as the load of the machine varies.
 
     python benchmarks/disaggregated_prefill.py --out benchmarks/results/disaggregated-prefill.json    six minutes
     python benchmarks/disaggregated_prefill.py --short                                                two minutes
@@ -37,9 +37,9 @@ from report import write_report
 
 SIZE = {"hidden_size": 384, "num_layers": 8, "num_heads": 6, "max_seq_len": 2048}
 STREAMS, SHORT, LONG, NEW = 4, 16, 768, 400
-"""Streams that run, tokens of their prompts and of the long ones, and tokens of a stream."""
+"""The number of running streams, the tokens of their prompts and of long prompts, and the new tokens of a stream."""
 RATE = 0.5
-"""Long prompts a second."""
+"""Long prompts per second."""
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
 KINDS = {
     "two mixed replicas": ("--replicas", "2"),
@@ -49,20 +49,20 @@ KINDS = {
 
 @contextlib.asynccontextmanager
 async def server(home: Path, *words: str) -> AsyncIterator[InferenceServiceStub]:
-    """`attn serve` with the model in a home."""
+    """Run `attn serve` with the model in the folder `home`; yields a stub for it."""
     async with serving(home, *words) as running, grpc.aio.insecure_channel(running.address) as channel:
         yield InferenceServiceStub(channel)
 
 
 def save(folder: Path) -> None:
-    """A random decoder of characters."""
+    """Save a character-level decoder with random weights."""
     torch.manual_seed(0)
     tokenizer = character_tokenizer(LETTERS)
     save_model(folder, Decoder(DecoderConfig(vocab_size=tokenizer.vocab_size, mechanism="mha", **SIZE)), tokenizer)
 
 
 async def times(stub: InferenceServiceStub, prompt: list[int], new: int) -> list[float]:
-    """When a request was sent and when each of its messages came, in seconds."""
+    """The times, in seconds, at which a request was sent and at which each of its messages arrived."""
     params = inference_pb2.SamplingParams(max_new_tokens=new, ignore_eos=True)
     ids = common_pb2.TokenIds(ids=prompt)
     asked = inference_pb2.GenerateRequest(model="m", prompt=common_pb2.Prompt(token_ids=ids), sampling=params)
@@ -71,12 +71,12 @@ async def times(stub: InferenceServiceStub, prompt: list[int], new: int) -> list
 
 
 def prompt_of(rng: random.Random, tokens: int) -> list[int]:
-    """A prompt that nobody remembers."""
+    """A random prompt, which the prefix cache does not hold."""
     return [rng.randrange(3, len(LETTERS)) for _ in range(tokens)]
 
 
 async def load(stub: InferenceServiceStub, seconds: float, rate: float) -> dict[str, Any]:
-    """Time to first token of long prompts, and gaps of the streams that run meanwhile."""
+    """The times to first token of long prompts, and the gaps between messages of the running streams."""
     rng, end = random.Random(3), time.monotonic() + seconds
     gaps: list[float] = []
 
@@ -110,7 +110,7 @@ async def load(stub: InferenceServiceStub, seconds: float, rate: float) -> dict[
 
 
 async def by_length(stub: InferenceServiceStub, repeats: int) -> dict[int, float]:
-    """Median time to first token of a prompt alone, by its length."""
+    """The median time to first token of a single prompt, by prompt length."""
     rng, found = random.Random(5), {}
     for length in LENGTHS:
         took = []
@@ -122,13 +122,13 @@ async def by_length(stub: InferenceServiceStub, repeats: int) -> dict[int, float
 
 
 def quantile(values: list[float], share: float) -> float | None:
-    """A quantile, as a value that occurred."""
+    """A quantile, as one of the values (no interpolation); None if there are no values."""
     ordered = sorted(values)
     return round(ordered[min(int(share * len(ordered)), len(ordered) - 1)], 4) if ordered else None
 
 
 async def measure(rounds: int, seconds: float, repeats: int) -> list[dict[str, Any]]:
-    """The figures of each kind in each round, and those by length."""
+    """The measurements of each setup in each round, and those by prompt length."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as home:
         save(Path(home) / "models" / "m")
@@ -148,7 +148,7 @@ async def measure(rounds: int, seconds: float, repeats: int) -> list[dict[str, A
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--short", action="store_true", help="one short round")
     parser.add_argument("--out", type=Path, help="where to write the figures; by default among the results")

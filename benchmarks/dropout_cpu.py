@@ -1,12 +1,12 @@
-"""How long does attention with dropout take on a CPU, forwards and backwards?
+"""How long does attention with dropout take on a CPU, forward and backward?
 
-Causal attention of nanoGPT's Shakespeare recipes (dropout 0.2): our kernels in C++, with dropout and without, plain
-torch with the same mask (Philox in tensors), which was taken before, and torch's own `scaled_dot_product_attention`
-with its `dropout_p`, whose mask depends on the order of its calls:
+Causal attention of nanoGPT's Shakespeare recipes (dropout 0.2) with: attn's C++ kernels, with and without dropout;
+plain torch with the same mask (Philox in tensors), which was used before them; and torch's own
+`scaled_dot_product_attention` with its `dropout_p`, whose mask depends on the order of calls:
 
     python benchmarks/dropout_cpu.py
 
-Milliseconds of wall time, medians of --turns, each system in turn; with their range.
+Reports milliseconds of wall time: medians and ranges over --turns, with the systems taking turns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 SHAPES = {"cpu": (12, 4, 64, 32), "char": (8, 6, 256, 64), "1024 tokens": (2, 6, 1024, 64)}
-"""Sequences, heads, tokens and the size of a head."""
+"""Shapes by name: batch size, heads, tokens, head size."""
 DROPOUT = Dropout(probability=0.2, seed=7)
 
 Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
 
 
 def systems(heads: int, size: int) -> dict[str, Compute]:
-    """What computes attention of [batch, heads, tokens, size]."""
+    """The compared functions by name; each computes attention of [batch, heads, tokens, size]."""
     shape = Heads(query=heads, key_value=heads, key_size=size, value_size=size)
     spec, scale = AttentionSpec(heads=shape, mask=Causal()), size**-0.5
 
@@ -66,7 +66,7 @@ def systems(heads: int, size: int) -> dict[str, Compute]:
 
 
 def milliseconds(compute: Compute, rows: tuple[Tensor, ...]) -> float:
-    """Of a call with its gradients."""
+    """The milliseconds of one forward and backward pass."""
     leaves = [part.clone().requires_grad_() for part in rows[:3]]
     start = time.perf_counter()
     compute(*leaves).backward(rows[3])  # type: ignore[no-untyped-call]
@@ -74,7 +74,7 @@ def milliseconds(compute: Compute, rows: tuple[Tensor, ...]) -> float:
 
 
 def measured(shape: str, turns: int) -> Iterator[dict[str, Any]]:
-    """A row for each system, and by how much it is slower than ours."""
+    """One row for each system: its times, and their ratio to attn's."""
     batch, heads, tokens, size = SHAPES[shape]
     torch.manual_seed(1)
     rows = tuple(torch.randn(batch, heads, tokens, size) for _ in range(4))

@@ -1,13 +1,12 @@
-"""Is what `attn train --dry-run` says of a job what the job then takes? Time, memory and FLOPs, on this CPU.
+"""Are the estimates of `attn train --dry-run` accurate? Compares time, memory and FLOPs with real jobs, on this CPU.
 
     python benchmarks/dry_run_cpu.py                      # a table, and benchmarks/results/dry-run-cpu.json
     python benchmarks/dry_run_cpu.py --mechanisms mha --rounds 1
 
-Of each mechanism, `--rounds` times in turn: the estimate, in a process of its own as a server asks for it, then the
-whole job, in another one. Compared are the medians of rounds: seconds of all steps, the peak of the process's memory,
-with a checkpoint and the model written; and FLOPs of a step, those that torch's counter finds in the job's own step,
-which leaves out what attention kernels in C++ compute. Both sides fall on the same machine with what else it does,
-whose load is printed.
+For each mechanism, `--rounds` times in turn: the estimate, in a process of its own as on a server, then the whole job,
+in another process. Compared are medians over the rounds: the seconds of all steps; the process's peak memory, including
+the writing of a checkpoint and the model; and the FLOPs of a step, as torch's counter reports them for the job's own
+step, without those of C++ attention kernels. Estimates and jobs run on the same machine, whose load is printed.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ BAR = 0.15
 
 
 def config_of(mechanism: str, asked: argparse.Namespace, home: Path) -> TrainingConfig:
-    """The job: a decoder on characters, with a checkpoint on the way and none of validation."""
+    """The configuration of the job: a character-level decoder, with one intermediate checkpoint and no validation."""
     return resolved(
         TrainingConfig(
             model=ModelConfig(
@@ -80,7 +79,7 @@ def config_of(mechanism: str, asked: argparse.Namespace, home: Path) -> Training
 
 
 def job(asked: dict[str, Any]) -> dict[str, float]:
-    """The whole job as a worker does it, in this process: its seconds and its most bytes."""
+    """Run the whole job in this process, as a worker does; returns its seconds and its peak memory in bytes."""
     config, home, seen = TrainingConfig.from_mapping(asked["config"]), Path(asked["home"]), []
 
     def send(message: object) -> None:
@@ -100,7 +99,7 @@ def job(asked: dict[str, Any]) -> dict[str, float]:
 
 
 def flops(asked: dict[str, Any]) -> dict[str, float]:
-    """Those that torch's counter finds in a step of the job."""
+    """The FLOPs that torch's counter finds in one step of the job."""
     config = TrainingConfig.from_mapping(asked["config"])
     data = load_dataset(config, Path(asked["home"]), lambda _: None)
     probe = StepProbe(config, data, lambda: build_model(config, data))
@@ -108,7 +107,7 @@ def flops(asked: dict[str, Any]) -> dict[str, float]:
 
 
 def child(what: str, question: dict[str, Any]) -> dict[str, float]:
-    """The answer of a fresh process."""
+    """Run the measurement `what` in a new process and return its result."""
     command = [sys.executable, __file__, "--child", what]
     told = subprocess.run(command, input=json.dumps(question), stdout=subprocess.PIPE, text=True, check=True).stdout
     found: dict[str, float] = json.loads(told.splitlines()[-1])
@@ -116,7 +115,7 @@ def child(what: str, question: dict[str, Any]) -> dict[str, float]:
 
 
 def answer(what: str) -> None:
-    """In such a process."""
+    """In the child process: read the question from standard input and print the result as JSON."""
     question = json.loads(sys.stdin.read())
     keep_freed_memory()
     torch.set_num_threads(question["threads"])
@@ -124,7 +123,7 @@ def answer(what: str) -> None:
 
 
 def compared(mechanism: str, asked: argparse.Namespace, home: Path) -> dict[str, Any]:
-    """Estimates beside jobs."""
+    """The result row of a mechanism: estimates compared with jobs."""
     config = config_of(mechanism, asked, home)
     question = {"config": msgspec.to_builtins(config), "home": str(home), "threads": asked.threads}
     rounds = []
@@ -165,7 +164,7 @@ def compared(mechanism: str, asked: argparse.Namespace, home: Path) -> dict[str,
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mechanisms", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
     parser.add_argument("--rounds", type=int, default=2)

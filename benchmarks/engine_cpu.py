@@ -1,17 +1,17 @@
-"""How fast does the engine decode on a CPU, beside the systems people would use instead?
+"""How fast does the engine decode on a CPU, compared with vLLM, transformers and llama.cpp?
 
-One workload for all: greedy decoding of short prompts, a fixed number of new tokens, the end token ignored, at
-several batch sizes; then a prompt of 1000 tokens, and a first token beside 16 running streams. Of ours also: what a
-step costs outside the model, sampling's share of it, requests of mixed lengths against equal ones, and memory over
-10,000 requests. Peers run in the same sitting, each in its own virtual environment (they pin different libraries),
-through the scripts of a folder given with --peers and `engine_peers.py`:
+The same workload for all: greedy decoding of short prompts, with a fixed number of new tokens and the end token
+ignored, at several batch sizes; then the prefill of a prompt of 1000 tokens, and the time to a first token while 16
+streams run. For attn also: the cost of a step outside the model, the share of sampling, requests of mixed lengths
+against equal ones, and memory over 10,000 requests. Peers are measured in the same run, each in its own virtual
+environment (they pin different libraries), with the scripts in the folder --peers and `engine_peers.py`:
 
     python benchmarks/engine_cpu.py MODEL_FOLDER --peers ../shared/peers --transformers PYTHON --vllm PYTHON
 
-A peer that fails or takes too long is a row that says so. All of it takes some ten minutes on two quiet cores.
+The row of a peer that fails or takes too long reports that. The whole run takes about ten minutes on two idle cores.
 
-Rates are new tokens a second, medians of the repeats; whoever compares quotes ratios of one run. The result, with the
-machine and its load before and after, goes to benchmarks/results/.
+Rates are new tokens per second, medians of the repeats; only ratios within one run should be compared. The result, with
+the machine and its load before and after, is written to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RUNS = (
     ("transformers", "bfloat16", BATCHES[:2]),
     ("llamacpp", "Q4_1", BATCHES[:1]),
 )
-"""Peers, element types and batches; llama.cpp's binding does not batch."""
+"""The peers with their element types and batch sizes; llama.cpp's binding does not support batches."""
 AS_MANY = """
 import functools, runpy, sys
 script, new, eager, *sys.argv[1:] = sys.argv[1:]
@@ -52,11 +52,11 @@ import workload
 workload.NEW_TOKENS = int(new)
 runpy.run_path(script, run_name="__main__")
 """
-"""Runs a peer's script with our number of new tokens."""
+"""The source of a program that runs a peer's script with the same number of new tokens."""
 
 
 def prompts(count: int) -> list[str]:
-    """The same prompts as the peers'."""
+    """The prompts, the same as in the peers' scripts."""
     return [f"The history of the city begins with number {i}, and the first thing that" for i in range(count)]
 
 
@@ -86,7 +86,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure_ours(args: argparse.Namespace, form: str) -> Iterator[dict[str, Any]]:
-    """Throughput at every batch size, a long prompt, first tokens, what a step costs outside the model and sampling."""
+    """Measure attn: throughput by batch size, a long prompt, first tokens, cost outside the model, sampling."""
     loaded, seconds = load_form(args, form)
     facts = {"system": "attn", "form": form, "cache": args.cache}
     yield facts | {"seconds_to_load": seconds}
@@ -104,7 +104,7 @@ def measure_ours(args: argparse.Namespace, form: str) -> Iterator[dict[str, Any]
 
 
 def timed(run: Any, batch: int, repeats: int) -> dict[str, float]:
-    """Median and range of the rate; the first, short run only warms up."""
+    """The median and range of the rate in tokens per second, after a short warm-up run."""
     run(min(batch, 2))
     rates = []
     for _ in range(repeats):
@@ -119,7 +119,7 @@ def timed(run: Any, batch: int, repeats: int) -> dict[str, float]:
 
 
 def measure_peer(args: argparse.Namespace, peer: str, dtype: str, batches: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """What the peer's scripts say, line by line; their errors are shown."""
+    """Measure a peer: the results that its scripts print, including errors."""
     model = args.gguf if peer == "llamacpp" else args.model
     facts = {"system": peer, "dtype": dtype} | ({"eager": True} if peer == "vllm" and args.vllm_eager else {})
     asked = [model, "--dtype", dtype, "--repeats", args.repeats]
@@ -137,8 +137,8 @@ def measure_peer(args: argparse.Namespace, peer: str, dtype: str, batches: tuple
 
 
 def answers(args: argparse.Namespace, command: list[Any]) -> Iterator[dict[str, Any]]:
-    """The JSON objects that a command prints, and what went wrong with it."""
-    # vLLM would leave a core idle.
+    """The JSON objects that a command prints, and one that reports a failure if there was one."""
+    # By default vLLM would leave one core idle.
     environment = os.environ | {"OMP_NUM_THREADS": str(args.threads), "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
     said = [str(part) for part in command]
     trouble = None

@@ -1,4 +1,4 @@
-"""What `engine_cpu.py` measures of our engine."""
+"""The measurements that `engine_cpu.py` makes of attn's engine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from attn_engine import Engine, EngineConfig, Request, SamplingParams, build_eng
 from attn_models.loading import LoadedModel, load_model
 
 LONG_PROMPT = 1000
-"""Tokens of the prompt that is computed to measure prefill."""
+"""The length of the prompt for measuring prefill, in tokens."""
 RUNNING = 16
-"""Streams that run while the time to a first token is taken."""
+"""The number of streams that run while the time to a first token is measured."""
 INSIDE = ("step", "logits", "greedy_tokens")
-"""What an engine asks of a model in a step."""
+"""The methods of a model that the engine calls in a step."""
 SAMPLED: dict[str, dict[str, float]] = {
     "greedy": {},
     "temperature": {"temperature": 0.8},
@@ -29,16 +29,16 @@ SAMPLED: dict[str, dict[str, float]] = {
         "presence_penalty": 0.2,
     },
 }
-"""Ways to choose tokens."""
+"""The compared sampling parameters, by name."""
 SAMPLED_STEPS = 20
 
 
 def load_form(args: argparse.Namespace, form: str) -> tuple[LoadedModel, float]:
-    """The model in an element type, or packed where the form is `weights=FORMAT`, and the seconds it took."""
+    """Load the model in an element type, or with packed weights for the form `weights=FORMAT`; also returns seconds."""
     torch.set_num_threads(args.threads)
     dtype, _, weights = form.partition("weights=")
     given = {"dtype": dtype or "float32", "quantization": weights or None}
-    load_model(args.model, verify="sizes", **given)  # kernels are compiled once, files come into memory
+    load_model(args.model, verify="sizes", **given)  # warm-up: compiles kernels and reads the files into the page cache
     start = time.perf_counter()
     loaded = load_model(args.model, verify="sizes", **given)
     return loaded, round(time.perf_counter() - start, 2)
@@ -59,7 +59,7 @@ def submit(
 
 
 def drained(engine: Engine) -> int:
-    """The number of tokens until the engine is idle."""
+    """Run the engine until it is idle; returns the number of new tokens."""
     tokens = 0
     while not engine.idle:
         tokens += sum(len(event.delta.tokens) for event in engine.step())
@@ -67,7 +67,7 @@ def drained(engine: Engine) -> int:
 
 
 def new_tokens(loaded: LoadedModel, cache: str, prompts: list[str], new: int) -> int:
-    """Tokens made for all prompts together."""
+    """Generate `new` tokens for each prompt; returns the total number of new tokens."""
     engine = engine_of(loaded, cache, len(prompts), len(prompts) * 256)
     for i, prompt in enumerate(prompts):
         submit(engine, str(i), loaded.tokenizer.encode(prompt), new)
@@ -79,7 +79,7 @@ def long_ids(loaded: LoadedModel, count: int) -> list[int]:
 
 
 def prefill(loaded: LoadedModel, cache: str) -> int:
-    """Tokens of a long prompt, computed in one step."""
+    """Compute a long prompt in one step; returns its number of tokens."""
     engine = engine_of(loaded, cache, 1, LONG_PROMPT + 64)
     submit(engine, "long", long_ids(loaded, LONG_PROMPT), 1)
     drained(engine)
@@ -87,7 +87,7 @@ def prefill(loaded: LoadedModel, cache: str) -> int:
 
 
 def first_token(loaded: LoadedModel, args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds from submission to the first token of a prompt of 64, alone and under running streams."""
+    """Milliseconds from submission to the first token of a prompt of 64 tokens, alone and with running streams."""
     found = {}
     for running in (0, RUNNING):
         times = []
@@ -107,7 +107,7 @@ def first_token(loaded: LoadedModel, args: argparse.Namespace) -> dict[str, Any]
 
 
 def outside(loaded: LoadedModel, cache: str, batch: int) -> dict[str, Any]:
-    """The share of a decoding step that is not spent in the model, with `batch` streams, in percent of CPU time."""
+    """The share of a decode step that is spent outside the model, with `batch` streams, in percent of CPU time."""
     inside = [0.0]
     model = loaded.model
     kept = {name: getattr(model, name) for name in INSIDE if hasattr(model, name)}
@@ -138,7 +138,7 @@ def outside(loaded: LoadedModel, cache: str, batch: int) -> dict[str, Any]:
 
 
 def sampled_engine(loaded: LoadedModel, cache: str, batch: int, given: dict[str, float]) -> Engine:
-    """With `batch` streams under way, which wait for the tokens of a step before the next."""
+    """An engine with `batch` running streams, in which each step waits for the tokens of the previous one."""
     engine = engine_of(loaded, cache, batch, batch * 256)
     for i in range(batch):
         submit(engine, str(i), long_ids(loaded, 20), 2 * SAMPLED_STEPS, seed=i, **given)
@@ -148,11 +148,11 @@ def sampled_engine(loaded: LoadedModel, cache: str, batch: int, given: dict[str,
 
 
 def sampling(loaded: LoadedModel, cache: str, batch: int) -> list[dict[str, Any]]:
-    """Of each way to choose tokens, with `batch` streams, the median milliseconds of a decode step, what it takes more
-    than a greedy one, and the percentage of the step's time that is spent where tokens are chosen from logits.
+    """For each set of sampling parameters, with `batch` streams: the median milliseconds of a decode step, the
+    difference to greedy decoding, and the percentage of the step's time that is spent on choosing tokens from logits.
 
-    Greedy tokens are found while the unembedding is multiplied, so that others also have logits written that these have
-    not. Ways take turns, a step each.
+    Greedy tokens are found during the multiplication with the unembedding, which does not write logits; the others
+    also pay for writing them. The parameters take turns, one step each.
     """
     engines = {name: sampled_engine(loaded, cache, batch, given) for name, given in SAMPLED.items()}
     steps: dict[str, list[float]] = {name: [] for name in SAMPLED}
@@ -187,8 +187,8 @@ def sampling(loaded: LoadedModel, cache: str, batch: int) -> list[dict[str, Any]
 
 
 def slope(loaded: LoadedModel, cache: str, contexts: tuple[int, ...]) -> dict[str, float]:
-    """Milliseconds of processor that a decoded token takes at each context, and what a thousand tokens of context add
-    (least squares)."""
+    """The processor milliseconds of a decoded token at each context length, and the milliseconds added by a thousand
+    tokens of context (least squares)."""
     times = []
     for context in contexts:
         engine = engine_of(loaded, cache, 1, context + 64)

@@ -1,7 +1,7 @@
-"""A prompt of 1000 tokens, and the first token beside running streams, in the systems that `engine_cpu.py` compares.
+"""The time of a prompt of 1000 tokens, and of a first token while streams run, in the peers of `engine_cpu.py`.
 
 Runs with the peer's own interpreter: python benchmarks/engine_peers.py transformers|vllm MODEL_FOLDER --dtype bfloat16
-One JSON object goes to the standard output. transformers has no streams that others could run beside.
+Prints one JSON object. For transformers only the prompt is measured, as it has no concurrent streams.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")  # else it leaves a core idle
+os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")  # by default vLLM leaves one core idle
 
 LONG_PROMPT = 1000
 SHORT_PROMPT = 64
@@ -28,7 +28,7 @@ def ids(count: int, first: int = 7) -> list[int]:
 
 
 def seconds(run: Callable[[int], None], repeats: int) -> float:
-    """Median; the first run only warms up."""
+    """The median seconds of `repeats` runs after one warm-up run."""
     times = []
     for i in range(repeats + 1):
         start = time.perf_counter()

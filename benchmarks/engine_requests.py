@@ -1,4 +1,4 @@
-"""What `engine_cpu.py` measures of many requests that come and go: mixed lengths against equal ones, and memory."""
+"""The measurements of `engine_cpu.py` with many successive requests: mixed lengths against equal ones, and memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine_measures import drained, engine_of, long_ids, submit
 MANY = 64
 AT_ONCE = 16
 PROMPTS, NEW = (8, 16, 32, 72), (8, 16, 24, 48)
-"""Lengths of prompts and completions; all pairs come equally often, so that means are those of the uniform batch."""
+"""The lengths of prompts and completions; all pairs are equally frequent, so the means equal the uniform batch's."""
 SMALL = {"vocab_size": 64, "max_seq_len": 128, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "norm": "rms"}
 SMALL |= {"feed_forward": "swiglu", "positions": "rotary"}
 REQUESTS = 10_000
@@ -28,8 +28,8 @@ SETTLED = 2_000
 
 
 def mixed(loaded: LoadedModel, cache: str, repeats: int) -> dict[str, Any]:
-    """Tokens a second of 64 requests of mixed lengths that arrive one by one, 16 running at a time, and the percentage
-    of the rate of as many requests with the same tokens, all of the mean lengths and there from the start."""
+    """The tokens per second of 64 requests of mixed lengths that arrive one by one, 16 running at a time; also as a
+    percentage of the rate of 64 requests of the mean lengths, which are all submitted at the start."""
     lengths = list(itertools.product(PROMPTS, NEW)) * (MANY // len(PROMPTS) // len(NEW))
     random.Random(7).shuffle(lengths)
     equal = [(statistics.mean(PROMPTS), statistics.mean(NEW))] * MANY
@@ -51,10 +51,10 @@ def mixed(loaded: LoadedModel, cache: str, repeats: int) -> dict[str, Any]:
 
 
 def _arriving(engine: Engine, loaded: LoadedModel, wanted: list[tuple[int, int]], at_start: int) -> int:
-    """New tokens of all requests, `at_start` of them there at once, then one more at every step."""
+    """Submit `at_start` requests at once, then one more at each step; returns the new tokens of all requests."""
     tokens = 0
     for i, (prompt, new) in enumerate(wanted):
-        # No two prompts begin alike, so that none is found computed.
+        # All prompts begin with different tokens, so that the prefix cache is never hit.
         submit(engine, str(i), [i + 1, *long_ids(loaded, prompt)[1:]], new)
         if i >= at_start - 1:
             tokens += sum(len(event.delta.tokens) for event in engine.step())
@@ -62,7 +62,7 @@ def _arriving(engine: Engine, loaded: LoadedModel, wanted: list[tuple[int, int]]
 
 
 def memory() -> dict[str, Any]:
-    """Resident megabytes of this process after 2,000 and after 10,000 requests to a small model, prefixes shared."""
+    """The resident megabytes of this process after 2,000 and 10,000 requests to a small model, with prefix caching."""
     torch.manual_seed(0)
     model = Decoder(DecoderConfig.from_plain(SMALL)).eval()
     prepack_model(model, torch.float32)

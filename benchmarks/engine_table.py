@@ -1,8 +1,8 @@
-"""The table of docs/engine-speed.md, from a result of `engine_cpu.py`.
+"""Writes the table of docs/engine-speed.md from a result of `engine_cpu.py`.
 
     python benchmarks/engine_table.py benchmarks/results/engine-cpu.json
 
-replaces what stands between the two markers of the page.
+replaces the text between the two markers of the page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COLUMNS = ("batch 1", "batch 16", "batch 64", "prompt of 1000", "first token of 
 
 
 def cells_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """What each system said, by column; troubles are told in the first that is empty."""
+    """The table cells of each system by column; a failure is reported in the first empty column."""
     found: dict[str, dict[str, str]] = {}
     for row in rows:
         form = row.get("dtype") or row.get("form", "").replace("weights=", "--quantization ")
@@ -35,7 +35,7 @@ def cells_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The facts of the run, then a row per system."""
+    """The text: a line that describes the run, then the table with one row for each system."""
     machine, load = result["machine"], f"load {result['machine']['load']:.1f} before, {result['load_after']:.1f} after"
     noted = f" Note: {result['note']}." if "note" in result else ""
     lines = [

@@ -1,16 +1,16 @@
-"""How long does a first token take under running streams, and where does the time go?
+"""How long does a first token take while streams run, and where is the time spent?
 
     python benchmarks/first_token_cpu.py MODEL_FOLDER --threads 1
 
-A prompt that arrives is computed in the very next step, whole, together with the next token of each stream. For every
-length of prompt there are: a decode step of the streams, a step with the prompt beside them, and a step with the prompt
-alone, which is what arithmetic asks however steps are planned. "steps" is each divided by the decode step; parts of
-the step with the prompt are the blocks, the unembedding with its search, and the rest. Kinds of steps take turns, so
-that other work on the machine meets all alike; milliseconds are those of processor time per thread, and of the clock.
+A prompt that arrives is computed as a whole in the next step, together with the next token of each stream. For every
+prompt length, three kinds of steps are measured: a decode step of the streams, a step with the prompt and the streams,
+and a step with the prompt alone, the minimum for any scheduling. "steps" are the times divided by that of the decode
+step; the step with the prompt is divided into blocks, unembedding with token search, and the rest. The kinds take
+turns, so that other load affects all equally; milliseconds are processor time per thread, and wall-clock time.
 
-Then prompts arrive at an engine's thread at moments that are not in step with it: the time on the clock from `submit`
-to the first token, of which part is the rest of the step that was running, and the streams' gaps between tokens with
-and without such prompts. The result, with the machine and its load before and after, goes to benchmarks/results/.
+Then prompts arrive at an engine's thread asynchronously: measured are the wall-clock time from `submit` to the first
+token, which includes the rest of the running step, and the streams' gaps between tokens with and without such prompts.
+The result, with the machine and its load before and after, is written to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from report import write_report
 
 PROMPTS = (16, 64, 128, 512)
 DECODES = 3
-"""Decode steps beside each step with a prompt."""
+"""The number of decode steps for each step with a prompt."""
 CONTEXT = 20
-"""Tokens of the first stream's prompt; each of the others has one more."""
+"""The prompt length of the first stream, in tokens; each further stream has one more."""
 NEW = 400
-"""New tokens of a stream: it must outlast what is measured."""
+"""The new tokens of a stream: enough for it to outlast the measurement."""
 
 
 def arguments() -> argparse.Namespace:
@@ -54,7 +54,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Watch:
-    """Milliseconds of processor time per thread, and of the clock, by kind of step."""
+    """Records milliseconds of processor time per thread and of wall-clock time, by kind of step."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -62,19 +62,19 @@ class Watch:
         self.clock: dict[str, list[float]] = {}
 
     def take(self, kind: str, call: Callable[[], object]) -> None:
-        """Call, and note what it took."""
+        """Call a function and record its times."""
         busy, clock = time.process_time(), time.perf_counter()
         call()
         self.busy.setdefault(kind, []).append((time.process_time() - busy) * 1e3 / self._threads)
         self.clock.setdefault(kind, []).append((time.perf_counter() - clock) * 1e3)
 
     def medians(self, kind: str) -> tuple[float, float]:
-        """Of processor time and of the clock."""
+        """The medians of processor time and of wall-clock time."""
         return statistics.median(self.busy[kind]), statistics.median(self.clock[kind])
 
 
 def streaming(loaded: LoadedModel, cache: str, streams: int, more: int) -> Engine:
-    """An engine in which so many streams decode, with room for `more` tokens beside them."""
+    """An engine with `streams` decoding streams and a cache of `more` tokens, with a free place for another request."""
     engine = engine_of(loaded, cache, streams + 1, more)
     for i in range(streams):
         submit(engine, f"stream {i}", ids_of(loaded, CONTEXT + i, i), NEW)
@@ -84,30 +84,30 @@ def streaming(loaded: LoadedModel, cache: str, streams: int, more: int) -> Engin
 
 
 def ids_of(loaded: LoadedModel, count: int, number: int) -> list[int]:
-    """A prompt that begins as no other does, so that none is found computed."""
+    """A prompt with a unique first token, so that the prefix cache is never hit."""
     return [1 + number % (loaded.model.vocab_size - 1), *long_ids(loaded, count)[1:]]
 
 
 def room(args: argparse.Namespace, prompt: int) -> int:
-    """Tokens of a cache for the streams and some prompts beside them; blocks are filled up."""
+    """The cache size, in tokens, for the streams and some prompts, with room for partially filled blocks."""
     return args.streams * (CONTEXT + args.streams + NEW + 32) + 4 * (prompt + 64)
 
 
 def first_token_step(engine: Engine, loaded: LoadedModel, prompt: int, number: int) -> None:
-    """Submit a prompt; its first token must come with the very next step."""
+    """Submit a prompt and run one step; exits if the step does not produce its first token."""
     submit(engine, f"new {number}", ids_of(loaded, prompt, 1000 + number), 1)
     if not any(event.request_id == f"new {number}" and event.delta.tokens for event in engine.step()):
         raise SystemExit(f"a prompt of {prompt} tokens was not computed in one step")
 
 
 def steps(loaded: LoadedModel, args: argparse.Namespace, prompt: int) -> dict[str, Any]:
-    """Milliseconds of the kinds of steps, and their ratios to a decode step."""
+    """The milliseconds of each kind of step, and the ratios to a decode step."""
     watch, parts = Watch(args.threads), Parts(loaded.model)
     needed = room(args, prompt)
     beside, alone = streaming(loaded, args.cache, args.streams, needed), engine_of(loaded, args.cache, 1, needed)
     for number in range(args.repeats + 1):
         if number == 1:
-            watch = Watch(args.threads)  # the first of each only warms up
+            watch = Watch(args.threads)  # discard the warm-up steps
         for _ in range(DECODES):
             watch.take("decode", beside.step)
         with parts:
@@ -127,7 +127,7 @@ def steps(loaded: LoadedModel, args: argparse.Namespace, prompt: int) -> dict[st
 
 
 class Parts:
-    """Shares of the steps taken within it: what the model does in blocks, what its unembedding, and the rest."""
+    """Context that measures the shares of the model's blocks, its unembedding and the rest in the time of steps."""
 
     CALLS = ("step", "logits", "greedy_tokens")
 
@@ -157,7 +157,7 @@ class Parts:
         return run
 
     def percent(self) -> dict[str, float]:
-        """Percent of all time within, by part."""
+        """The percentage of the total time by part."""
         blocks, whole = self._took["step"], self._whole or 1.0
         head = sum(self._took.values()) - blocks
         shares = {"blocks": blocks, "unembedding": head, "the rest": whole - blocks - head}
@@ -165,14 +165,14 @@ class Parts:
 
 
 class Stream:
-    """When the tokens of the streams came, on the clock."""
+    """Records the gaps between the tokens of streams, in wall-clock milliseconds."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
         self.gaps: list[float] = []
 
     def deliver(self, output: RequestOutput) -> None:
-        """Note the gap before the tokens of an output."""
+        """Record the gap before the tokens of an output."""
         now, last = time.perf_counter(), self._last.get(output.request_id)
         if output.delta.tokens:
             self._last[output.request_id] = now
@@ -187,7 +187,7 @@ class Stream:
 
 
 def arrivals(loaded: LoadedModel, args: argparse.Namespace, prompt: int) -> dict[str, Any]:
-    """Prompts that arrive at an engine's thread while streams run, one at a time, at moments drawn beforehand."""
+    """Measure prompts that arrive at an engine's thread while streams run, one at a time, at random times."""
     draw, stream, times = random.Random(prompt), Stream(), list[float]()
     engine = engine_of(loaded, args.cache, args.streams + 1, room(args, prompt))
     with EngineLoop(engine) as loop:
@@ -221,7 +221,7 @@ def request(name: str, ids: list[int], new: int) -> Request:
 
 
 def _wait(stream: Stream, count: int) -> int:
-    """Wait until there are so many gaps; returns how many there are."""
+    """Wait until at least `count` gaps have been recorded; returns their number."""
     while len(stream.gaps) < count:
         time.sleep(0.001)
     return len(stream.gaps)

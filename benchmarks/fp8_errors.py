@@ -1,12 +1,12 @@
-"""How far is attention over e4m3 codes from float64, and what do rotations and scales of blocks change about it?
+"""What is the error of FP8 (e4m3) attention relative to float64, and what do rotations and block scales gain?
 
     python benchmarks/fp8_errors.py --out benchmarks/results/fp8-errors.json
 
-Root mean squares over all elements, averaged over seeds, of what `attn_kernels_triton.fp8_reference` computes, which
-rounds as the kernels do; `gain` is how many times smaller an error is than with one scale a tensor and no rotation.
-Inputs are rounded to bfloat16 first, and float64 is given those: rounding them is not counted. Laws: `normal`, N(0,
-1); `outliers`, N(0, 1) + N(0, 100) · Bernoulli(0.001) (Shah et al. 2024, arXiv 2407.08608, section 4.3); `channels`,
-N(0, 1) with four channels of queries and keys 20 times as large, all of these a fifth as large as drawn.
+Reports root mean square errors over all elements, averaged over seeds, of `attn_kernels_triton.fp8_reference`, which
+rounds as the kernels do; `gain` is the ratio of the error with one scale per tensor and no rotation to this error.
+Inputs are first rounded to bfloat16, also for float64, so that this rounding is not counted. Input distributions:
+`normal`, N(0, 1); `outliers`, N(0, 1) + N(0, 100) · Bernoulli(0.001) (Shah et al. 2024, arXiv 2407.08608, section 4.3);
+`channels`, N(0, 1) with four channels of queries and keys multiplied by 20, then all of these by 0.2.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 HEADS, SEEDS = 2, 2
 SHAPES = ((1024, 64), (2048, 128), (4096, 128), (4096, 256))
-"""Lengths and sizes of heads; every query sees every key."""
+"""Sequence lengths and head sizes; every query attends to every key."""
 
 WAYS = {
     "tensor": Rounding(rotated=False, rows=None),
@@ -33,22 +33,22 @@ WAYS = {
     "rotated, tensor": Rounding(rows=None),
     "rotated, blocks": Rounding(),
 }
-"""The first is what others are compared with, the last what the kernel does."""
+"""The compared roundings: the first is the baseline, the last is that of the kernel."""
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
-    """N(0, 1)."""
+    """Samples of N(0, 1)."""
     return torch.randn(*shape, generator=generator)
 
 
 def outliers(generator: torch.Generator, *shape: int) -> Tensor:
-    """One element in a thousand is about ten times as large."""
+    """Samples of N(0, 1), of which one element in a thousand is about ten times as large."""
     far = torch.rand(*shape, generator=generator) < 0.001
     return normal(generator, *shape) + 10 * normal(generator, *shape) * far
 
 
 def channels(generator: torch.Generator, *shape: int) -> Tensor:
-    """Four channels, the same for all rows, are twenty times as large."""
+    """Samples of N(0, 1) with four channels, the same for all rows, multiplied by 20; all multiplied by 0.2."""
     large = torch.ones(shape[-1])
     large[torch.arange(4) * (shape[-1] // 4)] = 20
     return normal(generator, *shape) * large * 0.2
@@ -58,7 +58,7 @@ LAWS: dict[str, Callable[..., Tensor]] = {"normal": normal, "outliers": outliers
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """A row for each law, shape and way."""
+    """One row for each input distribution, shape and rounding."""
     for law, draw in LAWS.items():
         for length, size in SHAPES:
             found = [errors(draw, length, size, seed) for seed in range(SEEDS)]
@@ -69,7 +69,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def errors(draw: Callable[..., Tensor], length: int, size: int, seed: int) -> dict[str, float]:
-    """The error of every way, and of torch's own attention in bfloat16."""
+    """The error of each rounding, and of torch's own attention in bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     values = outliers if draw is outliers else normal
     query, key = (draw(generator, HEADS, length, size).bfloat16() for _ in range(2))
@@ -82,7 +82,7 @@ def errors(draw: Callable[..., Tensor], length: int, size: int, seed: int) -> di
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure the errors and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=None)
     write_report("fp8-errors", {"question": __doc__, "heads": HEADS, "seeds": SEEDS}, rows(), parser.parse_args().out)

@@ -1,12 +1,12 @@
-"""What do FP8 weights, and rows in FP8 too, cost in quality? Perplexity on real text, beside bfloat16 and int8.
+"""What do FP8 weights, with or without FP8 inputs, cost in quality? Perplexity on real text, beside bfloat16 and int8.
 
     python benchmarks/fp8_weights_cpu.py MODEL_FOLDER TEXT_FILE --out benchmarks/results/fp8-weights-cpu.json
 
-The texts of the results are sentences of Universal Dependencies' English Web Treebank, one a line, and verses:
+The texts of the results are sentences of Universal Dependencies' English Web Treebank, one per line, and Bible verses:
 `zcat en_ewt-test.conllu.gz | sed -n 's/^# text = //p' > ewt-test.txt`, `zcat bible-en-es.tsv.gz | cut -f2 > bible.txt`.
-The roundings are those of the kernels for GPUs, made in plain torch: weights and inputs of linear layers are rounded,
-and all else, sums too, is float32. `weights` says how those of the blocks are kept, `inputs` how rows are rounded on
-their way to them, `head` the same of the unembedding. Each token's log probability is compared with the one of the
+The roundings are those of the GPU kernels, emulated in plain torch: weights and inputs of linear layers are rounded,
+and everything else, accumulation included, is float32. `weights` is the format of the blocks' weights, `inputs` the
+rounding of their inputs, `head` both for the unembedding. Each token's log probability is compared with that of the
 first row.
 """
 
@@ -28,40 +28,40 @@ from report import write_report
 from torch import Tensor, nn
 
 WINDOW = 1024
-"""Tokens that are predicted from those of their window before them."""
+"""The window length: each token is predicted from the tokens before it in its window."""
 Rounding = Callable[[Tensor], Tensor]
 
 
 def kept(numbers: Tensor) -> Tensor:
-    """As they are."""
+    """No rounding."""
     return numbers
 
 
 def bfloat16(numbers: Tensor) -> Tensor:
-    """Rounded to bfloat16."""
+    """Numbers rounded to bfloat16."""
     return numbers.to(torch.bfloat16).float()
 
 
 def int8(weight: Tensor) -> Tensor:
-    """Weights [outputs, inputs] as int8 with a step for each output."""
+    """Weights [outputs, inputs] rounded to int8 with one scale for each output."""
     held = int8_linear(weight, None).held
     return held.data[:, : held.inputs].float() * held.steps[:, None]
 
 
 def fp8(rows: Tensor) -> Tensor:
-    """Rows [row, inputs] as e4m3 with a scale for each: weights with one for each output, inputs for each token."""
+    """Rows [rows, inputs] rounded to e4m3 with one scale for each row: an output (weights) or a token (inputs)."""
     codes, scales = rounded(rows)
     return codes.float() * scales
 
 
 def fp8_groups(rows: Tensor) -> Tensor:
-    """Inputs [row, inputs] as e4m3 with a scale for each 128 of a token."""
+    """Inputs [tokens, inputs] rounded to e4m3 with one scale for each 128 elements of a token."""
     codes, scales = rounded(rows, GROUP)
     return codes.float() * scales.repeat_interleave(GROUP, 1)[:, : codes.shape[1]]
 
 
 def fp8_blocks(weight: Tensor) -> Tensor:
-    """Weights as e4m3 with a scale for each block of 128 outputs and inputs (arXiv 2412.19437, section 3.3.2)."""
+    """Weights rounded to e4m3 with one scale for each block of 128 x 128 (arXiv 2412.19437, section 3.3.2)."""
     outputs, inputs = weight.shape
     whole = nn.functional.pad(weight, (0, -inputs % GROUP, 0, -outputs % GROUP))
     blocks = whole.view(len(whole) // GROUP, GROUP, -1, GROUP).transpose(1, 2)
@@ -70,13 +70,13 @@ def fp8_blocks(weight: Tensor) -> Tensor:
 
 
 def fp8_whole(weight: Tensor) -> Tensor:
-    """Weights as e4m3 with one scale for all."""
+    """Weights rounded to e4m3 with one scale for the whole tensor."""
     return fp8(weight.view(1, -1)).view_as(weight)
 
 
 @dataclass(frozen=True)
 class Way:
-    """How linear layers are rounded: weights and inputs of those in blocks, and of the unembedding."""
+    """The roundings of weights and inputs, for the linear layers of blocks and for the unembedding."""
 
     weights: Rounding
     inputs: Rounding
@@ -102,7 +102,7 @@ WAYS = (
 
 
 def rounding(layer: nn.Linear, weights: Rounding, inputs: Rounding) -> nn.Linear:
-    """The layer with its weights rounded, and its inputs [..., inputs] whenever it is called."""
+    """A copy of the layer with rounded weights, which also rounds its inputs [..., inputs] at every call."""
     found = linear_of(weights(layer.weight.detach().float()), layer.bias)
 
     def rounded_rows(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
@@ -114,7 +114,7 @@ def rounding(layer: nn.Linear, weights: Rounding, inputs: Rounding) -> nn.Linear
 
 
 def round_model(model: Any, way: Way) -> None:
-    """Let the linear layers of a decoder be rounded."""
+    """Replace the linear layers of a decoder by rounded ones, in place."""
     for name, layer in list(model.blocks.named_modules()):
         if isinstance(layer, nn.Linear):
             owner, _, leaf = name.rpartition(".")
@@ -125,7 +125,7 @@ def round_model(model: Any, way: Way) -> None:
 
 @torch.no_grad()
 def log_probabilities(model: nn.Module, ids: Tensor) -> Tensor:
-    """Of each token of a text [tokens] but the first, by the model."""
+    """The model's log probability of each token of a text [tokens] except the first."""
     found = []
     for first in range(0, len(ids) - 1, WINDOW):
         inputs, targets = ids[first : first + WINDOW][: len(ids) - 1 - first], ids[first + 1 : first + 1 + WINDOW]
@@ -134,7 +134,7 @@ def log_probabilities(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each way."""
+    """One row for each combination of roundings."""
     torch.set_num_threads(args.threads)
     first = None
     for way in WAYS:
@@ -156,7 +156,7 @@ def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark; see the module's docstring."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model", type=Path, help="model folder")
     p.add_argument("text", type=Path, help="a text, UTF-8")

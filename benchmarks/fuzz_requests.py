@@ -1,4 +1,4 @@
-"""Many fuzzed requests through the real gateway; ends with 1 if any is answered with a fault of the server.
+"""Sends many fuzzed requests through the real gateway; exits with 1 if any of them causes an internal server error.
 
 python benchmarks/fuzz_requests.py --count 200000 --seed 1
 """
@@ -28,11 +28,11 @@ from conftest import LocalInference, save_encoder, save_tiny
 
 BATCH = 2000
 TOGETHER = 300
-"""Calls of a connection at a time: more than it may run."""
+"""The number of concurrent calls of a connection: more than the server allows."""
 
 
 async def run(count: int, seed: int, home: Path) -> tuple[Counter[str], list[str]]:
-    """Fuzz, and print how requests ended; how they did, and the faults."""
+    """Send the requests; prints and returns the counts of their outcomes, and returns the server errors."""
     total: Counter[str] = Counter()
     faults: list[str] = []
     began = time.monotonic()
@@ -52,7 +52,7 @@ async def run(count: int, seed: int, home: Path) -> tuple[Counter[str], list[str
 
 
 def main() -> int:
-    """Parse, run, say whether there were faults."""
+    """Run the benchmark; returns 1 if there were server errors, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--count", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=1)

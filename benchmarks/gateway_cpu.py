@@ -1,6 +1,6 @@
-"""What the gRPC server costs: 16 streams through `attn serve` beside the same engine in process, and a unary call.
+"""The overhead of the gRPC server: 16 streams through `attn serve` and with an engine in process, and a unary call.
 
-Both sides run the workload of `shared/peers` (greedy, 128 new tokens, short prompts) with the same threads, in turns.
+Both run the workload of `shared/peers` (greedy, 128 new tokens, short prompts) with the same threads, taking turns.
 
     python benchmarks/gateway_cpu.py MODEL_FOLDER --out benchmarks/results/gateway-cpu.json
 """
@@ -35,7 +35,7 @@ def prompts() -> list[str]:
 
 
 async def in_process(engine: EngineClient) -> float:
-    """Tokens/s of all streams together."""
+    """The total tokens/s of all streams, with the engine in this process."""
 
     async def one(text: str) -> int:
         params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
@@ -48,7 +48,7 @@ async def in_process(engine: EngineClient) -> float:
 
 
 async def through_grpc(client: AsyncClient) -> float:
-    """Tokens/s of all streams together."""
+    """The total tokens/s of all streams, through the server."""
 
     async def one(text: str) -> int:
         sampling = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
@@ -60,7 +60,7 @@ async def through_grpc(client: AsyncClient) -> float:
 
 
 async def unary_ms(call: object) -> float:
-    """The median of a call, in milliseconds."""
+    """The median time of a unary call, in milliseconds."""
     times = []
     for _ in range(CALLS):
         begun = time.perf_counter()
@@ -70,7 +70,7 @@ async def unary_ms(call: object) -> float:
 
 
 async def measure(folder: Path, address: str, repeats: int) -> dict[str, object]:
-    """All figures; the two sides take turns, so that a slow minute is slow for both."""
+    """All measurements; both sides take turns, so that load of the machine affects them equally."""
     engine = EngineClient(InProcessBackend(folder, EngineConfig()))
     await engine.start()
     near, far = [], []

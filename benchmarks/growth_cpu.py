@@ -1,11 +1,11 @@
 """How does the time of one decoded token grow with the context, for each kind of state?
 
-Random models of one shape that differ in their attention, served by the engine; full attention should grow linearly,
-windows, linear attention, Performer and an LSTM not at all:
+Random models of one shape with different attention mechanisms, run by the engine. The time should grow linearly for
+full attention, and not at all for sliding windows, linear attention, Performer and an LSTM:
 
     python benchmarks/growth_cpu.py
 
-The result, with slopes fitted by least squares, goes to benchmarks/results/.
+The result, with slopes fitted by least squares, is written to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LSTM = {
     "embedding": 256,
     "num_layers": 4,
 }
-"""The decoder of Sutskever et al. 2014 behind a source of 8 tokens."""
+"""The encoder-decoder LSTM of Sutskever et al. 2014, here with a source of 8 tokens."""
 MECHANISMS: dict[str, dict[str, Any]] = {
     "mha": {"positions": "rotary"},
     "sliding_window": {"positions": "rotary", "options": {"window": 256}},

@@ -1,14 +1,14 @@
-"""Which shares of what this chip's memory and units can do does a whole model reach, at batch 1 and in a long prompt?
+"""What fraction of the CPU's memory bandwidth and peak FLOP/s does a model reach, at batch 1 and in a long prompt?
 
     python benchmarks/hardware_shares_cpu.py MODEL_FOLDER --threads 2     # and results/hardware-shares-cpu.json
 
-In the same run and with the same threads: the bandwidth of reading (a sum over 512 MiB) and of copying (bytes read and
-bytes written), and the most FLOP/s of a product of square matrices of 2048, torch's and ours, in float32 and in
-bfloat16. A decode step at batch 1 reads every weight once; its share is those bytes, as the form holds them, a second,
-of the bandwidth; keys and values are few here and are not counted. A prompt's share is the FLOPs of its products a
-second, two for each weight and token and four for each width, query and allowed key, of the peak of the element type
-in which the form multiplies; forms with whole-number inputs have no such peak and stand beside float32's. Everything
-takes turns; figures are medians of rounds.
+Measured in the same run with the same threads: the bandwidth of reading (a sum over 512 MiB) and of copying (bytes read
+plus bytes written), and the peak FLOP/s of the product of square matrices of size 2048, the best of torch's and attn's,
+in float32 and bfloat16. A decode step at batch 1 reads every weight once; its fraction is the bytes of the weights as
+stored, per second, divided by the bandwidth; keys and values are negligible here. A prompt's fraction is the FLOPs of
+its matrix products per second (two for each weight and token, four for each channel, query and allowed key), divided by
+the peak of the element type in which the form multiplies; forms with integer inputs are compared with float32's peak.
+All measurements take turns; figures are medians of rounds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORMS = {
     "weights=int8": "",
     "weights=int4": "",
 }
-"""Forms of the weights, and the element type in which each multiplies long prompts, if it is one of floats."""
+"""The weight formats, and the floating-point type in which each multiplies long prompts; none for integer inputs."""
 
 
 def arguments() -> argparse.Namespace:
@@ -52,7 +52,7 @@ def arguments() -> argparse.Namespace:
 
 
 def seconds(run: Callable[[], object], times: int = 1) -> float:
-    """Of the fastest of so many calls."""
+    """The seconds of the fastest of `times` calls."""
     taken = []
     for _ in range(times):
         start = time.perf_counter()
@@ -62,7 +62,7 @@ def seconds(run: Callable[[], object], times: int = 1) -> float:
 
 
 def hardware() -> dict[str, float]:
-    """Gigabytes a second of memory, and GFLOP/s of products, by element type the best of torch's and ours."""
+    """The memory bandwidth in GB/s, and the GFLOP/s of matrix products by element type, best of torch's and attn's."""
     data = torch.ones(READ_BYTES // 4)
     place = torch.empty_like(data)
     left, right = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
@@ -77,14 +77,14 @@ def hardware() -> dict[str, float]:
 
 
 def weight_bytes(loaded: LoadedModel) -> int:
-    """Weights that a step reads, as they are held; the table of embeddings only where it is the unembedding, too."""
+    """The bytes of the weights that a step reads, as stored; the embedding table counts only if used as unembedding."""
     held = [*loaded.model.named_parameters(), *loaded.model.named_buffers()]
     packed = any(name.startswith("head.") for name, _ in held)
     return sum(t.numel() * t.element_size() for name, t in held if not (packed and name.startswith("embedding.")))
 
 
 def prompt_flops(loaded: LoadedModel) -> float:
-    """Of the products for a long prompt, of which only the last row has logits."""
+    """The FLOPs of the matrix products for a long prompt; logits are computed only for its last token."""
     config = loaded.model.config
     blocks = sum(p.numel() for p in loaded.model.blocks.parameters())
     pairs = LONG_PROMPT * (LONG_PROMPT + 1) / 2
@@ -93,14 +93,14 @@ def prompt_flops(loaded: LoadedModel) -> float:
 
 
 def rates(loaded: LoadedModel) -> dict[str, float]:
-    """Decode steps and prompts a second. A step's rate is that of many less that of few, so that no prompt is in it."""
+    """The decode steps and prompts per second. The time of steps is a difference of two runs, without the prompt."""
     many = seconds(lambda: new_tokens(loaded, "shared", [PROMPT], NEW_TOKENS + 1))
     one = seconds(lambda: new_tokens(loaded, "shared", [PROMPT], 1))
     return {"steps": NEW_TOKENS / (many - one), "prompts": 1 / seconds(lambda: prefill(loaded, "shared"))}
 
 
 def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """For each form the shares of rounds."""
+    """One row for each weight format, with the fractions reached in each round."""
     float32, _ = load_form(args, "float32")
     flops = prompt_flops(float32)
     del float32

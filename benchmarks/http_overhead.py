@@ -1,4 +1,4 @@
-"""What HTTP costs beside gRPC: the same one-token completions by both, in turns, of a server that runs.
+"""The overhead of HTTP over gRPC: the same one-token completions by both, in turns, from a running server.
 
     attn serve --model smollm2-135m-instruct --http-port 8000
     python benchmarks/http_overhead.py --model smollm2-135m-instruct --http http://127.0.0.1:8000
@@ -23,7 +23,7 @@ PROMPT = "The capital of France is"
 
 
 async def timed(call: Callable[[], Awaitable[object]]) -> float:
-    """Milliseconds of one call."""
+    """The milliseconds of one call."""
     start = time.perf_counter()
     await call()
     return (time.perf_counter() - start) * 1000

@@ -1,14 +1,14 @@
-"""What does each instruction set of this chip give, beside transformers and llama.cpp held to the same one?
+"""How fast is each instruction set of this CPU, compared with transformers and llama.cpp limited to the same one?
 
-Rates are tokens for each second of CPU time, on one thread: they hold on a machine that others keep busy too, where
-those of `engine_cpu.py` do not. On a quiet machine `--threads N` counts seconds of the clock instead. Our kernels are
-held to a set by ATTN_CPU_ISA, torch by ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA, llama.cpp by leaving it the one
-library of its that is for such chips. Systems take turns; each rate is the median of the rounds. With GGUF files both
-read the same ones, ours in the forms `--stored`.
+Rates are tokens per second of CPU time on one thread, so that they are valid on a busy machine too, unlike those of
+`engine_cpu.py`. On an idle machine `--threads N` uses wall-clock seconds instead. attn's kernels are limited to an
+instruction set by ATTN_CPU_ISA, torch by ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA, llama.cpp by providing only its
+library for such CPUs. Systems take turns; each rate is the median of the rounds. With GGUF files, llama.cpp and attn's
+engine read the same files, attn's in the weight formats `--stored`.
 
     python benchmarks/instruction_sets_cpu.py MODEL_FOLDER --gguf FILES --llamacpp FOLDER_OF_NODE_MODULES --transformers
 
-The machine's load before and after, and what the chip has, are in the result.
+The result includes the machine's load before and after, and the instruction sets of the CPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BATCHES = (1, 16, 64)
 NEW_TOKENS = {1: 16, 16: 8, 64: 4}
 LONG = 1000
 SETS = {"avx512": ("avx512", "AVX512_CORE_BF16", "zen4"), "avx2": ("avx2", "AVX2", "haswell")}
-"""What torch and oneDNN call an instruction set, and llama.cpp's library for it."""
+"""The names of each instruction set in torch and oneDNN, and that of llama.cpp's library for it."""
 NODE = """
 import {getLlama} from "node-llama-cpp";
 const {model: modelPath, batches, count, long, threads} = JSON.parse(process.argv[2]);
@@ -71,7 +71,7 @@ def prompts(count: int) -> list[str]:
 
 
 def rated(args: argparse.Namespace, run: Any, tokens: int) -> float:
-    """Tokens a second of CPU time, or of the clock where several threads run."""
+    """Tokens per second of CPU time, or of wall-clock time with several threads."""
     clock = time.perf_counter if args.threads > 1 else time.process_time
     start = clock()
     run()
@@ -115,7 +115,7 @@ def transformers(args: argparse.Namespace, dtype: str) -> Iterator[dict[str, Any
 
 
 def held_to(instructions: str, threads: int) -> dict[str, str]:
-    """The environment in which torch and our kernels take no more than these."""
+    """The environment variables that limit torch and attn's kernels to this instruction set."""
     torch_name, onednn, _ = SETS[instructions]
     names = {"ATTN_CPU_ISA": instructions, "ATEN_CPU_CAPABILITY": torch_name, "ONEDNN_MAX_CPU_ISA": onednn}
     return os.environ | names | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}

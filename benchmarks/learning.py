@@ -1,14 +1,14 @@
 """Do two heads solve what one cannot, and does a decoder recover from sharing its key/value heads?
 
-`heads`: a block of attention and feed-forward must find two things at once, with as many weights whatever the number
-of its heads. In the task "places" it names, at every place, the two symbols that stand 2 and 5 places before it; in the
-task "dictionary" it has read 6 words, each with one of 4 meanings that differ from text to text, and names the meanings
-of two words that it is asked for together, in their order. Reported is the share of new answers that are right, while
-it learns.
+`heads`: a block of attention and feed-forward must retrieve two items at once; its number of weights does not depend on
+its number of heads. In the task "places" it predicts, at every position, the two symbols 2 and 5 positions before; in
+the task "dictionary" it reads 6 words, each with one of 4 meanings that differ between texts, and then predicts the
+meanings of two given words, in their order. Reports the fraction of correct answers on new texts, during training.
 
-`pooling`: a decoder with 8 heads learns the characters of Shakespeare; then its 8 key/value heads become 2, as means of
-neighbours, as the first of each four, or drawn anew, and it learns on for 5 % of the steps (Ainslie et al. 2023, arXiv
-2305.13245, section 2.1 and figure 4). Reported are the losses on the validation text, in nats a character. Run:
+`pooling`: a decoder with 8 heads is trained on the characters of Shakespeare. Then its 8 key/value heads are reduced to
+2, as means of neighbours, as the first of each four, or with random weights, and it is trained for another 5 % of the
+steps (Ainslie et al. 2023, arXiv 2305.13245, section 2.1 and figure 4). Reports validation losses, in nats per
+character. Run:
 
     python benchmarks/learning.py heads --seeds 3
     python benchmarks/learning.py pooling --seeds 3
@@ -47,15 +47,15 @@ SHAKESPEARE = ModelConfig(
     hidden_size=64, num_layers=2, num_heads=8, max_seq_len=64, mechanism="mha", positions="rotary"
 )
 PART = 0.05
-"""The share of the steps after which a converted decoder should have recovered."""
+"""The fraction of the steps for which a converted decoder is trained further."""
 SHARED = 2
-"""Key/value heads after the conversion."""
+"""The number of key/value heads after the conversion."""
 BATCHES = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task: `next_batch` gives tokens [batch, places], and from the place `first` on the answers, as tokens."""
+    """A task: `next_batch` returns tokens [batch, places], and the answers for positions from `first`, as tokens."""
 
     next_batch: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
     first: int
@@ -65,13 +65,13 @@ class Task:
 
 
 def near_and_far(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Symbols, and for each but the first the two that stand before it."""
+    """Random symbols, and for each position from `FAR` on, the symbols `NEAR` and `FAR` places before, as one token."""
     symbols = torch.randint(SYMBOLS, (batch, PLACES), generator=generator)
     return symbols, symbols[:, FAR - NEAR : -NEAR] * SYMBOLS + symbols[:, :-FAR]
 
 
 def two_meanings(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Words with their meanings, a token a pair and in any order, then questions, a token each, for two words."""
+    """Words with their meanings, one token for each pair and in random order, then questions for two words each."""
     words = torch.rand(batch, NAMES, generator=generator).argsort(1)
     meanings = torch.randint(MEANINGS, (batch, NAMES), generator=generator)
     of_word = torch.zeros_like(meanings).scatter(1, words, meanings)
@@ -93,7 +93,7 @@ TASKS = {
 
 
 def two_lookups(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
-    """A row for each task, seed and number of heads: the share of answers that are right, by steps."""
+    """One row for each task, seed and number of heads: the fraction of correct answers by step."""
     for (name, task), seed, heads in product(TASKS.items(), range(seeds), HEADS):
         torch.manual_seed(seed)
         sizes = {
@@ -120,14 +120,14 @@ def two_lookups(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
 
 
 def share_right(model: Decoder, task: Task) -> float:
-    """The share of new answers that are right."""
+    """The fraction of correct answers on new texts."""
     tokens, wanted = task.next_batch(500, torch.Generator().manual_seed(99))
     with torch.inference_mode():
         return (model(tokens)[:, task.first :].argmax(-1) == wanted).float().mean().item()
 
 
 def pooling(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
-    """A row for each seed and way: validation losses before, right after, and after a part of the steps."""
+    """One row for each seed and conversion: validation losses before, directly after, and after further training."""
     text = load_text(DataConfig(dataset="shakespeare"), home_folder(), print)
     for seed in range(seeds):
         config = specification(SHAKESPEARE, seed, steps, 1e-3)
@@ -148,7 +148,7 @@ def pooling(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
 
 
 def specification(model: ModelConfig, seed: int, steps: int, rate: float) -> TrainingConfig:
-    """A run of so many steps, whose rate falls to a tenth."""
+    """The configuration of a run of `steps` steps, in which the learning rate falls to a tenth."""
     optimizer = OptimizerConfig(
         steps=steps, batch_size=12, learning_rate=rate, min_learning_rate=rate / 10, warmup_steps=min(100, steps // 5)
     )
@@ -156,7 +156,7 @@ def specification(model: ModelConfig, seed: int, steps: int, rate: float) -> Tra
 
 
 def trained(config: TrainingConfig, text: TextDataset) -> Decoder:
-    """A decoder that has learned as the specification says."""
+    """Train a decoder with this configuration and return it."""
     torch.manual_seed(derived(config.seed, "weights"))
     model = Decoder(configured(config.model, text.model_fields)[1])
     Trainer(model, text, config).run(NullReporter(), StopFlag())
@@ -164,7 +164,7 @@ def trained(config: TrainingConfig, text: TextDataset) -> Decoder:
 
 
 def loss_of(model: Decoder, text: TextDataset, config: TrainingConfig) -> float:
-    """Mean loss over the same validation batches every time."""
+    """The mean loss over validation batches, which are the same for every call."""
     loss = LanguageModelingTask(text, config).validation_loss(model, BATCHES, lambda: None)
     return float("nan") if loss is None else loss
 
@@ -173,7 +173,7 @@ QUESTIONS = {"heads": (two_lookups, 900), "pooling": (pooling, 1000)}
 
 
 def main() -> None:
-    """Answer one question."""
+    """Run one of the two experiments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("question", choices=QUESTIONS)
     parser.add_argument("--seeds", type=int, default=3)

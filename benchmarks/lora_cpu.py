@@ -1,12 +1,13 @@
-"""What does a LoRA of SmolLM2 learn on a CPU in minutes, and does it serve beside its base?
+"""What does a LoRA adapter of SmolLM2 learn on a CPU in minutes, and can it be served together with its base model?
 
-    python benchmarks/lora_cpu.py                # ATTN_HOME has smollm2-135m-instruct (attn models pull)
+    python benchmarks/lora_cpu.py                # ATTN_HOME has smollm2-135m-instruct (attn pull)
 
-The task is made here: sentences that order things, to be answered with a JSON object of six fields, in a chat. The
-adapter is trained by a job over gRPC as `attn train --from smollm2-135m-instruct --lora-rank 8 --format chat` does;
-then base and adapter are loaded into one engine, and both answer held-out orders, greedily and in the same batches. An
-answer is right if its object is the wanted one, a field if its value is. Words of held-out orders occur in training,
-no order does. The result, with the machine and its load, goes to benchmarks/results/.
+The task is synthetic: chat messages that order something, to be answered with a JSON object of six fields. The adapter
+is trained by a job over gRPC as with `attn train --from smollm2-135m-instruct --lora-rank 8 --format chat`; then base
+and adapter are loaded into one engine, and both answer held-out orders, greedily and in the same batches. An answer is
+correct if its object equals the expected one, a field if its value does. The words of held-out orders occur in the
+training data, the orders themselves do not. The result, with the machine and its load, is written to
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ FORMS = (
 
 
 def orders(count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
-    """Different sentences and their objects."""
+    """Distinct random sentences, each with the object that is the correct answer."""
     draw, found = random.Random(seed), {}
     while len(found) < count:
         values = {name: draw.choice(words) for name, words in WORDS.items()}
@@ -73,19 +74,19 @@ def orders(count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
 
 
 def messages(sentence: str) -> list[dict[str, str]]:
-    """What is said before the answer."""
+    """The chat messages before the answer."""
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": sentence}]
 
 
 def write_dataset(path: Path, texts: list[tuple[str, dict[str, Any]]]) -> None:
-    """Conversations as JSON lines."""
+    """Write the conversations as JSON lines."""
     answers = [{"role": "assistant", "content": json.dumps(values)} for _, values in texts]
     lines = [{"messages": [*messages(said), answer]} for (said, _), answer in zip(texts, answers, strict=True)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 def training_config(dataset: Path, given: argparse.Namespace) -> TrainingConfig:
-    """What `attn train` submits."""
+    """The configuration that `attn train` would submit."""
     return TrainingConfig(
         model=ModelConfig(base_model=BASE, max_seq_len=160),
         data=DataConfig(dataset=str(dataset), format="chat", validation_fraction=0.05),
@@ -100,12 +101,12 @@ def training_config(dataset: Path, given: argparse.Namespace) -> TrainingConfig:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of the files of a folder."""
+    """The total size of the files in a folder, in bytes."""
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
 async def train(client: AsyncClient, config: TrainingConfig) -> dict[str, Any]:
-    """Run the job; its losses and its time in seconds."""
+    """Run the training job; returns its losses and its time in seconds."""
     began = time.perf_counter()
     job = await client.jobs.submit(config, job_id=JOB)
     async for event in client.jobs.watch(job.id):
@@ -123,14 +124,14 @@ async def train(client: AsyncClient, config: TrainingConfig) -> dict[str, Any]:
 
 
 async def answer(client: AsyncClient, model: str, sentence: str) -> str:
-    """The greedy answer of a model."""
+    """The greedy answer of a model to a sentence."""
     prompt = [ChatMessage(**message) for message in messages(sentence)]
     sampling = SamplingParams(temperature=0.0, max_new_tokens=64)
     return "".join([delta.text async for delta in client.generate(model, prompt, sampling)])
 
 
 def judged(said: str, wanted: dict[str, Any]) -> tuple[bool, float]:
-    """Whether an answer is right, and the share of its fields that are."""
+    """Whether an answer is correct, and the fraction of its fields that are."""
     try:
         found = json.loads(said)
     except ValueError:
@@ -141,7 +142,7 @@ def judged(said: str, wanted: dict[str, Any]) -> tuple[bool, float]:
 
 
 async def evaluate(client: AsyncClient, held_out: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Both models on the same orders, in batches that hold requests of both."""
+    """Evaluate both models on the same orders, in batches with requests to both."""
     names, said = (BASE, JOB), dict[str, list[tuple[bool, float]]]()
     began = time.perf_counter()
     for start in range(0, len(held_out), AT_ONCE):
@@ -164,17 +165,17 @@ async def evaluate(client: AsyncClient, held_out: list[tuple[str, dict[str, Any]
 
 
 class InProcessInference(InferenceGrpc):
-    """Models served from this process."""
+    """The inference service with engines in this process."""
 
     async def start(self) -> None:
-        """Nothing is loaded before it is asked for."""
+        """Do nothing: models are only loaded on request."""
 
     def _engine(self, name: str, folder: Path, config: EngineConfig) -> EngineClient:  # noqa: ARG002 -- as its base
         return EngineClient(InProcessBackend(folder, config))
 
 
 async def measured(given: argparse.Namespace, home: Path) -> list[dict[str, Any]]:
-    """Train, serve, compare."""
+    """Train the adapter, serve both models and evaluate them; returns the rows of the result."""
     texts = orders(TRAINING + HELD_OUT, 11)
     write_dataset(home / "orders.jsonl", texts[:TRAINING])
     cluster = Cluster(ClusterSettings(home=home))
@@ -194,7 +195,7 @@ async def measured(given: argparse.Namespace, home: Path) -> list[dict[str, Any]
 
 
 def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The rows of the result."""
+    """The rows of the result, measured in a temporary home folder that links to the base model."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         models_folder(home).mkdir(parents=True)
@@ -203,7 +204,7 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Run the benchmark and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1)

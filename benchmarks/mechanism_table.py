@@ -1,9 +1,9 @@
-"""The tables of docs/mechanism-speed.md, from results of `mechanisms_cpu.py` and `recurrences_cpu.py`.
+"""Writes the tables of docs/mechanism-speed.md, from results of `mechanisms_cpu.py` and `recurrences_cpu.py`.
 
     python benchmarks/mechanism_table.py benchmarks/results/mechanisms-cpu*.json benchmarks/results/recurrences-cpu.json
 
-replaces what stands between the two markers of the page: one table of mechanisms, which joins the files, and one of
-recurrences. Where files measured the same, the last one counts.
+replaces the text between the two markers of the page with one table of mechanisms, which joins the files, and one of
+recurrences. For cases that several files contain, the last file is used.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ MEGABYTE = 1 << 20
 
 
 def times(low: float, middle: float, high: float) -> str:
-    """A median and its spread, in milliseconds."""
+    """A median and its range, in milliseconds, as text."""
     return f"{middle:.0f} ({low:.0f} to {high:.0f})"
 
 
 def of_mechanisms(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """A row for each mechanism and length: ours, beside dense attention and another package's layer."""
+    """One row for each mechanism and length: attn's, dense attention and another package's layer."""
     found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
     for row in rows:
         options = "".join(f" {name}={value}" for name, value in row["options"].items())
         systems = found.setdefault((row["mechanism"] + options, row["length"]), {})
-        # Ratios are of one sitting, whose first row is that of dense attention.
+        # Ratios are only computed within one run, which begins with the row of dense attention.
         if row["system"] == "dense":
             systems.clear()
         systems[row["system"]] = row
@@ -51,12 +51,12 @@ def of_mechanisms(rows: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def ratio(other: dict[str, Any], ours: dict[str, Any]) -> str:
-    """How many times as long the other takes; a dash where there is none, or where it did not run."""
+    """The other's time divided by attn's; a dash if there is no other, or it did not run."""
     return f"{other['seconds'] / ours['seconds']:.2f}" if "seconds" in other else "-"
 
 
 def of_recurrences(result: dict[str, Any]) -> list[str]:
-    """A row for each kind of recurrence and length, ours beside the other package's."""
+    """One row for each kind of recurrence, length and pass: attn's and the other package's."""
     found: dict[tuple[int, str, bool], dict[str, dict[str, Any]]] = {}
     for row in result["rows"]:
         found.setdefault((row["length"], row["kind"], row["backward"]), {})[row["system"]] = row
@@ -73,7 +73,7 @@ def of_recurrences(result: dict[str, Any]) -> list[str]:
 
 
 def said_of(result: dict[str, Any]) -> str:
-    """The command, the machine and its load."""
+    """A line with the command, its time, the number of threads and the machine's load."""
     machine = result["machine"]
     before = result.get("load", {}).get("before", [machine.get("load", 0.0)])[0]
     after = result.get("load", {}).get("after", [result.get("load_after", 0.0)])[0]
@@ -85,7 +85,7 @@ def said_of(result: dict[str, Any]) -> str:
 
 
 def tables(results: list[dict[str, Any]]) -> str:
-    """A table of all mechanisms and one of recurrences, each with the commands that measured it."""
+    """The table of all mechanisms and that of recurrences, each with the commands that measured it."""
     recurrences = [result for result in results if "milliseconds" in result["rows"][0]]
     mechanisms = [result for result in results if result not in recurrences]
     rows = [row for result in mechanisms for row in result["rows"]]

@@ -1,15 +1,15 @@
 """How much faster than dense attention are mechanisms on a CPU, and how much less memory do they need?
 
-Each mechanism's layer, at each length, beside three others in one sitting: `dense` is multi-head attention through
-torch's fused kernel, causal where the mechanism is; `masked` is the mechanism with its mask as a tensor given to the
-same fused kernel, where it is a spec with a mask; `peer` is another package's layer, where one is known and installed.
+Compares each mechanism's layer, at each length, with up to three others in the same run: `dense` is multi-head
+attention with torch's fused kernel, causal if the mechanism is; `masked` is the same fused kernel with the mechanism's
+mask as a tensor, for specs with a mask; `peer` is another package's layer, if one is known and installed.
 
     python benchmarks/mechanisms_cpu.py sliding_window bigbird=block:64,random:3 --lengths 1024 4096
 
-Every measurement has a process of its own; systems take turns, so that a busy moment hits all alike. Seconds are
-medians of the repeats of all turns after one call to warm up; memory is what the first call adds to the process at its
-peak. `ratio` is the seconds of `dense` by those of the system: above 1 is faster. The result, with the machine and its
-load before and after, goes to benchmarks/results/.
+Every measurement runs in a process of its own; systems take turns, so that other load affects all equally. Seconds are
+medians of the repeats of all turns after one warm-up call; memory is the increase of the process's peak during the
+first call. `ratio` is the seconds of `dense` divided by those of the system: above 1 is faster than dense. The result,
+with the machine and its load before and after, is written to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def arguments() -> argparse.Namespace:
 
 
 def parsed(said: str) -> tuple[str, dict[str, Any]]:
-    """A mechanism's name and options, from `name=option:value,...`."""
+    """Parse a mechanism's name and options from `name=option:value,...`."""
     name, _, rest = said.partition("=")
     pairs = [pair.split(":", 1) for pair in rest.split(",") if pair]
     return name, {option: json.loads(value) for option, value in pairs}
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any] | None:
-    """One system at one length, in this process; None where there is no such system."""
+    """Measure one system at one length in this process; None if the mechanism has no such system."""
     import torch
 
     torch.set_num_threads(task["threads"])
@@ -102,12 +102,12 @@ def measure(task: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had."""
+    """The peak resident memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def layer_of(task: dict[str, Any]) -> Callable[..., Any] | None:
-    """The layer to call, or None where the system does not exist for the mechanism."""
+    """The layer of a system for a mechanism, or None if the mechanism has no such system."""
     from attn_core import Capability, configure, installed
 
     mechanism = installed().mechanisms.get(task["name"])
@@ -136,7 +136,7 @@ def layer_of(task: dict[str, Any]) -> Callable[..., Any] | None:
 
 
 def longformer(config: Any) -> Callable[..., Any]:
-    """The self-attention of transformers' Longformer; its lengths are multiples of the window."""
+    """The self-attention of transformers' Longformer; lengths must be multiples of the window."""
     import torch
     from transformers import LongformerConfig
     from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
@@ -153,7 +153,7 @@ def longformer(config: Any) -> Callable[..., Any]:
 
 
 def bigbird(config: Any) -> Callable[..., Any]:
-    """The block-sparse attention of transformers' BigBird, in training mode, where its random blocks are random."""
+    """The block-sparse attention of transformers' BigBird, in training mode, the only one with random blocks."""
     import torch
     from transformers import BigBirdConfig
     from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
@@ -175,7 +175,7 @@ def bigbird(config: Any) -> Callable[..., Any]:
 
 
 def block_local(config: Any) -> Callable[..., Any]:
-    """The attention of the package local-attention between our projections."""
+    """The attention of the package local-attention, with the projections of attn's layer."""
     from attn_core import installed
     from local_attention import LocalAttention
 
@@ -190,7 +190,7 @@ def block_local(config: Any) -> Callable[..., Any]:
 
 
 def forgetting(config: Any) -> Callable[..., Any]:
-    """The plain function of fla-core between our projections; its package imports Triton, its file does not."""
+    """fla-core's plain torch function with attn's projections, run from its file, as importing fla needs Triton."""
     import runpy
     from importlib.metadata import distribution
 
@@ -208,7 +208,7 @@ def forgetting(config: Any) -> Callable[..., Any]:
 
 
 def nsa(config: Any) -> Callable[..., Any]:
-    """The layer of native-sparse-attention-pytorch without Triton, of the same sizes."""
+    """The layer of native-sparse-attention-pytorch with the same sizes, without Triton."""
     from native_sparse_attention_pytorch import SparseAttention
 
     sizes = {
@@ -233,7 +233,7 @@ PEERS: dict[str, Callable[[Any], Callable[..., Any]]] = {
 
 
 def in_own_process(task: dict[str, Any]) -> dict[str, Any] | None:
-    """What a process of its own measures; an error of a peer is told, not hidden."""
+    """Measure in a new process; a process that fails is reported as `failed` with its exit status."""
     command = [sys.executable, __file__, "--one", json.dumps(task)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(task["threads"])}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
@@ -263,7 +263,7 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def pooled(rows: list[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """One row of those of several processes: the median of all times, their spread, and the most memory."""
+    """Merge the rows of several processes: the median and range of all times, and the largest peak memory."""
     measured = [row for row in rows if row is not None]
     failed = [row for row in measured if "failed" in row]
     if failed or not measured:
@@ -274,7 +274,7 @@ def pooled(rows: list[dict[str, Any] | None]) -> dict[str, Any] | None:
 
 
 def compared(row: dict[str, Any], dense: dict[str, Any] | None) -> dict[str, float]:
-    """How many times faster than dense, and how many times less memory."""
+    """How many times faster than dense attention a row is, and how many times less memory it needs."""
     if dense is None or "failed" in row or "failed" in dense:
         return {}
     memory = round(dense["peak_bytes"] / max(1, row["peak_bytes"]), 2)

@@ -1,7 +1,7 @@
-"""The largest gap between two tokens of a stream while others send what is large, slow or many.
+"""The largest gap between two tokens of a stream while other clients send large, slow or many requests.
 
-`attn serve` as in `overload.py`. The others are a process of their own, so that what they cost themselves is no gap of
-the reader. Each disturbance is measured beside an idle control taken just before it.
+Uses `attn serve` as in `overload.py`. The other clients run in a process of their own, so that their own work causes no
+gaps in the reader. Each disturbance is compared with an idle control measured just before it.
 
     python benchmarks/neighbour_gaps.py --out benchmarks/results/neighbour-gaps.json
 """
@@ -27,12 +27,12 @@ from overload import request, server
 from report import write_report
 
 GAP_MS = 100.0
-"""The most that a disturbance may add."""
+"""The largest increase of the gap that a disturbance may cause, in milliseconds."""
 SIZE = {"hidden_size": 192, "num_layers": 6, "num_heads": 6, "max_seq_len": 1024}
 
 
 async def largest_gap(stub: InferenceServiceStub, disturb: Callable[[], Awaitable[Any]] | None) -> float:
-    """The longest time between two messages of a stream, in milliseconds, while others disturb it."""
+    """The longest time between two messages of a stream, in milliseconds, with `disturb` started after 20 tokens."""
     last, worst, tokens, beside = 0.0, 0.0, 0, None
     async for message in stub.Generate(request("hello", new=900)):
         now = time.perf_counter()
@@ -47,7 +47,7 @@ async def largest_gap(stub: InferenceServiceStub, disturb: Callable[[], Awaitabl
 
 @contextlib.asynccontextmanager
 async def others(name: str, address: str) -> AsyncIterator[Callable[[], Awaitable[Any]]]:
-    """A process that disturbs when it is told to; the function tells it, and returns when it has done so."""
+    """Start a process of other clients; yields a function that triggers its disturbance and waits for its end."""
     words = [sys.executable, __file__, "--disturb", name, "--address", address]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe)
@@ -65,14 +65,14 @@ async def others(name: str, address: str) -> AsyncIterator[Callable[[], Awaitabl
 
 
 async def disturb_when_told(name: str, address: str) -> None:
-    """What the process of the others does."""
+    """The main function of the other clients' process: wait for a line on standard input, then disturb."""
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     await disturbances(address)[name]()
 
 
 async def ended(call: Any) -> str:
-    """How a call ended."""
+    """Read a call to its end; returns its status code."""
     try:
         async for _ in call:
             pass
@@ -82,7 +82,7 @@ async def ended(call: Any) -> str:
 
 
 def disturbances(address: str) -> dict[str, Callable[[], Awaitable[Any]]]:
-    """What others do, each over a connection of its own."""
+    """The disturbances by name, each over a connection of its own."""
     properties = {
         f"property{i}": {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[a-z]{3,20}$"}}}
         for i in range(1530)
@@ -114,7 +114,7 @@ def disturbances(address: str) -> dict[str, Callable[[], Awaitable[Any]]]:
 
 
 async def measure() -> list[dict[str, Any]]:
-    """The largest gap of each disturbance and of its idle control."""
+    """The largest gap with each disturbance, and in its idle control."""
     rows = []
     async with server(SIZE) as running, grpc.aio.insecure_channel(running.address) as channel:
         stub = InferenceServiceStub(channel)
@@ -128,7 +128,7 @@ async def measure() -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Measure, print, and say whether what must hold does."""
+    """Run the benchmark and print the results; returns 1 if a limit is exceeded, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--out", type=Path, help="where to write the figures; by default among the results")
     parser.add_argument("--disturb", help=argparse.SUPPRESS)

@@ -1,8 +1,8 @@
-"""What a server does with more than it can compute: the goodput at 0.5 to 10 times the load.
+"""A server under overload: the goodput at 0.5 to 10 times its capacity.
 
-`attn serve` with a random model over loopback, and one process that sends requests at random times (Poisson), however
-the server answers. Goodput is the tokens a second of the completions that were whole before their deadline. The
-capacity is measured anew in every round, as other users of the machine change it, and loads are multiples of that.
+`attn serve` with a random model over loopback, and one process that sends requests at random times (Poisson),
+regardless of the server's responses. Goodput is the tokens per second of completions that finished before their
+deadline. Loads are multiples of the capacity, which is measured again in every round, as it varies with the machine.
 
     python benchmarks/overload.py --out benchmarks/results/overload.json        three minutes
     python benchmarks/overload.py --short                                       a minute: 1 and 5 times, one round
@@ -42,25 +42,25 @@ from report import write_report
 LOADS = (0.5, 1.0, 2.0, 5.0, 10.0)
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 PROMPT, NEW = 24, 24
-"""Tokens of a prompt, and of its completion."""
+"""The number of tokens of each prompt and of each completion."""
 DEADLINE = 2.0
 RUNNING = 16
-"""Requests that the server computes at a time."""
+"""The number of requests that the server runs at a time."""
 GOODPUT = 0.9
-"""The least part of the goodput at the capacity that there must be at five times the load."""
+"""The minimum goodput at five times the capacity, as a fraction of that at the capacity."""
 SIZE = {"hidden_size": 256, "num_layers": 8, "num_heads": 8, "max_seq_len": 1024}
 LOOP = "{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}"
 
 
 @dataclasses.dataclass
 class Server:
-    """A server that runs, and its processes."""
+    """A running server: its address and main process."""
 
     address: str
     process: psutil.Process
 
     def seconds(self) -> dict[str, float]:
-        """Processor seconds so far: of the gateway, of the engine, and of Ray's own processes together."""
+        """The processor seconds so far of the gateway, of the engine, and of Ray's own processes in total."""
         found: Counter[str] = Counter()
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in (self.process, *self.process.children(recursive=True)):
@@ -73,7 +73,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def server(size: dict[str, int], *words: str) -> AsyncIterator[Server]:
-    """`attn serve` with a random model of this size, whose chat template never ends, and one thread."""
+    """Run `attn serve` with one thread and a random model of this size, whose chat template loops endlessly."""
     limits = ("--max-num-seqs", str(RUNNING), "--max-num-batched-tokens", "64")
     with tempfile.TemporaryDirectory() as home:
         save(Path(home) / "models" / "m", size)
@@ -83,7 +83,7 @@ async def server(size: dict[str, int], *words: str) -> AsyncIterator[Server]:
 
 @contextlib.asynccontextmanager
 async def serving(home: Path, *words: str) -> AsyncIterator[Server]:
-    """`attn serve` with the model `m` of a home, and one thread an engine."""
+    """Run `attn serve` with the model `m` in the folder `home`, and one thread for each engine."""
     ready = home / f"ready-{time.monotonic_ns()}.json"
     asked = ["serve", "--model", "m", "--home", str(home), "--port", "0", "--ready-file", str(ready)]
     asked += ["--num-threads", "1", "--log-level", "warning", *words]
@@ -101,7 +101,7 @@ async def serving(home: Path, *words: str) -> AsyncIterator[Server]:
 
 
 def save(folder: Path, size: dict[str, int]) -> None:
-    """A random decoder of characters."""
+    """Save a character-level decoder with random weights."""
     torch.manual_seed(0)
     tokenizer = character_tokenizer("abcdefghijklmnopqrstuvwxyz {}[]:,.?0123456789" + chr(34))
     tokenizer.settings = dataclasses.replace(tokenizer.settings, chat_template=LOOP)
@@ -117,7 +117,7 @@ def request(text: str, new: int = NEW, **sampling: Any) -> inference_pb2.Generat
 
 @dataclasses.dataclass
 class Answer:
-    """How a request ended: its code, its tokens and its seconds."""
+    """The outcome of a request: its status code, number of tokens and seconds."""
 
     code: str
     tokens: int
@@ -125,7 +125,7 @@ class Answer:
 
 
 async def answer(stub: InferenceServiceStub, text: str, deadline: float | None) -> Answer:
-    """Send a request and read its answer."""
+    """Send a request and read its response to the end."""
     tokens, begun, code = 0, time.monotonic(), "OK"
     try:
         async for message in stub.Generate(request(text), timeout=deadline):
@@ -136,14 +136,14 @@ async def answer(stub: InferenceServiceStub, text: str, deadline: float | None) 
 
 
 def prompts(seed: int) -> Iterator[str]:
-    """Prompts of random letters, without end."""
+    """An endless iterator of prompts of random letters."""
     rng = random.Random(seed)
     while True:
         yield "".join(rng.choices(LETTERS, k=PROMPT))
 
 
 async def capacity(stub: InferenceServiceStub, seconds: float) -> float:
-    """Requests a second that the server completes while half as many again as it runs are always open."""
+    """The requests per second that the server completes while 1.5 times as many as it runs at a time are open."""
     texts, done, begun = prompts(1), 0, time.monotonic()
 
     async def work() -> None:
@@ -157,7 +157,7 @@ async def capacity(stub: InferenceServiceStub, seconds: float) -> float:
 
 
 async def arrivals(stub: InferenceServiceStub, rate: float, seconds: float) -> tuple[list[Answer], float]:
-    """What became of requests that came at random times, `rate` a second, and by how much one was sent late."""
+    """Send requests at random times, `rate` per second; returns their outcomes and the largest delay in sending one."""
     rng, texts, running = random.Random(2), prompts(3), []
     begun = at = time.monotonic()
     late = 0.0
@@ -170,12 +170,12 @@ async def arrivals(stub: InferenceServiceStub, rate: float, seconds: float) -> t
 
 
 async def generated(stub: InferenceServiceStub) -> int:
-    """Tokens that the engine has generated so far."""
+    """The number of tokens that the engine has generated so far."""
     return (await stub.GetEngineStats(inference_pb2.GetEngineStatsRequest(model="m"))).generated_tokens
 
 
 async def at_load(server: Server, stub: InferenceServiceStub, rate: float, seconds: float) -> dict[str, Any]:
-    """The figures of one load."""
+    """The measurements at one load."""
     used, own, tokens, begun = server.seconds(), time.process_time(), await generated(stub), time.monotonic()
     answers, late = await arrivals(stub, rate, seconds)
     spent = time.monotonic() - begun
@@ -201,7 +201,7 @@ async def at_load(server: Server, stub: InferenceServiceStub, rate: float, secon
 
 
 def rounded(figures: dict[str, Any]) -> dict[str, Any]:
-    """The figures with as many digits as they mean."""
+    """The figures rounded to three significant digits."""
     shown = {}
     for name, figure in figures.items():
         inner = rounded(figure) if isinstance(figure, dict) else figure
@@ -210,7 +210,7 @@ def rounded(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 async def measure(loads: tuple[float, ...], rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """The figures of each load in each round."""
+    """The measurements at each load in each round."""
     rows = []
     async with server(SIZE) as running, grpc.aio.insecure_channel(running.address) as channel:
         stub = InferenceServiceStub(channel)
@@ -226,7 +226,7 @@ async def measure(loads: tuple[float, ...], rounds: int, seconds: float) -> list
 
 
 def summary(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """One row a load: medians over the rounds, and goodput as a part of that at the capacity, round by round."""
+    """One row for each load: medians over the rounds, and the goodput relative to that at the capacity by round."""
     once = {row["round"]: row["goodput [tokens/s]"] for row in rows if row["load"] == 1.0}
     for load in dict.fromkeys(row["load"] for row in rows):
         of_load = [row for row in rows if row["load"] == load]
@@ -240,7 +240,7 @@ def summary(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> int:
-    """Measure, print, and say whether what must hold does."""
+    """Run the benchmark and print the results; returns 1 if a limit is violated, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--short", action="store_true", help="1 and 5 times the load, once")
     parser.add_argument("--out", type=Path, help="where to write the figures; by default among the results")

@@ -1,10 +1,10 @@
-"""What does keeping weights in fewer bits cost in quality, and save in bytes and time to load?
+"""What do packed weights cost in quality, and save in memory and loading time?
 
 Perplexity on real text, the same windows for every format:
 
     python benchmarks/packed_weights_cpu.py MODEL_FOLDER TEXT_FILE
 
-The text may come from `attn pull shakespeare`. The result goes to benchmarks/results/.
+The text may come from `attn pull shakespeare`. The result is written to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(args.threads)
     text = args.text.read_text(encoding="utf-8")
     middle = len(text) // 2
-    for weights in (None, *(name for name in WEIGHT_FORMATS if name != "fp8")):  # that is for GPUs
+    for weights in (None, *(name for name in WEIGHT_FORMATS if name != "fp8")):  # fp8 is only for GPUs
         load_model(
             args.model, quantization=weights, verify="sizes"
-        )  # kernels are compiled once, files come into memory
+        )  # warm-up: compiles kernels and reads the files into the page cache
         start = time.perf_counter()
         loaded = load_model(args.model, quantization=weights, verify="sizes")
         seconds = time.perf_counter() - start

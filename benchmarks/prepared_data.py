@@ -1,8 +1,8 @@
-"""Memory and start of training on prepared data: writes shards of so many gigabytes and trains a small decoder on them.
+"""Memory and start-up time of training on prepared data: writes large shards and trains a small decoder on them.
 
-`python benchmarks/prepared_data.py --gigabytes 1` prints JSON of a fresh process: seconds from its start to the first
-step, imports included, on the clock and of processor time, those from the config to the first row and the first step,
-and the memory, anonymous and mapped, after a few and after all steps.
+`python benchmarks/prepared_data.py --gigabytes 1` prints JSON measured in a new process: the seconds from its start to
+the first step, including imports, as wall-clock and processor time; the seconds from the config to the first row and to
+the first step; and the anonymous and mapped memory after a few steps and after all steps.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
 
 SHARD = 1 << 24
-"""Tokens of a shard."""
+"""The number of tokens in a shard."""
 DOCUMENT = 500
-"""Tokens of a document."""
+"""The number of tokens in a document."""
 
 
 def write_shards(folder: Path, gigabytes: float) -> int:
-    """Random tokens of so many gigabytes as prepared data; returns how many there are."""
+    """Write random tokens as prepared data of this size; returns the number of tokens."""
     tokenizer = byte_pair_tokenizer(["a b c"], 300)
     for name, content in tokenizer.files().items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
@@ -61,14 +61,14 @@ def write_shards(folder: Path, gigabytes: float) -> int:
 
 
 def memory() -> dict[str, float]:
-    """Megabytes of this process, of its own and of mapped files."""
+    """The resident memory of this process in MiB: anonymous, and of mapped files."""
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     found = {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines if words[0] in ("RssAnon:", "RssFile:")}
     return {name: round(size, 1) for name, size in found.items()}
 
 
 def measure(folder: Path, steps: int) -> dict[str, object]:
-    """Train so many steps on the data of a folder."""
+    """Train for `steps` steps on the prepared data in a folder, and return the measurements."""
     config = resolved(
         TrainingConfig(
             model=ModelConfig(hidden_size=64, num_layers=2, num_heads=2, max_seq_len=256),
@@ -101,7 +101,7 @@ def measure(folder: Path, steps: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--steps", type=int, default=100)

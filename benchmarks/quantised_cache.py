@@ -1,11 +1,11 @@
-"""What does it cost to remember in fewer bits? Perplexity of a model on a real text, by the cache of its states.
+"""What does a quantised KV cache cost in quality? The perplexity of a model on a real text, for each cache.
 
     python benchmarks/quantised_cache.py MODEL_FOLDER TEXT_FILE
 
-Windows of the text, spread over all of it, are scored by the engine with each cache in turn: every token is predicted
-from what the cache shows of those before it. Beside the perplexity stand how far a token's log-probability is from the
-one with the first cache, on average, and the bytes of a window by the cache's formula. The result, with the machine and
-its load before and after, goes to benchmarks/results/.
+The engine scores windows of the text, evenly spread over it, with each cache: every token is predicted from the cached
+states of the tokens before it. Reports the perplexity, the mean absolute difference of a token's log probability to
+that with the first cache, and the bytes of a window by the cache's formula. The result, with the machine and its load
+before and after, is written to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
 
 
 def windows(ids: list[int], count: int, length: int) -> list[tuple[int, ...]]:
-    """So many stretches of the text, evenly spread."""
+    """`count` windows of `length` tokens, evenly spread over the text."""
     if len(ids) < count * length:
         raise SystemExit(f"the text has {len(ids)} tokens; {count} windows of {length} need {count * length}")
     stride = len(ids) // count

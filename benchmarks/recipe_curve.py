@@ -1,9 +1,9 @@
-"""How soon does a model learn what its recipe is for?
+"""How fast does a model learn with a recipe?
 
-Trains a recipe as a job would, in this process, and notes the validation loss by processor seconds, in nats a token:
-of recipes with the same tokens the losses can be compared. The finished model lies in the home folder (ATTN_HOME),
-where `attn translate --model NAME` and `attn generate --model NAME` find it. A run that is stopped goes on from its
-newest checkpoint. Run:
+Trains a recipe as a job would, in this process, and records the validation loss, in nats per token, by processor
+seconds; losses are comparable between recipes with the same tokens. The finished model is saved in the home folder
+(ATTN_HOME), where `attn translate --model NAME` and `attn generate --model NAME` find it. A run that was stopped
+continues from its newest checkpoint. Run:
 
     python benchmarks/recipe_curve.py multi30k --data FOLDER
     python benchmarks/recipe_curve.py key-value
@@ -31,7 +31,7 @@ from report import machine
 
 
 def specification(recipe: str, data: Path | None, steps: int | None, precision: str | None) -> TrainingConfig:
-    """The recipe's, on the pairs in this folder if one is given."""
+    """The recipe's configuration, with the pairs in the folder `data` if one is given."""
     config = read_recipe(recipe)
     if data is not None:
         config = config.replace(data=config.data.replace(dataset=str(data.absolute())))
@@ -40,7 +40,7 @@ def specification(recipe: str, data: Path | None, steps: int | None, precision: 
 
 
 class Curve:
-    """Losses by processor seconds, in a file of a line a measurement, which a later process goes on with."""
+    """The losses by processor seconds, in a file with one line per measurement, to which a later process appends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,7 +50,7 @@ class Curve:
         self._before = self.rows[-1]["processor_seconds"] if self.rows else 0.0
 
     def hear(self, message: Message) -> None:
-        """Keep and print measurements of validation."""
+        """Record and print validation metrics; print log lines."""
         if isinstance(message, LogLine):
             print(message.text, flush=True)
         if not isinstance(message, Metrics) or "validation_loss" not in message.values:

@@ -1,11 +1,10 @@
-"""What a recipe comes to, by the mechanism in its blocks or by other fields of its model.
+"""The final results of a recipe, by the mechanism in its blocks or by other fields of its model.
 
     python benchmarks/recipes.py vit-digits --seeds 3 --mechanism mha --mechanism linear
     python benchmarks/recipes.py tagging --data FOLDER --seeds 3 --field positions=every --field positions=depth
 
-Each run is that of `attn train --recipe NAME`, without a server. Of the last step's validation loss and of what is
-measured once at the end it reports the median, the lowest and the highest of the seeds; all numbers go to
-benchmarks/results.
+Each run is the same as `attn train --recipe NAME`, without a server. Reports the median, the lowest and the highest
+over the seeds of the last validation loss and of the final metrics; all numbers are written to benchmarks/results.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Last(NullReporter):
         self.values: dict[str, float] = {}
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Of any step."""
+        """Record the metrics of a step."""
         self.values |= values | {"step": step}
 
 
@@ -71,7 +70,7 @@ def specification(args: argparse.Namespace, seed: int, **changes: Any) -> Traini
 
 
 def run(config: TrainingConfig) -> dict[str, float]:
-    """Train to the end; the final values and how long it took."""
+    """Train to the end; returns the final metrics and the time taken."""
     dataset = load_dataset(config, home_folder(), print)
     last, began = Last(), time.perf_counter()
     trainer = Trainer(build_model(config, dataset), dataset, config)
@@ -81,7 +80,7 @@ def run(config: TrainingConfig) -> dict[str, float]:
 
 
 def spread(values: list[float], digits: int) -> str:
-    """Median, lowest and highest."""
+    """The median with the lowest and highest value, as text."""
     middle, low, high = statistics.median(values), min(values), max(values)
     return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 

@@ -1,11 +1,12 @@
-"""How fast are linear recurrences by chunks on a CPU, beside dense causal attention and fla-core's plain torch forms?
+"""How fast are chunkwise linear recurrences on a CPU, compared with dense causal attention and fla-core's torch code?
 
     python benchmarks/recurrences_cpu.py --lengths 1024 4096
 
-For every kind of recurrence and length: milliseconds of the forward, and of forward and backward together, in float32,
-medians of the repeats, all in one process and interleaved. `dense` is torch's fused attention, which computes every
-pair; `fla` is the form by chunks of fla-core 0.6.0, or token by token where it has no other for a CPU. Whoever compares
-quotes ratios of one run. The result, with the machine and its load before and after, goes to benchmarks/results/.
+For every kind of recurrence and length: the milliseconds of the forward pass, and of forward and backward together, in
+float32, as medians of the repeats, all interleaved in one process. `dense` is torch's fused attention, which computes
+all pairs; `fla` is the chunkwise form of fla-core 0.6.0, or the token-by-token form if it has no other for a CPU. Only
+ratios within one run should be compared. The result, with the machine and its load before and after, is written to
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def arguments() -> argparse.Namespace:
 
 
 def naive(operation: str) -> Any:
-    """The plain torch functions of an operation of fla-core; importing the package itself needs triton."""
+    """The module with the plain torch code of an fla-core operation, loaded from its file, as fla imports triton."""
     path = importlib.metadata.distribution("fla-core").locate_file(f"fla/ops/{operation}/naive.py")
     spec = importlib.util.spec_from_file_location(f"fla_naive_{operation}", Path(str(path)))
     if spec is None or spec.loader is None:
@@ -57,7 +58,7 @@ def naive(operation: str) -> Any:
 
 
 def drawn(args: argparse.Namespace, length: int) -> dict[str, Tensor]:
-    """Inputs [1, tokens, heads, size] of every kind, keys of length one; they need gradients."""
+    """Random inputs [1, tokens, heads, size] of all kinds, with keys of norm 1; all require gradients."""
     torch.manual_seed(0)
     shape = 1, length, args.heads, args.size
     parts = {
@@ -72,7 +73,7 @@ def drawn(args: argparse.Namespace, length: int) -> dict[str, Tensor]:
 
 
 def contenders(parts: dict[str, Tensor], chunk: int) -> dict[str, dict[str, Run]]:
-    """For each kind of recurrence, ours and fla's; `softmax` is the dense computation."""
+    """The functions to compare for each kind of recurrence, attn's and fla's; `softmax` is dense attention."""
     q, k, v, channel, head, strength = parts.values()
 
     def ours(decay: Tensor | None, beta: Tensor | None) -> Run:
@@ -111,7 +112,7 @@ def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def milliseconds(run: Run, *, backward: bool) -> float:
-    """Of one run."""
+    """The milliseconds of one run."""
     start = time.perf_counter()
     if backward:
         run().sum().backward()
@@ -122,7 +123,7 @@ def milliseconds(run: Run, *, backward: bool) -> float:
 
 
 def measure(args: argparse.Namespace, length: int) -> list[dict[str, Any]]:
-    """The rows of one length; contenders take turns, so that a busy moment hits all alike."""
+    """The rows of one length; the functions take turns, so that other load affects all equally."""
     named = [
         (kind, system, run)
         for kind, systems in contenders(drawn(args, length), args.chunk).items()
@@ -134,7 +135,7 @@ def measure(args: argparse.Namespace, length: int) -> list[dict[str, Any]]:
         for turn in range(args.repeats + 1):
             for kind, system, run in named:
                 took = milliseconds(run, backward=backward)
-                if turn:  # the first only warms up
+                if turn:  # the first turn is a warm-up
                     times.setdefault((kind, system), []).append(took)
         for (kind, system), took in times.items():
             row = {"length": length, "kind": kind, "system": system, "backward": backward}

@@ -1,4 +1,4 @@
-"""What a benchmark's result says beside its rows: question, command, commit, the machine and its load."""
+"""Writing of benchmark reports: rows with the question, command, commit, machine and load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
-    """Processor, number of cores and present load."""
+    """The processor's name, the number of cores and the current load."""
     names = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
@@ -25,7 +25,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of this tree, shortened; empty where there is no git, or no repository."""
+    """The short commit hash of this tree; empty without git or a repository."""
     if shutil.which("git") is None:
         return ""
     asked = ["git", "rev-parse", "--short", "HEAD"]
@@ -33,9 +33,9 @@ def commit() -> str:
 
 
 def write_report(name: str, facts: dict[str, Any], rows: Iterable[dict[str, Any]], out: Path | None) -> None:
-    """Print each row as it comes and write all to `out`, by default a new file of that name in `RESULTS`.
+    """Print each row as it is measured and write all to `out`, by default a new file `name`-TIME.json in `RESULTS`.
 
-    The file is written anew with every row, before the row is printed: what ends a run early loses none.
+    The file is rewritten with every row, before the row is printed, so that a run that ends early loses none.
     """
     now = datetime.now(UTC)
     said = {
@@ -56,7 +56,7 @@ def write_report(name: str, facts: dict[str, Any], rows: Iterable[dict[str, Any]
 
 
 def replace(path: Path, result: dict[str, Any]) -> None:
-    """Write a result in place of what was there, whole at any moment."""
+    """Replace the file by the new result, atomically."""
     fresh = path.with_name(f".{path.name}.partial")
     fresh.write_text(json.dumps(result, indent=1) + "\n")
     fresh.replace(path)

@@ -1,8 +1,8 @@
-"""What a gateway's router chooses, and what it costs: 100 replicas and 10,000 streams with engines that only count.
+"""The choices and the cost of a gateway's router: 100 replicas and 10,000 streams with simulated engines.
 
-A trace of conversations with shared beginnings (system prompts of Zipf's law, turns that grow) is routed by remembered
-beginnings with bounded load, to the less loaded of two, and at random. Each replica remembers blocks of prompts as a
-prefix cache does, least recently used out; a stream lasts as many arrivals as keep 10,000 of them open.
+A trace of conversations with shared prefixes (system prompts with Zipf frequencies, growing turns) is routed by
+cached prefixes with bounded load, to the less loaded of two replicas, and at random. Each replica keeps blocks of
+prompts like a prefix cache with LRU eviction; streams last as many arrivals as keep 10,000 of them open.
 
     python benchmarks/router_cpu.py
 """
@@ -31,7 +31,7 @@ Choose = Callable[[Sequence[bytes], dict[str, float]], str]
 
 
 def trace(count: int, rng: random.Random) -> Iterator[Prompt]:
-    """Requests of conversations in turn: a system prompt, then turns of which each request repeats those before."""
+    """Requests of interleaved conversations: a system prompt and turns; each request repeats all earlier turns."""
     words = [f"{rng.getrandbits(32):08x}" for _ in range(2000)]
     systems = [" ".join(rng.choices(words, k=rng.randint(40, 400))) for _ in range(SYSTEM_PROMPTS)]
     shares = list(accumulate(1 / (rank + 1) for rank in range(SYSTEM_PROMPTS)))
@@ -53,13 +53,13 @@ def trace(count: int, rng: random.Random) -> Iterator[Prompt]:
 
 
 class Remembered:
-    """The blocks that one replica holds."""
+    """The blocks that one replica's prefix cache holds, with LRU eviction."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
 
     def compute(self, blocks: Sequence[bytes]) -> int:
-        """Hold the blocks of a prompt; returns how many of its beginning were held before."""
+        """Cache the blocks of a prompt; returns how many of its first blocks were cached before."""
         found = next((place for place, block in enumerate(blocks) if block not in self._blocks), len(blocks))
         for block in blocks:
             self._blocks[block] = None
@@ -70,7 +70,7 @@ class Remembered:
 
 
 def routed(name: str, choose: Choose, prompts: Sequence[Prompt], replicas: int, streams: int) -> dict[str, Any]:
-    """The figures of one way to choose."""
+    """Route all prompts with one policy and return its measurements."""
     loads = {str(number): 0.0 for number in range(replicas)}
     engines = {replica: Remembered() for replica in loads}
     open_streams: deque[str] = deque()

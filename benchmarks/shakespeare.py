@@ -1,9 +1,9 @@
-"""What does a small decoder learn of Shakespeare's characters with each mechanism that fits its attention?
+"""How well does a small character-level decoder learn Shakespeare with each causal attention mechanism?
 
-A character model of width 64 with 2 blocks, 4 heads and a context of 128 trains for the same steps with every installed
-mechanism that attends causally to its own sequence, with its usual options: rotary positions where it takes them, else
-learned ones. Reported is the loss on the validation text, in nats a character, as it falls. What does not run says why.
-Run:
+A character model of width 64 with 2 blocks, 4 heads and a context of 128 is trained for the same steps with every
+installed mechanism that supports causal self-attention, with default options and rotary positions, or learned ones if
+it does not support rotary. Reports the validation loss, in nats per character, during training; for a mechanism that
+does not run, the reason. Run:
 
     python benchmarks/shakespeare.py                            # all of them, one seed
     python benchmarks/shakespeare.py --seeds 3 --mechanism mha  # one of them, or some
@@ -35,20 +35,20 @@ from attn_train.worker import build_model
 from report import write_report
 
 FEWER_HEADS = {"gqa": 2, "mqa": 1}
-"""Key/value heads of the mechanisms that are named after having fewer."""
+"""The number of key/value heads for the mechanisms that are defined by having fewer."""
 MEASURED = 20
-"""Validation batches of each measurement."""
+"""The number of validation batches in each measurement."""
 LEARNED = 3.0
-"""Nats a character below which something was learned: guessing by frequency alone costs about 3.3."""
+"""The loss, in nats per character, below which a model has learned something: character frequencies alone give 3.3."""
 
 
 def fitting() -> list[str]:
-    """The mechanisms that can stand in a decoder."""
+    """The names of the mechanisms that can be used in a decoder."""
     return [m.name for m in installed().mechanisms if m.can(Capability.CAUSAL)]
 
 
 def specification(mechanism: str, seed: int, steps: int) -> TrainingConfig:
-    """The same for all but the mechanism, and positions that it takes."""
+    """The configuration of a run, which is the same for all mechanisms except for positions and key/value heads."""
     return resolved(
         TrainingConfig(
             model=ModelConfig(
@@ -68,19 +68,19 @@ def specification(mechanism: str, seed: int, steps: int) -> TrainingConfig:
 
 
 class Losses(NullReporter):
-    """Keeps the validation losses."""
+    """Records the validation losses by step."""
 
     def __init__(self) -> None:
         self.by_step: dict[int, float] = {}
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Those of this step."""
+        """Record the validation loss of a step, if there is one."""
         if "validation_loss" in values:
             self.by_step[step] = round(values["validation_loss"], 4)
 
 
 def run(mechanism: str, seed: int, steps: int, text: TextDataset) -> dict[str, Any]:
-    """Train one model; what it raises is the row's `failed`."""
+    """Train one model and return its row; an error is recorded as `failed`."""
     row: dict[str, Any] = {"mechanism": mechanism, "seed": seed}
     began, losses = time.process_time(), Losses()
     try:
@@ -95,7 +95,7 @@ def run(mechanism: str, seed: int, steps: int, text: TextDataset) -> dict[str, A
 
 
 def rows(mechanisms: Iterable[str], seeds: int, steps: int) -> Iterator[dict[str, Any]]:
-    """A row for each mechanism and seed."""
+    """One row for each mechanism and seed."""
     text = load_text(DataConfig(dataset="shakespeare"), home_folder(), print)
     for mechanism in mechanisms:
         for seed in range(seeds):
@@ -103,7 +103,7 @@ def rows(mechanisms: Iterable[str], seeds: int, steps: int) -> Iterator[dict[str
 
 
 def table(found: Iterable[Mapping[str, Any]]) -> str:
-    """Lowest last loss first: the median of the seeds, lowest and highest; then what did not run."""
+    """The table of final losses, lowest first: the median and range over the seeds; then the runs that failed."""
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for row in found:
         by_name.setdefault(row["mechanism"], []).append(row)
@@ -122,7 +122,7 @@ def table(found: Iterable[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Train all that was asked for, or show what was found."""
+    """Train the selected mechanisms, or print the table of existing results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mechanism", choices=fitting(), action="append", help="only this one; may be repeated")
     parser.add_argument("--seeds", type=int, default=1)

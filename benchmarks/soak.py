@@ -1,8 +1,9 @@
-"""A server under mixed load with faults, for as long as is asked: what grows, and what is left over.
+"""A soak test of a server under mixed load with faults: finds growing memory and leaked resources.
 
-`attn serve` with two models, and a process that sends what `fuzz_requests.py` does: valid and odd requests, cancels at
-any moment, streams left open. In every round another model is loaded and unloaded, and in some the engine is killed.
-After each round the server must come to rest: no request, no token in the KV cache, and as many processes as before.
+`attn serve` with two models, and a process that sends the requests of `fuzz_requests.py`: valid and malformed requests,
+cancellations at any time, streams left open. In every round another model is loaded and unloaded, and in some rounds
+the engine is killed. After each round the server must become idle: no request, no token in the KV cache, and the same
+number of processes as before.
 
     python benchmarks/soak.py --minutes 60 --out benchmarks/results/soak.json
 """
@@ -35,16 +36,16 @@ from fuzzing import fuzz
 SIZE = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "max_seq_len": 256}
 TOGETHER = 64
 REQUESTS = 400
-"""Requests of a round."""
+"""The number of requests in a round."""
 KILL_EVERY = 5
-"""Rounds from one engine that is killed to the next."""
+"""The number of rounds between two kills of the engine."""
 REST_SECONDS = 120.0
 GROWTH = 1.1
-"""What the memory of the last quarter may be of that of the second, as a median over rounds."""
+"""The maximum ratio of memory in the last quarter to that in the second quarter, as medians over rounds."""
 
 
 def engines_of(running: Server) -> list[psutil.Process]:
-    """The processes that compute."""
+    """The engine processes of a server."""
     found = []
     for child in running.process.children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -54,13 +55,13 @@ def engines_of(running: Server) -> list[psutil.Process]:
 
 
 def held(process: psutil.Process) -> dict[str, float]:
-    """What a process holds: memory in MiB, open files and sockets, threads."""
+    """The resources of a process: memory in MiB, open files and sockets, threads."""
     memory = process.memory_full_info().uss / 2**20
     return {"MiB": round(memory, 1), "files": process.num_fds(), "threads": process.num_threads()}
 
 
 async def at_rest(running: Server, stub: InferenceServiceStub) -> bool:
-    """Whether one engine is left that comes to hold nothing; tried until it does, for a bounded time."""
+    """Whether exactly one engine remains and becomes idle within `REST_SECONDS`."""
     until = time.monotonic() + REST_SECONDS
     while time.monotonic() < until:
         with contextlib.suppress(grpc.aio.AioRpcError):
@@ -72,7 +73,7 @@ async def at_rest(running: Server, stub: InferenceServiceStub) -> bool:
 
 
 async def killed_under_streams(running: Server, stub: InferenceServiceStub) -> int:
-    """Kill the engine under eight streams; how many of them were lost."""
+    """Kill the engine while eight streams run; returns the number of streams that were lost."""
 
     async def stream() -> int:
         call = stub.Generate(request("abc", new=200))
@@ -87,7 +88,7 @@ async def killed_under_streams(running: Server, stub: InferenceServiceStub) -> i
 
 
 async def one_round(number: int, running: Server, channel: grpc.aio.Channel) -> dict[str, Any]:
-    """Load, faults and rest; the figures afterwards."""
+    """Run one round of load and faults until the server is idle; returns the measurements."""
     stub, models = InferenceServiceStub(channel), ModelServiceStub(channel)
     await models.LoadModel(model_pb2.LoadModelRequest(name="other", source="m"))
     ended, faults = await fuzz(channel, number * REQUESTS, REQUESTS, TOGETHER, ("m", "other"))
@@ -108,7 +109,7 @@ async def one_round(number: int, running: Server, channel: grpc.aio.Channel) -> 
 
 
 async def measure(minutes: float) -> list[dict[str, Any]]:
-    """Rounds until the time is over."""
+    """Run rounds until the time is over; returns their measurements."""
     rows: list[dict[str, Any]] = []
     async with server(SIZE) as running:
         until = time.monotonic() + 60 * minutes
@@ -121,7 +122,7 @@ async def measure(minutes: float) -> list[dict[str, Any]]:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What grew, and what was lost: the second quarter of the rounds beside the last."""
+    """The growth of resources from the second to the last quarter of the rounds, and the losses."""
     second, last = rows[len(rows) // 4 : len(rows) // 2], rows[3 * len(rows) // 4 :]
     ended: Counter[str] = Counter()
     for row in rows:
@@ -147,7 +148,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run, print, and say whether what must hold does."""
+    """Run the test and print the summary; returns 1 if a limit is violated, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--out", type=Path, help="where to write the figures; by default among the results")

@@ -1,14 +1,14 @@
-"""How many steps do guesses save? Chains and trees, from the text itself and from drafts, on a real model.
+"""How many steps does speculative decoding save? Chains and trees, by prompt lookup and draft models, on a real model.
 
     python benchmarks/speculation_cpu.py MODEL_FOLDER
     python benchmarks/speculation_cpu.py MODEL_FOLDER --ways none unasked --weights int8 --temperatures 0 1 --threads 1
 
-Questions, requests to write a given text or code again, to quote from it, and texts to continue (--text FILE) are
-answered one at a time. A row says how many steps the engine took for how many tokens, what share of the guessed tokens
-was right, and the tokens for a second of processor time, which other work on the machine changes little, each answer in
-turn with and without; tokens must be those without a guess. "unasked" is what an engine does by itself. Drafts are the
-model itself with weights in four bits, and its first layers alone, untrained as such. The result, with the machine and
-its load before and after, goes to benchmarks/results/.
+Questions, requests to repeat, edit or quote a given text or code, and texts to continue (--text FILE) are answered one
+at a time. A row reports the engine's steps for the number of tokens, the fraction of draft tokens that were accepted,
+and the tokens per second of processor time, which depends little on other load; answers alternate with and without
+speculation, and must have the same tokens. "unasked" is the engine's default. Draft models are the model itself with
+4-bit weights, and its first layers alone, without further training. The result, with the machine and its load before
+and after, is written to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ WAYS = (
     ("shallow", 4, 1),
     ("shallow", 4, 3),
 )
-"""Who guesses, how many tokens ahead, and in how many ways."""
+"""The compared ways of speculation: the source of draft tokens, their number per step, and the tree width."""
 
 
 def shallow(folder: Path, layers: int, into: Path) -> LanguageModel:
-    """The first layers of a model, and what it makes of the rows behind its last one."""
+    """The model with only its first `layers` layers, and its final norm and unembedding."""
     config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": layers}
     kept = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -88,7 +88,7 @@ Way = tuple[str, int | None, int]
 
 
 def answer(loaded: LoadedModel, ids: tuple[int, ...], params: SamplingParams, way: Way, draft: Any) -> dict[str, Any]:
-    """The tokens of one answer, and what they took after the first."""
+    """The tokens of one answer, and the steps, draft tokens and time that they took after the first."""
     _, guesses, branches = way
     limits = EngineConfig(num_speculative_tokens=guesses, speculative_tree_width=branches)
     engine = build_engine(
@@ -106,7 +106,7 @@ def answer(loaded: LoadedModel, ids: tuple[int, ...], params: SamplingParams, wa
 
 
 def texts(args: argparse.Namespace, tokenizer: Any) -> dict[str, list[tuple[int, ...]]]:
-    """Prompts by the kind of their texts."""
+    """The prompts, as token ids, by kind of text."""
     asked = {"questions": QUESTIONS, "write again": AGAIN, "edit code": EDIT, "quote": QUOTE}
     found = {
         kind: [tuple(tokenizer.encode_chat([{"role": "user", "content": prompt}])) for prompt in prompts]
@@ -142,7 +142,7 @@ def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def summary(way: Way, answers: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
-    """What one way of guessing made of some prompts, beside the first way."""
+    """The result of one way of speculation on some prompts, compared with that of the first way."""
     tokens, steps = sum(len(one["made"]) for one in answers), sum(one["steps"] for one in answers)
     guessed, right = (sum(one[key] for one in answers) for key in ("guessed", "right"))
     faster = [first["took"] / one["took"] for one, first in zip(answers, plain, strict=True)]

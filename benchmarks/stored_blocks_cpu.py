@@ -1,13 +1,13 @@
-"""What does keeping weights in the blocks of a GGUF file cost in quality, here and in llama.cpp on the same file?
+"""What do the block formats of GGUF files cost in quality, in attn's engine and in llama.cpp on the same file?
 
-llama.cpp's own quantiser writes the files, from one GGUF file of the model. Perplexity is over the same windows of the
-same tokens for everybody, and each row says how often its likeliest token is that of the reference (`float32`), and by
-how much the log probability of the text's own token is off, in the mean. A file's rows beside llama.cpp say the same of
-llama.cpp on that file.
+llama.cpp's own quantiser writes the files, from one GGUF file of the model. Perplexity is computed over the same
+windows of tokens for all systems. Each row reports how often its most likely token equals that of the reference
+(`float32`), and the mean absolute difference of the log probability of the text's tokens; both are also reported
+relative to llama.cpp on the same file.
 
     python benchmarks/stored_blocks_cpu.py MODEL.gguf TEXT --llamacpp FOLDER_OF_NODE_MODULES
 
-TEXT is in UTF-8, or a treebank (.conllu.gz), whose sentences are taken.
+TEXT is a UTF-8 text, or a treebank (.conllu.gz), of which the sentences are used.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from typing import Any
 from report import write_report
 
 FILES = {"F32": 0, "Q8_0": 7, "Q6_K": 18, "Q4_K_M": 15, "Q4_1": 3, "Q4_0": 2}
-"""Files by what llama.cpp calls them, with its numbers (`llama_ftype`)."""
+"""llama.cpp's names of the file types, with their numbers (`llama_ftype`)."""
 FORMS = ("none", "bfloat16", "int8", "int4")
-"""How the weights of the F32 file are kept by us."""
+"""The weight formats in which attn's engine runs the F32 file."""
 IN_BLOCKS = ("auto", "int8", "int4")
-"""How those of the other files are: `auto` rounds no inputs, the others make them int8 where blocks have few bits."""
+"""The formats for the other files: `auto` does not round inputs, the others round them to int8 for low-bit blocks."""
 NODE = """
 import {getLlama} from "node-llama-cpp";
 import {readFileSync} from "fs";
@@ -61,13 +61,16 @@ process.exit(0);
 
 @dataclass(frozen=True)
 class Judged:
-    """Of each token of the text but the first of its window: its log probability, and the likeliest in its place."""
+    """The log probability of each token of the text, and the most likely token at its position.
+
+    The first token of each window is left out.
+    """
 
     log_probabilities: list[float]
     likeliest: list[int]
 
     def row(self, beside: Judged, name: str) -> dict[str, Any]:
-        """How near this is to another."""
+        """The columns that compare these results with those of another system."""
         count = len(self.likeliest)
         same = sum(a == b for a, b in zip(self.likeliest, beside.likeliest, strict=True))
         off = sum(abs(a - b) for a, b in zip(self.log_probabilities, beside.log_probabilities, strict=True))
@@ -75,7 +78,7 @@ class Judged:
 
     @property
     def perplexity(self) -> float:
-        """Of the whole text."""
+        """The perplexity of the whole text."""
         return math.exp(-sum(self.log_probabilities) / len(self.log_probabilities))
 
 
@@ -87,9 +90,9 @@ def text_of(path: Path) -> str:
 
 
 def quantised(source: Path, target: Path, kind: int, libraries: Path) -> None:
-    """Write `source` as `target` by `llama_model_quantize`."""
+    """Quantise the file `source` to `target` with `llama_model_quantize`."""
 
-    class Parameters(ctypes.Structure):  # the first fields of llama_model_quantize_params, and room for the others
+    class Parameters(ctypes.Structure):  # the first fields of llama_model_quantize_params, and space for the others
         _fields_ = (
             ("threads", ctypes.c_int32),
             ("kind", ctypes.c_int32),
@@ -99,7 +102,7 @@ def quantised(source: Path, target: Path, kind: int, libraries: Path) -> None:
             ("others", ctypes.c_ubyte * 256),
         )
 
-    # Each library finds those before it by name.
+    # Loaded in this order, each library finds the earlier ones by name.
     found = [next(libraries.glob(pattern)) for pattern in ("libggml-base.so", "libggml.v*.so", "libllama.v*.so")]
     library = [ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in found][-1]
     library.llama_model_quantize_default_params.restype = Parameters
@@ -137,7 +140,7 @@ def theirs(args: argparse.Namespace, model: Path, windows: Path) -> Judged:
 
 
 def windows_of(args: argparse.Namespace, model: Path) -> list[list[int]]:
-    """Token ids of the text from its beginning, a window after the other."""
+    """The token ids of the text from its beginning, split into windows."""
     from attn_models.tokenizers import tokenizer_from_gguf
     from attn_models.weights import read_gguf_header
 
@@ -146,7 +149,7 @@ def windows_of(args: argparse.Namespace, model: Path) -> list[list[int]]:
 
 
 def kinds(model: Path) -> str:
-    """In which types a file's matrices are."""
+    """The storage types of a file's matrices, with their counts."""
     from attn_models.weights import read_gguf_header
 
     found = Counter(tensor.type for tensor in read_gguf_header(model).tensors.values() if len(tensor.shape) == 2)
@@ -185,7 +188,7 @@ def main() -> None:
     args = p.parse_args()
     facts = {"question": "perplexity of weights in blocks", "tokens": args.tokens, "window": args.window}
     with tempfile.TemporaryDirectory() as work:
-        os.environ["ATTN_HOME"] = work  # converted files go with the others
+        os.environ["ATTN_HOME"] = work  # converted files are removed with the others
         write_report("stored_blocks_cpu", facts, rows(args, Path(work)), args.out)
 
 

@@ -1,18 +1,18 @@
 # ruff: noqa: ARG002 - reports take what a loop tells
-"""How well and how fast does a small character model train on a CPU, beside the code people would use instead?
+"""How well and how fast does a small character model train on a CPU, compared with nanoGPT and transformers?
 
 The recipe is nanoGPT's for a CPU: 4 layers, 4 heads, width 128, context 64, batches of 12, 2000 steps, learning rate
-1e-3 falling to 1e-4 along a cosine after 100 steps of warm-up, no dropout, no bias, on Shakespeare's works.
+1e-3 with cosine decay to 1e-4 after 100 steps of warm-up, no dropout, no bias, on Shakespeare's works.
 
     python benchmarks/train_cpu.py                          # both parts
-    python benchmarks/train_cpu.py --part speed --nanogpt FOLDER    # with a checkout of nanoGPT beside
+    python benchmarks/train_cpu.py --part speed --nanogpt FOLDER    # compared with a checkout of nanoGPT
 
-Quality: the whole run by attn_train's loop; the validation loss is the mean over random batches of the last tenth
-of the text, as nanoGPT estimates it. Speed: our loop and each peer take turns of some steps in one process, so that
-what else the machine does falls on all alike; the rate is that of the median turn, ratios are of neighbouring turns.
-Peers are trained by the plainest loop: batches stacked from slices, clipping, fused AdamW. transformers' Trainer and
-nanoGPT's train.py have loops of their own; the latter is a process that is stopped while others have their turns. The
-result, with the machine and its load, goes to benchmarks/results/.
+Quality: a whole run with attn_train's loop; the validation loss is the mean over random batches of the last tenth of
+the text, as in nanoGPT. Speed: attn's loop and each peer take turns of some steps in one process, so that other load
+affects all equally; the rate is that of the median turn, and ratios are between adjacent turns. Peers are trained by a
+minimal loop: batches stacked from slices, gradient clipping, fused AdamW. transformers' Trainer and nanoGPT's train.py
+use their own loops; the latter is a process that is stopped during the turns of the others. The result, with the
+machine and its load, is written to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from torch.nn import functional
 RESULTS = Path(__file__).parent / "results"
 CONTEXT, BATCH, WIDTH, LAYERS, HEADS, STEPS = 64, 12, 128, 4, 4, 2000
 Turn = Callable[[], float]
-"""Trains for a fixed number of steps and gives the seconds they took."""
+"""Trains for a fixed number of steps and returns the seconds taken."""
 
 
 def arguments() -> argparse.Namespace:
@@ -100,7 +100,7 @@ class Progress(NullReporter):
     """Prints validation losses."""
 
     def metrics(self, step: int, values: Any) -> None:
-        """Where there is one."""
+        """Print the validation loss, if there is one."""
         if "validation_loss" in values:
             print(f"  step {step}: validation loss {values['validation_loss']:.4f}", flush=True)
 
@@ -128,12 +128,12 @@ class UntilMetrics(NullReporter):
         self.flag = StopFlag()
 
     def metrics(self, step: int, values: Any) -> None:
-        """Now."""
+        """Stop the run."""
         self.flag.set(Stop.DISCARD)
 
 
 def our_turns(config: TrainingConfig, text: TextDataset, steps: int) -> Turn:
-    """Our loop, a stretch of `steps` at a time, without evaluation."""
+    """The turns of attn's loop, `steps` steps each, without evaluation."""
     evaluation = config.evaluation.replace(eval_steps=10**9, logging_steps=steps)
     trainer = Trainer(build_model(config, text), text, config.replace(evaluation=evaluation))
 
@@ -148,7 +148,7 @@ def our_turns(config: TrainingConfig, text: TextDataset, steps: int) -> Turn:
 def peer_turns(
     logits_of: Callable[[torch.Tensor], torch.Tensor], model: nn.Module, tokens: torch.Tensor, steps: int
 ) -> Turn:
-    """A peer under the plainest loop."""
+    """The turns of a peer's model with the minimal loop."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -170,7 +170,7 @@ def peer_turns(
 
 
 def gpt2(text: TextDataset) -> Any:
-    """GPT-2 of transformers in the recipe's sizes, multi-head."""
+    """The GPT-2 of transformers with the recipe's sizes and multi-head attention."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -189,19 +189,19 @@ def gpt2(text: TextDataset) -> Any:
 
 
 def transformers_peer(text: TextDataset, steps: int) -> Turn:
-    """The same under a plain loop of torch."""
+    """The turns of transformers' GPT-2 with the minimal torch loop."""
     model = gpt2(text)
     return peer_turns(lambda tokens: model(tokens).logits, model, text.training, steps)
 
 
 class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Each window of a text with itself as labels, as transformers' Trainer takes them; models shift labels."""
+    """All windows of a text with themselves as labels, as transformers' Trainer expects; its models shift labels."""
 
     def __init__(self, tokens: torch.Tensor) -> None:
         self._tokens = tokens
 
     def __len__(self) -> int:
-        """So many begin in the text."""
+        """The number of windows in the text."""
         return len(self._tokens) - CONTEXT
 
     def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
@@ -210,7 +210,7 @@ class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def transformers_trainer(text: TextDataset, steps: int) -> Turn:
-    """The same GPT-2 under transformers' own Trainer, with what it does by default switched off that we do not do."""
+    """The turns of the same GPT-2 with transformers' Trainer; defaults that attn's loop lacks are switched off."""
     from transformers import Trainer as TheirTrainer
     from transformers import TrainingArguments
 
@@ -242,7 +242,7 @@ def transformers_trainer(text: TextDataset, steps: int) -> Turn:
 
 
 def nanogpt_peer(folder: Path, text: TextDataset, steps: int) -> Turn:
-    """nanoGPT's own model, multi-head."""
+    """The turns of nanoGPT's own model, with multi-head attention."""
     module = runpy.run_path(str(folder / "model.py"))
     config = module["GPTConfig"](
         block_size=CONTEXT,
@@ -254,19 +254,19 @@ def nanogpt_peer(folder: Path, text: TextDataset, steps: int) -> Turn:
         bias=False,
     )
     model = module["GPT"](config).train()
-    # Only where it is given targets does nanoGPT compute the logits of all positions.
+    # nanoGPT computes the logits of all positions only if it is given targets.
     return peer_turns(lambda tokens: model(tokens, tokens)[0], model, text.training, steps)
 
 
 class NanoGPTProcess:
-    """nanoGPT's train.py in its recipe for a CPU, which goes on only during its turns."""
+    """A process of nanoGPT's train.py with its recipe for a CPU, which only runs during its turns."""
 
     def __init__(self, folder: Path, text: TextDataset, place: Path, args: argparse.Namespace) -> None:
         data = folder / "data" / "attn-benchmark"
         data.mkdir(parents=True, exist_ok=True)
         for name, tokens in (("train", text.training), ("val", text.validation)):
             tokens.numpy().astype("uint16").tofile(data / f"{name}.bin")
-        # What its train.py reads: a dictionary with the size of the vocabulary, in pickle's protocol 0.
+        # train.py reads a dictionary with the vocabulary size, written here in pickle's protocol 0.
         (data / "meta.pkl").write_bytes(f"(dVvocab_size\nI{text.tokenizer.vocab_size}\ns.".encode())
         sizes = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "block_size": CONTEXT, "batch_size": BATCH}
         given = {
@@ -299,14 +299,14 @@ class NanoGPTProcess:
         return time.perf_counter()
 
     def _seconds(self) -> float:
-        """Of the next iteration."""
+        """The seconds of the next iteration, read from its output."""
         while found := self._process.stdout.readline():  # type: ignore[union-attr]
             if match := re.search(r"time ([0-9.]+)ms", found):
                 return float(match[1]) / 1000
         raise SystemExit(f"nanoGPT's train.py ended with {self._process.wait()}")
 
     def turn(self) -> float:
-        """Seconds of so many iterations, after the one in which it was stopped."""
+        """Run the next iterations and return their seconds, without the one in which the process was stopped."""
         waited = time.perf_counter() - self._stopped_at
         os.kill(self._process.pid, signal.SIGCONT)
         while self._seconds() < 0.9 * waited:
@@ -316,7 +316,7 @@ class NanoGPTProcess:
         return seconds
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
 
@@ -352,7 +352,7 @@ def measure_speed(args: argparse.Namespace, config: TrainingConfig, text: TextDa
 
 
 def again_with_brief_spins() -> None:
-    """Start this program again with our worker's setting of OpenMP, which is read when torch is imported."""
+    """Restart this program with the OpenMP setting of attn's workers, which is read when torch is imported."""
     if "GOMP_SPINCOUNT" not in os.environ:
         spin_briefly()
         os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 - itself
@@ -362,7 +362,7 @@ def main() -> None:
     args = arguments()
     again_with_brief_spins()
     torch.set_num_threads(args.threads)
-    # As our worker does. In the part about speed the peers profit, too, and from the brief spins.
+    # As attn's workers do. In the speed part the peers benefit from this too, and from the short spinning.
     keep_freed_memory()
     config = recipe(args)
     text = tokenize(read_text(pull_shakespeare(home_folder())), validation=config.data.validation_fraction)

@@ -1,15 +1,15 @@
-"""What does a training step on a CPU spend its time on, and how much faster is ours than plain torch?
+"""Where does a training step on a CPU spend its time, and how much faster is attn's than plain torch?
 
 The two recipes of nanoGPT for Shakespeare's characters: `cpu` (4 layers, 4 heads, width 128, context 64, batches of 12)
-and `char` (6 layers, 6 heads, width 384, context 256, batches of 64, of which --batch takes fewer). The peer is
-nanoGPT's own model (LayerNorm without bias, GELU, learned positions, torch's fused attention) under the plainest loop
-with torch's fused AdamW; ours has the same layers. bfloat16 is torch.autocast for the peer.
+and `char` (6 layers, 6 heads, width 384, context 256, batches of 64, reduced by --batch). The peer is nanoGPT's own
+model (LayerNorm without bias, GELU, learned positions, torch's fused attention) in a minimal loop with torch's fused
+AdamW; attn's model has the same layers. For the peer, bfloat16 means torch.autocast.
 
     python benchmarks/train_kernels_cpu.py --nanogpt FOLDER                  # shares of a step, then times
     python benchmarks/train_kernels_cpu.py --nanogpt FOLDER --recipe char --batch 8
 
-Times are those of one thread in processor seconds, which other work on the machine changes least, by turns of the
-peer, of ours with torch's kernels alone, and of ours; ratios are of neighbouring turns, and of them the median.
+Times are processor seconds of one thread, which depend least on other load. The peer, attn's loop with torch's kernels
+only, and attn's loop take turns; ratios are medians over adjacent turns.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ PARTS = {
     "optimizer": ("adamw", "Optimizer"),
     "gradient norm": ("_foreach_norm", "linalg_vector_norm"),
 }
-"""What the names of torch's operations, or of the backward of ours, say."""
+"""The parts of a step, with substrings of the names of torch's operations and of attn's backward functions."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a recipe."""
+    """The sizes of a recipe."""
 
     layers: int
     width: int
@@ -63,7 +63,7 @@ class Sizes:
 
     @property
     def heads(self) -> int:
-        """As many as layers, in both."""
+        """The number of heads, which equals the number of layers in both recipes."""
         return self.layers
 
 
@@ -84,7 +84,7 @@ def arguments() -> argparse.Namespace:
 
 
 def ours(sizes: Sizes, text: TextDataset, precision: str) -> Step:
-    """A step of our loop."""
+    """A training step of attn's loop."""
     model = ModelConfig(
         mechanism="mha",
         hidden_size=sizes.width,
@@ -108,7 +108,7 @@ def ours(sizes: Sizes, text: TextDataset, precision: str) -> Step:
 
 
 def by_torch_alone(step: Step) -> Step:
-    """The same step without kernels of ours."""
+    """The same step with torch's kernels instead of attn's."""
 
     def run() -> None:
         with mock.patch("attn_train.trainer.forward_precision", return_value=nullcontext()):
@@ -118,7 +118,7 @@ def by_torch_alone(step: Step) -> Step:
 
 
 def nanogpt(folder: Path, sizes: Sizes, text: TextDataset, precision: str) -> Step:
-    """A step of nanoGPT's model."""
+    """A training step of nanoGPT's model."""
     module = runpy.run_path(str(folder / "model.py"))
     given = {"block_size": sizes.context, "vocab_size": text.tokenizer.vocab_size, "dropout": 0.0, "bias": False}
     shape = {"n_layer": sizes.layers, "n_head": sizes.heads, "n_embd": sizes.width}
@@ -151,7 +151,7 @@ def timed(into: list[float], steps: int) -> Iterator[None]:
 
 
 def shares(step: Step, steps: int) -> dict[str, float]:
-    """The share of a step that each part takes, in percent; what is left are Python, memory and small operations."""
+    """The percentage of a step's time by part; the rest is Python, memory management and small operations."""
     for _ in range(2):
         step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
@@ -166,7 +166,7 @@ def shares(step: Step, steps: int) -> dict[str, float]:
 
 
 def compared(steps: dict[str, Step], turns: int, count: int) -> dict[str, dict[str, float]]:
-    """Median milliseconds of a step, and how much faster it is than the peer's in the same turn."""
+    """The median milliseconds of each step, and its median speed-up over the peer's in the same turn."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         step()

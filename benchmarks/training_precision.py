@@ -1,8 +1,8 @@
-"""How much sooner is an update made when linear layers multiply in bfloat16?
+"""How much faster is training when linear layers multiply in bfloat16?
 
-Recipes and a decoder of Shakespeare's characters make the same updates in each precision, in turns, so that what else
-the machine does falls on both. Reported are target tokens by second of processor in the best of the turns, for what
-disturbs only slows. Run:
+Recipes and a decoder on Shakespeare's characters make the same updates in each precision, in turns, so that other load
+affects both. Reports the target tokens per processor second in the best turn, since disturbances only slow a turn.
+Run:
 
     python benchmarks/training_precision.py --data FOLDER
 """
@@ -30,13 +30,13 @@ from report import write_report
 
 RECIPES = ("multi30k", "multi30k-rnnsearch")
 WIDTHS = (128, 384)
-"""Of decoders with 4 blocks."""
+"""The widths of the decoders, which have 4 blocks."""
 UPDATES, TURNS = 4, 3
 SELDOM = EvaluationConfig(logging_steps=UPDATES, eval_steps=10**9)
 
 
 def specifications(folder: Path) -> Iterator[tuple[str, TrainingConfig]]:
-    """What is trained, by name."""
+    """The configurations that are trained, with their names."""
     for name in RECIPES:
         config = read_recipe(name)
         yield name, config.replace(data=config.data.replace(dataset=str(folder.absolute()), max_pairs=6000))
@@ -49,7 +49,7 @@ def specifications(folder: Path) -> Iterator[tuple[str, TrainingConfig]]:
 
 
 class Repeated:
-    """A task whose first batches come again and again, as new shapes cost the time of compiling for them."""
+    """A task that repeats its first batches, so that no time is spent on compiling kernels for new shapes."""
 
     def __init__(self, task: TrainingTask) -> None:
         self._batches = cycle([task.next_batch() for _ in range(UPDATES)])
@@ -60,19 +60,19 @@ class Repeated:
         self.final_metrics = task.final_metrics
 
     def next_batch(self) -> tuple[torch.Tensor, ...]:
-        """The next of them."""
+        """The next batch."""
         return next(self._batches)
 
 
 class FewBatches:
-    """A dataset of which only some batches are learned."""
+    """A dataset whose task repeats a few batches; see `Repeated`."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self.model_fields, self.summary, self.save = dataset.model_fields, dataset.summary, dataset.save
 
     def task(self, config: TrainingConfig) -> Repeated:
-        """The same for the same seed."""
+        """The task of the dataset with repeated batches; the same for equal seeds."""
         return Repeated(self._dataset.task(config))
 
 
@@ -83,12 +83,12 @@ class UntilMetrics(NullReporter):
         self.flag = StopFlag()
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - as loops tell
-        """Now."""
+        """Stop the run."""
         self.flag.set(Stop.DISCARD)
 
 
 def rates(config: TrainingConfig, dataset: Dataset) -> dict[str, float]:
-    """Target tokens a second of processor, by precision."""
+    """The target tokens per processor second, by precision."""
     chosen = {
         precision: config.replace(precision=precision, evaluation=SELDOM) for precision in ("float32", "bfloat16")
     }
@@ -103,14 +103,14 @@ def rates(config: TrainingConfig, dataset: Dataset) -> dict[str, float]:
 
 
 def updates(trainer: Trainer) -> float:
-    """The seconds of processor that some updates take."""
+    """The processor seconds of some updates."""
     report, began = UntilMetrics(), time.process_time()
     trainer.run(report, report.flag)
     return time.process_time() - began
 
 
 def rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """A row for each specification."""
+    """One row for each configuration."""
     for name, config in specifications(folder):
         text = load_dataset(config, home_folder(), print)
         found = rates(config, text)
@@ -118,7 +118,7 @@ def rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure all."""
+    """Run the benchmark and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of Multi30k")
     parser.add_argument("--threads", type=int, default=1)

@@ -1,10 +1,10 @@
 """Which of three models of 2014 still translates when sentences grow long?
 
-A bottleneck LSTM that reads its source forwards, the same reading it backwards, and RNNsearch, with about as
-many parameters, learn the permuted dictionary of `attn_train.synthetic` (words replaced, neighbours exchanged) from
-sentences of 1 to 14 words. Then each translates, by the engine, sentences of one length that it has not seen.
-With `--task words` the order stays, as between languages whose sentences run alike. Reported are the share of words
-that stand at their place, by length and seed, and BLEU over all. Run:
+A bottleneck LSTM, the same with reversed source sentences, and RNNsearch, with similar numbers of parameters, are
+trained on the permuted dictionary of `attn_train.synthetic` (words replaced, neighbours swapped) with sentences of 1 to
+14 words. Then each translates, with the engine, new sentences of each length. With `--task words` the word order is
+kept, as between languages of similar word order. Reports the fraction of words at the correct position, by length and
+seed, and BLEU over all sentences. Run:
 
     python benchmarks/translation_lengths.py --seeds 3 --out lengths.json
 """
@@ -42,7 +42,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def specification(name: str, seed: int, steps: int) -> TrainingConfig:
-    """The job of one model and seed."""
+    """The training configuration of one model and seed."""
     family, fields = MODELS[name]
     optimizer = OptimizerConfig(
         steps=steps, batch_size=32, learning_rate=5e-3, min_learning_rate=2e-4, warmup_steps=50, weight_decay=0.0
@@ -52,16 +52,16 @@ def specification(name: str, seed: int, steps: int) -> TrainingConfig:
 
 
 class Told(NullReporter):
-    """Says the loss now and then."""
+    """Prints the loss from time to time."""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Every hundred steps, on standard error."""
+        """Print the loss every hundred steps, on standard error."""
         if step % 100 == 0:
             print(f"step {step} loss {values['loss']:.3f}", file=sys.stderr, flush=True)
 
 
 def right_words(written: list[str], wanted: list[str]) -> float:
-    """The share of words of the references that stand at their place."""
+    """The fraction of reference words that the translations have at the same position."""
     found = total = 0
     for ours, theirs in zip(written, wanted, strict=True):
         words = theirs.split()
@@ -94,7 +94,7 @@ def run(name: str, seed: int, task: str, steps: int, sentences: int) -> dict[str
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Medians over the seeds, lowest and highest in brackets."""
+    """The result table: medians over the seeds, with the lowest and highest in brackets."""
     lines = ["| model | parameters | training, s | " + " | ".join(f"{n} words" for n in LENGTHS) + " | BLEU |"]
     lines.append("|---" * (len(LENGTHS) + 4) + "|")
     for name in MODELS:

@@ -1,13 +1,12 @@
-"""How much faster do two workers of a training job go than one, each on one thread?
+"""How much faster are two workers of a training job than one, each on one thread?
 
     python benchmarks/worker_scaling_cpu.py           # a table, and benchmarks/results/worker-scaling-cpu.json
     python benchmarks/worker_scaling_cpu.py --rounds 3 --steps 20
 
-The model is nanoGPT's for Shakespeare's characters (6 layers, 6 heads, width 384, context 256). In turns, each in fresh
-processes of one thread: one worker; two jobs of one worker that know nothing of each other, which shows what the
-machine's cores have left for one another; and one job of two workers with data parallelism over gloo, each with as
-many sequences as the lone one has. Seconds of a step are medians after warm-up. Efficiency is the rate of two workers
-over twice that of one.
+The model is nanoGPT's for Shakespeare's characters (6 layers, 6 heads, width 384, context 256). In turns, each in new
+processes with one thread: one worker; two independent jobs of one worker, which shows how much the machine's cores slow
+each other down; and one job of two data-parallel workers over gloo, each with as many sequences as the single worker.
+Seconds of a step are medians after warm-up. Efficiency is the rate of two workers divided by twice that of one.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from attn_train.worker import build_model
 from report import RESULTS, write_report
 
 WARM_UP = 5
-"""Steps that are not counted."""
+"""The number of warm-up steps, which are not counted."""
 LONGEST = 600
-"""Seconds that a group may take."""
+"""The time limit for a group of processes, in seconds."""
 
 
 def arguments() -> argparse.Namespace:
@@ -55,7 +54,7 @@ def arguments() -> argparse.Namespace:
 
 
 def job(workers: int, rows: int, steps: int) -> TrainingConfig:
-    """A job that does not end before its steps are counted."""
+    """The configuration of a job with enough steps for warm-up and measurement."""
     return TrainingConfig(
         model=ModelConfig(hidden_size=384, num_layers=6, num_heads=6, max_seq_len=256, mechanism="mha"),
         data=DataConfig(dataset="shakespeare"),
@@ -67,19 +66,19 @@ def job(workers: int, rows: int, steps: int) -> TrainingConfig:
 
 
 class Seconds(NullReporter):
-    """Keeps when each step ended."""
+    """Records the time at which each step ended."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """After each step."""
+        """Record the end of a step."""
         del step
         self.ends.append(values["elapsed_seconds"])
 
 
 def work(rank: int, workers: int, rows: int, steps: int, meeting: str) -> None:
-    """Train as one worker; the leading one prints the seconds of each step as JSON."""
+    """Train as one worker; rank 0 prints the seconds of each step as JSON."""
     torch.set_num_threads(1)
     keep_freed_memory()
     config = resolved(job(workers, rows, steps))
@@ -96,11 +95,11 @@ def work(rank: int, workers: int, rows: int, steps: int, meeting: str) -> None:
         print(json.dumps(taken[WARM_UP - 1 :]), flush=True)
     if workers > 1:
         dist.barrier()
-    os._exit(0)  # threads of gloo that are still alive when Python ends can end the process with an error
+    os._exit(0)  # gloo threads that are still running when Python exits can make the process fail
 
 
 def seconds_of_a_step(together: int, apart: int, rows: int, steps: int) -> float:
-    """The median of the steps of `apart` jobs side by side, each of `together` workers."""
+    """The median seconds of a step with `apart` concurrent jobs of `together` workers each."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with tempfile.TemporaryDirectory() as folder:
         started = [
@@ -119,7 +118,7 @@ def seconds_of_a_step(together: int, apart: int, rows: int, steps: int) -> float
 
 
 def rows_of_table(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """For each size of a worker's part, rates and efficiencies, the median of rounds and each."""
+    """One row for each number of sequences per worker: rates and efficiencies, medians and the values of all rounds."""
     for rows in args.rows:
         rounds = []
         for _ in range(args.rounds):

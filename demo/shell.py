@@ -1,4 +1,4 @@
-"""Running `attn` commands as a person would type them, in sight of whoever watches."""
+"""Runs `attn` commands as a user would type them, and prints them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ END_SECONDS = 15
 
 
 class DemoError(Exception):
-    """A step did not do what it should."""
+    """A step of the demo failed."""
 
 
 def heading(number: int, text: str) -> None:
-    """Announce a step."""
+    """Print the heading of a step."""
     print(f"\n== {number}. {text}", flush=True)
 
 
 def run(*words: str) -> None:
-    """Run `attn` with these words on this terminal; its progress bars appear as they are."""
+    """Run `attn` with these arguments on this terminal, with its progress bars."""
     _show("attn", *words)
     with _child(words, None) as process:
         code = process.wait()
@@ -33,7 +33,7 @@ def run(*words: str) -> None:
 
 
 def run_and_read(*words: str) -> str:
-    """Run `attn`, pass on its output as it streams in, and return it."""
+    """Run `attn`, print its output as it arrives, and return it."""
     _show("attn", *words)
     output = bytearray()
     with _child(words, subprocess.PIPE) as process:
@@ -48,7 +48,7 @@ def run_and_read(*words: str) -> str:
 
 @contextmanager
 def _child(words: tuple[str, ...], stdout: int | None) -> Iterator[subprocess.Popen[bytes]]:
-    """An `attn` process that is interrupted with us, and gone at the end."""
+    """Run an `attn` process that is interrupted together with this one and has ended when the context is left."""
     process = subprocess.Popen([ATTN, *words], stdout=stdout, stdin=subprocess.DEVNULL, bufsize=0)
     try:
         yield process
@@ -64,7 +64,7 @@ def _child(words: tuple[str, ...], stdout: int | None) -> Iterator[subprocess.Po
 
 
 def pip_install(folder: Path) -> None:
-    """Install a plugin from its folder, as a wheel, with nothing but itself."""
+    """Install a plugin from its folder, as a wheel, without its dependencies."""
     words = ("install", "--quiet", "--no-deps", "--no-build-isolation", str(folder))
     _show("pip", *words)
     if subprocess.run([sys.executable, "-m", "pip", *words], check=False).returncode:

@@ -1,4 +1,4 @@
-"""The tables of docs/architecture.md that follow from the manifests and from .importlinter.
+"""Writes the tables of docs/architecture.md that are derived from the manifests and .importlinter.
 
 python tools/architecture_page.py           write them
 python tools/architecture_page.py --check   fail if they are not up to date
@@ -17,7 +17,7 @@ PAGE = workspace.ROOT / "docs" / "architecture.md"
 
 
 def packages() -> Iterator[str]:
-    """What each package, but plugins, needs of ours: a line of a table each, those that need least first."""
+    """A table of the dependencies of each package on packages of this tree, fewest first; plugins are left out."""
     tree = workspace.packages()
     shown = [name for name, package in tree.items() if not package.is_plugin]
     yield "| package | needs of ours | torch |"
@@ -28,7 +28,7 @@ def packages() -> Iterator[str]:
 
 
 def contracts() -> Iterator[str]:
-    """The name of each contract of .importlinter."""
+    """A list of the names of the contracts in .importlinter."""
     settings = configparser.ConfigParser()
     settings.read(workspace.ROOT / ".importlinter")
     for section in settings.sections():
@@ -37,7 +37,7 @@ def contracts() -> Iterator[str]:
 
 
 def page(text: str) -> str:
-    """The page with its tables as they should be."""
+    """The page with its tables brought up to date."""
     for name, lines in (("packages", packages()), ("contracts", contracts())):
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         (begin, end), table = pattern.findall(text)[0], "".join(f"{line}\n" for line in lines)
@@ -46,7 +46,7 @@ def page(text: str) -> str:
 
 
 def main() -> int:
-    """Write or check."""
+    """Write the page, or with --check compare it; returns the exit status."""
     text = PAGE.read_text("utf-8")
     wanted = page(text)
     if "--check" in sys.argv:

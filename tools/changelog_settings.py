@@ -1,4 +1,4 @@
-"""The settings of towncrier for one package: those of the root, and what differs from package to package."""
+"""The settings of towncrier for one package: those of the root, with the package's name, version and files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import workspace
 
 
 def of(package: workspace.Package) -> str:
-    """A configuration file for towncrier, as text."""
+    """The text of towncrier's configuration file for a package."""
     text = (workspace.ROOT / "pyproject.toml").read_text(encoding="utf-8")
     table = re.sub(r"\A.*?(?=^\[tool\.towncrier\])", "", text, flags=re.DOTALL | re.MULTILINE)
     own = {

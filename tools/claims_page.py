@@ -1,9 +1,9 @@
-"""docs/claims.md: what papers and courses say, what holds, and the tests and commands that show it.
+"""Writes docs/claims.md: claims of papers and courses, the verdicts on them, and the tests and commands that show them.
 
     python tools/claims_page.py           write the page anew
     python tools/claims_page.py --check   fail if it is not up to date
 
-Made from the registry, attn_experiments/claims.toml, and from the tests that carry the number of a claim in their name.
+The page is made from the registry, attn_experiments/claims.toml, and the tests with a claim's number in their names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ out; *not measured* that it needs machines or data which are not here. Where a f
 
 
 def numbered_tests() -> dict[int, list[str]]:
-    """The tests that carry the number of a claim, as path#function, in order of path."""
+    """The tests that have the number of a claim in their names, as path#function, in order of path."""
     found: dict[int, list[str]] = defaultdict(list)
     for source in sources.of_tests():
         for name, _ in source.functions():
@@ -43,13 +43,13 @@ def numbered_tests() -> dict[int, list[str]]:
 
 
 def linked(test: str) -> str:
-    """A test by its words."""
+    """A Markdown link to a test, with its name as words."""
     name = test.rpartition("#")[2]
     return f"[{re.sub(r'^test_(cl_[0-9]+_)?', '', name).replace('_', ' ')}](../{test})"
 
 
 def row(claim: Claim, tests: list[str]) -> str:
-    """One claim."""
+    """The table row of one claim."""
     shown = [f"`attn reproduce {claim.name}`"] if claim.experiment else []
     shown += [linked(test) for test in [*tests, *claim.tests]]
     return f"| {claim.name} | {claim.said} | {claim.verdict} | {claim.holds} | {'<br>'.join(shown)} |"
@@ -65,7 +65,7 @@ def page() -> str:
 
 
 def main() -> None:
-    """Write the page, or compare with it."""
+    """Write the page, or with --check compare it."""
     if "--check" in sys.argv[1:]:
         same = PAGE.read_text("utf-8") == page()
         raise SystemExit(0 if same else "docs/claims.md is not up to date: run python tools/claims_page.py")

@@ -1,4 +1,4 @@
-"""Import every module of the packages named on the command line; a need that nobody declared fails here.
+"""Import every module of the packages named on the command line, to find dependencies that are not declared.
 
 python tools/import_all.py attn_core attn_models
 """
@@ -11,7 +11,7 @@ import sys
 
 
 def modules(package: str) -> list[str]:
-    """The package and everything below it, programs (`__main__`) left out: importing one would run it."""
+    """The package and all modules below it, except `__main__`, whose import would run a program."""
     found = [package]
     for path in getattr(importlib.import_module(package), "__path__", []):
         below = pkgutil.walk_packages([path], f"{package}.", onerror=_raise)
@@ -25,7 +25,7 @@ def _raise(name: str) -> None:
 
 
 def main() -> None:
-    """Import and count."""
+    """Import all modules and print their number."""
     for package in sys.argv[1:]:
         names = modules(package)
         for name in names:

@@ -1,9 +1,9 @@
-"""Which module of a package imports which, and the circles among them.
+"""The import graph of the modules of a package, and its cycles.
 
-    python tools/import_graph.py             print every circle of modules, one per line
-    python tools/import_graph.py attn-core   of this package only
+    python tools/import_graph.py             print every cycle of modules, one per line
+    python tools/import_graph.py attn-core   only those of this package
 
-An import counts wherever it stands: at the top of a file, inside a function, or under TYPE_CHECKING.
+All imports count: at the top of a file, inside a function, or under TYPE_CHECKING.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ Graph = dict[str, set[str]]
 
 
 def of_package(package: workspace.Package) -> Graph:
-    """The modules of a package, each with those of the same package that it imports."""
+    """The modules of a package, each with the modules of the same package that it imports."""
     return graph({module_name(source.path, package): source for source in sources.below(package.source)})
 
 
 def module_name(path: str, package: workspace.Package) -> str:
-    """`attn_core.masks` of packages/attn-core/src/attn_core/masks/__init__.py."""
+    """The module name of a file: `attn_core.masks` for packages/attn-core/src/attn_core/masks/__init__.py."""
     parts = PurePosixPath(path).relative_to(package.source.relative_to(workspace.ROOT)).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
 
 
 def graph(modules: Mapping[str, Source]) -> Graph:
-    """The modules, each with the others among them that it imports."""
+    """The given modules, each with the other given modules that it imports."""
     return {name: set(imported(source, modules)) - {name} for name, source in modules.items()}
 
 
 def imported(source: Source, modules: Mapping[str, Source]) -> Iterator[str]:
-    """Those of the modules that a file imports; of `from package import name`, `package.name` if it is a module."""
+    """The given modules that a file imports; for `from package import name`, `package.name` if that is a module."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
@@ -76,7 +76,7 @@ def circles(edges: Graph) -> list[tuple[str, ...]]:
 
 
 def main() -> None:
-    """Print the circles of the packages that are named, or of all."""
+    """Print the cycles of the packages named on the command line, or of all packages."""
     tree = workspace.packages()
     for name in sys.argv[1:] or tree:
         for circle in circles(of_package(tree[name])):

@@ -1,4 +1,4 @@
-"""Write constraints.txt: one pin for everything that any package or check of this repository installs.
+"""Writes constraints.txt: one pin for each distribution that a package or a check of this repository installs.
 
 nox -s lock                      the newest releases that the manifests allow
 nox -s lock -- rich pytest       new releases of these only; everything else stays as it is
@@ -30,7 +30,7 @@ GROUPS = ("torch", "test", "peers", "oracles", "lint", "types", "imports", "chan
 
 
 def wanted() -> list[str]:
-    """Every requirement of every package and of the tools."""
+    """The external requirements of all packages and tools."""
     root = tomllib.loads((workspace.ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     tree = workspace.packages()
     declared = {
@@ -43,7 +43,7 @@ def wanted() -> list[str]:
 
 
 def kept(renewed: list[str]) -> str:
-    """The present pins, without those to be renewed; empty if all are."""
+    """The current pins, without those to be updated; empty if all are to be updated (`renewed` is empty)."""
     if not renewed:
         return ""
     names = {canonicalize_name(name) for name in renewed}
@@ -52,7 +52,7 @@ def kept(renewed: list[str]) -> str:
 
 
 def resolve(requirements: list[str], pins: str) -> list[str]:
-    """What pip would install into an empty environment, as pins sorted by name."""
+    """The pins, sorted by name, of what pip would install into an empty environment."""
     with tempfile.TemporaryDirectory() as folder:
         constraints, report = Path(folder, "constraints.txt"), Path(folder, "report.json")
         constraints.write_text(pins + "\n" + BANNED, encoding="utf-8")
@@ -60,12 +60,12 @@ def resolve(requirements: list[str], pins: str) -> list[str]:
         subprocess.run([sys.executable, "-m", "pip", "install", *options, *requirements], check=True)
         items = json.loads(report.read_text(encoding="utf-8"))["install"]
     found = {canonicalize_name(item["metadata"]["name"]): item["metadata"]["version"] for item in items}
-    # "2.13.0+cpu" names one build; the pin admits whichever build of that version the machine offers.
+    # "2.13.0+cpu" names one build; the pin allows any build of that version.
     return [f"{name}=={version.split('+')[0]}" for name, version in sorted(found.items())]
 
 
 def main() -> None:
-    """Resolve and write."""
+    """Resolve the requirements and write constraints.txt."""
     pins = resolve(wanted(), kept(sys.argv[1:]))
     TARGET.write_text(HEADER + "\n".join(pins) + "\n" + BANNED, encoding="utf-8")
 

@@ -1,9 +1,9 @@
-"""A page for each mechanism of this tree, made from what the mechanism itself declares.
+"""Writes a page for each mechanism of this tree, from what the mechanism itself declares.
 
     python tools/mechanism_pages.py           write docs/mechanisms/*.md anew
     python tools/mechanism_pages.py --check   fail if they are not up to date
 
-Prices are of one layer at one size, the same for all, so that pages can be compared.
+Costs are those of one layer, at the same size for all mechanisms, so that pages can be compared.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ FOLDER = workspace.ROOT / "docs" / "mechanisms"
 NOTE = "<!-- Written by `python tools/mechanism_pages.py`; change the mechanism, not this page. -->\n"
 WIDTH, HEADS, TOKENS = 512, 8, 1024
 SEEN = 16
-"""Positions on a side of the picture."""
+"""The number of positions along each side of the picture."""
 GROUPS = {"gqa": 2}
-"""Key/value heads of the mechanisms whose character that is; the others have as many as heads."""
+"""The number of key/value heads of mechanisms that are defined by it; the others have one for each query head."""
 
 
 def pages() -> dict[str, str]:
-    """Every page by its file name, with the index."""
+    """The text of every page by file name, including the index."""
     mechanisms = installed().mechanisms
     local = [mechanisms.get(name) for name in mechanisms.names() if mechanisms.owner(name) in workspace.packages()]
     return {"README.md": index(local)} | {f"{mechanism.name}.md": page(mechanism) for mechanism in local}
 
 
 def index(mechanisms: list[Mechanism]) -> str:
-    """The table of all mechanisms."""
+    """The index page: a table of all mechanisms."""
     rows = [f"| [{m.name}]({m.name}.md) | {m.summary} | {m.paper.authors}, {m.paper.year} |" for m in mechanisms]
     head = ["# Mechanisms", "", "| name | what it is | paper |", "|---|---|---|"]
     return NOTE + "\n".join([*head, *rows]) + "\n"
@@ -73,13 +73,13 @@ def page(mechanism: Mechanism) -> str:
 
 
 def example(mechanism: Mechanism, options: Mapping[str, Any] | None = None) -> MechanismConfig:
-    """The sizes that every page shows, with its own options by default or as given."""
+    """The mechanism's config at the size that all pages use, with default options or those given."""
     causal, groups = mechanism.can(Capability.CAUSAL), GROUPS.get(mechanism.name)
     return configure(mechanism, options, hidden_size=WIDTH, num_heads=HEADS, causal=causal, num_kv_heads=groups)
 
 
 def options(mechanism: Mechanism) -> str:
-    """Its own options; those of every mechanism (width, heads, ...) are not repeated."""
+    """The table of the mechanism's own options, without those that every mechanism has (width, heads, ...)."""
     fields = option_fields(mechanism)
     if not fields:
         return "None of its own."
@@ -92,7 +92,7 @@ def options(mechanism: Mechanism) -> str:
 
 
 def explained(mechanism: Mechanism) -> list[str]:
-    """What the idea is, and when to use it, where the mechanism says so."""
+    """The sections on the idea and when to use it, if the mechanism declares them."""
     if not mechanism.idea:
         return []
     *idea, use = mechanism.idea
@@ -100,7 +100,7 @@ def explained(mechanism: Mechanism) -> list[str]:
 
 
 def example_code(mechanism: Mechanism) -> str:
-    """A program that builds a small layer and runs it, and what else the command line shows."""
+    """Example code that builds a small layer and runs it, and the commands that show more."""
     given = dict(mechanism.sketch)
     shared = "hidden_size=64, num_heads=4" + (", num_kv_heads=2" if mechanism.name in GROUPS else "")
     cross = mechanism.only_cross
@@ -126,12 +126,12 @@ def example_code(mechanism: Mechanism) -> str:
 
 
 GENERIC = ("of 64 bits", "text", "a finite number", "a list", "an object")
-"""What an error says of a value of another type; what it says of a wrong value of the right type tells more."""
+"""Parts of error messages for values of a wrong type, which tell less than those for wrong values of the right type."""
 WRONG = (-(10**9), -0.5, 2.5, "no such word", (-1,), object())
 
 
 def allowed(mechanism: Mechanism, option: str) -> str:
-    """The values of an option that are allowed, as the error says that refuses others."""
+    """The allowed values of an option, taken from the error messages for wrong values."""
     said = []
     for value in WRONG:
         try:
@@ -144,7 +144,7 @@ def allowed(mechanism: Mechanism, option: str) -> str:
 
 
 def meanings(mechanism: Mechanism) -> str:
-    """What the options mean: the docstring of the config that declares them, and of those that it extends."""
+    """The meaning of the options: the docstrings of the config that declares them and of its base configs."""
     texts = [
         inspect.cleandoc(kind.__doc__ or "")
         for kind in mechanism.Config.__mro__
@@ -154,18 +154,18 @@ def meanings(mechanism: Mechanism) -> str:
 
 
 def capabilities(mechanism: Mechanism) -> str:
-    """Every capability there is, and whether it has it."""
+    """A table of all capabilities, and whether the mechanism has them."""
     rows = [f"| {words(c)} | {'yes' if c in mechanism.capabilities else 'no'} |" for c in Capability]
     return "\n".join(["| | |", "|---|---|", *rows])
 
 
 def words(member: Enum) -> str:
-    """`RETURNS_WEIGHTS` as a reader would write it."""
+    """The name of an enumeration member as words: "returns weights" for `RETURNS_WEIGHTS`."""
     return member.name.lower().replace("_", " ")
 
 
 def price(mechanism: Mechanism, config: MechanismConfig) -> str:
-    """What one layer computes and remembers for one sequence."""
+    """A table of the FLOPs, parameters and decoding state of one layer for one sequence."""
     cost = mechanism.cost(config, Shape(batch=1, query=TOKENS, key=TOKENS))
     states = mechanism.state(config)
     kinds = ", ".join(f"{name} ({type(spec).__name__.lower()})" for name, spec in states.items()) or "nothing"
@@ -182,7 +182,7 @@ def price(mechanism: Mechanism, config: MechanismConfig) -> str:
 
 
 def kernels(mechanism: Mechanism, config: MechanismConfig) -> str:
-    """Which kernel computes it on a CPU in float32, and why the others refuse."""
+    """A table of the kernels: which one computes the mechanism on a CPU in float32, and why the others do not."""
     rows = verdicts(mechanism, config, WholeCall(dtype="float32", tokens=TOKENS))
     table = "\n".join(
         f"| {row['part']} | {row['name']} | {row['verdict']} | {row['reasons'].replace('|', '/')} |" for row in rows
@@ -191,13 +191,13 @@ def kernels(mechanism: Mechanism, config: MechanismConfig) -> str:
 
 
 def picture(mechanism: Mechanism) -> str:
-    """What `attn show` draws, over as many positions as a page has room for."""
+    """The picture that `attn show` draws, over `SEEN` positions."""
     view = view_of(mechanism, example(mechanism, mechanism.sketch), SEEN, mechanism.sketch)
     return f"{view.caption[:1].upper()}{view.caption[1:]}.\n\n```text\n{as_text(view.grid)}\n```"
 
 
 def main() -> None:
-    """Write the pages, or compare with them."""
+    """Write the pages, or with --check compare them."""
     wanted = {FOLDER / name: text for name, text in pages().items()}
     present = {path: path.read_text("utf-8") for path in FOLDER.glob("*.md")}
     if "--check" in sys.argv[1:]:

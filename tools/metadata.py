@@ -1,10 +1,10 @@
-"""What every package's manifest says alike: licence, authors, classifiers, addresses, and the range of torch.
+"""Writes the common metadata of all package manifests: licence, authors, classifiers, URLs, and the range of torch.
 
     python tools/metadata.py           write it into every pyproject.toml, and LICENSE beside each
     python tools/metadata.py --check   fail if something differs
 
-The values are those of the table `tool.attn` in the pyproject.toml of the root. Addresses in READMEs begin with its
-`repository`, because a package's page on an index lies nowhere near this tree.
+The values are those of the table `tool.attn` in the root's pyproject.toml. Links in READMEs are absolute and begin with
+its `repository`, because a package's page on an index cannot use paths relative to this tree.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ TORCH = re.compile(r'^(.*)"torch[<>=~!,. 0-9]*"', re.MULTILINE)
 
 
 def settings() -> dict[str, str]:
-    """The table `tool.attn` of the root."""
+    """The table `tool.attn` of the root's pyproject.toml."""
     table: dict[str, str] = tomllib.loads((workspace.ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["attn"]
     return table
 
 
 def classifiers(package: workspace.Package) -> list[str]:
-    """Trove classifiers: the licence is not among them, for `license` says it; Pythons are those it is tested on."""
+    """The trove classifiers, with the tested Python versions; the licence is given by `license` instead."""
     torch = workspace.needs_torch(workspace.tested_with(package.name, workspace.packages()), workspace.packages())
     return [
         "Development Status :: 3 - Alpha",
@@ -44,7 +44,7 @@ def classifiers(package: workspace.Package) -> list[str]:
 
 
 def addresses(package: workspace.Package) -> dict[str, str]:
-    """Where the package's page on an index sends its readers."""
+    """The URLs of the package's page on an index, by label."""
     repository = settings()["repository"]
     folder = package.folder.relative_to(workspace.ROOT).as_posix()
     return {
@@ -57,7 +57,7 @@ def addresses(package: workspace.Package) -> dict[str, str]:
 
 
 def manifest(package: workspace.Package) -> str:
-    """The text of a package's pyproject.toml as it should be."""
+    """The text of a package's pyproject.toml with the common metadata brought up to date."""
     text = (package.folder / "pyproject.toml").read_text("utf-8")
     for written in (*WRITTEN, ADDRESSES):
         text = re.sub(written, "", text, flags=re.MULTILINE)
@@ -72,19 +72,19 @@ def manifest(package: workspace.Package) -> str:
 
 
 def wanted() -> Iterator[tuple[Path, str]]:
-    """Every file that this program writes, with its text."""
+    """Every file that this program writes, with its expected text."""
     for package in workspace.packages().values():
         yield package.folder / "pyproject.toml", manifest(package)
         yield package.folder / LICENCE.name, LICENCE.read_text("utf-8")
 
 
 def stale() -> list[tuple[Path, str]]:
-    """Those of the files that differ from what they should be."""
+    """The files that are missing or not up to date, with their expected text."""
     return [(path, text) for path, text in wanted() if not path.exists() or path.read_text("utf-8") != text]
 
 
 def main() -> int:
-    """Write or check."""
+    """Write the files, or with --check only list the stale ones; returns the exit status."""
     found = stale()
     for path, text in found:
         print(path.relative_to(workspace.ROOT))

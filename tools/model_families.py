@@ -1,10 +1,10 @@
-"""Which families of models are read, and how far their logits are from those of transformers.
+"""The table of supported model families, with the difference of their logits from those of transformers.
 
     python tools/model_families.py            measure, and print the table
     python tools/model_families.py --write    measure, and write it into packages/attn-models/README.md
 
-The families are those of the registry. Measured are decoders of tiny random configs in float32, whole and in steps of a
-few tokens, every weight far from its initial value; the logits are some 1 to 10 in size.
+The families are those of the registry. Decoders with tiny configs are measured in float32, on whole sequences and in
+steps of a few tokens, with large random weights; the logits have magnitudes of about 1 to 10.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HEADER = "| `model_type` | kind | GGUF | largest difference to transformers | fi
 
 
 def adapters() -> list[Layout]:
-    """The layouts of other libraries, in the order of their names."""
+    """The weight layouts of other libraries, sorted by model type."""
     own = {NativeAdapter.model_type, *LAYOUTS}
     return sorted(
         (one for one in our_adapters() if not one.model_type.startswith("attn") and one.model_type not in own),
@@ -48,7 +48,7 @@ def adapters() -> list[Layout]:
 
 
 def peers(family: str) -> Iterator[Any]:
-    """Models of transformers with random weights, of each tiny config of a family."""
+    """Models of the transformers library with random weights, one for each tiny config of a family."""
     import transformers
 
     for sizes in FAMILIES[family].values():
@@ -63,7 +63,7 @@ def peers(family: str) -> Iterator[Any]:
 
 @torch.no_grad()
 def difference(family: str) -> float:
-    """The largest difference of a logit over all tiny configs of a family."""
+    """The largest absolute difference of logits, over all tiny configs of a family."""
     found = 0.0
     for peer in peers(family):
         with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +76,7 @@ def difference(family: str) -> float:
 
 
 def row(adapter: Layout) -> str:
-    """One family; those that are compared by tests of their own say so."""
+    """The table row of one family; for families that are not measured here, it refers to their own tests."""
     family = adapter.model_type
     decoder = isinstance(adapter, StateDictAdapter)
     kind = "decoder" if decoder else "encoder" if isinstance(adapter, EncoderAdapter) else "images"
@@ -85,18 +85,18 @@ def row(adapter: Layout) -> str:
 
 
 def source(adapter: Layout) -> str:
-    """The file in which a family is described, and its lines; several may share one."""
+    """The file that describes a family, and its number of lines; several families may share a file."""
     path = Path(inspect.getfile(type(adapter)))
     return f"{path.name}, {len(path.read_text('utf-8').splitlines())}"
 
 
 def table() -> str:
-    """All families."""
+    """The table of all families."""
     return "\n".join([HEADER, *(row(adapter) for adapter in adapters())])
 
 
 def main() -> None:
-    """Print the table, or write it."""
+    """Print the table, and with --write write it into the README."""
     import transformers
 
     logging: Any = transformers.logging

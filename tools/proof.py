@@ -1,10 +1,10 @@
-"""docs/proof.md: what proves each mechanism, from what the tests recorded in docs/proof.json.
+"""Writes docs/proof.md: how each mechanism was verified, from the results that tests recorded in docs/proof.json.
 
     python tools/proof.py                     write the page anew
     python tools/proof.py --check             fail if it is not up to date
-    python tools/proof.py record REPORT.xml   first take over what a run of tests found (pytest --junitxml)
+    python tools/proof.py record REPORT.xml   first record the results of a test run (pytest --junitxml)
 
-A test records with `attn_testing.Agreement`, and every law of the kit by itself. `nox -s proof` runs the tests.
+Tests record results with `attn_testing.Agreement`; the kit's laws record theirs themselves. `nox -s proof` runs all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from proof_records import Proof
 
 
 def main() -> None:
-    """Record, and write the page or compare with it."""
+    """Record reports if given, then write the page, or with --check compare it."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["record"]:
         proof = proof_records.load() if proof_records.DATA.exists() else Proof(comparisons=[], laws=[])

@@ -1,4 +1,4 @@
-"""docs/proof.md, and the section about its proof on a mechanism's page."""
+"""The text of docs/proof.md, and of the section "Proof" on each mechanism's page."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def page(proof: Proof) -> str:
 
 
 def section(name: str, proof: Proof) -> str:
-    """What one mechanism was compared with, and the laws."""
+    """The section of one mechanism: what it was compared with, and the laws that it passed."""
     found = sorted(
         {(c.kind, c.oracle) for c in proof.comparisons if c.mechanism == name},
         key=lambda f: (list(KINDS).index(f[0]), f),
@@ -68,7 +68,7 @@ def section(name: str, proof: Proof) -> str:
 
 
 def row(name: str, proof: Proof) -> str:
-    """One mechanism's line of the table."""
+    """The table row of one mechanism."""
     cells = [f"[{name}](mechanisms/{name}.md)"]
     for kind in KINDS:
         own = [c for c in proof.comparisons if c.mechanism == name and c.kind == kind]
@@ -84,7 +84,7 @@ def row(name: str, proof: Proof) -> str:
 
 
 def missing(names: list[str], proof: Proof) -> str:
-    """Plainly, what each kind of proof is not there for."""
+    """A list of the mechanisms that lack each kind of proof."""
     by_kind = {kind: {c.mechanism for c in proof.comparisons if c.kind == kind} for kind in KINDS}
     graded = {c.mechanism for c in proof.comparisons if c.gradients is not None and c.kind in {"package", "paper"}}
     independent = by_kind["package"] | by_kind["paper"]
@@ -98,13 +98,13 @@ def missing(names: list[str], proof: Proof) -> str:
 
 
 def laws_text() -> str:
-    """The laws there are."""
+    """The section that lists all laws."""
     listed = [f"- {words(law.title())}: {(law.__doc__ or '').partition(chr(10))[0]}" for law in MECHANISM_LAWS]
     return "## The laws\n\n" + "\n".join(listed)
 
 
 def laws_of(name: str, entries: Iterable[Laws]) -> tuple[list[str], dict[str, str]]:
-    """The laws that a mechanism passed in any of its settings, and why the others say nothing of it."""
+    """The laws that a mechanism passed in any of its settings, and the reasons why the others do not apply."""
     own = [entry for entry in entries if entry.mechanism == name]
     passed = {law for entry in own for law in entry.passed}
     silent = {law: reason for entry in own for law, reason in entry.silent.items() if law not in passed}
@@ -113,7 +113,7 @@ def laws_of(name: str, entries: Iterable[Laws]) -> tuple[list[str], dict[str, st
 
 
 def local_mechanisms() -> list[str]:
-    """The mechanisms that packages of this tree offer."""
+    """The names of the mechanisms that packages of this tree provide."""
     mechanisms = installed().mechanisms
     return [name for name in mechanisms.names() if mechanisms.owner(name) in workspace.packages()]
 
@@ -129,7 +129,7 @@ def gradients_of(found: Comparison) -> float | None:
 
 
 def worst(found: list[Comparison], part: Callable[[Comparison], float | None]) -> str:
-    """The largest error, with the type it was computed in unless that is float64."""
+    """The largest error as text, with the dtype of the computation unless that is float64 or int64."""
     errors = [(error, c.dtype) for c in found if (error := part(c)) is not None]
     if not errors:
         return "-"
@@ -138,5 +138,5 @@ def worst(found: list[Comparison], part: Callable[[Comparison], float | None]) -
 
 
 def words(law: str) -> str:
-    """`causality_by_gradient` as a reader would write it."""
+    """The name of a law as words: "causality by gradient" for `causality_by_gradient`."""
     return law.replace("_", " ")

@@ -1,4 +1,4 @@
-"""What tests recorded about each mechanism: what it was compared with, the largest errors, the laws it passed."""
+"""The test results recorded for each mechanism: what it was compared with, the largest errors, the laws it passed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from attn_testing.laws import MECHANISM_LAWS
 
 DATA = workspace.ROOT / "docs" / "proof.json"
 RECORDERS = {"Agreement", "agrees"}
-"""What a test names to record: the class of the kit, or the fixture that makes one."""
+"""The names by which a test that records results is recognised: the kit's class, or the fixture that makes one."""
 LAW_OF = {test: law.title() for law in MECHANISM_LAWS for test in law.checks()}
-"""The law behind each test of the kit."""
+"""The title of the law that each test of the kit checks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What one test found between a mechanism and one oracle; an error is None where that was not compared."""
+    """The largest errors of one test between a mechanism and one oracle; None for what was not compared."""
 
     mechanism: str
     kind: str
@@ -37,7 +37,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Laws:
-    """What one test class found: the laws that passed, and why others say nothing of the mechanism."""
+    """The results of one test class: the laws that passed, and the reasons why others do not apply."""
 
     mechanism: str
     test: str
@@ -47,14 +47,14 @@ class Laws:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Everything that was recorded, sorted by mechanism and test."""
+    """All recorded results, sorted by mechanism and test."""
 
     comparisons: list[Comparison]
     laws: list[Laws]
 
 
 def load() -> Proof:
-    """What is recorded in docs/proof.json."""
+    """Load the records from docs/proof.json."""
     data = json.loads(DATA.read_text("utf-8"))
     return Proof(
         comparisons=[Comparison(**entry) for entry in data["comparisons"]],
@@ -63,14 +63,14 @@ def load() -> Proof:
 
 
 def save(proof: Proof) -> None:
-    """Write docs/proof.json, one entry a line, so that a change shows as one."""
+    """Write docs/proof.json with one entry per line, so that diffs show single entries."""
     parts = {name: ",\n".join(map(json.dumps, entries)) for name, entries in asdict(proof).items()}
     text = ",\n".join(f'"{name}": [\n{entries}\n]' for name, entries in parts.items())
     DATA.write_text("{\n" + text + "\n}\n", encoding="utf-8")
 
 
 def cases(report: Path) -> Iterator[tuple[str, ET.Element]]:
-    """Each test of a JUnit report with its place, `folder/file.py::Class::test`, parameters left out."""
+    """The tests of a JUnit report, each with its node id without parameters, `folder/file.py::Class::test`."""
     for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 -- pytest wrote it on this machine
         *folders, last = case.attrib["classname"].split(".")
         owner = [last] if last[:1].isupper() else []
@@ -79,13 +79,13 @@ def cases(report: Path) -> Iterator[tuple[str, ET.Element]]:
 
 
 def properties(case: ET.Element, name: str) -> list[dict[str, Any]]:
-    """What a test recorded under a name."""
+    """The values that a test recorded under a property name."""
     found = case.iterfind(f"properties/property[@name='{name}']")
     return [json.loads(entry.attrib["value"]) for entry in found]
 
 
 def read(report: Path) -> Proof:
-    """What a report holds; raises SystemExit where a test of it failed."""
+    """Read the records of a JUnit report; raises `SystemExit` if a test in it failed."""
     compared: dict[tuple[str, str, str, str, str], dict[str, float]] = defaultdict(dict)
     passed: dict[tuple[str, str], set[str]] = defaultdict(set)
     silent: dict[str, dict[str, str]] = defaultdict(dict)
@@ -94,7 +94,7 @@ def read(report: Path) -> Proof:
             raise SystemExit(f"{test} failed; only a run without failures is recorded")
         owner, _, name = test.rpartition("::")
         if (skipped := case.find("skipped")) is not None and name in LAW_OF:
-            # A skipped test records nothing itself.
+            # A skipped test records nothing itself, so the law's reason is taken from the skip message.
             silent[owner].setdefault(LAW_OF[name], skipped.attrib.get("message", ""))
         for found in properties(case, "agrees"):
             errors = compared[found["mechanism"], found["kind"], found["oracle"], test, found["dtype"]]
@@ -108,26 +108,26 @@ def read(report: Path) -> Proof:
 
 
 def comparison(mechanism: str, kind: str, oracle: str, test: str, dtype: str, errors: dict[str, float]) -> Comparison:
-    """The largest errors of all cases of one test with one oracle."""
+    """Make the record of one test with one oracle, from the largest errors of all its cases."""
     found = Comparison(mechanism=mechanism, kind=kind, oracle=oracle, test=test, dtype=dtype)
     return replace(found, outputs=errors.get("outputs"), gradients=errors.get("gradients"))
 
 
 def law_entry(mechanism: str, test: str, passed: set[str], silent: dict[str, str]) -> Laws:
-    """A law with a check that passed is not silent, whatever its other checks say."""
+    """Make the record of a test class; a law with at least one passed check is not listed as not applicable."""
     quiet = {law: reason for law, reason in sorted(silent.items()) if law not in passed}
     return Laws(mechanism=mechanism, test=test, passed=sorted(passed), silent=quiet)
 
 
 def rounded(error: float) -> float:
-    """An error to one digit: another machine rounds the others differently."""
+    """An error rounded to one digit, since further digits differ between machines."""
     return float(f"{error:.0e}")
 
 
 def merged(old: Proof, new: Proof) -> Proof:
-    """The new records, and the old ones of tests that were not run anew and are still there."""
+    """The new records, and the old ones of tests that still exist and were not run again."""
     there = recording_tests() | {entry.test for entry in old.laws if exists(entry.test)}
-    # A run may have taken some of a test's parameters only, those of one mechanism.
+    # A run may have included only some parameters of a test, such as those of one mechanism.
     ran = {(e.mechanism, e.test) for e in new.comparisons} | {(e.mechanism, e.test) for e in new.laws}
 
     def kept(entries: list[Any], added: list[Any]) -> list[Any]:
@@ -138,14 +138,14 @@ def merged(old: Proof, new: Proof) -> Proof:
 
 
 def exists(test: str) -> bool:
-    """Whether the class of a place is still in its file."""
+    """Whether the test class of a node id still exists in its file."""
     path, _, name = test.partition("::")
     file = workspace.ROOT / path
     return file.exists() and f"class {name}(" in file.read_text("utf-8")
 
 
 def recording_tests() -> set[str]:
-    """The places of all tests of the tree that record a comparison."""
+    """The node ids of all tests of the tree that record a comparison."""
     return {
         f"{source.path}::{name.replace('.', '::')}"
         for source in sources.of_tests()
@@ -155,6 +155,6 @@ def recording_tests() -> set[str]:
 
 
 def names_in(function: ast.AST) -> set[str]:
-    """Every name that a function uses or takes."""
+    """All names that a function uses, and those of its parameters."""
     used = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
     return used | {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}

@@ -1,11 +1,10 @@
-"""What others may build on: every public name of every package, as text, so that a change of it is seen in review.
+"""Writes every public name of every package as text, so that changes of the public API are visible in review.
 
     python tools/public_api.py           write tests/public_api/*.txt anew
     python tools/public_api.py --check   fail if they are not up to date
 
-Public is what lies in a package's own modules, or is exported by the `__init__.py` of a sub-package, and has no
-leading underscore. A function is written with its parameters (`=` where it may be left out), a class with its
-attributes and methods.
+Public are the names without leading underscore in a package's top-level modules and in the `__init__.py` of its
+sub-packages. A function is listed with its parameters (`=` if optional), a class with its attributes and methods.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ HEADER = "# Written by `python tools/public_api.py`. What disappears or changes 
 
 
 def surface(package: workspace.Package) -> str:
-    """The text for one package: a sorted line per name."""
+    """The text for one package: one line for each public name, sorted."""
     lines = {line for path in public_modules(package) for line in module_names(path, dotted_name(path, package))}
     return HEADER + "".join(f"{line}\n" for line in sorted(lines))
 
 
 def public_modules(package: workspace.Package) -> Iterator[Path]:
-    """The modules of the package itself, and the `__init__.py` of its sub-packages; generated ones are not ours."""
+    """The top-level modules of the package and the `__init__.py` of its sub-packages, without generated modules."""
     for root in (package.source.joinpath(*name.split(".")) for name in package.imports):
         found = [*root.glob("*.py"), *root.glob("*/__init__.py")] if root.is_dir() else [root.with_suffix(".py")]
         for path in found:
@@ -40,7 +39,7 @@ def public_modules(package: workspace.Package) -> Iterator[Path]:
 
 
 def dotted_name(path: Path, package: workspace.Package) -> str:
-    """`attn_core.masks` of .../src/attn_core/mask.py."""
+    """The module name of a file: `attn_core.masks` for .../src/attn_core/masks/__init__.py."""
     parts = path.relative_to(package.source).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
 
@@ -58,7 +57,7 @@ def module_names(path: Path, module: str) -> Iterator[str]:
 
 
 def declared_exports(body: list[ast.stmt]) -> list[str] | None:
-    """The value of `__all__`, if a module has one."""
+    """The value of `__all__` of a module, or None."""
     for node in body:
         if isinstance(node, ast.Assign) and "__all__" in names_of(node):
             return [str(name) for name in ast.literal_eval(node.value)]
@@ -66,7 +65,7 @@ def declared_exports(body: list[ast.stmt]) -> list[str] | None:
 
 
 def names_of(node: ast.stmt) -> list[str]:
-    """The names that a statement defines; imports define none of ours."""
+    """The names that a statement defines; imports are not counted."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
@@ -87,7 +86,7 @@ def described(name: str, node: ast.stmt) -> str:
 
 
 def signature(given: ast.arguments) -> str:
-    """The parameters in order, as a caller sees them."""
+    """The parameters in order, without `self` and `cls`, as in a call."""
     plain = [argument.arg for argument in [*given.posonlyargs, *given.args]]
     required = len(plain) - len(given.defaults)
     words = [f"{name}=" if index >= required else name for index, name in enumerate(plain)]
@@ -104,7 +103,7 @@ def signature(given: ast.arguments) -> str:
 
 
 def main() -> None:
-    """Write the texts, or compare with them."""
+    """Write the texts, or with --check compare them."""
     wanted = {FOLDER / f"{name}.txt": surface(package) for name, package in workspace.packages().items()}
     present = {path: path.read_text("utf-8") for path in FOLDER.glob("*.txt")}
     if "--check" in sys.argv[1:]:

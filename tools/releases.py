@@ -1,4 +1,4 @@
-"""Releases of attn-core that plugins may still be used with: releases.toml says which commits they are."""
+"""The releases of attn-core that plugins may still be used with; releases.toml lists their commits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CORE = "attn-core"
 
 
 def oldest(plugin: workspace.Package, core: workspace.Package) -> tuple[str, str | None]:
-    """The oldest version of the core that a plugin admits, and its commit, None where it is this tree's.
+    """The oldest version of attn-core that a plugin allows, and its commit, or None if it is this tree's version.
 
-    Raises `LookupError` where neither a release nor this tree has such a core.
+    Raises `LookupError` if neither a release nor this tree has an allowed version.
     """
     (need,) = (need for need in plugin.needs if need.name == CORE)
     released: dict[str, str] = tomllib.loads((workspace.ROOT / "releases.toml").read_text()).get(CORE, {})
@@ -27,7 +27,7 @@ def oldest(plugin: workspace.Package, core: workspace.Package) -> tuple[str, str
 
 
 def unpack(commit: str, target: Path) -> Path:
-    """The folder of the core as it was at a commit, below an empty `target`."""
+    """Extract attn-core as of a commit into `target`, which is emptied first; returns the package's folder."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     archive = target / "core.tar"

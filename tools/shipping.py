@@ -1,4 +1,4 @@
-"""What a release has beside the wheels: source archives, hashes, and what README promises of its install sets."""
+"""Helpers for releases: the hashes of archives, and the sets of packages that README's section Install lists."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SUMS = "SHA256SUMS"
 
 @dataclass(frozen=True)
 class InstallSet:
-    """A line of README that installs packages: their names, and the subcommands of `attn` that end its comment."""
+    """A line of README that installs packages: their names, and the subcommands of `attn` listed in its comment."""
 
     packages: tuple[str, ...]
     commands: tuple[str, ...]
 
     @property
     def label(self) -> str:
-        """The packages as one word."""
+        """The names of the packages, joined by "+"."""
         return "+".join(self.packages)
 
 
@@ -36,7 +36,7 @@ def install_sets() -> list[InstallSet]:
 
 
 def write_sums(folder: Path) -> Path:
-    """The file of SHA-256 hashes of all archives in a folder, as `sha256sum --check` reads it."""
+    """Write the SHA-256 hashes of all archives in a folder, in the format of `sha256sum --check`; returns the path."""
     archives = sorted([*folder.glob("*.whl"), *folder.glob("*.tar.gz"), *folder.glob("*.json")])
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in archives]
     target = folder / SUMS

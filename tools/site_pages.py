@@ -1,6 +1,6 @@
-"""Pages of the site that are made from the code: the gallery, the commands, the API of each package, the wire format.
+"""Writes the generated pages of the site: the gallery, the commands, the API of each package, the wire format.
 
-They are written into docs/reference when the site is built, and are not kept. Every package must be installed.
+They are written to docs/reference when the site is built, and are not committed. Every package must be installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROTOS = workspace.ROOT / "proto" / "attn" / "v1"
 
 
 def write() -> None:
-    """Write all of them anew."""
+    """Write all pages anew."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     pages = {"gallery": gallery(), "commands": commands()}
     for package in workspace.packages().values():
@@ -47,7 +47,7 @@ def write() -> None:
 
 
 def gallery() -> str:
-    """All mechanisms, by the year of their paper: what each is, and its equation."""
+    """The gallery: all mechanisms by the year of their paper, each with its summary and equation."""
     found = [installed().mechanisms.get(name) for name in installed().mechanisms.names()]
     lines = ["# Mechanisms", "", f"{len(found)} mechanisms, by the year of the paper they come from.", ""]
     for year in sorted({mechanism.paper.year for mechanism in found}):
@@ -60,7 +60,7 @@ def gallery() -> str:
 
 
 def commands() -> str:
-    """Every subcommand of `attn` with its arguments and options, from what `--help` says."""
+    """The page of all subcommands of `attn` with their arguments and options, as `--help` describes them."""
     parts = ["# Commands\n"]
     for name in installed().commands.names():
         command = load(installed().commands.get(name))
@@ -71,7 +71,7 @@ def commands() -> str:
 
 
 def api_modules(package: workspace.Package) -> Iterator[tuple[str, list[str]]]:
-    """The public modules of a package, the shortest names first, with what each has that none before it had."""
+    """The public modules of a package, shortest names first, each with the names that no earlier module has."""
     seen: set[int] = set()
     paths = {public_api.dotted_name(path, package): path for path in public_api.public_modules(package)}
     for name in sorted(paths, key=lambda name: (name.count("."), name)):
@@ -79,7 +79,7 @@ def api_modules(package: workspace.Package) -> Iterator[tuple[str, list[str]]]:
             continue
         found = {line.removeprefix(f"{name}.").partition("(")[0] for line in public_api.module_names(paths[name], name)}
         module = importlib.import_module(name)
-        # A name that is imported when it is first used is documented where it is defined.
+        # A lazily imported name is documented in the module that defines it.
         documented = {one for one in found if f"{name}.{one}" not in paths and not one.endswith("_command")}
         members = {one: vars(module)[one] for one in documented if one in vars(module)}
         own = [one for one, value in members.items() if id(value) not in seen and _defined_in(value, package)]
@@ -89,12 +89,12 @@ def api_modules(package: workspace.Package) -> Iterator[tuple[str, list[str]]]:
 
 
 def _defined_in(value: object, package: workspace.Package) -> bool:
-    """Whether a class or function is the package's own, and not one that it hands on; constants are its own."""
+    """Whether a class or function is defined in the package, not re-exported; constants count as defined in it."""
     return getattr(value, "__module__", package.imports[0]).startswith(package.imports)
 
 
 def api(package: workspace.Package, modules: dict[str, list[str]]) -> str:
-    """The API of one package: a section for each public module."""
+    """The API page of one package, with a section for each public module."""
     lines = [f"# {package.name}", ""]
     for module, members in modules.items():
         lines += [f"## {module}", "", "```{eval-rst}", f".. automodule:: {module}"]
@@ -103,13 +103,13 @@ def api(package: workspace.Package, modules: dict[str, list[str]]) -> str:
 
 
 def contents(title: str, folder: str) -> str:
-    """The page that lists those of a folder."""
+    """The page with the table of contents of a folder."""
     said = {"api": "What each package offers, from its docstrings.", "wire": "The messages and services of `attn.v1`."}
     return f"# {title}\n\n{said[folder]}\n\n```{{toctree}}\n:maxdepth: 1\n:glob:\n\n*\n```\n"
 
 
 def notebook(text: str) -> str:
-    """A page as a notebook: its Python in cells that run, the rest as text between them."""
+    """Convert a Markdown page to a notebook: Python blocks become code cells, the rest Markdown cells."""
     cells: list[dict[str, Any]] = []
     for odd, part in enumerate(re.split(r"^```python\n(.*?)^```\n", text, flags=re.DOTALL | re.MULTILINE)):
         code: dict[str, Any] = {"execution_count": None, "outputs": []} if odd % 2 else {}
@@ -122,7 +122,7 @@ def notebook(text: str) -> str:
 
 @dataclass
 class Block:
-    """A service, message or enum of a .proto file: its comment, and its lines with theirs."""
+    """A service, message, enum or oneof of a .proto file: its comment, and its lines with their comments."""
 
     kind: str
     name: str
@@ -131,7 +131,7 @@ class Block:
 
 
 def wire(path: Path) -> str:
-    """The messages and services of one .proto file as tables, with the comments that stand above them."""
+    """The messages and services of one .proto file as tables, with the comments above them."""
     lines = [f"# attn.v1: {path.stem}", ""]
     for block in blocks(path.read_text(encoding="utf-8")):
         lines += [f"## {block.kind} {block.name}", "", block.comment, ""]
@@ -143,7 +143,7 @@ def wire(path: Path) -> str:
 
 
 def blocks(text: str) -> list[Block]:
-    """The blocks of a formatted .proto file in order; one inside another follows it."""
+    """The blocks of a formatted .proto file in order; a nested block follows the one that contains it."""
     found: list[Block] = []
     open_: list[Block] = []
     comment: list[str] = []

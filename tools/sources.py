@@ -17,7 +17,7 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Source:
-    """One Python file: its path from the root of the repository, and its text."""
+    """One Python file: its path relative to the root of the repository, and its text."""
 
     path: str
     text: str
@@ -29,19 +29,19 @@ class Source:
 
     @property
     def length(self) -> int:
-        """The number of lines, blank ones and comments too."""
+        """The number of lines, including blank lines and comments."""
         return len(self.text.splitlines())
 
     def functions(self) -> Iterator[tuple[str, Function]]:
-        """Every function and method with its name as Python qualifies it (`Class.method`)."""
+        """Every function and method with its qualified name (`Class.method`)."""
         yield from _functions(self.tree, "")
 
     def imports(self) -> Iterator[tuple[int, str]]:
-        """(line, module) of every import that is carried out at some time: those under TYPE_CHECKING are not."""
+        """(line, module) of every import that is executed at some time, which excludes those under TYPE_CHECKING."""
         yield from _imports(self.tree)
 
     def late_imports(self) -> set[tuple[int, str]]:
-        """Those of the imports that wait until a function is called."""
+        """The imports inside functions, which are executed when the function is called."""
         return {found for _, function in self.functions() for found in _imports(function)}
 
 
@@ -58,20 +58,20 @@ def of_packages() -> tuple[Source, ...]:
 
 
 def of_tests() -> tuple[Source, ...]:
-    """The tests of every package, and those of no single one."""
+    """The tests of every package, and those of the repository as a whole."""
     folders = [package.tests for package in workspace.packages().values()] + [workspace.ROOT / "tests"]
     return tuple(source for folder in folders for source in below(folder))
 
 
 def of_scripts() -> tuple[Source, ...]:
-    """What is neither package nor test: the checks themselves, the demonstration, the measurements."""
+    """The Python files that belong to no package and are no tests: noxfile, tools, demo, benchmarks and docs."""
     folders = [workspace.ROOT / name for name in ("tools", "demo", "benchmarks", "docs")]
     noxfile = Source("noxfile.py", (workspace.ROOT / "noxfile.py").read_text("utf-8"))
     return (noxfile, *(source for folder in folders for source in below(folder)))
 
 
 def dotted(node: ast.AST) -> str:
-    """`a.b.c` of a name or an attribute; empty for anything else."""
+    """The dotted name of a name or attribute node, such as `a.b.c`; empty for any other node."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (owner := dotted(node.value)):

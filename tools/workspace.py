@@ -1,4 +1,4 @@
-"""The packages of this repository, read from their manifests: the one list that every check uses."""
+"""The packages of this repository, read from their manifests; all checks use this list."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PLACES = ("packages", "proto", "services", "plugins")
 TEST_GROUP = "test"
 PYTHONS = ["3.11", "3.12", "3.13"]
-"""Those that packages without torch are tested on; the others on the first of them."""
+"""The Python versions on which packages without torch are tested; the others are tested on the first one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """One folder that builds one wheel.
+    """One package: a folder from which one wheel is built.
 
-    `imports` are the import names it owns (`attn_core`; `attn.v1` for the wire format), `needs` its run-time
-    requirements, `extras` those of its optional features, `test_needs` its dependency group `test`: what its tests need
-    beside the test runner.
+    `imports` are its import names (`attn_core`; `attn.v1` for the wire format), `needs` its run-time requirements,
+    `extras` those of its optional features, `test_needs` its dependency group `test`: what its tests need in addition
+    to the test runner.
     """
 
     name: str
@@ -36,17 +36,17 @@ class Package:
 
     @property
     def source(self) -> Path:
-        """The folder below which the import names lie."""
+        """The source folder that contains the import packages."""
         return self.folder / "src"
 
     @property
     def tests(self) -> Path:
-        """The folder of its own tests; it may not exist yet."""
+        """The folder of the package's tests; it may not exist."""
         return self.folder / "tests"
 
     @property
     def is_plugin(self) -> bool:
-        """Whether it is written as a stranger would write it, against the contract only."""
+        """Whether the package is a plugin, written like a third-party one against the contract only."""
         return self.folder.parent.name == "plugins"
 
 
@@ -57,7 +57,7 @@ def packages() -> dict[str, Package]:
 
 
 def closure(names: set[str], tree: dict[str, Package]) -> set[str]:
-    """The local packages that installing `names` brings along, themselves included."""
+    """The packages of this tree that installing `names` installs, `names` included."""
     reached: set[str] = set()
     waiting = set(names)
     while waiting:
@@ -68,28 +68,28 @@ def closure(names: set[str], tree: dict[str, Package]) -> set[str]:
 
 
 def local_names(requirements: tuple[Requirement, ...], tree: dict[str, Package]) -> set[str]:
-    """Those of the requirements that this tree builds, by distribution name."""
+    """The distribution names of those requirements that are packages of this tree."""
     named: set[str] = {canonicalize_name(requirement.name) for requirement in requirements}
     return named & set(tree)
 
 
 def tested_with(name: str, tree: dict[str, Package]) -> set[str]:
-    """A package and those of the tree that its tests need."""
+    """The package `name` and the packages of this tree that its tests need."""
     return {name} | local_names(tree[name].test_needs, tree)
 
 
 def needs_torch(names: set[str], tree: dict[str, Package]) -> bool:
-    """Whether the packages, or those of the tree that they need, ask for torch: large, and built for few Pythons."""
+    """Whether the packages, or those of the tree that they need, require torch, which is large and has few wheels."""
     return needs("torch", names, tree)
 
 
 def needs(distribution: str, names: set[str], tree: dict[str, Package]) -> bool:
-    """Whether the packages, or those of the tree that they need, ask for a distribution."""
+    """Whether the packages, or those of the tree that they need, require a distribution."""
     return any(need.name == distribution for name in closure(names, tree) for need in tree[name].needs)
 
 
 def _manifests(place: Path) -> list[Path]:
-    """A place is a package itself (proto/) or a folder of packages (packages/)."""
+    """The manifests at a place, which is a package itself (proto/) or a folder of packages (packages/)."""
     return sorted([*place.glob("pyproject.toml"), *place.glob("*/pyproject.toml")])
 
 
@@ -110,7 +110,7 @@ def _read(manifest: Path) -> Package:
 
 
 def _import_names(source: Path) -> tuple[str, ...]:
-    """The top-most regular packages and the single modules below a src folder."""
+    """The import names below a src folder: the topmost regular packages and the single modules."""
     inits = [path.parent for path in source.rglob("__init__.py") if not (path.parents[1] / "__init__.py").exists()]
     modules = [path.with_suffix("") for path in source.glob("*.py")]
     return tuple(sorted(".".join(path.relative_to(source).parts) for path in inits + modules))

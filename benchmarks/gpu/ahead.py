@@ -1,10 +1,10 @@
-"""Does everything that run.sh would launch on an H200 compile for it, without spilling, and how long does it take?
+"""Do all programs that run.sh launches on an H200 compile for it without register spills, and how long does that take?
 
     python benchmarks/gpu/ahead.py [PART ...]
 
-Runs on any machine. The parts of run.sh are called with the operands that they would have on a GPU, but for numbers of
-requests and of rows of matrices; programs are compiled for sm_90a, ahead of time, and never started. What a part says
-of results and times is thrown away.
+Runs on any machine. The parts of run.sh are called with the same operands as on a GPU, except for the numbers of
+requests and of matrix rows; programs are compiled ahead of time for sm_90a and never launched. The results and times
+that the parts report are discarded.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ WITHOUT_A_GPU = (
     "attn_kernels_triton.paged.attend",
     "attn_kernels_triton.products",
 )
-"""Modules that ask whether tensors of a CPU will do."""
+"""The modules that check whether tensors on a CPU are allowed."""
 
 
 class Compiler:
-    """Stands where programs are launched; `known` is what it has compiled, by hash."""
+    """Compiles programs in place of launching them; `known` holds the compiled ones, by hash."""
 
     def __init__(self) -> None:
         self.known: dict[str, dict[str, Any]] = {}
 
     def compile(self, launch: launching.Launch) -> None:
-        """Compile the program of a launch unless that was done."""
+        """Compile the program of a launch and record it, if it is new."""
         if not launch.programs:
             return
         began = worked()
@@ -64,12 +64,12 @@ class Compiler:
 
 
 def worked() -> float:
-    """Seconds that processors have worked for this process and those it has started."""
+    """The processor seconds of this process and of its child processes that have ended."""
     return sum(os.times()[:4])
 
 
 def facts(kernel: Any) -> dict[str, int]:
-    """Registers of a thread, bytes of its stack, to which registers spill, and bytes of shared memory."""
+    """The registers and stack bytes (spills) of each thread, and the bytes of shared memory."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(kernel.asm["cubin"])
         said = importlib.import_module("artefacts").output("cuobjdump", "--dump-resource-usage", file.name)
@@ -78,7 +78,7 @@ def facts(kernel: Any) -> dict[str, int]:
 
 
 def measured(part: Part) -> dict[str, Any]:
-    """What a part has compiled."""
+    """Run one part and return a row that describes the programs it compiled."""
     compiler = Compiler()
     launching.Launch.run = lambda launch, _: compiler.compile(launch)  # type: ignore[method-assign]
     for _ in part.rows("cpu", small=False):
@@ -96,7 +96,7 @@ def measured(part: Part) -> dict[str, Any]:
 
 
 def as_if_on_a_gpu() -> None:
-    """Have tensors of a CPU stand for those of an H200, and fewer of them where their number decides nothing."""
+    """Make the kernels accept CPU tensors as if on an H200, and reduce sizes that do not change the programs."""
     sys.path.append(str(ROOT / "packages" / "attn-kernels-triton" / "tests" / "compiled"))
     artefacts = importlib.import_module("artefacts")
     triton.runtime.driver.set_active(artefacts.Absent(artefacts.HOPPER))
@@ -109,21 +109,21 @@ def as_if_on_a_gpu() -> None:
 
 
 def nothing(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """What stands for the plain computation, which takes long on a CPU and decides nothing."""
+    """A cheap replacement of the plain computation, which is slow on a CPU and whose result is not used."""
     heads, learned = spec.heads, correctness.leaves(operands).values()
     shape = (*operands.query.shape[:2], heads.query, heads.value_size)
     return operands.query.new_zeros(shape) + sum(tensor.sum() for tensor in learned)
 
 
 def shorter(one: decoding.Step) -> decoding.Step:
-    """A step of as many requests that remember a sixteenth."""
+    """The same step with contexts of a sixteenth of the length."""
     if isinstance(one, decoding.TreeStep):
         return decoding.TreeStep.of(one.name, tuple(base // 16 for base in one.bases), form=one.form)
     return replace(one, contexts=tuple((past + 1) // 16 - 1 for past in one.contexts), shared=one.shared // 16)
 
 
 def step(device: str, *, small: bool) -> Iterator[dict[str, Any]]:  # noqa: ARG001 -- as of a part
-    """Attention of the step that is timed; its losses are those of `rowwise`."""
+    """The attention of the timed training step; its loss kernels are compiled by `rowwise`."""
     shape = training_step.SHIPPED
     size = shape["width"] // shape["heads"]
     rows = torch.randn(shape["batch"], shape["length"], 3, shape["heads"], size).bfloat16().requires_grad_()
@@ -132,13 +132,13 @@ def step(device: str, *, small: bool) -> Iterator[dict[str, Any]]:  # noqa: ARG0
 
 
 def main() -> None:
-    """Compile and write."""
+    """Compile all parts, or those named, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", nargs="*")
     parser.add_argument("--out", type=Path, default=RESULTS / f"gpu-ahead-triton-{triton.__version__}.json")
     options = parser.parse_args()
     fresh = tempfile.mkdtemp()
-    # Nothing that was compiled or measured before is to be found.
+    # Use empty folders, so that nothing compiled or tuned earlier is reused.
     os.environ.update({"TRITON_CACHE_DIR": fresh, "ATTN_TUNING": fresh, "TRITON_DEFAULT_FP_FUSION": "1"})
     as_if_on_a_gpu()
     parts = [

@@ -1,4 +1,4 @@
-"""How fast attention of the softmax family is beside torch's own. Flops count the pairs that a mask leaves."""
+"""The speed of softmax attention compared with torch's own. FLOPs are counted for the pairs that the mask allows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from peers import BACKENDS, Attention, sdpa
 from timing import forward_and_backward, started
 
 LENGTHS = (4096, 8192, 16384, 1024)
-"""Those that bars are about first."""
+"""The sequence lengths; those with performance targets come first."""
 
 TOKENS = 16384
-"""Tokens of a batch, whatever the length."""
+"""The number of tokens in a batch, for every length."""
 
 
 def dense(*, small: bool) -> list[Case]:
-    """Full and causal attention over equal lengths."""
+    """Cases of full and causal attention with as many queries as keys."""
     size = 16 if small else 128
     return [
         Case(
@@ -40,7 +40,7 @@ def dense(*, small: bool) -> list[Case]:
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Times of dense attention, each beside torch's backends."""
+    """The times of dense attention, each compared with torch's backends."""
     for case in dense(small=small):
         said = {"case": case.name, "mask": case.mask.kind, "length": case.queries}
         yield {**said, **timed(case, device)}
@@ -49,7 +49,7 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def features(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Times of what no peer computes in one program, and of the same without it."""
+    """The times of features that no peer computes in one kernel, and of attention without them."""
     length, size, heads = (64, 16, (2, 2)) if small else (4096, 64, (16, 16))
     same: dict[str, Any] = {"queries": length, "keys": length, "sizes": (size, size), "heads": heads}
     cases = [
@@ -62,9 +62,9 @@ def features(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def timed(case: Case, device: str, pairs: int | None = None) -> dict[str, Any]:
-    """Our times and rates, the memory at the peak of both passes, and the processor's time to start the first.
+    """The times and rates of attn, the peak memory of both passes, and the host time to launch the forward pass.
 
-    `pairs` of all heads may be given where the mask does not say them.
+    `pairs` is the number of allowed pairs over all heads, if it cannot be computed from the mask.
     """
     operands = case.operands(device)
     if device == "cuda":
@@ -87,7 +87,7 @@ def timed(case: Case, device: str, pairs: int | None = None) -> dict[str, Any]:
 
 
 def beside(name: str, case: Case, other: Attention) -> dict[str, Any]:
-    """How many times our time another computation takes, measured one after the other; or why it cannot be said."""
+    """The times of another implementation divided by attn's, measured one after the other; or why it could not run."""
     operands = case.operands("cuda")
     try:
         theirs = forward_and_backward(other, operands, "cuda")
@@ -98,5 +98,5 @@ def beside(name: str, case: Case, other: Attention) -> dict[str, Any]:
 
 
 def said_of(error: Exception) -> str:
-    """The kind of an error and its first line."""
+    """The class of an error and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"

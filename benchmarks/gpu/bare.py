@@ -1,4 +1,4 @@
-"""Makes packages of this tree known where nothing of it is installed, so that plugins are found as anywhere else."""
+"""Registers the packages of this tree on machines where they are not installed, so that their plugins are found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ NEEDED = (
 
 
 def make_known() -> None:
-    """Describe these packages, as far as they are not installed, in a folder of the path: their sources are on it."""
+    """Write metadata of the packages that are not installed into a folder and add it to `sys.path`.
+
+    The packages' sources must be on the path already.
+    """
     folder = Path(tempfile.mkdtemp(prefix="attn-known-"))
     for name in NEEDED:
         try:
@@ -35,7 +38,7 @@ def make_known() -> None:
 
 
 def describe(project: dict[str, Any], folder: Path) -> None:
-    """Write what an installed package says of itself."""
+    """Write the dist-info of a package: its metadata and entry points."""
     name, version = project["name"], project["version"]
     said = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     said.mkdir()

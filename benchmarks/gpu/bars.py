@@ -1,4 +1,4 @@
-"""The bars: what every ratio must be at least, what it aims at, and whether what was measured meets them.
+"""The performance targets ("bars"): the minimum and the aim of every ratio, and whether measurements meet them.
 
 python benchmarks/gpu/bars.py benchmarks/results/h200-DATE.json
 """
@@ -15,17 +15,17 @@ from typing import Any
 Row = dict[str, Any]
 LONG, VERY_LONG = 4096, 8192
 BIG = 256 << 20
-"""Bytes of a cache from which on reading it is all that takes time."""
+"""The size of a cache, in bytes, above which the time is dominated by reading it."""
 
 
 def any_row(row: Row) -> bool:  # noqa: ARG001 -- any
-    """Every row of a part."""
+    """Select every row of a part."""
     return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A number under `key` of those rows of the parts that `where` picks: the worst must be at least `least`."""
+    """A target for the value `key` of the rows of `parts` that `where` selects: the worst must be at least `least`."""
 
     what: str
     parts: tuple[str, ...]
@@ -35,12 +35,12 @@ class Bar:
     where: Callable[[Row], bool] = any_row
 
     def found(self, rows: Iterable[Row]) -> dict[str, float]:
-        """What was measured, by case."""
+        """The measured values, by case."""
         own = (row for row in rows if row.get("part") in self.parts and row.get(self.key) is not None)
         return {row["case"]: row[self.key] for row in own if self.where(row)}
 
     def refusals(self, rows: Iterable[Row]) -> list[str]:
-        """Why something was not measured."""
+        """The reasons why cases were not measured."""
         reasons = []
         for row in rows:
             said = row.get("refused") or row.get("stopped")
@@ -49,7 +49,7 @@ class Bar:
         return reasons
 
     def verdict(self, rows: list[Row]) -> Row:
-        """The worst and the best that was measured, and whether the bar is met; or why nothing was measured."""
+        """The row with the worst and best values and whether the target is met; or why nothing was measured."""
         found, said = self.found(rows), self.refusals(rows)
         row = {"bar": self.what, "least": self.least, "aim": self.aim, "cases": found, "not_measured": said}
         if not found:
@@ -60,7 +60,7 @@ class Bar:
 
 
 def beside(name: str, *, mask: str | None = None, least: int = 0) -> Callable[[Row], bool]:
-    """Rows beside a peer, of one mask and of so many tokens at least."""
+    """A selector of the rows compared with a peer, with this mask and at least this length."""
 
     def picks(row: Row) -> bool:
         long = row.get("length", 0) >= least
@@ -70,12 +70,12 @@ def beside(name: str, *, mask: str | None = None, least: int = 0) -> Callable[[R
 
 
 def decoded(row: Row) -> bool:
-    """Whether a row is of tokens that decode over a large memory that is kept as it is."""
+    """Whether a row is of a decode step over a large, unquantised cache, without a tree."""
     return row.get("rows") == "plain" and not row.get("tree") and row.get("cache_bytes", 0) >= BIG
 
 
 def decoded_by_latents(row: Row) -> bool:
-    """The same over latents, of 16 to 32 heads."""
+    """Whether a row is of a decode step over latents (MLA) with 16 to 32 heads."""
     return row.get("rows") == "latents" and 16 <= row.get("heads", 0) <= 32
 
 
@@ -215,7 +215,7 @@ BARS = (
 
 
 def verdicts(rows: list[Row]) -> Iterator[Row]:
-    """The verdict on every bar."""
+    """The verdicts on all targets."""
     return (bar.verdict(rows) for bar in BARS)
 
 
@@ -223,7 +223,7 @@ SAID = {"aim": "the aim is met", "least": "met", "no": "MISSED", None: "not meas
 
 
 def table(rows: list[Row]) -> str:
-    """The verdicts in text, and what is wrong or was not finished."""
+    """The verdicts as text, with wrong results, stopped parts and errors found by compute-sanitizer."""
     lines = [f"{'bar':<78} {'least':>6} {'aim':>6} {'worst':>7} {'best':>7}"]
     for row in (row for row in rows if "bar" in row):
         numbers = [f"{row[key]:7.2f}" if key in row else f"{'-':>7}" for key in ("worst", "best")]
@@ -242,7 +242,7 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    """Print the table of a result, judged anew."""
+    """Print the table of a result file, with the verdicts computed again."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("result", type=Path)
     rows = [row for row in json.loads(parser.parse_args().result.read_text())["rows"] if "bar" not in row]

@@ -1,4 +1,4 @@
-"""Linear recurrences beside fla-core's, where it is installed."""
+"""The speed of linear recurrences compared with fla-core, if it is installed."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ THEIRS = {
     ("head", True): ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule"),
     ("channel", True): ("fla.ops.kda", "chunk_kda"),
 }
-"""Modules and functions of fla-core by what fades and whether keys correct."""
+"""The modules and functions of fla-core by kind of decay and whether the delta rule is used."""
 
 
 def constant(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Where nothing fades."""
+    """Compare recurrences without decay."""
     return beside("none", device, small=small)
 
 
 def by_head(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Where each head fades."""
+    """Compare recurrences with one decay for each head."""
     return beside("head", device, small=small)
 
 
 def by_channel(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Where each channel fades."""
+    """Compare recurrences with one decay for each channel."""
     return beside("channel", device, small=small)
 
 
 def beside(decay: str, device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """How many times our time theirs takes in both passes, and how far their output is from ours at most."""
+    """Their times divided by attn's for both passes, and the largest difference of the outputs, for each case."""
     for case in timed_cases(small=small):
         if case.decay == decay:
             yield {"case": case.name, "beside": "fla", **compared(case, device)}
 
 
 def compared(case: Recurrence, device: str) -> dict[str, Any]:
-    """Their times divided by ours, or why there are none."""
+    """Their times divided by attn's and the difference of the outputs, or why they were not measured."""
     if device != "cuda":
         return {"refused": "not on a CPU"}
     module, name = THEIRS[case.decay, case.delta_rule]
@@ -68,7 +68,7 @@ def compared(case: Recurrence, device: str) -> dict[str, Any]:
 
 
 def called(function: Callable[..., Any], case: Recurrence) -> Callable[[Steps], Tensor]:
-    """Their function over our steps."""
+    """Adapt their function to attn's `Steps`."""
 
     def run(given: Steps) -> Tensor:
         fades = None if given.decay is None else given.decay[..., 0] if case.decay == "head" else given.decay

@@ -1,4 +1,4 @@
-"""What is computed on the GPU: attentions by name, and operands for them."""
+"""The attention cases that are checked and timed on the GPU, and random operands for them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CAUSAL, FULL, SOFTMAX = Causal(), Full(), Softmax()
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One attention over so many queries and keys; sizes are of keys and values, heads of queries and of keys.
+    """One attention case. `sizes` are the head sizes of keys and values, `heads` the numbers of query and key heads.
 
-    Where it is `padded` some keys of each row are no keys, and where it is `has_positions` positions are given, every
-    second.
+    With `padded`, some keys of each sequence are padding; with `has_positions`, explicit positions 0, 2, 4, ... are
+    given.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def spec(self) -> AttentionSpec:
-        """The attention."""
+        """The spec of the attention."""
         (query, key_value), (key_size, value_size) = self.heads, self.sizes
         heads = Heads(query=query, key_value=key_value, key_size=key_size, value_size=value_size)
         return AttentionSpec(heads=heads, mask=self.mask, modifiers=self.modifiers, distribution=self.distribution)
@@ -67,7 +67,7 @@ class Case:
         )
 
     def said(self, device: str) -> dict[str, Tensor]:
-        """What is said of queries and keys besides."""
+        """The padding mask and positions of queries and keys, if the case has them."""
         places = 2 * torch.arange(max(self.queries, self.keys), device=device)[None]
         key_padding_mask = (
             torch.arange(self.keys, device=device)[None]
@@ -93,7 +93,7 @@ BANDS_OF_128 = [
     Case(name="128, long window", sizes=(128, 128), queries=4096, keys=4096, heads=(4, 2), mask=Window(left=512)),
     Case(name="everything", **EVERYTHING, sizes=(128, 128)),
 ]
-"""Bands over heads of 128, at sizes that are multiples of a tile and that are none."""
+"""Band masks with head size 128, at lengths that are multiples of a tile and at others."""
 
 BANDS_OF_SIZES = [
     Case(name="full", mask=FULL, batch=2),
@@ -103,7 +103,7 @@ BANDS_OF_SIZES = [
     Case(name="192 and 128", sizes=(192, 128)),
     Case(name="80", sizes=(80, 80)),
 ]
-"""Bands over heads of other sizes and types of elements."""
+"""Band masks with other head sizes and element types."""
 
 BANDS = [
     Case(name="causal"),
@@ -119,7 +119,7 @@ BANDS = [
     Case(name="padded keys", batch=3, padded=True),
     Case(name="positions", mask=Window(left=99), has_positions=True),
 ]
-"""Causal masks and windows over heads of 64, at sizes that are no multiples of a tile."""
+"""Causal masks and windows with head size 64, at lengths that are not multiples of a tile."""
 
 PACKED = [
     Case(name="packed texts", varlen=Varlen.of((100, 1, 0, 150, 49)), queries=300, keys=300, batch=2),
@@ -129,7 +129,7 @@ PACKED = [
     Case(name="packed documents", mask=CAUSAL & Segments((100, 1, 150, 82)), queries=333),
     Case(name="packed texts and everything", **EVERYTHING, varlen=Varlen.of((250, 50)), queries=300, keys=300),
 ]
-"""Texts end to end."""
+"""Packed texts (varlen)."""
 
 LISTED = [
     Case(name="prefix", mask=CAUSAL | Prefix(150)),
@@ -139,7 +139,7 @@ LISTED = [
     Case(name="heads that differ", mask=BigBird(block=32, random=1, number_of_heads=4)),
     Case(name="a list and positions", mask=CAUSAL & Strided(5), has_positions=True),
 ]
-"""Masks that are met by lists of blocks."""
+"""Masks that the kernels process by lists of blocks."""
 
 LEARNED = [
     Case(name="biases of T5", modifiers=(T5Bias(),)),
@@ -150,7 +150,7 @@ LEARNED = [
     Case(name="dropout of 128 in a window", mask=Window(left=64), dropout=DROPPED, sizes=(128, 128)),
     Case(name="dropout of packed texts", dropout=DROPPED, varlen=Varlen((100, 1, 199), (200, 33, 100))),
 ]
-"""Learned biases, and weights that are dropped."""
+"""Learned biases, and dropout of attention weights."""
 
 TINY: dict[str, Any] = {"queries": 20, "keys": 33, "sizes": (16, 16), "dtype": "float16"}
 SMALL = {
@@ -165,4 +165,4 @@ SMALL = {
     "listed": [Case(name="prefix", mask=CAUSAL | Prefix(9), **TINY)],
     "learned": [Case(name="biases", modifiers=(T5Bias(),), **TINY), Case(name="dropout", dropout=DROPPED, **TINY)],
 }
-"""For the interpreter, which cannot multiply bfloat16."""
+"""Small cases for Triton's interpreter, which cannot multiply bfloat16."""

@@ -1,4 +1,4 @@
-"""What the chip is, and how fast it copies and multiplies: the ceilings of everything else, in the same run."""
+"""Facts about the GPU, and its copy and matrix product rates: the upper limits for all other results of the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FACTS = ("driver_version", "clocks.max.sm", "clocks.max.mem", "power.limit", *CL
 
 
 def lacking(device: str) -> str | None:
-    """Why nothing can be measured on a device, or None if it can."""
+    """The reason why nothing can be measured on a device, or None if it is usable."""
     if device != "cuda":
         return None
     if torch.version.cuda is None:
@@ -29,7 +29,7 @@ def lacking(device: str) -> str | None:
 
 
 def facts(device: str) -> dict[str, Any]:
-    """Device, versions and clocks; in place of those of a device that cannot be used, what it lacks."""
+    """The device, versions and driver facts; for a device that cannot be used, the reason under `lacks`."""
     found = {"torch": torch.__version__, "triton": triton.__version__, "device": device}
     if device != "cuda":
         return found
@@ -42,7 +42,7 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def asked(fields: tuple[str, ...] = CLOCKS) -> dict[str, str]:
-    """What the driver says of the device now; nothing where its tool is missing."""
+    """The values of these nvidia-smi fields; empty if nvidia-smi is missing."""
     if shutil.which("nvidia-smi") is None:
         return {}
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
@@ -54,7 +54,7 @@ def asked(fields: tuple[str, ...] = CLOCKS) -> dict[str, str]:
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Bytes a second that are read and written by copying, and the rate of a product of matrices, bfloat16."""
+    """The bytes per second read and written by copying, and the rate of a bfloat16 matrix product."""
     yield {"case": "copy", "bytes_per_second": copied_per_second(device)}
     side = 64 if small else 8192
     one, other = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))

@@ -1,4 +1,4 @@
-"""Rows of memory in codes: random ones, and what they say."""
+"""Quantised cache rows: random codes, and their dequantisation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 GROUP = 32
-"""Numbers that share a step and a least value where codes have four bits."""
+"""The number of 4-bit codes that share a step and a minimum value."""
 
 
 def coded(name: str, form: str, shape: tuple[int, int, int], generator: torch.Generator) -> dict[str, Tensor]:
-    """Random codes of a field [row, head, size], about N(0, 1), and what they are multiplied by."""
+    """Random codes of a field [row, head, size] whose values are about N(0, 1), with their scales."""
     rows, heads, size = shape
     device = generator.device
 
@@ -34,17 +34,17 @@ def coded(name: str, form: str, shape: tuple[int, int, int], generator: torch.Ge
 
 
 def plain(name: str, fields: Mapping[str, Tensor], places: Tensor) -> Tensor:
-    """Rows as they are."""
+    """Unquantised rows at these places."""
     return fields[name][places]
 
 
 def of_bytes(name: str, fields: Mapping[str, Tensor], places: Tensor) -> Tensor:
-    """A code of a byte times the scale of its row and head, float64."""
+    """Dequantised 8-bit rows: code times the scale of its row and head, in float64."""
     return fields[f"{name}.codes"][places].double() * fields[f"{name}.scale"][places].double()[..., None]
 
 
 def of_halves(name: str, fields: Mapping[str, Tensor], places: Tensor) -> Tensor:
-    """Two codes to a byte, the lower half first, by steps from the least value of their group, float64."""
+    """Dequantised 4-bit rows: group minimum plus code times step, two codes per byte, low half first, in float64."""
     pairs = fields[f"{name}.codes"][places]
     numbers = torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(-2).double().unflatten(-1, (-1, GROUP))
     step, low = (fields[f"{name}.{part}"][places].double()[..., None] for part in ("step", "low"))

@@ -1,4 +1,4 @@
-"""Whether kernels are right: outputs and gradients against float64, measured by the plain computation's error."""
+"""Correctness of kernels: errors of outputs and gradients against float64, limited by the plain computation's error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FACTOR, ROUNDINGS = 1.25, 3
 
 
 def verdicts(cases: list[Case], device: str) -> Iterator[dict[str, Any]]:
-    """For each case and result, the relative error, what is allowed, and whether it is right."""
+    """For each case and result, the relative error, the allowed error, and whether the result is right."""
     for case in cases:
         operands = case.operands(device)
         exact = results(plain, case.spec, changed(operands, {n: t.double() for n, t in leaves(operands).items()}))
@@ -34,8 +34,8 @@ def verdicts(cases: list[Case], device: str) -> Iterator[dict[str, Any]]:
 
 
 def plain(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """The plain computation, text by text where texts are packed."""
-    # Not by name: on a bare machine nothing of this tree is installed, so nothing is found.
+    """The plain (reference) computation; packed texts are computed one by one."""
+    # Constructed directly, not found by name: on a bare machine no package of this tree is installed.
     run = Plain().run
     if operands.varlen is None:
         return run(spec, operands)
@@ -43,12 +43,12 @@ def plain(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
 
 
 def leaves(operands: AttentionInputs) -> dict[str, Tensor]:
-    """What gradients flow to, by name."""
+    """The tensors that gradients are computed for, by name."""
     return {"query": operands.query, "key": operands.key, "value": operands.value, **operands.parameters}
 
 
 def changed(operands: AttentionInputs, tensors: dict[str, Tensor]) -> AttentionInputs:
-    """The operands with these tensors in place of `leaves`."""
+    """A copy of the operands with these tensors in place of `leaves`."""
     own: dict[str, Any] = {name: tensors[name] for name in ("query", "key", "value")}
     return dataclasses.replace(operands, **own, parameters={name: tensors[name] for name in operands.parameters})
 
@@ -56,7 +56,7 @@ def changed(operands: AttentionInputs, tensors: dict[str, Tensor]) -> AttentionI
 def results(
     run: Callable[[AttentionSpec, AttentionInputs], Tensor], spec: AttentionSpec, operands: AttentionInputs
 ) -> dict[str, Tensor]:
-    """The output, and the gradient to everything of a fixed weighted sum of it."""
+    """The output, and the gradients of a fixed weighted sum of it to all of `leaves`."""
     tensors = {name: tensor.detach().requires_grad_() for name, tensor in leaves(operands).items()}
     out = run(spec, changed(operands, tensors))
     probe = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=out.device).view_as(out).to(out.dtype)

@@ -1,4 +1,4 @@
-"""Decoding over pages: whether it is right on this GPU, and at which share of the copying speed rows are read."""
+"""Decoding over a paged cache: correctness on this GPU, and the fraction of the copy bandwidth at which it is read."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ CAUSAL, SOFTMAX = Causal(), Softmax()
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step of requests that compute so many tokens each after so many, the first `shared` of which are the same;
-    latents where keys and values differ."""
+    """A step in which each request computes `lengths` new tokens after `contexts` cached ones, of which the first
+    `shared` are common to all requests. The cache holds latents (MLA) if the key and value sizes differ."""
 
     name: str
     lengths: tuple[int, ...]
@@ -44,18 +44,18 @@ class Step:
 
     @property
     def latent(self) -> bool:
-        """Whether rows are latents and rotary keys."""
+        """Whether the cache rows are latents and rotary keys (MLA)."""
         return self.sizes[0] != self.sizes[1]
 
     @property
     def spec(self) -> AttentionSpec:
-        """The attention."""
+        """The spec of the attention."""
         (query, shared), (key, value) = self.heads, self.sizes
         heads = Heads(query=query, key_value=shared, key_size=key, value_size=value)
         return AttentionSpec(heads=heads, mask=self.mask, modifiers=self.modifiers, distribution=self.distribution)
 
     def operands(self, device: str) -> PagedAttentionInputs:
-        """Random rows, each request's scattered over memory."""
+        """Random operands, with each request's rows scattered over the cache."""
         generator = torch.Generator(device).manual_seed(0)
         own = [past + new - self.shared for past, new in zip(self.contexts, self.lengths, strict=True)]
         pool, longest = self.shared + sum(own), self.shared + max(own)
@@ -70,13 +70,13 @@ class Step:
         return self.operands_of(batch, RowsInPlace(fields, numbers, numbers, (0,) * len(own), self.form), query)
 
     def operands_of(self, batch: RaggedBatch, rows: RowsInPlace, query: Tensor) -> PagedAttentionInputs:
-        """The operands of all requests, what is learned among them."""
+        """The operands of all requests, with the learned parameters set to ones."""
         learned = {name: torch.ones(shape, device=query.device) for name, shape in self.spec.weights.items()}
         asked = tuple(range(batch.requests))
         return PagedAttentionInputs(query=query, batch=batch, rows=rows, requests=asked, parameters=learned)
 
     def drawn(self, generator: torch.Generator, pool: int) -> tuple[dict[str, Tensor], Tensor]:
-        """Random memory of so many rows, by field, and queries [tokens, heads, size]."""
+        """A random cache of `pool` rows, by field, and random queries [tokens, heads, size]."""
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, device=generator.device).to(self.dtype)
@@ -95,25 +95,25 @@ class Step:
 
 
 BINARY = (-1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7)
-"""Parents of the tokens of a tree of 16."""
+"""The parent of each token in a binary tree of 16 tokens; -1 for the root."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreeStep(Step):
-    """A step in which each request checks a tree of tokens, each a request for itself, after `bases` others."""
+    """A step that verifies a tree of draft tokens after each of `bases` cached tokens; each node is its own request."""
 
     bases: tuple[int, ...]
     parents: tuple[int, ...] = BINARY
 
     @classmethod
     def of(cls, name: str, bases: tuple[int, ...], **more: Any) -> TreeStep:
-        """The step of a binary tree after each of `bases`."""
+        """Make the step of a binary tree after each of `bases`."""
         depths = [len(path_of(BINARY, node)) - 1 for node in range(len(BINARY))]
         contexts = tuple(base + depth for base in bases for depth in depths)
         return cls(name=name, lengths=(1,) * len(contexts), contexts=contexts, bases=bases, **more)
 
     def operands(self, device: str) -> PagedAttentionInputs:
-        """Random rows, each request's scattered over memory."""
+        """Random operands, with each tree's rows scattered over the cache."""
         generator = torch.Generator(device).manual_seed(0)
         held = [base + len(self.parents) for base in self.bases]
         fields, query = self.drawn(generator, sum(held))
@@ -133,7 +133,7 @@ class TreeStep(Step):
 
 
 def path_of(parents: tuple[int, ...], node: int) -> list[int]:
-    """A token of a tree behind its ancestors, the root first."""
+    """The path from the root of a tree to a node, the node included."""
     found = [node]
     while parents[found[0]] >= 0:
         found.insert(0, parents[found[0]])
@@ -184,7 +184,7 @@ TIMED = [
 
 
 def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """For each step the relative error against float64, and whether it is right and the same each time."""
+    """For each step, the relative error against float64, and whether it is right and deterministic."""
     for step in SMALL if small else RIGHT:
         operands = step.operands(device)
         exact, usual = gathered(step, operands, torch.float64), gathered(step, operands, step.dtype)
@@ -199,13 +199,13 @@ def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def ways(step: Step) -> dict[str, Callable[[AttentionSpec, PagedAttentionInputs], Tensor]]:
-    """What computes a step: planned on the host, and where it is of no tree nor over latents, cut on the device."""
+    """The functions that compute a step: planned on the host and, except for trees and latents, split on the device."""
     planned = {"over pages": attend_rows}
     return planned if step.latent or isinstance(step, TreeStep) else {**planned, "cut on the device": cut_there}
 
 
 def cut_there(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
-    """The output as a recorded step computes it, with eight tokens of padding and pages of one row."""
+    """The output as a step in a CUDA graph computes it, with eight tokens of padding and pages of one row."""
     batch, rows, padding = operands.batch, operands.rows, 8
     ends = list(accumulate(batch.lengths, initial=0))
     device = operands.query.device
@@ -226,7 +226,7 @@ def cut_there(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
 
 
 def gathered(step: Step, operands: PagedAttentionInputs, dtype: torch.dtype) -> Tensor:
-    """The plain computation, request by request, of rows that are gathered first."""
+    """The plain computation, request by request, on gathered rows."""
     fields, outs = operands.rows.fields, []
     for request, span in enumerate(operands.batch.spans()):
         places = operands.rows.kv_indices[request, : step.contexts[request] + step.lengths[request]]
@@ -245,7 +245,7 @@ def gathered(step: Step, operands: PagedAttentionInputs, dtype: torch.dtype) -> 
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Times, and the share of the copying speed at which what is remembered was read."""
+    """The times of steps, and the fraction of the copy bandwidth at which the cache is read."""
     copied = copied_per_second(device)
     for step in SMALL if small else TIMED:
         operands = step.operands(device)

@@ -1,4 +1,4 @@
-"""Attention over e4m3 codes: whether this GPU computes what plain torch does, and how fast beside our own 16 bits."""
+"""FP8 (e4m3) attention: correctness against plain torch on this GPU, and speed compared with attn's 16-bit kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from timing import seconds
 from torch import Tensor
 
 FACTOR, ROUNDINGS = 1.25, 3
-"""How much further than plain torch's roundings from float64 the program may be, and roundings of the output."""
+"""The allowed error: this factor times that of the same roundings in plain torch, plus roundings of the output."""
 
 RIGHT = [
     Case(name="full, 8 bits", mask=Full(), sizes=(128, 128), queries=512, keys=777),
@@ -29,7 +29,7 @@ LENGTHS = (4096, 8192, 16384)
 
 
 def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """For each case the relative error, beside that of the same roundings in plain torch, and whether it is right."""
+    """For each case, the relative error, that of the same roundings in plain torch, and whether it is right."""
     for case in SMALL if small else RIGHT:
         operands = case.operands(device)
         found, again = (by_codes.attend(case.spec, operands) for _ in range(2))
@@ -53,13 +53,13 @@ def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def exactly(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
-    """Attention [head, row, size] in float64."""
+    """Reference attention [head, row, size] in float64."""
     logits = query.double() @ key.double().transpose(1, 2) * query.shape[-1] ** -0.5
     return torch.softmax(logits.masked_fill(~seen, -torch.inf), -1) @ value.double()
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Times in 8 bits, those of meeting codes alone, and those in 16 bits divided by the first."""
+    """The times in 8 bits, those of the attention kernel without quantisation, and the 16-bit times over the first."""
     for mask in (Full(), Causal()):
         for length in (32,) if small else LENGTHS:
             size, heads = (32, (2, 2)) if small else (128, (16, 16))

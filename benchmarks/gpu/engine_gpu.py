@@ -1,8 +1,8 @@
-"""How fast an engine serves on the GPU: tokens a second and the first token, beside transformers of the same shape.
+"""The speed of the engine on the GPU: tokens per second and time to first token, compared with transformers.
 
-Greedy decoding in bfloat16 of random weights in the shapes of SmolLM2-135M and Llama 3 8B: prompts of 128 tokens, 64
-new ones each, the end token ignored. transformers generates for the same number of rows. A row is one system, model and
-batch; what fails is a row that says why.
+Greedy decoding in bfloat16 with random weights in the shapes of SmolLM2-135M and Llama 3 8B: prompts of 128 tokens, 64
+new tokens each, the end token ignored. transformers generates with the same batch size. Each row is one system, model
+and batch size; a failure is a row with the reason.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PROMPT, NEW, REPEATS = 128, 64, 3
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """A row for each system, model and batch, and where the time of a step goes."""
+    """One row for each system, model and batch size, and a breakdown of the time of a step."""
     for name, shape in ({"tiny": TINY} if small else SHAPES).items():
         model = random_model(shape, device)
         batches = (1, 3) if small else BATCHES[name]
@@ -65,7 +65,7 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def attempt(measure: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
-    """What is measured, or why it was not."""
+    """The result of a measurement, or the reason why it failed."""
     try:
         return measure(*given)
     except Exception as error:  # noqa: BLE001 -- whatever it is, other rows are measured
@@ -73,7 +73,7 @@ def attempt(measure: Callable[..., dict[str, Any]], *given: Any) -> dict[str, An
 
 
 def random_model(shape: dict[str, Any], device: str) -> Decoder:
-    """A decoder of this shape with random weights, made on the device."""
+    """A decoder of this shape with random weights, created on the device."""
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16 if device == "cuda" else torch.float32)
@@ -81,7 +81,7 @@ def random_model(shape: dict[str, Any], device: str) -> Decoder:
         with torch.device(device):
             model = Decoder(DecoderConfig.from_plain(LLAMA | shape)).eval().requires_grad_(requires_grad=False)
             if device == "cuda":
-                # As `load_model` does.
+                # As in `load_model`.
                 join_projections(model)
             return model
     finally:
@@ -89,7 +89,7 @@ def random_model(shape: dict[str, Any], device: str) -> Decoder:
 
 
 def engine_of(model: Decoder, batch: int) -> Any:
-    """An engine for so many requests, its decode steps recorded as a host does when it loads a model."""
+    """An engine for `batch` requests, with its decode steps captured as CUDA graphs, as after loading a model."""
     config = EngineConfig(max_num_seqs=batch, max_num_batched_tokens=8192)
     engine = build_engine(model, None, config, kv_cache_tokens=batch * (PROMPT + NEW + 32))
     engine.warm_up()
@@ -97,7 +97,7 @@ def engine_of(model: Decoder, batch: int) -> Any:
 
 
 def submit(engine: Any, model: Decoder, batch: int, new: int, turn: int = 0) -> None:
-    """Give an engine so many requests; those of another turn share no beginning with them."""
+    """Submit `batch` requests to an engine; their prompts share no prefix with those of other turns."""
     for row in range(batch):
         ids = tuple(1 + (7 * row + 13 * i + 5 * turn) % (model.vocab_size - 2) for i in range(PROMPT))
         params = SamplingParams(max_new_tokens=new, temperature=0, ignore_eos=True)
@@ -105,7 +105,7 @@ def submit(engine: Any, model: Decoder, batch: int, new: int, turn: int = 0) -> 
 
 
 def run(engine: Any, batch: int) -> tuple[float, float, int]:
-    """Seconds to the first token of all, seconds of everything, and the tokens that came."""
+    """Run until idle; returns the seconds until all requests have a token, the total seconds, and the token count."""
     began, first, tokens = time.perf_counter(), 0.0, 0
     while not engine.idle:
         tokens += sum(len(output.delta.tokens) for output in engine.step())
@@ -115,7 +115,7 @@ def run(engine: Any, batch: int) -> tuple[float, float, int]:
 
 
 def ours(model: Decoder, batch: int, device: str) -> dict[str, Any]:
-    """Medians of our engine."""
+    """The medians of attn's engine."""
     engine = engine_of(model, batch)
     found = []
     for turn in range(1 + (REPEATS if device == "cuda" else 1)):
@@ -126,7 +126,7 @@ def ours(model: Decoder, batch: int, device: str) -> dict[str, Any]:
 
 
 def said(batch: int, first: float, whole: float, tokens: int) -> dict[str, Any]:
-    """The numbers of a row."""
+    """The values of a row."""
     return {
         "tokens_per_second": round(tokens / whole, 1),
         "first_token_ms": round(1e3 * first, 2),
@@ -136,7 +136,7 @@ def said(batch: int, first: float, whole: float, tokens: int) -> dict[str, Any]:
 
 
 def a_step(model: Decoder, batch: int, device: str) -> dict[str, Any]:
-    """What a decode step starts on the GPU, and the time of that alone."""
+    """The kernels that one decode step launches on the GPU, and the time of the kernels alone."""
     engine = engine_of(model, batch)
     submit(engine, model, batch, NEW)
     for _ in range(8):
@@ -164,7 +164,7 @@ ASKED = ("cudaLaunchKernel", "cuLaunchKernelEx", "cudaMemcpyAsync", "cudaStreamS
 
 
 def theirs(shape: dict[str, Any], batch: int, device: str) -> dict[str, Any]:
-    """Medians of transformers' generate."""
+    """The medians of transformers' `generate`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     kept = {key: value for key, value in shape.items() if not key.startswith("num_") and key != "rope_theta"}

@@ -1,9 +1,9 @@
-"""Are our kernels right on this GPU, and how fast are they beside others, in the same process?
+"""Are attn's kernels right on this GPU, and how fast are they compared with others, in the same process?
 
     benchmarks/gpu/run.sh
 
-Ratios are times of others divided by ours: above 1 we are faster. Shares are of the speed at which memory is copied.
-A table of which some kernel is wrong is left out: times of wrong results mean nothing.
+Ratios are times of others divided by attn's: above 1 attn is faster. Shares are fractions of the memory copy bandwidth.
+Tables for which a kernel gives wrong results are left out, as their times are meaningless.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from report import RESULTS, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = 530
-"""Seconds for everything."""
+"""The time limit for the whole run, in seconds."""
 
 JUDGING = 170
-"""Seconds that verdicts may take, in most of which programs are compiled; those of tables are so meanwhile."""
+"""The time limit for the verdicts, in seconds, mostly for compiling; the tables' programs are compiled meanwhile."""
 
 INTERPRETED = 20
-"""By how many times more everything may take where it is interpreted."""
+"""The factor by which time limits are extended in Triton's interpreter."""
 
 
 class Table(NamedTuple):
-    """A part that measures, the verdicts on what it measures, and the part that has its programs compiled.
+    """A part that measures times, the verdicts on the kernels it measures, and the part that compiles its programs.
 
-    That is the same one unless it is named, and "" where nothing need be compiled.
+    That last part is the measuring part itself unless it is named, and "" if nothing needs to be compiled.
     """
 
     part: Part
@@ -73,7 +73,7 @@ TABLES = (
     Table(Part("recurrent_steps", "tables", 30), ("recurrent_steps.verdicts",)),
     Table(Part("rowwise", "compiled", 60), ("rowwise.verdicts",)),
 )
-"""What bars are about first: what there is no time for is what comes last."""
+"""The tables in order of priority, those with performance targets first; the last ones are dropped if time runs out."""
 
 ALONE = (
     Table(Part("sanitizer", "rows", 300), (), ""),
@@ -81,16 +81,16 @@ ALONE = (
     Table(Part("prompt_steps", "tables", 240), (), ""),
     Table(Part("train_gpu", "tables", 120), (), ""),
 )
-"""What is measured only where it is asked for by name: each takes a call of its own."""
+"""The tables that are only measured if named with --tables; each takes a run of its own."""
 
 ASKED = [*(name for table in TABLES for name in table.verdicts), "layers.verdicts"]
 VERDICTS = [Part(*name.split("."), JUDGING) for name in dict.fromkeys(ASKED)]
 
 
 def rows(options: list[str], device: str, tables: list[Table], *, judged: bool) -> Iterator[dict[str, Any]]:
-    """Verdicts of all kernels, at once where there is a GPU; times of those that are right, one by one; the bars.
+    """Yield the verdicts on all kernels (concurrently on a GPU), the times of those that are right, and the targets.
 
-    Unless `judged`, times alone, whatever is right.
+    Unless `judged`, only times are measured, without verdicts.
     """
     found: list[dict[str, Any]] = []
     for row in judged_and_measured(tables, options, device) if judged else measured(tables, options, device):
@@ -100,14 +100,14 @@ def rows(options: list[str], device: str, tables: list[Table], *, judged: bool) 
 
 
 def unmeasured(tables: list[Table], why: str) -> Iterator[dict[str, Any]]:
-    """What is said of each table, and of the bars, where nothing can be measured."""
+    """The rows for all tables and targets if nothing can be measured."""
     found = [{"part": table.part.name, "stopped": f"not measured: {why}{unknown(table.part)}"} for table in tables]
     yield from found
     yield from bars.verdicts(found)
 
 
 def unknown(part: Part) -> str:
-    """What else is in the way of a part: that its module cannot be imported, or lacks the function."""
+    """A further problem of a part: its module cannot be imported, or lacks the function; empty if there is none."""
     try:
         getattr(importlib.import_module(part.module), part.function)
     except (ImportError, AttributeError) as error:
@@ -116,14 +116,14 @@ def unknown(part: Part) -> str:
 
 
 def measured(tables: list[Table], options: list[str], device: str) -> Iterator[dict[str, Any]]:
-    """The rows of some tables."""
+    """Measure some tables one after the other and yield their rows."""
     for table in tables:
         yield from apart(table.part, options, (1 if device == "cuda" else INTERPRETED) * table.part.limit)
         yield {"part": table.part.name, "clocks": chip.asked() if device == "cuda" else {}}
 
 
 def judged_and_measured(tables: list[Table], options: list[str], device: str) -> Iterator[dict[str, Any]]:
-    """Verdicts, then times."""
+    """Yield the verdicts, then the times of the tables without wrong results, as far as the time limit allows."""
     slack = 1 if device == "cuda" else INTERPRETED
     ends = time.monotonic() + slack * BUDGET
     wrong = set()
@@ -143,19 +143,19 @@ def judged_and_measured(tables: list[Table], options: list[str], device: str) ->
 
 
 def prepared(tables: list[Table]) -> list[Part]:
-    """The parts by which programs of tables are compiled."""
+    """The parts that compile the programs of these tables."""
     names = (table.part.name if table.prepared is None else table.prepared for table in tables)
     return [Part(*name.split("."), JUDGING) for name in names if name]
 
 
 def repair_interpreter() -> None:
-    """Have Triton's interpreter round and multiply as its tests do."""
+    """Install the same fixes of rounding and multiplication in Triton's interpreter as the kernels' tests."""
     sys.path.insert(0, str(ROOT / "packages" / "attn-kernels-triton" / "tests" / "interpreted"))
     importlib.import_module("repairs").install()
 
 
 def alone(options: argparse.Namespace) -> None:
-    """One part, in this process."""
+    """Run one part in this process and print its rows as JSON lines."""
     if options.device == "cpu":
         repair_interpreter()
     if options.once:
@@ -170,7 +170,7 @@ def alone(options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Measure and write; 1 where something is wrong or was not finished."""
+    """Run the benchmark and write the report; returns 1 if a result is wrong or a part did not finish, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     known = sorted({table.part.module for table in (*TABLES, *ALONE)})
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -202,7 +202,7 @@ def main() -> int:
 
 
 def kept(given: Iterable[dict[str, Any]], found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows, kept in a list too."""
+    """Yield the rows and append each to `found`."""
     for row in given:
         found.append(row)
         yield row

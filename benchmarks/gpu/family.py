@@ -1,4 +1,4 @@
-"""Verdicts of the softmax family, of every feature of every program once."""
+"""Verdicts on softmax attention: every feature of every kernel is checked once."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from correctness import verdicts
 
 
 def bands(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Of masks that are bands."""
+    """Verdicts on band masks (causal, windows)."""
     return verdicts(SMALL["bands"] if small else BANDS, device)
 
 
 def bands_of_128(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Of such masks over heads of 128."""
+    """Verdicts on band masks with head size 128."""
     return verdicts(SMALL["bands_of_128"] if small else BANDS_OF_128, device)
 
 
 def bands_of_sizes(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Of such masks over heads of other sizes and types of elements."""
+    """Verdicts on band masks with other head sizes and element types."""
     return verdicts(SMALL["bands_of_sizes"] if small else BANDS_OF_SIZES, device)
 
 
 def varlen(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Of packed texts."""
+    """Verdicts on packed texts (varlen)."""
     return verdicts(SMALL["varlen"] if small else PACKED, device)
 
 
 def listed(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Of masks that are met by lists."""
+    """Verdicts on masks that are processed by lists of blocks."""
     return verdicts(SMALL["listed"] if small else LISTED, device)
 
 
 def learned(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Of learned biases and of dropout."""
+    """Verdicts on learned biases and dropout."""
     return verdicts(SMALL["learned"] if small else LEARNED, device)

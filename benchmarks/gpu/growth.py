@@ -1,4 +1,4 @@
-"""How the memory that forward and backward take grows with the length, from 1024 to 65536 tokens."""
+"""The growth of the memory of forward and backward with the sequence length, from 1024 to 65536 tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LENGTHS = tuple(1024 << step for step in range(7))
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Bytes at the peak above those of the operands, for each length.
+    """The peak memory beyond the operands, in bytes, for each length.
 
-    `as_linear` is twice those of half the length divided by those of this one: 1 where memory grows as the length does.
+    `as_linear` is twice the memory of half the length divided by that of this length: 1 if memory grows linearly.
     """
     before = None
     for length in (32, 64) if small else LENGTHS:

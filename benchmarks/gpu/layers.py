@@ -1,4 +1,4 @@
-"""Layers as users build them: whether they take these kernels by themselves on this GPU, and learn the same."""
+"""Layers as users build them: whether they use attn's kernels by default on this GPU, and give the right gradients."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from recurrences import judged  # noqa: E402
 
 
 class Built(NamedTuple):
-    """A mechanism with the type of its layer, how it is told to compute plainly, and whether it takes our kernels by
-    itself, or on a GPU torch's own."""
+    """A mechanism with the element type of its layer, the function that switches it to the plain computation, and
+    whether by default it uses attn's kernels, rather than torch's own on a GPU."""
 
     name: str
     dtype: torch.dtype
@@ -28,12 +28,12 @@ class Built(NamedTuple):
 
 
 def by_name(layer: Any) -> None:
-    """Attention of the softmax family takes a kernel by its name."""
+    """Switch a softmax attention layer to the plain kernel, by name."""
     layer.use_kernel("plain")
 
 
 def by_plan(layer: Any) -> None:
-    """Recurrences take a plan."""
+    """Switch a recurrent layer to the plain chunked computation, by its plan."""
     layer.plan = RecurrenceDispatcher(installed().kernels, "plain_chunked")
 
 
@@ -45,11 +45,11 @@ LAYERS = (
 
 
 MAIN = {"attend_forward", "attend_dense", "attend_paired", "recall"}
-"""Programs of which a layer that takes our kernels starts one."""
+"""The programs of which a layer that uses attn's kernels launches one."""
 
 
 def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """For each layer and result, the relative error against float64, and whether it and the kernel taken are right."""
+    """For each layer and result, the relative error against float64, and whether it and the chosen kernel are right."""
     width, heads, length = (32, 2, 20) if small else (256, 4, 300)
     for built in LAYERS:
         mechanism = installed().mechanisms.get(built.name)
@@ -70,14 +70,14 @@ def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 class Results(NamedTuple):
-    """Tensors by name, and the programs of ours that computed them."""
+    """The resulting tensors by name, and the names of attn's programs that computed them."""
 
     tensors: dict[str, Tensor]
     programs: set[str]
 
 
 def results(layer: nn.Module, rows: Tensor) -> Results:
-    """The output, and the gradients to the rows and to every weight of a fixed weighted sum of it."""
+    """The output, and the gradients of a fixed weighted sum of it to the input and to every weight."""
     programs: set[str] = set()
     run = Launch.run
 

@@ -1,4 +1,4 @@
-"""Linear layers with weights of few bits: whether they are right on this GPU, and how fast beside torch's own."""
+"""Linear layers with packed weights (int4, int8, FP8): correctness on this GPU, and speed compared with torch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from torch.nn import functional
 
 
 def in_fp8(weight: Tensor, bias: Tensor | None, *, rows: bool = False) -> CodedLinear:
-    """FP8 with a scale for each output: weights alone, or rows too."""
+    """An FP8 layer with one scale for each output; with `rows`, the input rows are rounded to FP8 too."""
     return (RoundedRowsLinear if rows else CodedLinear)(fp8_weights("fp8", weight, bias), "fp8")
 
 
 def in_blocks(weight: Tensor, bias: Tensor | None, *, rows: bool = False) -> CodedLinear:
-    """FP8 as a checkpoint in blocks stores it: a scale for 128 inputs of an output."""
+    """An FP8 layer with blockwise scales, as in checkpoints: one for each 128 inputs of an output; `rows` as above."""
     codes, scales = rounded(weight, GROUP)
     apart = codes.view(torch.uint8).view(len(weight), -1, GROUP)
     heads = scales.contiguous().view(torch.uint8).view(len(weight), -1, SCALE_BYTES)
@@ -40,36 +40,36 @@ def in_blocks(weight: Tensor, bias: Tensor | None, *, rows: bool = False) -> Cod
 Maker = Callable[[Tensor, Tensor | None], CodedLinear]
 MAKERS: dict[str, Maker] = {"int8": int8_linear, "int4": int4_linear, "fp8, weights alone": in_fp8}
 IN_WHOLE_BLOCKS: dict[str, Maker] = {"fp8 in blocks, weights alone": in_blocks}
-"""Of inputs that are a multiple of 128."""
+"""Layers for input sizes that are a multiple of 128."""
 ROWS_TOO: dict[str, Maker] = {"fp8": partial(in_fp8, rows=True)}
 ROWS_TOO_IN_WHOLE_BLOCKS: dict[str, Maker] = {"fp8 in blocks": partial(in_blocks, rows=True)}
-"""On chips that multiply FP8."""
+"""Layers for GPUs with FP8 matrix multiplication; their input sizes must be a multiple of 128."""
 STEPS = {"int4": 15, "int8": 127}
-"""Into how many steps the weights of an output are parted; those of FP8 are a sixteenth of themselves off at most."""
+"""The number of quantisation steps over an output's range of weights; for FP8, errors are at most 1/16 of a weight."""
 SMALL = ((48, 300, 70), (3, 256, 70))
 JUDGED = ((1, 4096, 4096), (16, 4096, 6144), (64, 14336, 4096), (515, 4096, 1031), (3, 1000, 517))
-"""Rows, inputs and outputs: of steps of decoding, of a prompt, and of no whole tile."""
+"""Rows, inputs and outputs: of decode steps, of a prompt, and of sizes that are not multiples of a tile."""
 COUNTS, LAYERS = (1, 16, 64, 512, 4096), ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096))
-"""Rows, and layers of a model of eight billion parameters."""
+"""The numbers of rows, and the (inputs, outputs) of the layers of a model of eight billion parameters."""
 
 
 def normal(*shape: int, device: str, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Random numbers, the same each time."""
+    """Random normal numbers, the same for every call with this shape."""
     generator = torch.Generator(device).manual_seed(sum(shape))
     return torch.randn(shape, generator=generator, device=device).to(dtype)
 
 
 def meaning(layer: CodedLinear) -> Tensor:
-    """The weights [outputs, inputs] in float64: what a product with rows of single ones gives, without rounding.
+    """The dequantised weights [outputs, inputs] in float64, obtained as the layer's product with an identity matrix.
 
-    Rows are float32, so that outputs are; ones lose nothing where they are rounded to bfloat16.
+    Its rows are float32, so that the outputs are too; ones are exact even if they are rounded to bfloat16.
     """
     found = [layer(rows).T for rows in torch.eye(layer.inputs, device=layer.data.device).split(64 * TURN)]
     return torch.cat(found, dim=1).double()
 
 
 def makers(device: str, inputs: int) -> dict[str, Maker]:
-    """What is made on a device of weights with so many inputs."""
+    """The functions that make layers on this device for this number of inputs, by format."""
     found, whole = dict(MAKERS), inputs % GROUP == 0
     found |= IN_WHOLE_BLOCKS if whole else {}
     if has_e4m3(torch.device(device)):
@@ -78,7 +78,7 @@ def makers(device: str, inputs: int) -> dict[str, Maker]:
 
 
 def taken(layer: CodedLinear, rows: Tensor) -> Tensor:
-    """Rows as a layer multiplies them: rounded to FP8, in plain torch, or as they are."""
+    """The input rows as a layer multiplies them: rounded to FP8 in plain torch, or unchanged."""
     if not isinstance(layer, RoundedRowsLinear):
         return rows
     codes, scales = rounded(rows, layer.group)
@@ -86,19 +86,19 @@ def taken(layer: CodedLinear, rows: Tensor) -> Tensor:
 
 
 def off(form: str, weights: Tensor, weight: Tensor) -> dict[str, Any]:
-    """How far weights are from those that were packed, in steps, or as a share of a sixteenth of themselves."""
+    """The largest error of dequantised weights, in quantisation steps, or for FP8 in sixteenths of the weight."""
     if form in STEPS:
         step = ((weight.double().amax(1) - weight.double().amin(1)) / STEPS[form])[:, None]
         worst = float(((weights - weight.double()).abs() / step).max())
         return {"what": "steps that a weight is off", "worst": worst, "right": worst < 1.1}
-    # Below 2^-6 of a scale, of which the largest weight is 448, numbers of FP8 are 2^-9 of it apart.
+    # The largest weight is 448 scales. Below 2^-6 scales, FP8 numbers are subnormal, 2^-9 scales apart.
     least = weight.double().abs().amax(1, keepdim=True) / 448 * 2.0**-10
     worst = float(((weights - weight.double()).abs() / torch.maximum(weight.double().abs() / 16, least)).max())
     return {"what": "sixteenths of itself that a weight is off", "worst": worst, "right": worst < 1.1}
 
 
 def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Products beside float64's, the weights beside those that were packed, and a row alone beside a crowd."""
+    """Verdicts on products against float64, on dequantised against original weights, and on single rows in a batch."""
     for count, inputs, outputs in SMALL if small else JUDGED:
         weight = normal(outputs, inputs, device=device)
         rows, bias = normal(count, inputs, device=device), normal(outputs, device=device, dtype=torch.float32)
@@ -118,7 +118,7 @@ def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def roundings(rows: Tensor) -> Iterator[dict[str, Any]]:
-    """Whether rows become the codes and scales that plain torch makes of them, to the bit."""
+    """Verdicts on whether rows are rounded to bitwise the same codes and scales as in plain torch."""
     for group in (None, GROUP):
         groups = -(-rows.shape[1] // group) if group else 1
         into = Rounded(torch.empty_like(rows, dtype=E4M3), rows.new_empty(len(rows), groups, dtype=torch.float32))
@@ -130,7 +130,7 @@ def roundings(rows: Tensor) -> Iterator[dict[str, Any]]:
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Times of products, those of torch's own in bfloat16 divided by them, and the share of the copying speed."""
+    """The times of products, torch's bfloat16 times divided by them, and the fraction of the copy bandwidth."""
     copied = copied_per_second(device)
     for inputs, outputs in ((256, 70),) if small else LAYERS:
         weight = normal(outputs, inputs, device=device)

@@ -1,4 +1,4 @@
-"""Parts of the whole, each in a process of its own and within its own time, so that none can eat that of the others."""
+"""Parts of the benchmark, each in a process of its own with its own time limit, so that none delays the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHOLE = Path(__file__).with_name("everything.py")
 
 
 class Part(NamedTuple):
-    """A function of a module here, which yields rows, and the seconds that it may take."""
+    """A function of a module in this folder that yields rows, and its time limit in seconds."""
 
     module: str
     function: str
@@ -29,20 +29,20 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called on a command line."""
+        """The name of the part on the command line, MODULE.FUNCTION."""
         return f"{self.module}.{self.function}"
 
     def rows(self, device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-        """What it finds, in this process."""
+        """Run the part in this process and yield its rows."""
         found: Iterator[dict[str, Any]] = getattr(importlib.import_module(self.module), self.function)
         return found(device, small=small)  # type: ignore[operator,no-any-return]
 
 
 def apart(part: Part, options: Iterable[str], limit: float) -> Iterator[dict[str, Any]]:
-    """The rows of a part in another process, and how long it took; a row that says so if it failed or was stopped."""
+    """Run a part in another process; yields its rows, one for a failure or time-out, and one with the time taken."""
     command = [sys.executable, str(WHOLE), "--part", part.name, *options]
     began = time.monotonic()
-    # A session of its own: what compilers it starts end with it, and do not hold its output open.
+    # A session of its own, so that the compilers it starts are killed with it and do not keep its output open.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         over = threading.Event()
 
@@ -68,7 +68,7 @@ def apart(part: Part, options: Iterable[str], limit: float) -> Iterator[dict[str
 
 
 def at_once(verdicts: list[Part], compiled: list[Part], options: list[str], slack: int) -> Iterator[dict[str, Any]]:
-    """The rows of verdicts as they come, while other parts do nothing but have programs compiled."""
+    """Yield the rows of the verdicts as they arrive, while the parts `compiled` compile their programs concurrently."""
     found = queue.SimpleQueue[dict[str, Any]]()
 
     def judge(part: Part) -> None:
@@ -96,19 +96,19 @@ def at_once(verdicts: list[Part], compiled: list[Part], options: list[str], slac
 
 
 def ended(work: Future[None]) -> dict[str, Any]:
-    """What is put behind the last row of a part: nothing, or why it could not be started."""
+    """The marker after the last row of a part, with the reason if the part could not be started."""
     error = work.exception()
     return {"ended": "" if error is None else f"{type(error).__name__}: {error}"}
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Stop a process and all that it has started."""
+    """Kill a process and all processes that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def row_of(line: str) -> dict[str, Any] | None:
-    """The row of a line; None of what others print."""
+    """The row in a line of output; None for any other output."""
     if not line.startswith("{"):
         return None
     with suppress(json.JSONDecodeError):

@@ -1,4 +1,4 @@
-"""The same attention by torch: cuDNN, FlashAttention 2 and what torch takes by default, and compiled FlexAttention."""
+"""The same attention with torch: SDPA with cuDNN, FlashAttention 2 or its default, and compiled FlexAttention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def sdpa(case: Case, backend: SDPBackend | None) -> Attention:
-    """Attention by torch's own, with a backend of our choice or of its own; full or causal masks over equal lengths."""
+    """torch's SDPA with this backend, or its default for None; full or causal masks with as many queries as keys."""
     causal = case.mask.kind == "causal"
 
     def run(operands: AttentionInputs) -> Tensor:
@@ -34,8 +34,8 @@ def sdpa(case: Case, backend: SDPBackend | None) -> Attention:
 
 
 def flex(case: Case, device: str, written: MaskMod | None = None) -> Attention:
-    """Compiled FlexAttention under the mask of the case, or as it is `written`; blocks are found before, as ours."""
-    # Each pattern is compiled twice; beyond eight of one function torch would silently compute all pairs.
+    """Compiled FlexAttention with the mask of the case, or with `written`; blocks are precomputed, as in attn."""
+    # Each mask is compiled twice; after eight recompilations torch would silently compute all pairs.
     torch.compiler.reset()
     asked = written or mask_mod(case.mask, case.queries, case.keys)
     blocks = create_block_mask(asked, None, None, case.queries, case.keys, device=device)

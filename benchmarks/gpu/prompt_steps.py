@@ -1,8 +1,9 @@
-"""How long a step with prompts takes as a CUDA graph, beside the same step launched operation by operation.
+"""The time of a step with prompts as a CUDA graph, compared with the same step in eager mode.
 
-Random weights in the shapes of SmolLM2-135M and Llama 3 8B, bfloat16: a step is from `Engine.step` to its tokens on the
-host. Prompts begin differently in each step, so that none is found cached; where streams decode beside them, each gets
-its token in the same step. `same_tokens` is the share of first tokens that are equal both ways: roundings differ.
+Random weights in the shapes of SmolLM2-135M and Llama 3 8B, in bfloat16. The time of a step is that of `Engine.step`,
+until its tokens are on the host. Prompts begin differently in each step, so that the prefix cache is never hit; streams
+that decode get their token in the same step. `same_tokens` is the fraction of first tokens that are equal in both
+modes; rounding may differ.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ REPEATS, WARM = 9, 2
 
 
 class Step(NamedTuple):
-    """Prompts of so many tokens, beside so many streams that decode."""
+    """A step with prompts of these lengths and a number of decoding streams."""
 
     prompts: tuple[int, ...]
     streams: int = 0
 
     @property
     def case(self) -> str:
-        """What is measured, in words."""
+        """The description of the step in the report."""
         return f"{len(self.prompts)} x {self.prompts[0]} tokens of prompts, {self.streams} streams"
 
 
@@ -41,7 +42,7 @@ SMALL = (Step((5, 5)), Step((9,), 1))
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """A row for each model and step."""
+    """One row for each model and step."""
     for name, shape in ({"tiny": TINY} if small else SHAPES).items():
         model = random_model(shape, device)
         engines = {way: engine_of(model, eager=way == "eager", small=small) for way in ("eager", "recorded")}
@@ -53,7 +54,7 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def engine_of(model: Decoder, *, eager: bool, small: bool) -> Engine:
-    """An engine whose steps are recorded before the first request unless `eager`."""
+    """An engine whose steps are captured as CUDA graphs before the first request, unless `eager`."""
     tokens, sequences = (32, 4) if small else (2048 + 32, 64)
     config = EngineConfig(
         max_num_seqs=sequences,
@@ -70,7 +71,7 @@ def engine_of(model: Decoder, *, eager: bool, small: bool) -> Engine:
 
 
 def measured(engines: dict[str, Engine], step: Step, device: str) -> dict[str, Any]:
-    """Milliseconds of a step each way, and whether its first tokens are the same."""
+    """The milliseconds of a step in both modes, and the fraction of first tokens that are equal."""
     turns = (WARM, REPEATS) if device == "cuda" else (0, 1)
     found: dict[str, Any] = {}
     tokens: dict[str, list[int]] = {}
@@ -85,7 +86,7 @@ def measured(engines: dict[str, Engine], step: Step, device: str) -> dict[str, A
 
 
 def timed(engine: Engine, step: Step, turns: tuple[int, int]) -> tuple[list[float], list[int]]:
-    """Seconds of steps with prompts, behind some that are not counted, and the first tokens that came of prompts."""
+    """The seconds of steps with prompts after warm-up steps, and the first tokens of the prompts."""
     warm, counted = turns
     for number in range(step.streams):
         submit(engine, f"stream {number}", 16, 2 * (warm + counted) + step.streams + 4, number)
@@ -108,7 +109,7 @@ def timed(engine: Engine, step: Step, turns: tuple[int, int]) -> tuple[list[floa
 
 
 def submit(engine: Engine, name: str, length: int, new: int, seed: int) -> None:
-    """A request with a prompt that begins as none of another seed does."""
+    """Submit a request with a prompt that shares no prefix with those of other seeds."""
     size = engine._runner.model.vocab_size - 2  # noqa: SLF001 -- tokens must be among the model's
     ids = tuple(1 + (31 * seed + 13 * place * (1 + seed % 7)) % size for place in range(length))
     params = SamplingParams(max_new_tokens=new, temperature=0, ignore_eos=True)

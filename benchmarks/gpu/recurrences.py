@@ -1,4 +1,4 @@
-"""Linear recurrences: whether they are right on this GPU, and how fast beside the speed of copying."""
+"""Linear recurrences: correctness on this GPU, times, and decoding speed relative to the copy bandwidth."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from timing import copied_per_second, seconds
 from torch import Tensor
 
 FACTOR, ROUNDINGS, MORE = 1.25, 4, 32
-"""More roundings for log decays, whose gradients are sums of differences that nearly cancel."""
+"""The allowed error; MORE roundings are allowed for log decays, whose gradients are sums with strong cancellation."""
 
 OF_DECAYS = ("decay", "rate", "step_bias", "fade.0.weight", "fade.1.weight", "fade.1.bias")
-"""How names of decays end, and of weights that decays are made of."""
+"""The suffixes of the names of decays, and of the weights from which decays are computed."""
 
 KINDS = [(decay, delta_rule) for delta_rule in (False, True) for decay in ("none", "head", "channel")]
-"""What fades, and whether keys correct: linear attention, RetNet, GLA; DeltaNet, Gated DeltaNet, KDA."""
+"""The kinds of decay, without and with the delta rule: linear attention, RetNet, GLA; DeltaNet, Gated DeltaNet, KDA."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence:
-    """Steps of one kind, numbers that bfloat16 holds: `sizes` of keys and values.
+    """Random steps of one kind of recurrence, exactly representable in bfloat16; `sizes` are those of keys and values.
 
-    A decay may be `shared` by all sequences, and what is remembered may begin with something, `after` others.
+    With `shared`, all sequences have the same decay; with `after`, the recurrence starts from a non-zero state.
     """
 
     decay: str
@@ -42,13 +42,13 @@ class Recurrence:
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """The description of the case in the report."""
         rule = "delta rule" if self.delta_rule else "additive"
         more = ", one decay for all" * self.shared + ", after others" * self.after
         return f"recurrence, {rule}, decay {self.decay}, {self.sizes}, {self.dtype}, {self.tokens} tokens{more}"
 
     def steps(self, device: str) -> Steps:
-        """Random steps: keys of about length one, log decays down to -0.1."""
+        """Random steps: keys with a norm of about one, log decays down to -0.1."""
         generator = torch.Generator(device).manual_seed(0)
 
         def rows(*size: int, make: Any = torch.randn, dtype: torch.dtype = self.dtype) -> Tensor:
@@ -67,7 +67,7 @@ class Recurrence:
         )
 
     def before(self, device: str) -> Tensor | None:
-        """What is remembered at the start, None for nothing."""
+        """The initial state; None for a zero state."""
         generator = torch.Generator(device).manual_seed(1)
         shape = (self.batch, self.heads, *self.sizes)
         return torch.randn(shape, generator=generator, device=device) if self.after else None
@@ -91,17 +91,17 @@ SMALL = [
 
 
 def constant(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Verdicts where nothing fades."""
+    """Verdicts on recurrences without decay."""
     return verdicts("none", device, small=small)
 
 
 def by_head(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Verdicts where each head fades."""
+    """Verdicts on recurrences with one decay for each head."""
     return verdicts("head", device, small=small)
 
 
 def by_channel(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Verdicts where each channel fades."""
+    """Verdicts on recurrences with one decay for each channel."""
     return verdicts("channel", device, small=small)
 
 
@@ -121,7 +121,7 @@ def verdicts(decay: str, device: str, *, small: bool) -> Iterator[dict[str, Any]
 
 
 def judged(case: str, what: str, three: tuple[Tensor, Tensor, Tensor], *, same: bool) -> dict[str, Any]:
-    """The verdict on what was found, beside the plain computation in the same type and the truth."""
+    """The verdict on a result, given as (found, plain computation in the same type, exact)."""
     found, usual, truth = three
     size = float(torch.linalg.vector_norm(truth)) or 1.0
     error, own = (float(torch.linalg.vector_norm(part.double() - truth)) / size for part in (found, usual))
@@ -132,12 +132,12 @@ def judged(case: str, what: str, three: tuple[Tensor, Tensor, Tensor], *, same: 
 
 
 def cast(steps: Steps, dtype: torch.dtype) -> Steps:
-    """All of the steps in one type."""
+    """The steps converted to one element type."""
     return Steps(*(None if part is None else part.to(dtype) for part in steps))
 
 
 def results(compute: Callable[..., tuple[Tensor, Tensor]], steps: Steps, before: Tensor | None) -> dict[str, Tensor]:
-    """The output and what is remembered after it, and gradients of fixed weighted sums of both."""
+    """The output and the final state, and the gradients of fixed weighted sums of both."""
     given = {**steps._asdict(), "before": before}
     leaves = {name: part.detach().requires_grad_() for name, part in given.items() if part is not None}
     outs = compute(Steps(**{name: part for name, part in leaves.items() if name != "before"}), leaves.get("before"))
@@ -151,7 +151,7 @@ def results(compute: Callable[..., tuple[Tensor, Tensor]], steps: Steps, before:
 
 
 def timed_cases(*, small: bool) -> Iterator[Recurrence]:
-    """One of each kind over many tokens."""
+    """The timed cases: one of each kind, with many tokens."""
     shape: dict[str, Any] = {"tokens": 32, "batch": 1, "dtype": torch.float32}
     if not small:
         shape = {"tokens": 8192, "batch": 2, "heads": 16, "sizes": (128, 128)}
@@ -160,7 +160,7 @@ def timed_cases(*, small: bool) -> Iterator[Recurrence]:
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Times of the forward and the backward pass, and of decoding."""
+    """The times of the forward and the backward pass, and of decoding."""
     for case in timed_cases(small=small):
         forward, backward = times(lambda given: by_chunks(given, None)[0], case.steps(device), device)
         yield {"case": case.name, "forward_ms": 1e3 * forward, "backward_ms": 1e3 * backward}
@@ -168,7 +168,7 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def times(run: Callable[[Steps], Tensor], steps: Steps, device: str) -> tuple[float, float]:
-    """Times of the forward pass, and of the backward pass alone."""
+    """The times of the forward pass, and of the backward pass alone, in seconds."""
     with torch.no_grad():
         forward = seconds(lambda: run(steps), device)
     leaves = Steps(*(None if part is None else part.detach().requires_grad_() for part in steps))
@@ -178,7 +178,7 @@ def times(run: Callable[[Steps], Tensor], steps: Steps, device: str) -> tuple[fl
 
 
 def decoding(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """One token of 64 requests: the share of the copying speed at which memories are read and written."""
+    """Decoding of one token for 64 requests: the fraction of the copy bandwidth for reading and writing states."""
     copied = copied_per_second(device)
     for decay, delta_rule in KINDS:
         batch, heads, size = (1, 2, 16) if small else (64, 32, 128)

@@ -1,4 +1,4 @@
-"""Decode steps of recurrences over states in slots: whether they are right on this GPU, and how fast beside copying."""
+"""Decode steps of recurrences over states in slots: correctness on this GPU, and speed relative to copying."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from step_definition import defined, drawn, mapped  # noqa: E402 -- of the tests
 from step_launches import SPECS  # noqa: E402
 
 SLOTS, TAKEN = [5, 0, 3, 6, 1], 8
-"""Slots of the requests whose steps are judged, of so many."""
+"""The slots of the requests whose steps are checked, and the number of slots."""
 REQUESTS, HEADS = 64, 32
-"""Of the steps that are timed, over memories of 128 x 128 elements."""
+"""The numbers of requests and heads of the timed steps, with states of 128 x 128 elements."""
 
 
 def cases(*, small: bool) -> Iterator[tuple[str, RecurrentStepSpec]]:
-    """What the layers of each mechanism ask, over heads of 128, and sizes that are no powers of two."""
+    """The decode step of each mechanism, with head size 128, and with sizes that are not powers of two."""
     for name, spec in SPECS.items():
         if small:
             yield name, dataclasses.replace(spec, key_size=16, value_size=16)
@@ -37,7 +37,7 @@ def cases(*, small: bool) -> Iterator[tuple[str, RecurrentStepSpec]]:
 
 
 def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """For each mechanism and type of rows, errors of outputs and states against float64, and whether they are right."""
+    """For each mechanism and element type, errors of outputs and states against float64, and whether they are right."""
     for name, spec in cases(small=small):
         for dtype in (torch.float32,) if small else (torch.bfloat16, torch.float32):
             given = drawn(spec, dtype, SLOTS[:1] if small else SLOTS, taken=TAKEN)
@@ -56,7 +56,7 @@ def stepped(given: RecurrentStepInputs, device: str) -> dict[str, torch.Tensor]:
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """One token of 64 requests, all programs of a step: the share of the copying speed at which memories move."""
+    """Decoding of one token for 64 requests, all kernels of a step: the fraction of the copy bandwidth for states."""
     copied = copied_per_second(device)
     requests = 2 if small else REQUESTS
     for name, spec in SPECS.items():

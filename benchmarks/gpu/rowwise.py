@@ -1,4 +1,5 @@
-"""Operations on rows: whether they are right on this GPU, and how fast beside torch and torch.compile and memory."""
+"""Row-wise operations (norms, rotary positions, gates, losses): correctness on this GPU, and speed compared with torch,
+torch.compile and the copy bandwidth."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ Compute = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RowCase:
-    """An operation over leaves of these shapes, as we and as torch compute it.
+    """An operation on input tensors of these shapes, with attn's implementation and torch's.
 
-    `forward` and `backward` are how many times the first leaf goes through memory, 0 where that is not the measure.
+    `forward` and `backward` are the memory traffic as a multiple of the first input's size; 0 if it is not measured.
     """
 
     name: str
@@ -41,19 +42,19 @@ class RowCase:
     backward: int = 0
 
     def leaves(self, device: str, dtype: torch.dtype) -> list[Tensor]:
-        """Random numbers that bfloat16 holds."""
+        """Random input tensors, exactly representable in bfloat16."""
         generator = torch.Generator(device).manual_seed(0)
         drawn = (torch.randn(shape, generator=generator, device=device) for shape in self.shapes)
         return [part.bfloat16().to(dtype) for part in drawn]
 
 
 SMALL, JUDGED, TIMED = (8, 32, 48, 70), (515, 4096, 14336, 32003), (8192, 4096, 14336, 128256)
-"""Rows, width, width between, and vocabulary: for the interpreter, to be judged, and of a model of eight billion
-parameters."""
+"""Rows, width, intermediate width and vocabulary: for Triton's interpreter, for verdicts, and for timing (a model of
+eight billion parameters)."""
 
 
 def cases(device: str, sizes: tuple[int, int, int, int]) -> list[RowCase]:
-    """Norms, rotary positions, gates and losses."""
+    """The cases: norms, rotary positions, gates and losses."""
     rows, width, inner, vocabulary = sizes
     small = sizes == SMALL
     many, wide = (rows, width), (rows, inner)
@@ -96,12 +97,12 @@ def cases(device: str, sizes: tuple[int, int, int, int]) -> list[RowCase]:
 
 
 def norm(rows: Tensor, gain: Tensor) -> Tensor:
-    """torch's own."""
+    """torch's RMSNorm."""
     return functional.rms_norm(rows, rows.shape[-1:], gain, EPS)
 
 
 def turning(device: str, *, interleaved: bool, part: float, small: bool) -> RowCase:
-    """Rotary positions of a part of each head."""
+    """The case of rotary positions on the fraction `part` of each head."""
     shape = (1, 9, 3, 16) if small else (2, 4096, 32, 128)
     size = int(shape[-1] * part)
     places = torch.arange(shape[1], device=device)
@@ -125,7 +126,7 @@ def turning(device: str, *, interleaved: bool, part: float, small: bool) -> RowC
 
 
 def losing(device: str, sizes: tuple[int, int, int]) -> Iterator[RowCase]:
-    """Losses of hidden rows under a matrix, all together and part by part."""
+    """The cases of cross-entropy losses of hidden states [rows, width] under an output matrix, whole and in chunks."""
     rows, width, vocabulary = sizes
     ids = torch.randint(vocabulary, (rows,), device=device, generator=torch.Generator(device).manual_seed(1))
     ids[::7] = -100
@@ -142,7 +143,7 @@ def losing(device: str, sizes: tuple[int, int, int]) -> Iterator[RowCase]:
 
 
 def found_by_us(small: bool) -> None:  # noqa: FBT001 -- one fact
-    """Let losses find the kernel: on a bare machine nothing of this tree is installed, so nothing is found."""
+    """Give the losses their kernel directly: on a bare machine no package is installed, so none would be found."""
     kernel = TritonCrossEntropy()
 
     def row_result(_kind: Any, _form: str, compute: Callable[[TritonCrossEntropy], Tensor], *_: Any) -> Tensor:
@@ -154,7 +155,7 @@ def found_by_us(small: bool) -> None:  # noqa: FBT001 -- one fact
 
 
 def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """For each case and result the relative error against float64, and whether it is right."""
+    """For each case and result, the relative error against float64, and whether it is right."""
     found_by_us(small)
     for case in cases(device, SMALL if small else JUDGED):
         for dtype in (torch.float32,) if small else (torch.bfloat16, torch.float32):
@@ -167,7 +168,7 @@ def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def results(run: Compute, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Outputs, and gradients of a fixed weighted sum of them."""
+    """The outputs, and the gradients of a fixed weighted sum of them."""
     own = [part.detach().requires_grad_() for part in leaves]
     outs = outputs(run, own)
     found = torch.autograd.grad(outs, own, [probe(out) for out in outs])
@@ -175,19 +176,19 @@ def results(run: Compute, leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 def outputs(run: Compute, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """One result or several, as several."""
+    """The outputs as a tuple, also if there is only one."""
     found = run(*leaves)
     return found if isinstance(found, tuple) else (found,)
 
 
 def probe(out: Tensor) -> Tensor:
-    """Weights from -1 to 1; of a single number 1."""
+    """The weights of an output in the sum: from -1 to 1, or 1 for a single number."""
     weights = torch.linspace(-1, 1, out.numel(), device=out.device) if out.numel() > 1 else torch.ones(1)
     return weights.to(out.device, out.dtype).view_as(out)
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Times of both passes, beside torch's, the share of the copying speed, and peaks of memory."""
+    """The times of both passes compared with torch's, the fraction of the copy bandwidth, and the peak memory."""
     found_by_us(small)
     copied = copied_per_second(device)
     for case, leaves in timed_cases(device, small=small):
@@ -204,7 +205,7 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def compiled(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Times of torch.compile's programs for both passes, divided by ours."""
+    """The times of torch.compile's programs for both passes, divided by attn's."""
     found_by_us(small)
     for case, leaves in timed_cases(device, small=small):
         if device != "cuda":
@@ -222,13 +223,13 @@ def compiled(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def timed_cases(device: str, *, small: bool) -> Iterator[tuple[RowCase, list[Tensor]]]:
-    """The cases that are timed, with their leaves."""
+    """The timed cases with their input tensors."""
     for case in cases(device, SMALL if small else TIMED):
         yield case, case.leaves(device, torch.float32 if small else torch.bfloat16)
 
 
 def times(run: Compute, leaves: Sequence[Tensor], device: str) -> tuple[float, float]:
-    """Times of the forward pass without gradients, and of both passes."""
+    """The times of the forward pass without gradients, and of both passes, in seconds."""
     with torch.no_grad():
         forward = seconds(lambda: run(*leaves), device)
     own = [part.detach().requires_grad_() for part in leaves]
@@ -237,7 +238,7 @@ def times(run: Compute, leaves: Sequence[Tensor], device: str) -> tuple[float, f
 
 
 def peak(run: Compute, leaves: Sequence[Tensor]) -> int:
-    """Most bytes that both passes hold beyond their operands."""
+    """The peak memory of both passes beyond their operands, in bytes."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -1,5 +1,5 @@
-"""NVIDIA's compute-sanitizer over every kernel once, at small sizes: no access out of bounds, no race in shared memory,
-no read of memory that nobody has written."""
+"""Runs NVIDIA's compute-sanitizer on every kernel once, at small sizes: finds out-of-bounds accesses, races in shared
+memory, and reads of uninitialised memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECONDS = 80
 
 
 def rows(device: str, *, small: bool) -> Iterator[dict[str, Any]]:  # noqa: ARG001 -- sizes are small anyway
-    """For each check and part the errors that the tool found, or why it was not asked; all parts of a check at once."""
+    """For each check and part, the number of errors found, or why it was not run; all parts run concurrently."""
     if device != "cuda" or shutil.which(TOOL) is None:
         yield {"case": TOOL, "errors": None, "why": "no GPU" if device != "cuda" else "the tool is not here"}
         return
@@ -46,7 +46,7 @@ def rows(device: str, *, small: bool) -> Iterator[dict[str, Any]]:  # noqa: ARG0
 
 
 def checked(check: str, part: str) -> dict[str, Any]:
-    """What the tool says of a part."""
+    """The result of one check of a part."""
     command = [TOOL, "--tool", check, sys.executable, str(WHOLE), "--part", part, "--small"]
     found: dict[str, Any] = {"case": f"{check}, {part}", "errors": None}
     try:

@@ -1,4 +1,4 @@
-"""The schedules among which programs are tuned: whether those of bands are right on this GPU, and how fast each is."""
+"""The candidate schedules for tuning kernels: correctness of those for band masks on this GPU, and their times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from correctness import verdicts as verdicts_of
 
 
 def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """What `correctness` says of bands under every schedule of the forward pass."""
+    """Verdicts on band masks with every schedule of the forward pass."""
     for width, choices in CANDIDATES.items():
         for choice in smaller(choices) if small and device == "cpu" else choices:
             tiles.DENSE_CHOICES[width] = choice
@@ -27,8 +27,8 @@ def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def gradients(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """The same under every schedule of the backward pass."""
-    # However few heads there are.
+    """Verdicts on band masks with every schedule of the backward pass."""
+    # Use the joined backward kernel even if it occupies few multiprocessors.
     attention_backward.FILLED = 0.0
     attention_backward.JOINED = frozenset(BACKWARD)
     for width, backward in BACKWARD.items():
@@ -38,7 +38,7 @@ def gradients(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def cases(name: str, width: int, device: str, *, small: bool) -> list[Case]:
-    """Bands over heads of this width."""
+    """The cases of band masks with this head size."""
     masks = (Causal(),) if small else (Full(), Causal(), Window(left=100, right=9))
     shape: dict[str, Any] = {"sizes": (width, width)}
     if small:
@@ -49,20 +49,20 @@ def cases(name: str, width: int, device: str, *, small: bool) -> list[Case]:
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Times of every candidate, as the tuner takes them; the fastest are kept, and what is measured next takes them."""
+    """The times of every candidate, as the tuner measures them; the fastest are saved for the later measurements."""
     target = torch.device(device)
     found = []
     for one in measure(target, *few(device, small=small)):
         found.append(one)
         yield {"case": f"tuning, {one.name}, {said(one.choice)}", "ms": 1e3 * one.seconds}
         if device == "cuda" and best(found)[one.name] is one.choice:
-            # Kept at once: what ends this part early loses nothing.
+            # Save at once, so that nothing is lost if this part is stopped early.
             add(name_of(target), {one.name: one.choice})
     yield {"tuned": {name: said(choice) for name, choice in best(found).items()}}
 
 
 def few(device: str, *, small: bool) -> tuple[Any, ...]:
-    """In a rehearsal, the candidates of forward passes over 32 tokens, each measured once."""
+    """The arguments of `measure` in a rehearsal: the forward candidates with 32 tokens, measured once; else none."""
     if not small:
         return ()
     attention.LENGTHS = (32,)
@@ -70,18 +70,18 @@ def few(device: str, *, small: bool) -> tuple[Any, ...]:
 
 
 def prepare(device: str, *, small: bool) -> Iterator[dict[str, Any]]:  # noqa: ARG001 -- only where sizes are real
-    """Have every candidate compiled; nothing is kept."""
+    """Compile every candidate; no result is saved."""
     for one in measure(torch.device(device), repeats=1):
         yield {"case": one.name}
 
 
 def smaller(choices: tuple[Choice, ...]) -> tuple[Choice, ...]:
-    """Each schedule as often as it is there, with tiles for the interpreter."""
+    """The same number of choices of each schedule, with small tiles for Triton's interpreter."""
     return tuple(Choice(16, 16, 4, 1, schedule) for schedule in sorted(choice.schedule for choice in choices))
 
 
 def said(candidate: Any) -> str:
-    """A candidate in words."""
+    """The description of a candidate as text."""
     if isinstance(candidate[0], tuple):
         return "; ".join(map(said, candidate))
     return ", ".join(f"{number} {name}" for name, number in candidate._asdict().items())

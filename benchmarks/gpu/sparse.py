@@ -1,4 +1,4 @@
-"""Masks that leave a part of all pairs: what a block that is kept costs, and how fast they are beside FlexAttention."""
+"""Sparse masks: the cost of each computed block, and the speed compared with FlexAttention."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from peers import MaskMod, flex
 from torch import Tensor
 
 BLOCK = 128
-"""Queries and keys of a block that is counted, as many as most tiles have."""
+"""The block size, in queries and keys, for counting computed blocks; the same as most tiles."""
 
 DOCUMENTS = (900, 100, 2048, 3000, 500, 1644)
 
 
 def masks(*, small: bool) -> dict[str, Mask]:
-    """Masks over 8192 tokens; blocks are sparse in the last."""
+    """The masks over 8192 tokens; the last one is block-sparse."""
     if small:
         return {"window": Window(left=9), "big bird": BigBird(block=16, random=1).of_head(0)}
     return {
@@ -33,17 +33,17 @@ def masks(*, small: bool) -> dict[str, Mask]:
 
 
 KEPT = ("window", "window 512", "window 1024", "big bird")
-"""Those of which what is kept is a small share."""
+"""The masks that allow only a small fraction of the pairs."""
 
 
 def case_of(name: str, mask: Mask, *, small: bool) -> Case:
-    """A mask over many tokens."""
+    """The case of a mask over many tokens."""
     length, size, heads = (64, 16, (2, 2)) if small else (8192, 128, (16, 4))
     return Case(name=name, mask=mask, queries=length, keys=length, sizes=(size, size), heads=heads)
 
 
 def kept(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """`forward` and `backward` are our own dense time of a block, divided by that of a block that is kept."""
+    """`forward` and `backward` are the time per block of attn's dense attention, divided by that of a sparse mask."""
     dense, block = case_of("full", Full(), small=small), 16 if small else BLOCK
     whole = {"blocks": (dense.queries // block) * (dense.keys // block), **timed(dense, device)}
     yield {"case": dense.name, **whole}
@@ -56,13 +56,13 @@ def kept(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def each(row: dict[str, Any], way: str) -> float:
-    """The time of a block."""
+    """The time per block, in milliseconds."""
     found: float = row[f"{way}_ms"] / row["blocks"]
     return found
 
 
 def documents(device: str) -> MaskMod:
-    """The mask of documents as FlexAttention's own examples write it: the program would not compile ours."""
+    """The document mask as written in FlexAttention's own examples, because FlexAttention fails to compile attn's."""
     numbers = torch.arange(len(DOCUMENTS)).repeat_interleave(torch.tensor(DOCUMENTS)).to(device)
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001 -- FlexAttention's form
@@ -72,7 +72,7 @@ def documents(device: str) -> MaskMod:
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Times of masks, each beside compiled FlexAttention."""
+    """The times of all masks, each compared with compiled FlexAttention."""
     for name, mask in {**masks(small=small), "causal": Causal()}.items():
         case = case_of(name, mask, small=small)
         yield {"case": name, **timed(case, device)}

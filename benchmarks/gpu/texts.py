@@ -1,4 +1,4 @@
-"""Varlen texts beside equal work of padded rows, of which none is padding."""
+"""The speed of packed texts (varlen), compared with batches of equal lengths, without padding, and equal work."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cases import Case
 
 EQUAL = (2048,) * 8
 MIXED = (37, 900, 100, 2048, 3000, 500, 1644, 64, 8, 4096, 1200, 300, 2487)
-"""16384 tokens."""
+"""Lengths of texts with 16384 tokens in total."""
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """`forward` and `backward` are rates over packed texts, divided by those over rows as long as each is, on average.
+    """`forward` and `backward` are the rates for packed texts, divided by those for sequences of their mean length.
 
-    That is the length at which a row has as many pairs a token as the texts have in all.
+    The mean is weighted by tokens, so that such sequences have as many pairs per token as the texts.
     """
     size, heads = (16, (2, 2)) if small else (128, (16, 16))
     same: dict[str, Any] = {"sizes": (size, size), "heads": heads}

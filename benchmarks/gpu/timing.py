@@ -1,4 +1,4 @@
-"""Times of calls, in seconds."""
+"""Measurement of the times of calls, in seconds."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ from torch import Tensor
 
 REPEATS, WARMING = 20, 3
 CACHE_BYTES = 256 << 20
-"""More than the cache of the chip, written between calls so that none finds its operands there."""
+"""The bytes written between calls, more than the GPU's cache holds, so that no call finds its operands cached."""
 
 AHEAD = 4_000_000
-"""Cycles, about two milliseconds, that the chip waits before a call: what the processor has to do is done by then."""
+"""The cycles (about two milliseconds) that the GPU waits before a call, while the host finishes launching it."""
 
 COPIED = 1 << 30
 
 
 def rehearse() -> None:
-    """Call everything once from now on, and take no notice of the time: to have programs compiled."""
+    """From now on, make each call once, without warm-up: used to compile programs; the times are not meaningful."""
     global REPEATS, WARMING
     REPEATS, WARMING = 1, 0
 
 
 def seconds(call: Callable[[], Any], device: str, most: int = 20) -> float:
-    """The median time of a call, after warming up."""
+    """The median time of a call, after warm-up."""
     for _ in range(WARMING if device == "cuda" else 0):
         call()
     return statistics.median(one(call, device) for _ in range(min(most, REPEATS) if device == "cuda" else 1))
 
 
 def one(call: Callable[[], Any], device: str) -> float:
-    """The time that the chip takes for one call with nothing of its operands in the cache.
+    """The GPU time of one call, with none of its operands in the cache.
 
-    What the processor does to start a call is not in it, as long as it takes no longer than the chip is kept waiting:
-    see `started`.
+    The host time to launch the call is not included, as long as it is shorter than the GPU's wait; see `started`.
     """
     if device != "cuda":
         began = time.perf_counter()
@@ -57,12 +56,12 @@ def one(call: Callable[[], Any], device: str) -> float:
 
 
 def wait() -> None:
-    """Keep the chip waiting."""
+    """Make the GPU wait for `AHEAD` cycles."""
     torch.cuda._sleep(AHEAD)  # noqa: SLF001 -- torch's own tests wait by it, and nothing public does
 
 
 def started(call: Callable[[], Any], device: str) -> float:
-    """The median time that the processor takes to start a call, while the chip is kept waiting."""
+    """The median host time to launch a call, while the GPU waits."""
     times = []
     for _ in range(REPEATS if device == "cuda" else 1):
         if device == "cuda":
@@ -76,7 +75,7 @@ def started(call: Callable[[], Any], device: str) -> float:
 
 @cache
 def copied_per_second(device: str) -> float:
-    """Bytes that are read and written in a second by copying a tensor that no cache holds."""
+    """The bytes per second read and written by copying a tensor that is larger than any cache."""
     size = COPIED if device == "cuda" else COPIED >> 6
     source = torch.ones(size, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
@@ -86,7 +85,7 @@ def copied_per_second(device: str) -> float:
 def forward_and_backward(
     run: Callable[[AttentionInputs], Tensor], operands: AttentionInputs, device: str
 ) -> tuple[float, float]:
-    """Times of the forward pass, and of the backward pass alone."""
+    """The times of the forward pass, and of the backward pass alone."""
     with torch.no_grad():
         forward = seconds(lambda: run(operands), device)
     tensors = {name: tensor.detach().requires_grad_() for name, tensor in leaves(operands).items()}

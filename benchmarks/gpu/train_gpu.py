@@ -1,7 +1,7 @@
-"""How fast `attn train` updates GPT-2 small on the GPU, in bfloat16, beside the same model in plain torch.
+"""The training speed of `attn train` for GPT-2 small on the GPU, in bfloat16, compared with the model in plain torch.
 
-Rows of 1024 tokens of 16 texts an update, float32 weights under autocast, fused AdamW. MFU counts 6 N + 12 L H T FLOPs
-a token (Chowdhery et al. 2022, arXiv 2204.02311, appendix B) of the chip's 989 TFLOP/s.
+Batches of 16 sequences of 1024 tokens, float32 weights under autocast, fused AdamW. MFU counts 6 N + 12 L H T FLOPs per
+token (Chowdhery et al. 2022, arXiv 2204.02311, appendix B) relative to the GPU's 989 TFLOP/s.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from attn_train.tasks.language_modeling import TextDataset  # noqa: E402
 from attn_train.trainer import Trainer  # noqa: E402
 
 PEAK = 989e12
-"""FLOPs a second of an H100 or H200 in bfloat16, by NVIDIA's datasheet."""
+"""The dense bfloat16 FLOP/s of an H100 or H200, from NVIDIA's datasheet."""
 UPDATES, WARMING = 12, 4
 
 
 class Sizes(NamedTuple):
-    """Of the model and of an update."""
+    """The sizes of the model and of an update."""
 
     hidden_size: int = 768
     num_layers: int = 12
@@ -49,7 +49,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """A row for each way of training, ours and plain torch's."""
+    """One row for each way of training, attn's and plain torch's."""
     sizes = TINY if small else Sizes()
     updates: dict[str, Callable[[], tuple[Callable[[], Tensor], nn.Module]]] = {
         "plain torch": lambda: plain_update(sizes, device, compiled=False),
@@ -74,7 +74,7 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def measured(update: Callable[[], Tensor], model: nn.Module, sizes: Sizes, device: str) -> dict[str, Any]:
-    """The time of an update, without compiling, with what follows from it."""
+    """The time of an update after compilation, and the figures derived from it."""
     first = float(update())
     for _ in range(WARMING if device == "cuda" else 0):
         update()
@@ -105,7 +105,7 @@ def measured(update: Callable[[], Tensor], model: nn.Module, sizes: Sizes, devic
 def our_update(
     sizes: Sizes, device: str, kernel: str | None = None, **options: bool
 ) -> tuple[Callable[[], Tensor], nn.Module]:
-    """An update of the trainer of `attn train`."""
+    """An update with the trainer of `attn train`, and its model."""
     torch.manual_seed(0)
     same = {name: getattr(sizes, name) for name in ("hidden_size", "num_layers", "num_heads")}
     config = DecoderConfig(
@@ -133,13 +133,13 @@ def our_update(
 
 
 class Vocabulary(NamedTuple):
-    """What the task asks of a tokenizer."""
+    """The attributes of a tokenizer that the task reads."""
 
     vocab_size: int
 
 
 def plain_update(sizes: Sizes, device: str, *, compiled: bool) -> tuple[Callable[[], Tensor], nn.Module]:
-    """The same in plain torch: its attention, all logits at once, its fused AdamW."""
+    """An update in plain torch, and its model: torch's attention, all logits at once, fused AdamW."""
     torch.manual_seed(0)
     model = PlainModel(sizes).to(device)
     run = torch.compile(model) if compiled else model
@@ -159,7 +159,7 @@ def plain_update(sizes: Sizes, device: str, *, compiled: bool) -> tuple[Callable
 
 
 class PlainModel(nn.Module):
-    """GPT-2 as a user of torch writes it."""
+    """GPT-2 as typically written in plain torch."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A training step of GPT-2 small (Radford et al. 2019) in bfloat16 with our kernels, with torch's, and plain."""
+"""A training step of GPT-2 small (Radford et al. 2019) in bfloat16: with attn's kernels, with torch's, and plain."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 SHIPPED = {"layers": 12, "width": 768, "heads": 12, "words": 50304, "length": 1024, "batch": 8}
-"""Words are filled up to a multiple of 128."""
+"""The sizes of GPT-2 small; the vocabulary is padded to a multiple of 128."""
 SMALL = {"layers": 1, "width": 32, "heads": 2, "words": 128, "length": 32, "batch": 1}
 
 
 def asked(query: Tensor, key: Tensor, value: Tensor) -> tuple[AttentionSpec, AttentionInputs]:
-    """Causal attention over rows [batch, row, head, size]."""
+    """The spec and inputs of causal attention over [batch, tokens, heads, size]."""
     heads = Heads(query=query.shape[2], key_value=key.shape[2], key_size=query.shape[3], value_size=value.shape[3])
     return AttentionSpec(heads=heads, mask=Causal()), AttentionInputs(query=query, key=key, value=value)
 
 
 def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Our kernels."""
+    """Attention with attn's kernels."""
     return attend(*asked(query, key, value))
 
 
 def torch_own(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """What torch takes by default."""
+    """Attention with torch's default SDPA backend."""
     turned = (rows.transpose(1, 2) for rows in (query, key, value))
     return scaled_dot_product_attention(*turned, is_causal=True).transpose(1, 2)
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The plain computation, which keeps all scores."""
+    """The plain computation, which stores all scores."""
     return Plain().run(*asked(query, key, value))
 
 
 def our_loss(rows: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
-    """By our kernel, a part of the logits at a time."""
+    """The loss with attn's kernel, which computes the logits in chunks."""
     return linear_cross_entropy(rows, weight, ids, Targets())
 
 
 def plain_loss(rows: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
-    """Of all logits at once, in float32."""
+    """The loss of all logits at once, in float32."""
     return cross_entropy((rows @ weight.T).flatten(0, 1).float(), ids.flatten())
 
 
 class Way(NamedTuple):
-    """How a step computes what our kernels could."""
+    """The implementations of attention and loss that a step uses."""
 
     attention: Attention
     loss: Loss
@@ -71,7 +71,7 @@ WAYS = {
 
 
 class Block(nn.Module):
-    """A layer of GPT-2."""
+    """A transformer block of GPT-2."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -81,14 +81,14 @@ class Block(nn.Module):
         self.forth = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows [batch, row, width] after the layer."""
+        """The hidden states [batch, tokens, width] after the block."""
         found = self.inputs(self.before(rows)).unflatten(-1, (3, self.heads, -1))
         rows = rows + self.output(self.attention(*found.unbind(2)).flatten(2))
         return rows + self.forth(self.between(rows))
 
 
 class Model(nn.Module):
-    """GPT-2 with the same weights for words that come in and that go out."""
+    """GPT-2 with tied input and output embeddings."""
 
     def __init__(self, layers: int, width: int, heads: int, words: int, length: int) -> None:
         super().__init__()
@@ -97,13 +97,13 @@ class Model(nn.Module):
         self.after, self.loss = nn.LayerNorm(width), our_loss
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The loss of foretelling each token from those before it."""
+        """The next-token prediction loss."""
         rows = self.words(tokens) + self.places.weight[: tokens.shape[1]]
         return self.loss(self.after(self.blocks(rows))[:, :-1], self.words.weight, tokens[:, 1:])
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """The loss of the first step and the time of one; `times_ours` is that divided by ours."""
+    """The loss of the first step and the time of a step; `times_ours` is that time divided by attn's."""
     found_by_us(small)
     sizes = dict(SMALL if small else SHIPPED)
     batch = sizes.pop("batch")
@@ -115,7 +115,7 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def one_way(way: Way, sizes: dict[str, int], tokens: Tensor, device: str) -> dict[str, float]:
-    """Loss and time of steps in one way; weights are the same for all."""
+    """The loss and time of steps with one set of implementations; the initial weights are the same for all."""
     torch.manual_seed(0)
     kind = torch.bfloat16 if device == "cuda" else torch.float32
     model = Model(**sizes).to(device, kind)

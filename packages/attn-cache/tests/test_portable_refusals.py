@@ -41,7 +41,7 @@ def test_no_cut_and_no_changed_byte_is_ever_taken_for_a_state(family):
         ({**SMALL, "near": {"kv": Paged({"key": Field((2, 3), "float16")}, window=4)}}, r"near/kv.*float32.*float16"),
         ({**SMALL, "sums": {"total": Source({"z": Field((2,))})}}, r"sums/total.*slot.*source"),
         ({**SMALL, "more": {"total": Slot({"z": Field((2,))})}}, r"more/total: absent"),
-        ({key: SMALL[key] for key in ("near", "sums")}, r"cross/source.*needed: absent"),
+        ({key: SMALL[key] for key in ("near", "sums")}, r"cross/source.*expected: absent"),
     ],
 )
 def test_the_state_of_another_model_is_refused_by_the_state_that_differs(specs, named):
@@ -51,13 +51,13 @@ def test_the_state_of_another_model_is_refused_by_the_state_that_differs(specs, 
 
 def test_another_element_type_is_refused_by_name():
     store = PagedCache().create(SMALL, dataclasses.replace(SIZE, dtype="bfloat16"))
-    with pytest.raises(StateInvalid, match=r"dtype: float32; needed: bfloat16"):
+    with pytest.raises(StateInvalid, match=r"dtype: float32; expected: bfloat16"):
         store.restore(1, small_bytes())
 
 
 def test_a_newer_version_is_refused_by_name_before_anything_else_is_read():
     newer = small_bytes().replace(b'\\"version\\":1', b'\\"version\\":2')
-    with pytest.raises(StateInvalid, match=r"version: 2; needed: 1"):
+    with pytest.raises(StateInvalid, match=r"version: 2; expected: 1"):
         PagedCache().create({}, SIZE).restore(1, newer)
 
 
@@ -74,7 +74,7 @@ def forged(change) -> bytes:
     [
         (lambda layout, rows: -1, "tokens: -1"),
         (lambda layout, rows: True, "tokens: True"),
-        (lambda layout, rows: 2, r"near/kv/key: torch.float32 \(3, 2, 3\); needed: torch.float32 \(2, 2, 3\)"),
+        (lambda layout, rows: 2, r"near/kv/key: torch.float32 \(3, 2, 3\); expected: torch.float32 \(2, 2, 3\)"),
         (lambda layout, rows: rows.__delitem__(("sums", "total", "z")), "sums/total/z: is missing"),
         (lambda layout, rows: rows.update({("x", "y", "z"): torch.zeros(1)}), "x/y/z"),
         (lambda layout, rows: rows.update({("sums", "total", "z"): torch.zeros(())}), r"sums/total/z.*\(\)"),

@@ -94,4 +94,4 @@ def test_explain_linear_refuses_formats_that_do_not_exist_and_outputs_of_anythin
     assert "--form: 'q9' is not allowed; allowed: float32, bfloat16, int8, int4, fp8, q8_0" in answer.stderr
     answer = attn("explain", "gate", "--outputs", "3")
     assert answer.returncode == 2
-    assert "--outputs: 3 is not allowed; allowed: only beside linear" in answer.stderr
+    assert "--outputs: 3 is not allowed; allowed: only with linear" in answer.stderr

@@ -37,8 +37,8 @@ def test_a_config_holds_what_the_model_and_the_user_say():
 
 
 def test_options_that_were_not_said_are_their_defaults_and_the_model_stays():
-    said = WindowConfig(hidden_size=8, num_heads=2, window=4, slope=2.0)
-    assert WindowConfig.of(said) is said
+    config = WindowConfig(hidden_size=8, num_heads=2, window=4, slope=2.0)
+    assert WindowConfig.of(config) is config
 
     @dataclass(frozen=True, kw_only=True)
     class Ranked(MechanismConfig):
@@ -47,7 +47,7 @@ def test_options_that_were_not_said_are_their_defaults_and_the_model_stays():
     assert Ranked.of(MechanismConfig(hidden_size=8, num_heads=2, causal=False)) == Ranked(
         hidden_size=8, num_heads=2, causal=False
     )
-    assert Ranked.of(said) == Ranked(hidden_size=8, num_heads=2), "options of another mechanism are left out"
+    assert Ranked.of(config) == Ranked(hidden_size=8, num_heads=2), "options of another mechanism are left out"
 
 
 def test_own_options_are_told_from_shared_fields():
@@ -183,7 +183,7 @@ def test_an_option_of_its_type_and_one_that_only_its_owner_can_judge_are_left_to
 
 
 @pytest.mark.parametrize(
-    ("asked", "capability"),
+    ("fields", "capability"),
     [
         ({"rotary": Rotary()}, Capability.ROTARY),
         ({"num_heads": 4, "num_kv_heads": 2}, Capability.GROUPED),
@@ -193,17 +193,17 @@ def test_an_option_of_its_type_and_one_that_only_its_owner_can_judge_are_left_to
         ({"causal": True}, Capability.CAUSAL),
     ],
 )
-def test_what_a_mechanism_does_not_declare_is_refused_with_its_name_and_taken_where_it_does(asked, capability):
-    field = list(asked)[-1]
+def test_what_a_mechanism_does_not_declare_is_refused_with_its_name_and_taken_where_it_does(fields, capability):
+    field = list(fields)[-1]
     with pytest.raises(Undeclared, match=rf"{field}: .* is not allowed; allowed: .*: mechanism 'windowed' ") as refused:
-        configure(Windowed(), {"window": 4}, hidden_size=16, **asked)
+        configure(Windowed(), {"window": 4}, hidden_size=16, **fields)
     assert refused.value.metadata["field"] == field
 
     class Able(Windowed):
         capabilities = frozenset({capability})
 
-    config = configure(Able(), {"window": 4}, hidden_size=16, **asked)
-    assert getattr(config, field) == asked[field]
+    config = configure(Able(), {"window": 4}, hidden_size=16, **fields)
+    assert getattr(config, field) == fields[field]
     with pytest.raises(Undeclared, match=field):
         Windowed().build(config)
 

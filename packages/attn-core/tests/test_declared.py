@@ -88,10 +88,10 @@ def test_a_step_projects_the_new_tokens_only_and_of_a_source_nothing():
     own = declared(lambda config: AttentionSpec(heads=config.head_layout, mask=Causal()), Capability.INCREMENTAL)
     able = Capability.CROSS, Capability.INCREMENTAL
     cross = declared(lambda config: AttentionSpec(heads=config.head_layout, cross=True), *able)
-    asked, pairs = products((1, 10, 12), (1, 12, 10)), products(*[(1, 3, 7), (1, 7, 3)] * 4)
-    assert own.cost(CONFIG, Step(new=1, remembered=6)).flops == asked + products((1, 10, 12)) + pairs
+    query_and_output, pairs = products((1, 10, 12), (1, 12, 10)), products(*[(1, 3, 7), (1, 7, 3)] * 4)
+    assert own.cost(CONFIG, Step(new=1, remembered=6)).flops == query_and_output + products((1, 10, 12)) + pairs
     source = dataclasses.replace(CONFIG, cross=True)
-    assert cross.cost(source, Step(new=1, remembered=6, source=7)).flops == asked + pairs
+    assert cross.cost(source, Step(new=1, remembered=6, source=7)).flops == query_and_output + pairs
 
 
 def test_a_step_meets_what_a_window_keeps():
@@ -112,7 +112,7 @@ def test_calls_that_no_layer_can_be_given_have_no_price():
     own = declared(lambda config: AttentionSpec(heads=config.head_layout), Capability.INCREMENTAL)
     with pytest.raises(InvalidValue, match=r"shape\.key: 7 .* as many keys as queries, 1"):
         own.cost(CONFIG, Shape(query=1, key=7))
-    with pytest.raises(Incompatible, match="not causal: it takes no steps"):
+    with pytest.raises(Incompatible, match="causal=False: it cannot decode step by step"):
         own.cost(dataclasses.replace(CONFIG, causal=False), Step(new=1, remembered=6))
 
 

@@ -78,10 +78,10 @@ def test_the_cheapest_that_accepts_is_chosen(kernels):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"mask": "window"}, "mask: 'window' is not of 'full', 'causal'"),
+        ({"mask": "window"}, "mask: 'window' is not one of 'full', 'causal'"),
         ({"key_size": 256}, "key_size: 256 is more than 128"),
         ({"value_size": 12}, "value_size: 12 is not a multiple of 8"),
-        ({"modifiers": ("alibi", "function")}, "modifiers: ('alibi', 'function') is not of 'alibi', 'soft_cap'"),
+        ({"modifiers": ("alibi", "function")}, "modifiers: ('alibi', 'function') is not one of 'alibi', 'soft_cap'"),
     ],
 )
 def test_a_refusal_names_the_field_and_what_it_takes(change, reason):
@@ -117,7 +117,7 @@ def test_a_field_that_a_kernel_does_not_mention_must_hold_its_default(change):
 
 def test_a_kernel_without_conditions_refuses_even_modifiers():
     assert kernel("bare", 1.0).refusals(AttendProblem(modifiers=("alibi",))) == [
-        "modifiers: ('alibi',) is not of nothing"
+        "modifiers: ('alibi',) is not supported"
     ]
 
 
@@ -152,7 +152,7 @@ def test_a_kernel_that_alters_what_is_computed_runs_only_where_it_is_named(kerne
     assert choose(kernels, EASY) is FAST
     assert choose(kernels, EASY, "rounding") is rounding
     verdict = next(verdict for verdict in explain(kernels, EASY) if verdict.kernel is rounding)
-    assert verdict.reasons == ("only by name: rounds to 8 bits",)
+    assert verdict.reasons == ("only used if selected by name: rounds to 8 bits",)
 
 
 def test_explain_puts_the_chosen_first_and_those_who_refuse_last(kernels):
@@ -209,7 +209,7 @@ def test_an_operator_that_the_chip_cannot_run_is_replaced_for_all_later_calls_of
     assert found == ["small, quickly", "large, slowly", "large, slowly", "small, quickly"]
     assert tried == ["small", "large", "small"]
     assert [record.getMessage() for record in caplog.records] == [
-        "kernel quick does not run on this chip, the next one computes: too large"
+        "kernel quick cannot run on this device, the next one is used instead: too large"
     ]
     operator.forget()
     with pytest.raises(MemoryError):

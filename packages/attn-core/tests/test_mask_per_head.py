@@ -23,9 +23,9 @@ def test_each_part_of_a_composite_is_asked_for_its_head():
     composite = (TWO & Causal()) | Prefix(1)
     assert composite.heads == 2
     for head in range(2):
-        told = composite.of_head(head)
-        assert told.heads is None
-        assert [k for k in range(9) if told.allows(8, k)] == [[0, 7, 8], [0, 4, 6, 8]][head]
+        head_mask = composite.of_head(head)
+        assert head_mask.heads is None
+        assert [k for k in range(9) if head_mask.allows(8, k)] == [[0, 7, 8], [0, 4, 6, 8]][head]
 
 
 def test_what_is_the_same_for_all_heads_and_lengths_is_given_back():
@@ -66,10 +66,10 @@ def test_a_problem_says_what_a_mask_must_be_told_and_how_much_is_left():
     call = {"dtype": "float32", "device": "cpu", "gradients": False, "padded": False}
     plain = attend_problem(AttentionSpec(heads=heads, mask=Window(left=63)), **call)
     assert (plain.head_masks, plain.length_bound, plain.density) == (False, False, AttendProblem.density)
-    told = attend_problem(AttentionSpec(heads=heads, mask=Window(left=64)), **call, queries=4096, keys=4096)
-    assert told.density == pytest.approx(128 / 4096, rel=0.1)
-    drawn = attend_problem(AttentionSpec(heads=heads, mask=FOUR_HEADS), **call)
-    assert (drawn.head_masks, drawn.length_bound) == (True, True)
+    sized = attend_problem(AttentionSpec(heads=heads, mask=Window(left=64)), **call, queries=4096, keys=4096)
+    assert sized.density == pytest.approx(128 / 4096, rel=0.1)
+    per_head = attend_problem(AttentionSpec(heads=heads, mask=FOUR_HEADS), **call)
+    assert (per_head.head_masks, per_head.length_bound) == (True, True)
 
 
 def test_a_dilated_window_leaves_as_little_as_a_dense_one():

@@ -31,7 +31,7 @@ def test_a_mechanism_with_a_step_must_say_what_it_remembers():
     class Forgetful(Replayed):
         capabilities = frozenset({Capability.CAUSAL, Capability.INCREMENTAL})
 
-    with pytest.raises(MechanismInvalid, match="'replayed' declares INCREMENTAL and does not say what its step"):
+    with pytest.raises(MechanismInvalid, match=r"'replayed' declares INCREMENTAL, but does not define state\(config\)"):
         Forgetful().state(MechanismConfig(hidden_size=6))
 
 
@@ -50,18 +50,18 @@ class Offering(Replayed):
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "methods", "said"),
+    ("capabilities", "methods", "message"),
     [
-        ((Capability.INCREMENTAL,), (), "declares INCREMENTAL, and its layer Layer has no method step"),
-        ((Capability.WEIGHTS,), (), "declares WEIGHTS, and its layer Layer has no method weights"),
-        ((Capability.SHARES_KV,), (), "declares SHARES_KV, and its layer Layer has no method project_kv"),
+        ((Capability.INCREMENTAL,), (), "declares INCREMENTAL, but its layer Layer has no method step"),
+        ((Capability.WEIGHTS,), (), "declares WEIGHTS, but its layer Layer has no method weights"),
+        ((Capability.SHARES_KV,), (), "declares SHARES_KV, but its layer Layer has no method project_kv"),
         ((Capability.INCREMENTAL, Capability.CROSS), ("step",), "has no method encode"),
-        ((Capability.CAUSAL,), ("step",), "does not declare INCREMENTAL, and its layer Layer has a method step"),
+        ((Capability.CAUSAL,), ("step",), "does not declare INCREMENTAL, but its layer Layer has a method step"),
     ],
 )
-def test_a_layer_that_is_not_what_its_mechanism_declares_is_refused(capabilities, methods, said):
+def test_a_layer_that_is_not_what_its_mechanism_declares_is_refused(capabilities, methods, message):
     modes = {"causal": Capability.CAUSAL in capabilities, "cross": Capability.CROSS in capabilities}
-    with pytest.raises(MechanismInvalid, match=said):
+    with pytest.raises(MechanismInvalid, match=message):
         Offering(capabilities, methods).build(MechanismConfig(hidden_size=6, **modes))
 
 
@@ -70,8 +70,8 @@ def test_a_replayed_mechanism_that_remembers_something_else_is_refused_with_the_
         def state(self, config):
             return {"kv": Paged({"key": Field((2, 3)), "value": Field((2, 3))})}
 
-    said = r"its state is Paged 'kv' \(key \[2, 3\], value \[2, 3\]\), not Paged 'inputs' \(x \[6\]\)"
-    with pytest.raises(MechanismInvalid, match=said):
+    message = r"its state is Paged 'kv' \(key \[2, 3\], value \[2, 3\]\), not Paged 'inputs' \(x \[6\]\)"
+    with pytest.raises(MechanismInvalid, match=message):
         Other((Capability.CAUSAL,), ()).build(MechanismConfig(hidden_size=6))
 
 

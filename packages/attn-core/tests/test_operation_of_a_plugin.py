@@ -73,7 +73,7 @@ print(json.dumps({
     "found": [choose(kernels, problem).name for problem in (TopKProblem(k=2), TopKProblem(k=3), TopKProblem(rows=999))],
     "run": table.require(2).run([3, 9, 4], 2),
     "table": [table.require(2).name, table.require(7).name, table.find(7, below=1.0) is None],
-    "said": {verdict.kernel.name: list(verdict.reasons) for verdict in verdicts},
+    "reasons": {verdict.kernel.name: list(verdict.reasons) for verdict in verdicts},
     "attend": [kernels.get("sorting").refusals(AttendProblem()), kernels.get("sorting").refusals(Later())],
 }))
 """
@@ -103,11 +103,11 @@ def test_it_is_dispatched(found):
 
 
 def test_it_is_explained(found):
-    assert found["said"] == {"sorting": [], "scanning": ["sorted: True is not of False"]}
+    assert found["reasons"] == {"sorting": [], "scanning": ["sorted: must be False, not True"]}
 
 
 def test_it_is_fail_closed(found):
     assert found["attend"] == [
         ["operation: computes top_k, not attend"],
-        ["operation: computes top_k, not what more a Later says than a TopKProblem"],
+        ["operation: accepts a TopKProblem, not a Later, which may have more fields"],
     ]

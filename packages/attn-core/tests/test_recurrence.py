@@ -112,12 +112,12 @@ class Mixing(Everything):
 @pytest.mark.parametrize("computed", ["bfloat16", "float16", "float32", None])
 def test_steps_are_rounded_to_what_the_model_computes_in_only_for_a_kernel_that_mixes(plan, offered, computed):
     given = tuple(torch.ones(1, 5, 1, 4) for _ in range(3))
-    asked = Steps(*given, decay=-torch.ones(1, 5, 1, 1))
-    kernel, handed = plan(*offered).handed(asked, None, computed and getattr(torch, computed))
+    unrounded = Steps(*given, decay=-torch.ones(1, 5, 1, 1))
+    kernel, received = plan(*offered).handed(unrounded, None, computed and getattr(torch, computed))
     mixing = len(offered) == 2 and computed == "bfloat16"
     assert kernel.name == ("mixing" if mixing else "everything")
     kinds = (torch.bfloat16 if mixing else torch.float32,) * 3
-    assert (*(part.dtype for part in handed[:3]), handed.decay.dtype) == (*kinds, torch.float32)
+    assert (*(part.dtype for part in received[:3]), received.decay.dtype) == (*kinds, torch.float32)
 
 
 def test_where_no_kernel_is_installed_the_error_says_what_brings_one(plan):
@@ -131,8 +131,8 @@ def test_kernels_of_recurrences_refuse_attention():
 
 def test_the_problem_says_what_fades_and_whether_keys_correct():
     heads = Heads(query=2, key_value=2, key_size=4, value_size=3)
-    asked = RecurrenceSpec(heads=heads, decay="channel", delta_rule=True)
-    problem = recurrence_problem(asked, dtype="bfloat16", device="cuda", gradients=True, tokens=1)
+    spec = RecurrenceSpec(heads=heads, decay="channel", delta_rule=True)
+    problem = recurrence_problem(spec, dtype="bfloat16", device="cuda", gradients=True, tokens=1)
     assert (problem.operation, problem.decay, problem.delta_rule, problem.tokens) == ("recurrence", "channel", True, 1)
     assert (problem.key_size, problem.value_size, problem.query_heads) == (4, 3, 2)
     assert [reason.partition(":")[0] for reason in Plainest().refusals(problem)] == [

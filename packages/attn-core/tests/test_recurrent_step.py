@@ -90,8 +90,8 @@ def test_a_problem_says_all_that_the_spec_says():
         assert getattr(problem, field.name) == getattr(SPEC, field.name)
     assert (problem.operation, problem.dtype, problem.device) == ("recurrent_step", "bfloat16", "cuda")
     assert problem.gradients
-    asked = Computation(asked=SPEC).problem(WholeCall(dtype="bfloat16", device="cuda", gradients=True))
-    assert asked == problem
+    from_computation = Computation(asked=SPEC).problem(WholeCall(dtype="bfloat16", device="cuda", gradients=True))
+    assert from_computation == problem
 
 
 def test_sizes_follow_from_the_spec():

@@ -66,8 +66,8 @@ def offered(monkeypatch):
     rowwise.row_table.cache_clear()
 
 
-def name_of(*asked):
-    kernel = row_kernel(NormKernel, *asked)
+def name_of(*call):
+    kernel = row_kernel(NormKernel, *call)
     return None if kernel is None else kernel.name
 
 
@@ -87,8 +87,8 @@ def test_where_nobody_accepts_or_is_faster_the_caller_computes():
 
 
 def test_kernels_of_attention_refuse_problems_of_rows_and_the_other_way_round():
-    asked = row_problem("rms_norm", 8, form="plain", dtype="float32", device="cpu")
-    assert Narrow().refusals(asked) == []
+    problem = row_problem("rms_norm", 8, form="plain", dtype="float32", device="cpu")
+    assert Narrow().refusals(problem) == []
     assert Narrow().refusals(AttendProblem()) == ["operation: computes rms_norm, not attend"]
 
 

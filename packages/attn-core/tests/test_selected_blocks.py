@@ -92,7 +92,7 @@ def test_the_cheapest_kernel_that_accepts_the_call_reads_chosen_blocks(plan):
 
 
 def test_where_nobody_reads_chosen_blocks_that_is_said(plan):
-    with pytest.raises(KernelRefused, match=r"accepts selected_blocks: plainest \(gradients: True is not of False\)"):
+    with pytest.raises(KernelRefused, match=r"selected_blocks: plainest \(gradients: must be False, not True\)"):
         read(plan(Plainest()), gradients=True)
 
 
@@ -127,7 +127,7 @@ def test_a_kernel_of_chosen_blocks_that_the_chip_cannot_run_gives_way_to_the_nex
     assert [read(of) for _ in range(3)] == ["plainest"] * 3
     assert unable.tried == 1
     assert [record.getMessage() for record in caplog.records] == [
-        "kernel unable does not run on this chip, the next one computes: the chip is small"
+        "kernel unable cannot run on this device, the next one is used instead: the chip is small"
     ]
 
 

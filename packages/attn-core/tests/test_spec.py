@@ -96,7 +96,7 @@ def test_functions_with_equal_parameters_are_equal_and_hash_alike():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"parameters": {}}, r"one that takes \(score, head, query, key\): missing a required argument: 'slope'"),
         ({"parameters": {"slope": (1,), "more": (1,)}}, "unexpected keyword argument 'more'"),
@@ -108,6 +108,6 @@ def test_functions_with_equal_parameters_are_equal_and_hash_alike():
         ({"parameters": {"slope": (1,)}, "initial": {"slope": (1.0, 2.0, 3.0)}}, "a finite number, or two of them"),
     ],
 )
-def test_parameters_that_a_function_cannot_have_are_refused(given, said):
-    with pytest.raises(UserError, match=said):
+def test_parameters_that_a_function_cannot_have_are_refused(given, message):
+    with pytest.raises(UserError, match=message):
         ScoreFunction(takes_a_slope, **given)

@@ -7,7 +7,14 @@ import random
 import pytest
 from attn_core.errors import DeadlineExceeded, OutOfCapacity, UserError
 from attn_engine import Engine, EngineConfig, Request, SamplingParams
-from attn_engine.admission import LEAST_PLANNED, MIN_STEPS, MISSED, MOST_PLANNED, AdmissionControl, StepCost
+from attn_engine.admission import (
+    MAX_PLANNED_SHARE,
+    MIN_PLANNED_SHARE,
+    MIN_STEPS,
+    MISS_FACTOR,
+    AdmissionControl,
+    StepCost,
+)
 from attn_schema import StructuredOutput
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -259,28 +266,28 @@ def plan(missed: bool, count: int = 200) -> float:
     for number in range(count):
         admission.admit(asked(f"r{number}", deadline=100.0), 8, now=0.0)
         admission.left(f"r{number}", None if missed else 8, now=100.0)
-    return admission._planned
+    return admission._planned_share
 
 
 def test_where_deadlines_are_missed_less_is_planned_and_where_they_are_met_as_much_as_before():
-    assert plan(missed=True) == LEAST_PLANNED
-    assert plan(missed=False) == MOST_PLANNED
+    assert plan(missed=True) == MIN_PLANNED_SHARE
+    assert plan(missed=False) == MAX_PLANNED_SHARE
 
 
 def test_a_cancel_after_the_end_says_that_the_last_tokens_came_too_late():
     admission = control()
     admission.admit(asked("r", deadline=1.0), 8, now=0.0)
     admission.left("r", 8, now=0.9)
-    before = admission._planned
+    before = admission._planned_share
     admission.left("r", now=1.0)
-    assert admission._planned < before
+    assert admission._planned_share < before
     admission.left("r", now=1.1)
     admission.left("unknown", now=1.1)
-    assert admission._planned == pytest.approx(before * MISSED)
+    assert admission._planned_share == pytest.approx(before * MISS_FACTOR)
 
 
 def test_a_caller_who_leaves_early_has_not_missed_a_deadline():
     admission = control()
     admission.admit(asked("r", deadline=1.0), 8, now=0.0)
     admission.left("r", now=0.1)
-    assert admission._planned == MOST_PLANNED
+    assert admission._planned_share == MAX_PLANNED_SHARE

@@ -163,8 +163,8 @@ def test_sequences_that_need_more_candidates_go_on_from_the_token_they_turn_out_
     expected = run_all(engine_of(model, ahead=False, cache=cache), requests, every=every)
     engine = engine_of(model, ahead=True, cache=cache, max_num_batched_tokens=40)
     taken = []
-    kept = Sequence.take_back
-    monkeypatch.setattr(Sequence, "take_back", lambda one: taken.append(one.id) or kept(one))
+    kept = Sequence.undo_last_token
+    monkeypatch.setattr(Sequence, "undo_last_token", lambda one: taken.append(one.id) or kept(one))
     found = run_all(engine, requests, every=every)
     assert told(found) == told(expected)
     assert len(taken) > 3

@@ -126,7 +126,7 @@ def test_samples_with_a_draft_pass_a_chi_square_test():
 def test_a_draft_of_another_vocabulary_or_with_a_source_is_refused():
     model, other = small_model("paged"), small_model("paged")
     other.vocab_size = VOCABULARY - 1
-    with pytest.raises(InvalidValue, match=r"^draft_model: 'a model of 63 tokens'.*same 64 tokens"):
+    with pytest.raises(InvalidValue, match=r"^draft_model: 'a vocabulary of 63 tokens'.*same vocabulary .* 64 tokens"):
         build_engine(model, LETTERS, draft_model=other)
     with pytest.raises(InvalidValue, match=r"^draft_model: .*allowed: a decoder$"):
         build_engine(model, LETTERS, draft_model=small_model("source"))

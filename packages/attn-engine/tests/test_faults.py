@@ -90,7 +90,7 @@ def test_the_layer_that_is_named_is_the_first_that_went_wrong(way, layer):
     _, (request, *_) = crowd(model)
     error = run(make_engine(model), [request])[request.id].error
     assert error.metadata["layer"] == name
-    expected = "RuntimeError: this layer cannot" if way == "raises" else "it gives numbers that are not finite"
+    expected = "RuntimeError: this layer cannot" if way == "raises" else "its values are not finite"
     assert error.metadata["what"] == expected
 
 

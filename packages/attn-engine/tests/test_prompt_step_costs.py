@@ -171,4 +171,4 @@ def test_what_cannot_be_recorded_says_why_and_runs(gpu, name, options, why):
     submit(engine, "one", 40, GREEDY)
     stepped(engine, gpu, replayed=0)
     assert why in (engine.mixed_eager_reason or "")
-    assert f"steps with prompts run operation by operation, without graphs: {graphs.reason}" in engine.note
+    assert f"steps with prompts run eagerly, without CUDA graphs: {graphs.reason}" in engine.note

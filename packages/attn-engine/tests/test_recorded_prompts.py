@@ -12,7 +12,7 @@ import pytest
 import torch
 from attn_engine import Request, SamplingParams
 from attn_engine.decode_graphs import DecodeGraphs
-from attn_engine.mixed_graphs import LEAST, MixedGraphs, MixedLimits, token_sizes_to
+from attn_engine.mixed_graphs import MIN_TOKENS, MixedGraphs, MixedLimits, token_sizes_to
 from attn_engine.recorded_steps import Rerun
 from serving import assert_empty, make_engine, run, some_requests
 from small_models import VOCABULARY, InPlace, Linear, SmallModel, Softmax
@@ -183,7 +183,7 @@ def test_steps_of_more_tokens_than_are_recorded_are_made_anew():
 
 @pytest.mark.parametrize(
     ("layers", "why"),
-    [((InPlace(), Linear()), "states of fixed size"), ((Softmax(), InPlace()), "asks the host|are gathered")],
+    [((InPlace(), Linear()), "states of fixed size"), ((Softmax(), InPlace()), "on the host|are gathered")],
     ids=["a recurrence", "rows that are gathered"],
 )
 def test_models_whose_prompts_cannot_be_recorded_say_so_once_and_run(layers, why, caplog):
@@ -194,10 +194,10 @@ def test_models_whose_prompts_cannot_be_recorded_say_so_once_and_run(layers, why
     with_graphs(engine, model)
     with caplog.at_level(logging.WARNING):
         assert ids_of(run(engine, requests)) == expected
-    said = [text for text in caplog.messages if text.startswith("steps with prompts run operation by operation")]
-    assert len(said) == 1
-    assert engine.mixed_eager_reason in said[0]
-    assert said[0] in engine.note
+    warnings = [text for text in caplog.messages if text.startswith("steps with prompts run eagerly")]
+    assert len(warnings) == 1
+    assert engine.mixed_eager_reason in warnings[0]
+    assert warnings[0] in engine.note
     assert any(part in engine.mixed_eager_reason for part in why.split("|"))
 
 
@@ -214,13 +214,13 @@ def test_a_recording_that_fails_is_said_and_steps_are_made_anew(caplog):
     with caplog.at_level(logging.WARNING):
         assert ids_of(run(engine, requests)) == expected
     assert graphs.reason == "recording failed: RuntimeError: out of graphs"
-    assert len([text for text in caplog.messages if "run operation by operation" in text]) == 1
+    assert len([text for text in caplog.messages if "run eagerly" in text]) == 1
 
 
 @pytest.mark.parametrize("most", [1, 15, 16, 17, 100, 512, 2048, 8192])
 def test_sizes_end_at_the_most_and_waste_no_more_than_a_quarter(most):
     sizes = token_sizes_to(most)
     assert sizes[-1] == most
-    assert all(second - first <= max(LEAST, first / 4) for first, second in pairwise(sizes))
+    assert all(second - first <= max(MIN_TOKENS, first / 4) for first, second in pairwise(sizes))
     assert len(sizes) <= 32
     assert token_sizes_to(0) == ()

@@ -172,7 +172,7 @@ def test_where_numbers_are_rounded_otherwise_the_last_message_says_so() -> None:
         ({}, [PartialCompletion(token_ids=(64,))], r"resume\[0\]"),
         ({}, [PartialCompletion(token_ids=(1,) * 12)], "fewer than 12"),
         ({}, [PartialCompletion(index=1)], "from 0 to 0"),
-        ({"n": 2}, [PartialCompletion(), PartialCompletion()], "each once"),
+        ({"n": 2}, [PartialCompletion(), PartialCompletion()], "at most once"),
         ({}, [PartialCompletion(token_ids=(1,), finished=True)], "at least one that has not"),
         ({"temperature": 1.0}, [PartialCompletion(token_ids=(1,))], "seed"),
         ({"num_beams": 2}, [PartialCompletion(token_ids=(1,))], "beam search"),

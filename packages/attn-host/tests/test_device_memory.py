@@ -103,7 +103,7 @@ def test_a_smaller_step_leaves_more(memory):
 def test_a_share_that_leaves_nothing_is_refused_with_the_numbers(memory):
     with pytest.raises(OutOfCapacity) as error:
         with_kv_cache_memory(EngineConfig(gpu_memory_utilization=0.2), Probed(memory), CUDA, drafts=False)
-    for words in ("16.0 GiB", "15.0 GiB are taken", "4.0 GiB", "--gpu-memory-utilization", "--max-num-batched-tokens"):
+    for words in ("16.0 GiB", "15.0 GiB are in use", "4.0 GiB", "--gpu-memory-utilization", "--max-num-batched-tokens"):
         assert words in error.value.message
     assert error.value.metadata["free_bytes"] == str(65 * GIBI)
 

@@ -12,7 +12,7 @@ import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from attn_engine import Request, build_engine
 from attn_host.tokenization import PromptTokenizer
-from attn_host.transcription import OFF, Transcriber
+from attn_host.transcription import DISABLING_VALUES, Transcriber
 from attn_models.loading import load_model
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.settings import TokenizerSettings
@@ -214,8 +214,8 @@ def test_every_key_of_a_generation_config_is_read_refused_or_changes_no_greedy_t
     read = {f"{word}_token_id" for word in ("decoder_start", "eos", "bos", "pad")}
     read |= {"max_length", "max_new_tokens", "suppress_tokens", "begin_suppress_tokens"}
     keys = {key for key in transformers.GenerationConfig().__dict__ if not key.startswith("_")}
-    assert keys - sampling - beams - caches - assistants - returned - same - read <= set(OFF)
-    for key, allowed in OFF.items():
+    assert keys - sampling - beams - caches - assistants - returned - same - read <= set(DISABLING_VALUES)
+    for key, allowed in DISABLING_VALUES.items():
         folder = copied(whisper[1], tmp_path / key, HEARD | {key: 2.5})
         with pytest.raises(CheckpointInvalid, match=rf"generation_config\.json: {key}: "):
             Transcriber(folder)
@@ -231,7 +231,7 @@ def test_what_a_whisper_does_not_know_is_refused(whisper, peer, tmp_path):
         transcriber.prompt.tokens("en", "sing", str)
     for said, match in [
         ({"decoder_start_token_id": None}, "decoder_start_token_id"),
-        ({"forced_decoder_ids": [[1, 4], [3, 7]]}, "forced_decoder_ids.*without a gap"),
+        ({"forced_decoder_ids": [[1, 4], [3, 7]]}, "forced_decoder_ids.*consecutive positions"),
         ({"suppress_tokens": "all"}, "suppress_tokens"),
         ({"eos_token_id": 2}, r"eos_token_id.*\[1, 2\]"),
         ({"return_timestamps": True}, "return_timestamps"),
@@ -241,7 +241,7 @@ def test_what_a_whisper_does_not_know_is_refused(whisper, peer, tmp_path):
     greedy = Transcriber(copied(folder, tmp_path / "long", HEARD | {"max_new_tokens": 40}))
     with pytest.raises(InvalidValue, match=r"max_new_tokens.*at most 16"):
         greedy.tokens(greedy.reader(some_audio(0) / 32768), (0, 3, 6, 18))
-    with pytest.raises(Incompatible, match="hears no audio"):
+    with pytest.raises(Incompatible, match="takes no audio"):
         Transcriber(peer[1])
     engine = build_engine(transcriber.model, transcriber.tokenizer)
     with pytest.raises(InvalidValue, match="encoder_features"):

@@ -49,12 +49,12 @@ def test_gradients_are_those_of_autograd_packed_weights_or_not(folder: Path, qua
     (gradient,) = torch.autograd.grad(logits.max(), rows)
     expected = (gradient * rows)[0].sum(-1).tolist()
     assert found.note == ""
-    assert found.shares == pytest.approx(expected, rel=0.01, abs=2e-4)
+    assert found.contributions == pytest.approx(expected, rel=0.01, abs=2e-4)
 
 
 def test_long_prompts_have_a_note_and_no_gradients(folder: Path) -> None:
     found = input_gradients(loaded(folder, "none"), [1] * (MAX_TOKENS + 1))
-    assert found.shares == ()
+    assert found.contributions == ()
     assert f"at most {MAX_TOKENS}" in found.note
 
 
@@ -63,5 +63,5 @@ def test_a_model_that_rounds_is_told_apart(folder: Path) -> None:
     # As weights in few bits do: what goes into the last norm comes in steps far wider than the change of an embedding.
     coarse.model.norm.register_forward_pre_hook(lambda _module, args: ((args[0] * 4).round() / 4,))
     found = input_gradients(coarse, IDS)
-    assert found.shares == ()
-    assert "coarsely" in found.note
+    assert found.contributions == ()
+    assert "precision is too low" in found.note

@@ -129,7 +129,7 @@ def test_images_that_cannot_be_seen_are_refused_before_anything_is_computed(answ
     with pytest.raises(InvalidValue, match="images come with the messages"):
         submit(token_ids=(vision_tokenizer().id("<image>"), 5))
     monkeypatch.setattr(image_rows, "MAX_BYTES", 0)
-    with pytest.raises(OutOfCapacity, match="rows of images"):
+    with pytest.raises(OutOfCapacity, match="the image embeddings"):
         submit(asked("x", picture(1)))
     assert host.stats().waiting == 0
 

@@ -201,7 +201,7 @@ def test_where_the_cache_cannot_be_written_kernels_are_compiled_for_the_process_
     found = compiling.compiled(AVX2, tmp_path / "file" / "cache", script(tmp_path, COUNTING))
     assert found.read_text() == "compiled"
     assert found.parent.stat().st_mode & 0o77 == 0
-    assert "cannot be kept in" in caplog.text
+    assert "cannot be cached in" in caplog.text
 
 
 @pytest.mark.usefixtures("_best_kernels", "_fresh_library")

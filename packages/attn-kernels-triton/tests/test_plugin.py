@@ -236,7 +236,7 @@ def chip(monkeypatch, gpu):
         (
             devices.Gpu("NVIDIA A100", (8, 0)),
             ["w8a16"],
-            "NVIDIA A100 does not multiply FP8: its compute capability is 8.0, needed is 8.9",
+            "NVIDIA A100 cannot multiply FP8: its compute capability is 8.0, required is 8.9 or more",
         ),
         (None, ["w8a16"], "e4m3fnuz"),
     ],

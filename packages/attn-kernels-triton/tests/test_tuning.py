@@ -169,9 +169,9 @@ def test_kinds_tell_what_bounds_a_band_and_how_many_keys_there_are():
 def test_a_file_that_is_not_ours_is_passed_by_with_a_warning_and_written_anew(content):
     path = store.add(DEVICE, {KIND: CHOICE})
     path.write_text(content)
-    with pytest.warns(RuntimeWarning, match="passed by"):
+    with pytest.warns(RuntimeWarning, match="ignoring"):
         assert store.read(DEVICE) == {}
-    with pytest.warns(RuntimeWarning, match="passed by"):
+    with pytest.warns(RuntimeWarning, match="ignoring"):
         store.add(DEVICE, {KIND: CHOICE})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -182,7 +182,7 @@ def test_a_file_that_is_not_ours_is_passed_by_with_a_warning_and_written_anew(co
 def test_a_choice_that_is_no_candidate_is_passed_by(choice):
     path = store.add(DEVICE, {})
     path.write_text(json.dumps({"origin": store.origin(DEVICE), "choices": {KIND: choice}}))
-    with pytest.warns(RuntimeWarning, match="passed by"):
+    with pytest.warns(RuntimeWarning, match="ignoring"):
         assert store.read(DEVICE) == {}
 
 

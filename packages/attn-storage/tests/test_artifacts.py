@@ -174,9 +174,9 @@ def test_a_store_that_does_not_answer_is_told_at_once(tmp_path, bucket):
     began = time.monotonic()
     closed = bucket.options | {"aws_endpoint": "http://127.0.0.1:9"}
     for options in (bucket.options, closed):
-        with pytest.raises(Unavailable, match="artefact store s3://bucket") as told:
+        with pytest.raises(Unavailable, match="artefact store s3://bucket") as caught:
             ArtifactStore("s3://bucket/models", tmp_path / "cache", **options).require_reachable()
-        assert "\n" not in told.value.message
+        assert "\n" not in caught.value.message
     assert time.monotonic() - began < 100, "its own retries take minutes"
     ArtifactStore(f"file://{tmp_path}/store", tmp_path / "cache").require_reachable()
 

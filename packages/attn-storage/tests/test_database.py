@@ -91,25 +91,25 @@ def test_the_version_changes_with_each_write_and_only_then(database, url):
 def test_closing_waits_for_a_thread_that_asks_for_the_version(url):
     database = Database(url)
     database.version()
-    asked, go_on, answers = threading.Event(), threading.Event(), []
+    query_started, go_on, answers = threading.Event(), threading.Event(), []
 
     def slow(*_given: object) -> None:
-        asked.set()
+        query_started.set()
         go_on.wait(30)
 
     event.listen(database._engine, "before_cursor_execute", slow)
-    asking = threading.Thread(target=lambda: answers.append(database.version()))
-    closing = threading.Thread(target=database.close)
-    asking.start()
-    assert asked.wait(30)
-    closing.start()
-    closing.join(0.2)
-    assert closing.is_alive()
+    reader = threading.Thread(target=lambda: answers.append(database.version()))
+    closer = threading.Thread(target=database.close)
+    reader.start()
+    assert query_started.wait(30)
+    closer.start()
+    closer.join(0.2)
+    assert closer.is_alive()
     go_on.set()
-    asking.join(30)
-    closing.join(30)
+    reader.join(30)
+    closer.join(30)
     assert len(answers) == 1
-    assert not closing.is_alive()
+    assert not closer.is_alive()
 
 
 def test_the_migrations_make_just_the_tables_that_are_used(database):

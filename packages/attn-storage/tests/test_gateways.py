@@ -185,6 +185,6 @@ def test_the_show_command_says_which_gateways_run(tmp_path):
         GatewayRecords(database).join(gateway("a"))
         GatewayRecords(database).join(gateway("b", process=ended_process()))
     command = [sys.executable, "-m", "attn_storage", "show", str(tmp_path)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "gateway a:50051 on here: runs" in said
-    assert "gateway b:50051 on here: gone" in said
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "gateway a:50051 on here: runs" in output
+    assert "gateway b:50051 on here: gone" in output

@@ -31,7 +31,7 @@ def test_a_broken_law_names_the_case_and_what_was_seen():
     result = judge(laws.ChunkedPrefill, Subject(BROKEN[laws.ChunkedPrefill], settings=ONE))
     assert not result.passed
     assert result.detail.startswith(
-        "causal-width8-heads2: LawBroken: a prompt in chunks of (1, 4, 2, 5) and at once differ"
+        "causal-width8-heads2: LawBroken: outputs of a prompt in chunks of (1, 4, 2, 5) and at once differ"
     )
 
 

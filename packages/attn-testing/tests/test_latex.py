@@ -7,24 +7,24 @@ from attn_testing.latex import latex_error
 
 
 @pytest.mark.parametrize(
-    ("equation", "said"),
+    ("equation", "message"),
     [
         (r"a^{b", "{ is never closed"),
-        (r"a}", "} closes nothing"),
+        (r"a}", "} does not match"),
         (r"\frac{a}", r"\frac lacks an argument"),
         (r"\sqrt", r"\sqrt lacks an argument"),
-        (r"\softmax(x)", r"\softmax is no command"),
-        (r"x^a^b", "^ twice"),
-        (r"\frac{1}{x_{i}_j}", "_ twice"),
+        (r"\softmax(x)", r"\softmax is not a known command"),
+        (r"x^a^b", "^ occurs twice"),
+        (r"\frac{1}{x_{i}_j}", "_ occurs twice"),
         (r"\left( x", r"\left is never closed"),
-        (r"\left x \right)", r"\left is followed by no delimiter"),
-        (r"x_", "_ has nothing to raise or lower"),
-        (r"\begin{cases} a \end{matrix}", r"\end{matrix} closes nothing, or something else"),
+        (r"\left x \right)", r"\left is not followed by a delimiter"),
+        (r"x_", "_ has no superscript or subscript after it"),
+        (r"\begin{cases} a \end{matrix}", r"\end{matrix} does not match the last opened group"),
         ("$x$", "a dollar"),
     ],
 )
-def test_what_cannot_be_set_is_said(equation, said):
-    assert said in (latex_error(equation) or "")
+def test_what_cannot_be_set_is_said(equation, message):
+    assert message in (latex_error(equation) or "")
 
 
 @pytest.mark.parametrize(

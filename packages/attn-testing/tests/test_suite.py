@@ -149,6 +149,6 @@ def test_pytest_fails_a_broken_mechanism_and_a_tampered_class_and_says_why_it_sk
     )
     assert done.returncode == 1, done.stdout
     assert "FAILED test_it.py::TestBroken::test_chunks_equal_one_prefill[causal-width16-heads4]" in done.stdout
-    assert "a prompt in chunks of (1, 4, 2, 5) and at once differ" in done.stdout
+    assert "outputs of a prompt in chunks of (1, 4, 2, 5) and at once differ" in done.stdout
     assert "FAILED test_it.py::TestTampered::test_no_law_is_dropped_or_replaced" in done.stdout
     assert "sound does not declare WEIGHTS and NORMALISED" in done.stdout

@@ -60,8 +60,8 @@ def turned(rotary, rows):
     real, imaginary = rows.chunk(2, dim=-1)
     half = real.shape[-1]
     angles = torch.arange(rows.shape[1])[:, None, None] * rotary.base ** (-torch.arange(half, dtype=rows.dtype) / half)
-    spun = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat([spun.real, spun.imag], dim=-1)
+    rotated = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([rotated.real, rotated.imag], dim=-1)
 
 
 def heads_of(linear, rows):

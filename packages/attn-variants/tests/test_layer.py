@@ -189,7 +189,7 @@ def test_rotary_positions_are_refused_where_they_have_no_meaning(build):
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "said"),
+    ("name", "mode", "message"),
     [
         ("linear", {"cross": True}, "cross: True .*allowed: False: mechanism 'linear' attends to its own sequence"),
         ("alignment", {"cross": False}, "cross: False .*allowed: True: mechanism 'alignment' attends to a source"),
@@ -198,8 +198,8 @@ def test_rotary_positions_are_refused_where_they_have_no_meaning(build):
         ("gqa", {"cross": 1}, "cross: 1 .*True or False"),
     ],
 )
-def test_a_mode_that_a_mechanism_has_not_is_refused_by_name(build, name, mode, said):
-    with pytest.raises(InvalidValue, match=said):
+def test_a_mode_that_a_mechanism_has_not_is_refused_by_name(build, name, mode, message):
+    with pytest.raises(InvalidValue, match=message):
         build(name, hidden_size=16, num_heads=4, **mode)
 
 

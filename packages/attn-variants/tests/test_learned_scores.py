@@ -154,7 +154,7 @@ def test_a_module_inside_a_mask_or_another_modifier_is_refused():
 def test_a_parameter_with_a_name_of_torchs_is_refused():
     function = ScoreFunction(lambda score, head, query, key, training: score, parameters={"training": (1,)})
     heads = Heads(query=1, key_value=1, key_size=4, value_size=4)
-    with pytest.raises(InvalidValue, match="'training' is not allowed; allowed: names that torch"):
+    with pytest.raises(InvalidValue, match="'training' is not allowed; allowed: names that are not attributes"):
         SpecLayer(AttentionSpec(heads=heads, modifiers=(function,)), hidden_size=4, bias=False)
 
 

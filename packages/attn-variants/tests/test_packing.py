@@ -36,11 +36,11 @@ def test_packed_texts_are_what_each_is_alone_with_gradients(name):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "key_padding_mask", "said"),
+    ("lengths", "key_padding_mask", "message"),
     [((5, 9), None, "lengths"), ((-1, 16), None, "varlen.queries"), ((15,), torch.ones(1, 15).bool(), "lengths")],
 )
-def test_lengths_that_are_not_all_rows_are_refused(lengths, key_padding_mask, said):
-    with pytest.raises(InvalidValue, match=f"^{said}"):
+def test_lengths_that_are_not_all_rows_are_refused(lengths, key_padding_mask, message):
+    with pytest.raises(InvalidValue, match=f"^{message}"):
         layer_of("gqa")(torch.zeros(1, 15, 32), lengths=lengths, key_padding_mask=key_padding_mask)
 
 

@@ -78,28 +78,28 @@ def rank_heads(rank):
 
 
 @pytest.mark.parametrize(
-    ("name", "shared", "ranks", "told"),
+    ("name", "shared", "ranks", "message"),
     [
         ("mha", {}, 3, "tp: 3 is not allowed; allowed: a divisor of the 8 query heads of mechanism 'mha'"),
         ("gqa", {"num_kv_heads": 2}, 4, "of the 8 query heads and of the 2 key/value heads of mechanism 'gqa'"),
         ("gated_deltanet", {}, 16, "tp: 16"),
     ],
 )
-def test_ranks_that_do_not_divide_the_heads_are_refused(name, shared, ranks, told):
-    with pytest.raises(InvalidValue, match=told):
+def test_ranks_that_do_not_divide_the_heads_are_refused(name, shared, ranks, message):
+    with pytest.raises(InvalidValue, match=message):
         rank_layer(built(name, **shared), Rank(0, ranks))
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "options", "message"),
     [
         ("lightning", (), "'lightning' cannot be split over 2 ranks: it does not declare"),
         ("dilated_window", (), "'dilated_window' cannot be split over 2 ranks: each head has a mask of its own"),
         ("gqa", {"groups": (0, 0, 0, 1, 1, 1, 1, 1)}, "'gqa' cannot be split over 2 ranks: .* unequal groups"),
     ],
 )
-def test_heads_that_are_not_apart_are_refused_with_the_mechanism_and_the_reason(name, options, told):
-    with pytest.raises(Incompatible, match=told):
+def test_heads_that_are_not_apart_are_refused_with_the_mechanism_and_the_reason(name, options, message):
+    with pytest.raises(Incompatible, match=message):
         rank_layer(built(name, options), Rank(0, 2))
 
 

@@ -153,11 +153,11 @@ def test_an_indexer_that_learns_chooses_what_the_attention_prefers():
     with torch.no_grad():
         layer.query.weight.mul_(3)
     rows = torch.randn(8, 24, 8, dtype=torch.float64)
-    wished = layer.weights(rows)[:, 0, -1].topk(4).indices
+    best_keys = layer.weights(rows)[:, 0, -1].topk(4).indices
 
     def kept():
         few.load_state_dict(layer.state_dict())
-        return (few.weights(rows)[:, 0, -1] > 0).gather(-1, wished).double().mean().item()
+        return (few.weights(rows)[:, 0, -1] > 0).gather(-1, best_keys).double().mean().item()
 
     before = kept()
     optimiser = torch.optim.Adam(layer.inner.indexer.parameters(), lr=0.05)

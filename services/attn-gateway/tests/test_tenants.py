@@ -70,6 +70,7 @@ def test_what_a_file_cannot_mean_is_refused_by_line_and_without_the_token(tmp_pa
     with pytest.raises(UserError, match=r"line [23]") as said:
         read_tenants(file)
     assert "secret" not in str(said.value)
+    assert said.value.metadata["field"] == "token_file"
 
 
 def test_tokens_come_from_a_file_or_are_given_not_both(tmp_path: Path) -> None:

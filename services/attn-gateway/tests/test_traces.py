@@ -111,7 +111,7 @@ async def test_spans_of_a_completion_are_below_the_callers_and_follow_one_anothe
 async def test_a_call_that_fails_is_a_span_with_its_code(collector: tuple[Collector, str]) -> None:
     kept, endpoint = collector
     async with serving([Waiting()], GatewaySettings(port=0, otlp_traces_endpoint=endpoint)) as gateway:
-        with pytest.raises(Incompatible, match="does not have this call"):
+        with pytest.raises(Incompatible, match="does not implement this method"):
             await gateway.local_calls.unary("/attn.v1.InferenceService/Score", pb.ScoreRequest(), METADATA)
     (span,) = kept.spans
     assert attributes(span)["rpc.response.status_code"] == "UNIMPLEMENTED"

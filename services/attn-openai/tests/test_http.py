@@ -100,6 +100,7 @@ async def test_every_answer_has_the_request_id_of_the_caller(http: httpx2.AsyncC
 
 async def test_pages_of_other_hosts_are_refused_on_a_server_without_tokens(http: httpx2.AsyncClient) -> None:
     assert (await http.get("/v1/models", headers={"host": "evil.example"})).status_code == 400
+    assert (await http.get("/v1/models", headers={"host": "testserver"})).status_code == 400
     assert (await http.get("/v1/models", headers={"host": "localhost:1"})).status_code == 200
 
 

@@ -49,7 +49,7 @@ async def test_a_model_that_sees_no_images_says_so(http: httpx2.AsyncClient, see
     body = {"model": "tiny", "messages": [{"role": "user", "content": [shown(1), said("x")]}]}
     answer = await http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400
-    assert "the model sees no images" in answer.json()["error"]["message"]
+    assert "the model takes no images" in answer.json()["error"]["message"]
     body |= {"model": seeing, "messages": [{"role": "user", "content": [shown(1)] * 65}]}
     answer = await http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400

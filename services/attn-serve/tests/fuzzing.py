@@ -136,7 +136,7 @@ class RequestFuzzer:
             return method, inference_pb2.ScoreRequest(model=model, prompts=prompts, top_logprobs=top), valid
         if method == "Tokenize":
             return method, inference_pb2.TokenizeRequest(model=model, prompt=prompt), valid
-        # A model that is no encoder refuses it, whatever it says.
+        # A model that is not an encoder refuses it, whatever it says.
         return method, inference_pb2.EmbedRequest(model=model, texts=[self._text(valid)]), False
 
     def _about_models(self) -> tuple[str, Any, bool]:

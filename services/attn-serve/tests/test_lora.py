@@ -102,7 +102,7 @@ async def test_adapters_that_do_not_fit_are_refused_and_the_model_goes_on(
         await load(models, "linear-first", base="tiny")
     async with refused(grpc.StatusCode.NOT_FOUND, "unknown model 'tinny'"):
         await load(models, "first", base="tinny")
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "as the source is no adapter"):
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "as the source is not an adapter"):
         await load(models, "tiny-linear", base="tiny")
     await load(models, "small", "tiny-linear", max_loras=1)
     async with refused(grpc.StatusCode.NOT_FOUND, "no-such-adapter"):
@@ -111,7 +111,7 @@ async def test_adapters_that_do_not_fit_are_refused_and_the_model_goes_on(
     async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "max_loras"):
         await load(models, "linear-second", base="small")
     await load(models, "encoder", "tiny-bert")
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "only decoders take adapters"):
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "only decoders support adapters"):
         await load(models, "first", base="encoder")
     assert await complete(stub, ask(max_new_tokens=10)) == before
     names = [model.name for model in (await models.ListModels(wire.ListModelsRequest())).models]

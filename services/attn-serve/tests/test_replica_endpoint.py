@@ -100,7 +100,7 @@ async def test_calls_answer_as_the_host_does(server: ReplicaServer) -> None:
         with pytest.raises(InvalidValue, match="prompt") as refused:
             await gateway.tokens(replace(task(), prompt=Prompt(text="")))
         assert refused.value.metadata["field"] == "prompt"
-        with pytest.raises(AttnError, match="no encoder"):
+        with pytest.raises(AttnError, match="not an encoder"):
             await gateway.client.call("embed", EmbedTask(texts=("a",)))
 
 
@@ -121,8 +121,8 @@ async def test_who_does_not_know_the_secret_is_not_let_in(server: ReplicaServer,
 )
 async def test_what_is_no_call_is_refused_and_the_replica_goes_on(server: ReplicaServer, data: bytes) -> None:
     async with Gateway(server) as gateway:
-        answer = await gateway.client._ask(data, metadata=gateway.client._metadata)
-        with pytest.raises(InternalError, match="no call"):
+        answer = await gateway.client._call_method(data, metadata=gateway.client._metadata)
+        with pytest.raises(InternalError, match="invalid call"):
             messages.decode_answer("stats", answer)
         assert len(await gateway.tokens(task())) == 20
 

@@ -224,8 +224,8 @@ async def test_a_gateway_that_cannot_serve_what_others_do_says_why_and_leaves_it
     other = await gateways.start("other", home=tmp_path / "empty-home")
     (told,) = other.listed()
     assert told.state is ModelState.FAILED
-    assert "not this one: unknown model 'tiny'" in told.state_detail
-    with pytest.raises(Unavailable, match="not this one"):
+    assert "this one failed to: unknown model 'tiny'" in told.state_detail
+    with pytest.raises(Unavailable, match="this one failed to"):
         other.engine("tiny")
     assert await tokens(a, "tiny")
     assert list(gateways.cluster.groups) == ["tiny"]

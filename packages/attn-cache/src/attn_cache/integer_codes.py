@@ -55,25 +55,25 @@ def half_below(numbers: Tensor) -> Tensor:
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """Codes [..., size], uint8, below 2^bits, packed into bytes [..., ceil(size * bits / 8)], the first code lowest."""
-    each = 8 // bits
-    if each == 1:
+    codes_per_byte = 8 // bits
+    if codes_per_byte == 1:
         return codes
-    missing = -codes.shape[-1] % each
-    whole = torch.nn.functional.pad(codes, (0, missing)) if missing else codes
-    groups = whole.reshape(*whole.shape[:-1], -1, each)
+    padding = -codes.shape[-1] % codes_per_byte
+    padded = torch.nn.functional.pad(codes, (0, padding)) if padding else codes
+    groups = padded.reshape(*padded.shape[:-1], -1, codes_per_byte)
     packed: Tensor = groups[..., 0].clone()
-    for position in range(1, each):
+    for position in range(1, codes_per_byte):
         packed |= groups[..., position] << (position * bits)
     return packed
 
 
 def unpack_bits(packed: Tensor, bits: int, size: int) -> Tensor:
     """The codes [..., size], uint8, of packed bytes."""
-    each = 8 // bits
-    if each == 1:
+    codes_per_byte = 8 // bits
+    if codes_per_byte == 1:
         return packed
     mask = 2**bits - 1
-    codes = [(packed >> (position * bits)) & mask for position in range(each)]
+    codes = [(packed >> (position * bits)) & mask for position in range(codes_per_byte)]
     return torch.stack(codes, -1).flatten(-2)[..., :size]
 
 
@@ -81,9 +81,9 @@ def _in_groups(numbers: Tensor, group: int) -> Tensor:
     """[..., groups, group]; the last group is padded with the last number, which does not widen its range."""
     size = numbers.shape[-1]
     group = min(group, size)
-    missing = -size % group
-    if missing:
-        numbers = torch.cat([numbers, numbers[..., -1:].expand(*numbers.shape[:-1], missing)], -1)
+    padding = -size % group
+    if padding:
+        numbers = torch.cat([numbers, numbers[..., -1:].expand(*numbers.shape[:-1], padding)], -1)
     return numbers.reshape(*numbers.shape[:-1], -1, group)
 
 

@@ -14,7 +14,7 @@ class ContiguousCache(CacheFamily):
     """Memory for the longest sequence is reserved for every request; a batch is read without copying."""
 
     name = "contiguous"
-    summary = "One contiguous row of memory per request, sized for the longest sequence; read without copying."
+    summary = "One contiguous region of memory per request, sized for the longest sequence; read without copying."
     portable = True
 
     def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
@@ -29,7 +29,7 @@ class PagedCache(CacheFamily):
     """Blocks of 16 tokens, allocated as a request grows (Kwon et al. 2023, arXiv 2309.06180)."""
 
     name = "paged"
-    summary = "Blocks of 16 tokens allocated as a request grows; a batch is gathered to be read."
+    summary = "Blocks of 16 tokens, allocated as a request grows; rows of a batch are gathered to be read."
     portable = True
 
     def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
@@ -44,7 +44,7 @@ class SharedCache(CacheFamily):
     """Like `paged`, with automatic prefix caching: equal prefixes share blocks, which outlive their requests."""
 
     name = "shared"
-    summary = "As paged, with prefix caching: requests share the blocks of a common prefix, also of ended requests."
+    summary = "Like paged, with prefix caching: requests share the blocks of a common prefix, also of ended requests."
     portable = True
 
     def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
@@ -84,7 +84,7 @@ class Int8Cache(QuantizedRowsCache):
     """One byte per number and one scale per token and head."""
 
     name = "int8"
-    summary = "As shared, with int8 codes and a scale for each token and head: half the bytes of bfloat16."
+    summary = "Like shared, with int8 codes and a scale for each token and head: half the bytes of bfloat16."
     quantizer = Symmetric()
     loss = 0.004
 
@@ -93,7 +93,7 @@ class Int4Cache(QuantizedRowsCache):
     """Four bits per number, in groups of 32 channels with a step and a lowest number each."""
 
     name = "int4"
-    summary = "As shared, with 4-bit codes in groups of 32 channels of a token: three tenths of the bytes of bfloat16."
+    summary = "Like shared, with 4-bit codes in groups of 32 channels of a token: 0.3 times the bytes of bfloat16."
     quantizer = Affine(bits=4, group=32)
     loss = 0.067
 
@@ -107,7 +107,7 @@ class KiviCache(CacheFamily):
     """
 
     name = "kivi"
-    summary = "Shared blocks of 128 tokens in 2-bit codes: keys per channel, values per token; newest block as is."
+    summary = "Shared blocks of 128 tokens in 2-bit codes: keys per channel, values per token; last block unquantized."
     portable = True
     loss = 0.335
 
@@ -151,7 +151,7 @@ class Kivi4Cache(KiviCache):
     """Like `kivi`, with 4-bit codes."""
 
     name = "kivi4"
-    summary = "As kivi, with 4-bit codes."
+    summary = "Like kivi, with 4-bit codes."
     loss = 0.067
 
     def __init__(self, layout: KiviLayout = KiviLayout(bits=4)) -> None:  # noqa: B008  (frozen)

@@ -50,7 +50,7 @@ class StateLayout:
         found: dict[FieldKey, Tensor] = {}
         for key, spec, name in self._fields():
             if name not in rows:
-                raise StateInvalid.of(f"field {name}", "is missing", "every field of every state")
+                raise StateInvalid.of(f"field {name}", "is missing", "every field of the store's states")
             given, field = rows[name], spec.fields[key[2]]
             dtype, shape = tensor_dtype(field.dtype or self.dtype), field.shape
             if not isinstance(spec, Slot):
@@ -60,7 +60,7 @@ class StateLayout:
             found[key] = given
         unknown = sorted(rows.keys() - {name for _, _, name in self._fields()})
         if unknown:
-            raise StateInvalid.of(f"field {unknown[0]}", "belongs to no state of the store", "its fields only")
+            raise StateInvalid.of(f"field {unknown[0]}", "is unknown", "only fields of the store's states")
         return found
 
     def only(self, rows: Mapping[FieldKey, Tensor], kind: type[StateSpec]) -> dict[FieldKey, Tensor]:
@@ -121,10 +121,10 @@ def unpack(layout: StateLayout, exported: bytes) -> tuple[int, dict[FieldKey, Te
     header = _header(exported)
     version = header.get("version")
     if version != VERSION:
-        raise StateInvalid.of("version", version, f"{VERSION}, the only one that this program reads")
+        raise StateInvalid.of("version", version, f"{VERSION}, the only supported version")
     _check_content(exported, header.get("content"))
     if header.get("dtype") != layout.dtype:
-        raise StateInvalid.of("dtype", header.get("dtype"), f"{layout.dtype}, the store's")
+        raise StateInvalid.of("dtype", header.get("dtype"), f"{layout.dtype}, the dtype of the store")
     if header.get("fingerprint") != layout.fingerprint or header.get("states") != layout.states:
         _refuse_states(layout, header.get("states"))
     tokens = header.get("tokens")
@@ -140,7 +140,7 @@ def unpack(layout: StateLayout, exported: bytes) -> tuple[int, dict[FieldKey, Te
 def _header(exported: bytes) -> dict[str, Any]:
     length = int.from_bytes(exported[:8], "little")
     if len(exported) < 8 or length > min(HEADER_LIMIT, len(exported) - 8):
-        raise StateInvalid.of("length", f"{len(exported)} bytes", "a whole header and its tensors; they were cut off")
+        raise StateInvalid.of("length", f"{len(exported)} bytes (truncated)", "a complete header and its tensors")
     try:
         header = json.loads(json.loads(exported[8 : 8 + length])["__metadata__"][ENTRY])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -156,12 +156,12 @@ def _check_content(exported: bytes, digest: object) -> None:
     found.update(_BLANK_DIGEST)
     found.update(memoryview(exported)[start + len(_BLANK_DIGEST) :])
     if found.hexdigest() != digest:
-        raise StateInvalid.of("content", f"sha256 {found.hexdigest()}", f"{digest}, as the header says")
+        raise StateInvalid.of("content", f"sha256 {found.hexdigest()}", f"{digest}, the digest in the header")
 
 
 def _refuse_states(layout: StateLayout, given: object) -> None:
     states = given if isinstance(given, dict) else {}
     name = layout.first_difference(states)
     if name == "none":
-        raise StateInvalid.of("fingerprint", "not that of the states beside it", layout.fingerprint)
+        raise StateInvalid.of("fingerprint", "does not match the states in the header", layout.fingerprint)
     raise StateInvalid.of(f"state {name}", states.get(name, "absent"), layout.states.get(name, "absent"))

@@ -101,7 +101,7 @@ class SharedStore(Store):
         self._prefixes = PrefixIndex(self._paged.block_size)
         self._max_snapshots = size.requests
         self._with_snapshot: list[CachedBlock] = []
-        self._remembered: dict[int, PrefixHash] = {}
+        self._cached_prefix_of: dict[int, PrefixHash] = {}
 
     def reserve(self, request: int, tokens: int) -> bool:
         """Like `Store.reserve`; evicts cached blocks where that makes room."""
@@ -117,14 +117,14 @@ class SharedStore(Store):
             if self.full or not self._paged.would_fork(tokens):
                 return False
             self._unpin(self._prefixes.evict())
-        if request in self._remembered:
-            self._remembered[copy] = self._remembered[request]
+        if request in self._cached_prefix_of:
+            self._cached_prefix_of[copy] = self._cached_prefix_of[request]
         return True
 
     def release(self, request: int) -> None:
         """Like `Store.release`; cached blocks of the request stay cached."""
         super().release(request)
-        self._remembered.pop(request, None)
+        self._cached_prefix_of.pop(request, None)
 
     def adopt(self, request: int, tokens: Sequence[int], scope: str) -> int:
         """Give the request the longest cached prefix of `tokens` for which every kind of state is available.
@@ -141,13 +141,13 @@ class SharedStore(Store):
         self._paged.share(index, prefix.num_blocks * self._paged.block_size, [block.blocks for _, block in found])
         if last.snapshot is not None:
             self._slots.restore(index, last.snapshot)
-        self._remembered[request] = prefix
+        self._cached_prefix_of[request] = prefix
         return prefix.num_blocks * self._paged.block_size
 
     def remember(self, request: int, tokens: Sequence[int], computed: int, scope: str) -> None:
         """Cache the full blocks of the first `computed` tokens that were completed since the last call."""
         size = self._paged.block_size
-        prefix = self._remembered.get(request)
+        prefix = self._cached_prefix_of.get(request)
         if prefix is not None and 0 < computed - prefix.num_blocks * size < size:
             return
         index = self._index(request)
@@ -155,7 +155,7 @@ class SharedStore(Store):
         for prefix, block in self._prefixes.follow(prefix, tokens, computed):  # noqa: B020 - each hash continues the last
             if self._prefixes.get(prefix) is None:
                 self._prefixes.add(prefix, CachedBlock(block, self._paged.pin(index, prefix.num_blocks - 1)))
-        self._remembered[request] = prefix
+        self._cached_prefix_of[request] = prefix
         last = self._prefixes.get(prefix)
         if self._slots.names and last and last.snapshot is None and prefix.num_blocks * size == computed:
             self._take_snapshot(last, index)

@@ -62,28 +62,28 @@ class BlocksAndSlots:
         last: Tensor | None = None,
     ) -> None:
         """See `StaticDecode.load`."""
-        given, missing = len(names), [0] * (requests - len(names))
+        num_requests, padding = len(names), [0] * (requests - len(names))
         indices = [self._index(name) for name in names]
         for index, position in zip(indices, positions, strict=True):
             self._cache.begin_decode(index, position)
         lines = self._buffer.lines
-        lines[TOKENS][:requests] = [*tokens, *missing]
-        lines[POSITIONS][:requests] = at = np.array([*positions, *missing], dtype=np.int64)
-        lines[CONTEXTS][:given] = positions
-        lines[CONTEXTS][given:requests] = -1
-        lines[INDICES][:requests] = [*indices, *[self._slots.scrap] * len(missing)]
+        lines[TOKENS][:requests] = [*tokens, *padding]
+        lines[POSITIONS][:requests] = position_array = np.array([*positions, *padding], dtype=np.int64)
+        lines[CONTEXTS][:num_requests] = positions
+        lines[CONTEXTS][num_requests:requests] = -1
+        lines[INDICES][:requests] = [*indices, *[self._slots.scrap] * len(padding)]
         changed, size = False, self._cache.block_size
         for number, (window, pool) in enumerate(self._cache.pools.items()):
-            tables = [pool.tables[index] for index in indices] + [self._padding] * (requests - given)
-            known, lists = self._rows[window], self._buffer.tables[number]
+            tables = [pool.tables[index] for index in indices] + [self._padding] * (requests - num_requests)
+            row_tables, table_rows = self._rows[window], self._buffer.tables[number]
             for row, table in enumerate(tables):
-                changed |= known[row].follow(table, lists[row])
-            blocks = lists[np.arange(requests), at // size].astype(np.int64)
-            lines[SLOTS + number][:requests] = blocks * size + at % size
+                changed |= row_tables[row].follow(table, table_rows[row])
+            blocks = table_rows[np.arange(requests), position_array // size].astype(np.int64)
+            lines[SLOTS + number][:requests] = blocks * size + position_array % size
         self._buffer.send(whole=changed)
-        if last is not None and given:
-            here = self.tokens(given)
-            here.copy_(last.index_select(0, here).clamp_(min=0))
+        if last is not None and num_requests:
+            step_tokens = self.tokens(num_requests)
+            step_tokens.copy_(last.index_select(0, step_tokens).clamp_(min=0))
 
     def tokens(self, requests: int) -> Tensor:
         """See `StaticDecode.tokens`."""

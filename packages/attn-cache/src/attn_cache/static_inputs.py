@@ -61,21 +61,21 @@ class StepBuffer:
     def __init__(self, lines: Sequence[int], tables: tuple[int, int, int], device: torch.device) -> None:
         ends = list(accumulate(lines, initial=0))
         self._spans = [slice(*span) for span in pairwise(ends)]
-        self._head = ends[-1]
+        self._line_elements = ends[-1]
         windows, requests, width = tables
-        total = self._head + windows * requests * width // 2
-        self._written = np.zeros(total, dtype=np.int64)
-        self.lines = [self._written[span] for span in self._spans]
-        self.tables = self._written[self._head :].view(np.int32).reshape(tables)
+        total = self._line_elements + windows * requests * width // 2
+        self._host_buffer = np.zeros(total, dtype=np.int64)
+        self.lines = [self._host_buffer[span] for span in self._spans]
+        self.tables = self._host_buffer[self._line_elements :].view(np.int32).reshape(tables)
         pinned = device.type == "cuda"
         # Two, because a copy may still read one of them while the next step is written.
-        self._sent = [torch.zeros(total, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
-        self._there = torch.zeros(total, dtype=torch.int64, device=device)
-        self._tables = self._there[self._head :].view(torch.int32).view(tables)
+        self._staging = [torch.zeros(total, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
+        self._device_buffer = torch.zeros(total, dtype=torch.int64, device=device)
+        self._tables = self._device_buffer[self._line_elements :].view(torch.int32).view(tables)
 
     def line(self, number: int) -> Tensor:
         """A line on the device."""
-        return self._there[self._spans[number]]
+        return self._device_buffer[self._spans[number]]
 
     def table(self, number: int) -> Tensor:
         """The block tables [requests, width] of a window on the device."""
@@ -83,11 +83,11 @@ class StepBuffer:
 
     def send(self, *, whole: bool) -> None:
         """Copy the lines to the device, and with `whole` the block tables, too."""
-        size = len(self._written) if whole else self._head
-        self._sent.reverse()
-        source = self._sent[0][:size]
-        source.numpy()[:] = self._written[:size]
-        self._there[:size].copy_(source, non_blocking=True)
+        size = len(self._host_buffer) if whole else self._line_elements
+        self._staging.reverse()
+        source = self._staging[0][:size]
+        source.numpy()[:] = self._host_buffer[:size]
+        self._device_buffer[:size].copy_(source, non_blocking=True)
 
 
 class StaticPagedView:

@@ -46,31 +46,31 @@ class BlocksOfTokens:
         self, tokens: Sequence[int], contexts: Sequence[int], lengths: Sequence[int], names: Sequence[int], size: int
     ) -> None:
         """See `StaticMixed.load`."""
-        indices, given, taken = [self._index(name) for name in names], len(names), len(tokens)
+        indices, num_requests, num_tokens = [self._index(name) for name in names], len(names), len(tokens)
         for index, context, length in zip(indices, contexts, lengths, strict=True):
             self._cache.begin(index, context, context + length)
         lines, block = self._buffer.lines, self._cache.block_size
         counts = np.asarray(lengths, dtype=np.int64)
-        owners, starts = np.repeat(np.arange(given), counts), np.concatenate([[0], np.cumsum(counts)])
+        request_of, starts = np.repeat(np.arange(num_requests), counts), np.concatenate([[0], np.cumsum(counts)])
         # Entries after the last request have no tokens, except the last one, which has those of padding.
-        lines[STARTS][:] = taken
-        lines[STARTS][: given + 1] = starts
+        lines[STARTS][:] = num_tokens
+        lines[STARTS][: num_requests + 1] = starts
         lines[STARTS][self._requests(size) + 1] = size
         lines[CONTEXTS][:] = -1
-        lines[CONTEXTS][:given] = contexts
+        lines[CONTEXTS][:num_requests] = contexts
         lines[TOKENS][:size] = 0
-        lines[TOKENS][:taken] = tokens
-        at = np.asarray(contexts, dtype=np.int64)[owners] + np.arange(taken) - starts[owners]
+        lines[TOKENS][:num_tokens] = tokens
+        positions = np.asarray(contexts, dtype=np.int64)[request_of] + np.arange(num_tokens) - starts[request_of]
         lines[POSITIONS][:size] = 0
-        lines[POSITIONS][:taken] = at
+        lines[POSITIONS][:num_tokens] = positions
         changed = False
         for number, (window, pool) in enumerate(self._cache.pools.items()):
             table = self._buffer.tables[number]
             for row, index in enumerate(indices):
                 changed |= self._rows[window][row].follow(pool.tables[index], table[row])
             slots = lines[SLOTS + number]
-            slots[taken:size] = self._scrap * block
-            slots[:taken] = table[owners, at // block].astype(np.int64) * block + at % block
+            slots[num_tokens:size] = self._scrap * block
+            slots[:num_tokens] = table[request_of, positions // block].astype(np.int64) * block + positions % block
         self._buffer.send(whole=changed)
 
     def tokens(self, size: int) -> Tensor:

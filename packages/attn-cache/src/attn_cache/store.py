@@ -112,7 +112,7 @@ class Store:
         index = self._index(request)
         if self._slots.names:
             if request not in self._marks or self._marks[request][0] > tokens:
-                raise WrongState(f"request {request} was not marked at {tokens} tokens or before")
+                raise WrongState(f"request {request} was not marked at or before {tokens} tokens")
             tokens, snapshot = self._marks[request]
             self._slots.restore(index, snapshot)
         self._kv_cache.rewind(index, tokens)
@@ -122,7 +122,7 @@ class Store:
         """Why draft tokens cannot form a tree in this store; None if they can."""
         if self._slots.names:
             name = ".".join(self._slots.names[0])
-            return f"{name} has a fixed size and exists once a request, so it cannot follow several tokens"
+            return f"{name} has a fixed size and exists once per request, so it cannot represent several branches"
         return self._kv_cache.tree_unsupported_reason()
 
     def accept_path(self, request: int, tokens: int, slots: Sequence[int]) -> None:

@@ -159,7 +159,7 @@ def kernel_reason(
     true: it plans nothing on the host. `there` is the element type and the device."""
     (dtype, device), computation = there, mechanism.paged_computation(config)
     if computation is None or not isinstance(computation.asked, AttentionSpec):
-        return gathers("remembered rows")
+        return gathers("cached rows")
     form = "plain" if "plain" in computation.rows else computation.rows[0]
     problem = paged_problem(computation.asked, dtype=dtype, device=device, rows=form)
     kernels = [kernel for kernel in installed().kernels if isinstance(kernel, PagedAttendKernel)]
@@ -167,7 +167,7 @@ def kernel_reason(
     accepting = [verdict.kernel for verdict in verdicts if verdict.accepted]
     if not accepting:
         refused = "; ".join(f"{verdict.kernel.name}: {', '.join(verdict.reasons)}" for verdict in verdicts)
-        return f"{gathers('remembered rows')}: {refused or 'no kernel is installed that meets them in place'}"
+        return f"{gathers('cached rows')}: {refused or 'no installed kernel reads them in place'}"
     return None if plans_nothing(accepting[0]) else plans_on_the_host(accepting[0].name)
 
 
@@ -184,7 +184,7 @@ def _always_as_many(mechanism: Mechanism, config: MechanismConfig) -> bool:
 def own_module(computation: Computation) -> dict[str, Any]:
     """The row for a part that the mechanism's own module computes."""
     cost = None if computation.asked is None else computation.below
-    reasons = "asks no kernel" if computation.asked is None else "no kernel costs less"
+    reasons = "no kernel is used" if computation.asked is None else "no kernel is predicted to cost less"
     return row_of(computation, "its own module", "runs", cost=cost, reasons=reasons)
 
 
@@ -196,9 +196,9 @@ def kernel_rows(computation: Computation, problem: Problem) -> list[dict[str, An
     rows = [] if cheap or math.isinf(computation.below) else [own_module(computation)]
     for verdict in verdicts:
         word = "refuses" if not verdict.accepted else "runs" if verdict in cheap[:1] else "would accept"
-        told = [*verdict.reasons, *([verdict.remark] if verdict.remark and word == "runs" else [])]
-        told += [f"measured on {verdict.measured_on}"] if verdict.measured_on else []
-        rows.append(row_of(computation, verdict.kernel.name, word, cost=verdict.cost, reasons="; ".join(told)))
+        details = [*verdict.reasons, *([verdict.remark] if verdict.remark and word == "runs" else [])]
+        details += [f"measured on {verdict.measured_on}"] if verdict.measured_on else []
+        rows.append(row_of(computation, verdict.kernel.name, word, cost=verdict.cost, reasons="; ".join(details)))
     others = [kernel for kernel in kernels if kernel.operation != problem.operation]
     if others:
         operations = ", ".join(sorted({kernel.operation for kernel in others}))
@@ -219,7 +219,7 @@ def weights_statement(mechanism: Mechanism) -> str:
     """A sentence that states whether the mechanism can return attention weights."""
     if mechanism.can(Capability.WEIGHTS):
         return "on request, [batch, heads, query, key]"
-    return "none: its output is not computed from a weight per pair of a query and a key"
+    return "none: its output is not computed from one weight per query-key pair"
 
 
 def rowwise_verdicts(operation: str, width: int, *, form: str | None, **known: Any) -> list[dict[str, Any]]:

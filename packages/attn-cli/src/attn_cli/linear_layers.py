@@ -29,10 +29,12 @@ def linear_verdicts(
     if form not in FORMS:
         raise InvalidValue.of("--form", form, ", ".join(FORMS))
     rows = []
-    for quantization in _met_with(form, device):
+    for quantization in _quantizations_for(form, device):
         part = Computation(part=f"{LINEAR}, {quantization}")
         if quantization == "auto" and not _packs(form, dtype, device):
-            rows.append(row_of(part, "torch", "runs", reasons=f"auto packs no {form} weights in {dtype} on {device}"))
+            rows.append(
+                row_of(part, "torch", "runs", reasons=f"auto uses no kernel for {form} weights in {dtype} on {device}")
+            )
             continue
         problem = linear_problem(
             form, (outputs or inputs, inputs), quantization=quantization, dtype=dtype, device=device
@@ -40,14 +42,14 @@ def linear_verdicts(
         verdicts = explain([kernel for kernel in installed().linears if kernel.weights == form], problem)
         for place, verdict in enumerate(verdicts):
             word = "refuses" if not verdict.accepted else "would accept" if place else "runs"
-            told = [*verdict.reasons, *([verdict.remark] if verdict.remark and word == "runs" else [])]
-            rows.append(row_of(part, verdict.kernel.name, word, cost=verdict.cost, reasons="; ".join(told)))
+            details = [*verdict.reasons, *([verdict.remark] if verdict.remark and word == "runs" else [])]
+            rows.append(row_of(part, verdict.kernel.name, word, cost=verdict.cost, reasons="; ".join(details)))
         if not verdicts or not verdicts[0].accepted:
             rows.append(_instead(part, form, quantization, dtype))
     return rows
 
 
-def _met_with(form: str, device: str) -> tuple[str, ...]:
+def _quantizations_for(form: str, device: str) -> tuple[str, ...]:
     """The values of `--quantization` with which a model on a device has weights of a format."""
     if form not in STORED_FORMATS:
         return (form,) if form in MOST_BITS else ("auto", form)
@@ -67,9 +69,9 @@ def _instead(part: Computation, form: str, quantization: str, dtype: str) -> dic
     """The row for what happens to the weights if no kernel accepts them."""
     if quantization == "auto":
         return row_of(
-            part, "torch", "runs", reasons=f"weights are widened to {dtype} as they are loaded, which is said"
+            part, "torch", "runs", reasons=f"weights are converted to {dtype} when they are loaded, with a warning"
         )
     if form in STORED_FORMATS:
-        reasons = f"weights are widened as they are loaded and packed anew: see --form {quantization}"
+        reasons = f"weights are dequantized when they are loaded, then packed again: see --form {quantization}"
         return row_of(part, f"those of {quantization}", "runs", reasons=reasons)
-    return row_of(part, "none", "refuses", reasons=f"a model is not loaded with --quantization {quantization}")
+    return row_of(part, "none", "refuses", reasons=f"a model cannot be loaded with --quantization {quantization}")

@@ -17,7 +17,7 @@ def mechanisms_starting(incomplete: str) -> list[str]:
 
 MechanismName = Annotated[
     str,
-    typer.Argument(help="A mechanism; `attn list mechanisms` names them.", autocompletion=mechanisms_starting),
+    typer.Argument(help="Name of a mechanism; see `attn list mechanisms`.", autocompletion=mechanisms_starting),
 ]
 HiddenSize = Annotated[int, typer.Option(min=1, help="Size of the residual stream of the model.")]
 NumHeads = Annotated[int, typer.Option("--num-heads", min=1, help="Query heads.")]
@@ -25,11 +25,13 @@ NumKvHeads = Annotated[
     int | None, typer.Option("--num-kv-heads", min=1, help="Key/value heads, if fewer than query heads.")
 ]
 HeadDim = Annotated[int | None, typer.Option(min=1, help="Elements of one head; by default hidden_size / num_heads.")]
-Bidirectional = Annotated[bool, typer.Option("--bidirectional", help="Let every position see every other.")]
+Bidirectional = Annotated[
+    bool, typer.Option("--bidirectional", help="Let every position attend to every other, without a causal mask.")
+]
 Dtype = Annotated[str, typer.Option(help="Element type: float32, bfloat16 (bf16), float16, float64.")]
 Options = Annotated[
     list[str] | None,
-    typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the mechanism; repeat for more."),
+    typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the mechanism; may be repeated."),
 ]
 
 
@@ -63,7 +65,7 @@ def own_groups(sizes: Sizes, mechanism: Mechanism, options: dict[str, Any]) -> S
     return sizes
 
 
-def fitting(sizes: Sizes, mechanism: Mechanism) -> Sizes:
+def supported_sizes(sizes: Sizes, mechanism: Mechanism) -> Sizes:
     """The sizes without what the mechanism does not support: a causal form, or fewer key/value heads."""
     shared = sizes.num_kv_heads if mechanism.can(Capability.GROUPED) else None
     causal = sizes.causal and mechanism.can(Capability.CAUSAL)

@@ -41,7 +41,7 @@ def weights_of(mechanism: Mechanism, config: MechanismConfig, positions: int) ->
         raise Incompatible(message, mechanism=mechanism.name)
     torch = tensors()
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
-        layer, rows, source = drawn(torch, mechanism, config, positions)
+        layer, rows, source = sample_layer(torch, mechanism, config, positions)
         return layer.weights(rows, *source)[0]
 
 
@@ -54,7 +54,7 @@ def influence_grid(mechanism: Mechanism, config: MechanismConfig, positions: int
     torch = tensors()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         one = dataclasses.replace(config, num_heads=1, num_kv_heads=None)
-        layer, rows, source = drawn(torch, mechanism, one, positions)
+        layer, rows, source = sample_layer(torch, mechanism, one, positions)
         inputs = (source[0] if source else rows).requires_grad_()
         probed = layer(rows, *source)[0] @ torch.randn(config.hidden_size, dtype=torch.float64)
         slopes = [torch.autograd.grad(out, inputs, retain_graph=True)[0][0].norm(dim=-1) for out in probed]
@@ -62,7 +62,7 @@ def influence_grid(mechanism: Mechanism, config: MechanismConfig, positions: int
     return grid
 
 
-def drawn(
+def sample_layer(
     torch: Any, mechanism: Mechanism, config: MechanismConfig, positions: int
 ) -> tuple[Any, Any, tuple[Any, ...]]:
     """A layer, its input [1, positions, hidden_size], and its source in a tuple, empty if it attends to none."""
@@ -92,7 +92,7 @@ def tensors() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise MissingPackage.of("torch", "drawing what a layer makes of a sample") from error
+        raise MissingPackage.of("torch", "drawing an example of a layer") from error
     return torch
 
 
@@ -101,7 +101,7 @@ class View(NamedTuple):
 
     caption: str
     grid: Grid
-    measure: str = "share of heads that see the key"
+    measure: str = "fraction of heads that see the key"
     rows: str = "query"
     columns: str = "key"
 
@@ -110,12 +110,12 @@ def view_of(
     mechanism: Mechanism, config: MechanismConfig, positions: int, options: Mapping[str, Any] | None = None
 ) -> View:
     """The mask, if it alone determines what is seen, else an example; `options` are listed in the caption."""
-    told = ", ".join(f"{name}={value}" for name, value in (options or {}).items())
-    view = seen(mechanism, config, positions)
-    return view._replace(caption=f"{view.caption} ({told})") if told else view
+    listed = ", ".join(f"{name}={value}" for name, value in (options or {}).items())
+    view = plain_view(mechanism, config, positions)
+    return view._replace(caption=f"{view.caption} ({listed})") if listed else view
 
 
-def seen(mechanism: Mechanism, config: MechanismConfig, positions: int) -> View:
+def plain_view(mechanism: Mechanism, config: MechanismConfig, positions: int) -> View:
     """The view without options in its caption."""
     spec, chooses = mechanism.spec(config), mechanism.can(Capability.CHOOSES)
     if spec is not None and not chooses:
@@ -159,23 +159,23 @@ def shade(share: float) -> str:
     return SHADES[max(round(share * steps), share > LEAST)]
 
 
-def draw_grid(drawn: View, name: str, path: Path) -> None:
+def draw_grid(view: View, name: str, path: Path) -> None:
     """Write the grid as an image file; raises as `save` does."""
-    save(grid_figure(drawn, name), path)
+    save(grid_figure(view, name), path)
 
 
-def grid_figure(drawn: View, name: str) -> Any:
+def grid_figure(view: View, name: str) -> Any:
     """The figure of a grid with its caption, axes from position 0 and a colour bar from 0; raises `MissingPackage`."""
     figure = new_figure((5.5, 5.2))
     axes = figure.add_subplot()
-    most = max(max(row) for row in drawn.grid) or 1.0
-    image = axes.imshow(drawn.grid, cmap="Blues", vmin=0.0, vmax=most, interpolation="nearest")
-    axes.set_xlabel(f"{drawn.columns} position")
-    axes.set_ylabel(f"{drawn.rows} position")
-    title = textwrap.wrap(f"{name}: {drawn.caption}".replace("$", r"\$"), TITLE_WIDTH)
+    most = max(max(row) for row in view.grid) or 1.0
+    image = axes.imshow(view.grid, cmap="Blues", vmin=0.0, vmax=most, interpolation="nearest")
+    axes.set_xlabel(f"{view.columns} position")
+    axes.set_ylabel(f"{view.rows} position")
+    title = textwrap.wrap(f"{name}: {view.caption}".replace("$", r"\$"), TITLE_WIDTH)
     figure.suptitle("\n".join(title), fontsize=9)
     bar = figure.colorbar(image, ax=axes, shrink=0.8)
-    bar.set_label(drawn.measure, fontsize=8)
+    bar.set_label(view.measure, fontsize=8)
     bar.ax.tick_params(labelsize=7)
     return figure
 

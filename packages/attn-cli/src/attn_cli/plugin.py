@@ -7,12 +7,12 @@ from attn_core.plugins.hooks import Command, hookimpl
 COMMANDS = {
     "installation": {
         "list": "List mechanisms, kernels, caches, models, shapes or plugins.",
-        "plugins": "List plugins, and why one did not load.",
+        "plugins": "List plugins, with the reason if one did not load.",
         "doctor": "Check this machine and installation.",
     },
     "mechanisms": {
         "show": "Show a mechanism: equation, paper, state, costs, kernels, picture.",
-        "explain": "Say which kernel computes a mechanism, and why the others refuse.",
+        "explain": "Show which kernel computes a mechanism, and why the others refuse.",
         "check": "Check a mechanism against the laws of attention.",
     },
     "costs": {

@@ -1,4 +1,4 @@
-"""The Python client of attn, sync and asyncio, and what its calls need most of attn-schema. No torch."""
+"""The Python client of attn, synchronous and asyncio, with the most used classes of attn-schema. Needs no torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
     "StructuredOutput",
 ]
 
-# Listing plugins imports this package, and must not import gRPC with it.
+# Names are imported lazily: listing plugins imports this package, and must not import gRPC with it.
 _HOMES = {
     "async_client": ("AsyncClient",),
     "client": ("Client",),

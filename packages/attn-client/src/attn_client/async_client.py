@@ -1,5 +1,5 @@
 # ruff: noqa: ASYNC109 - gRPC sends the timeout to the server, as the deadline
-"""The client for asyncio; the same calls as `Client`, awaited."""
+"""The asyncio client, with the same calls as `Client`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from attn_client.settings import ClientSettings
 class AsyncClient:
     """A connection to one server. Use it in an `async with` block, or await `close`.
 
-    Every call takes `timeout` in seconds and raises the errors of `attn_core.errors`: the server's own, or
-    `Unavailable` where none answers and `DeadlineExceeded` where the time is over.
+    Every call takes `timeout` in seconds and raises the errors of `attn_core.errors`: those that the server reports,
+    `Unavailable` if no server answers, and `DeadlineExceeded` after the timeout.
     """
 
     def __init__(self, settings: ClientSettings | None = None) -> None:
@@ -61,9 +61,9 @@ class AsyncClient:
     def generate(
         self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
     ) -> AsyncGenerator[OutputDelta, None]:
-        """The completion of a prompt, delta by delta; closing the iterator cancels it on the server.
+        """Stream the completion of a prompt as deltas; closing the iterator cancels the request on the server.
 
-        A stream that breaks goes on where it was, with the same tokens, at any of the server's addresses.
+        A broken stream is resumed where it stopped, with the same tokens, at any of the server's addresses.
         """
         return self._generate(GenerateState(self._connection.settings, model, prompt, sampling, timeout))
 
@@ -86,7 +86,7 @@ class AsyncClient:
     async def complete_all(
         self, model: str, prompt: PromptLike, sampling: SamplingParams, *, timeout: float | None = None
     ) -> list[Completion]:
-        """Every completion of a prompt, as many as `sampling.n`."""
+        """All `sampling.n` completions of a prompt."""
         return Completion.all_of([delta async for delta in self.generate(model, prompt, sampling, timeout=timeout)])
 
     def chat(
@@ -97,7 +97,7 @@ class AsyncClient:
         *,
         timeout: float | None = None,
     ) -> AsyncGenerator[OutputDelta, None]:
-        """The next message of a conversation, delta by delta, by the model's chat template."""
+        """Stream the model's reply to a conversation as deltas, using the model's chat template."""
         return self.generate(model, messages, sampling, timeout=timeout)
 
     async def score(
@@ -111,7 +111,7 @@ class AsyncClient:
         return await self._connection.unary(inference.embed(model, texts), timeout)
 
     async def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:
-        """The tokens that the model would read."""
+        """Tokenise a prompt as the model would read it."""
         return await self._connection.unary(inference.tokenize(model, prompt), timeout)
 
     async def attention_maps(
@@ -124,10 +124,10 @@ class AsyncClient:
         gradients: bool = False,
         timeout: float | None = None,
     ) -> list[AttentionMap]:
-        """The attention weights of a prompt, one map a layer; without `layers` or `heads`, all of them.
+        """The attention weights of a prompt, one map for each layer; without `layers` or `heads`, all of them.
 
-        With `gradients` the first map has `input_gradients`, how much the next token depends on each token, or a note
-        that says why there are none.
+        With `gradients` the first map has `input_gradients`, a measure of how much the next token depends on each
+        token, or `gradients_note`, the reason why there are none.
         """
         stream = self._connection.stream(
             inference.attention_maps(model, prompt, layers, heads, gradients=gradients), timeout
@@ -135,22 +135,22 @@ class AsyncClient:
         return [layer async for layer in stream]
 
     async def engine_stats(self, model: str, *, timeout: float | None = None) -> EngineStats:
-        """How busy a model's engine is."""
+        """The load and the counters of a model's engine."""
         return await self._connection.unary(inference.engine_stats(model), timeout)
 
 
 class AsyncModels:
-    """The models of the server."""
+    """Calls that list, load, replace, scale and unload the models of the server."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
     async def list(self, *, timeout: float | None = None) -> list[ModelInfo]:
-        """All models, by name."""
+        """All models, sorted by name."""
         return await self._connection.pages(models.list_models, timeout)
 
     async def get(self, name: str, *, timeout: float | None = None) -> ModelInfo:
-        """One model."""
+        """The model of this name."""
         return await self._connection.unary(models.get_model(name), timeout)
 
     async def load(
@@ -164,10 +164,10 @@ class AsyncModels:
         traffic: float | None = None,
         timeout: float | None = None,
     ) -> ModelInfo:
-        """Load a model from a folder on the server, a registered name or a finished job; returns when it serves.
+        """Load a model from a folder on the server, a registered name or a finished job; returns once it is serving.
 
-        A LoRA adapter is loaded on `base_model`, by default the loaded model that it is for. NAME@VERSION is a version
-        of NAME, which gets the fraction `traffic` of the requests for NAME; see `set_traffic`.
+        A LoRA adapter is loaded on `base_model`, by default the loaded model that it was trained for. NAME@VERSION is a
+        version of NAME, which gets the fraction `traffic` of the requests for NAME; see `set_traffic`.
         """
         loading = models.load_model(name, source, engine, base_model, deployment, traffic)
         return await self._connection.unary(loading, timeout)
@@ -181,9 +181,9 @@ class AsyncModels:
         deployment: DeploymentConfig | None = None,
         timeout: float | None = None,
     ) -> ModelInfo:
-        """Load a version NAME@VERSION as `load` does, then give it all traffic.
+        """Load a version NAME@VERSION as `load` does, then route all traffic to it.
 
-        The other versions are unloaded when their requests have ended, so that no stream breaks.
+        The other versions are unloaded after their requests have ended, so that no stream breaks.
         """
         replacing = models.load_model(name, source, engine, deployment=deployment, replace=True)
         return await self._connection.unary(replacing, timeout)
@@ -198,11 +198,11 @@ class AsyncModels:
         return await self._connection.unary(models.set_traffic(name, shares), timeout)
 
     async def scale(self, name: str, deployment: DeploymentConfig, *, timeout: float | None = None) -> ModelInfo:
-        """Change how many engines serve a model, which go on meanwhile; returns when there are as many."""
+        """Change a model's number of engines, without interrupting requests; returns once that many are running."""
         return await self._connection.unary(models.scale_model(name, deployment), timeout)
 
     async def unload(self, name: str, *, shutdown_timeout: float | None = None, timeout: float | None = None) -> None:
-        """Take a model out of service, once its running requests have ended or `shutdown_timeout` are over."""
+        """Unload a model, after its running requests have ended or `shutdown_timeout` seconds have passed."""
         await self._connection.unary(models.unload_model(name, shutdown_timeout), timeout)
 
 
@@ -213,11 +213,11 @@ class AsyncMechanisms:
         self._connection = connection
 
     async def list(self, *, timeout: float | None = None) -> list[Mechanism]:
-        """All mechanisms, by name."""
+        """All mechanisms, sorted by name."""
         return await self._connection.pages(models.list_mechanisms, timeout)
 
     async def get(self, name: str, *, timeout: float | None = None) -> Mechanism:
-        """One mechanism, by its name or "distribution/name"."""
+        """The mechanism of this name, or of the full name "distribution/name"."""
         return await self._connection.unary(models.get_mechanism(name), timeout)
 
 
@@ -236,20 +236,20 @@ class AsyncJobs:
         priority: int = 0,
         timeout: float | None = None,
     ) -> TrainingJob:
-        """Start a job; with the same `job_id` and configuration again, that job is returned.
+        """Submit a training job. Repeated with the same `job_id` and configuration, returns the existing job.
 
-        Jobs of a higher `priority` start first, and running ones of a lower one leave for them and come back.
+        Jobs of a higher `priority` start first and preempt running jobs of a lower one, which continue later.
         """
         return await self._connection.unary(
             jobs.submit(config, job_id, validate_only=validate_only, priority=priority), timeout
         )
 
     async def estimate(self, config: TrainingConfig, *, job_id: str = "", timeout: float | None = None) -> JobEstimate:
-        """Steps, memory and time of a job: checked as `submit` does, with a few steps on the server's machine."""
+        """Estimate the cost of a job: validates it as `submit` does, and times a few steps on the server's machine."""
         return await self._connection.unary(jobs.estimate(config, job_id), timeout)
 
     async def get(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:
-        """One job."""
+        """The job of this id."""
         return await self._connection.unary(jobs.get(job_id), timeout)
 
     async def list(self, *, timeout: float | None = None) -> list[TrainingJob]:
@@ -259,9 +259,9 @@ class AsyncJobs:
     async def watch(
         self, job_id: str, *, after: int = 0, patience: float = 60.0
     ) -> AsyncGenerator[TrainingJob | JobEvent, None]:
-        """The job as it is, then each event with an id above `after`, until the job is in a final state.
+        """Yield the job's current record, then each event with an id above `after`, until the job has ended.
 
-        A connection that breaks is made again, for up to `patience` seconds, and no event is lost or doubled.
+        Reconnects after a broken connection, for up to `patience` seconds, without losing or repeating an event.
         """
         state = WatchState(after=after, patience=patience)
         while True:
@@ -280,12 +280,12 @@ class AsyncJobs:
         return await self._connection.unary(jobs.cancel(job_id, discard=discard), timeout)
 
     async def resume(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:
-        """Start a failed or cancelled job again from its newest checkpoint."""
+        """Restart a failed or cancelled job from its newest checkpoint."""
         return await self._connection.unary(jobs.resume(job_id), timeout)
 
     async def delete(self, job_id: str, *, cancel: bool = False, timeout: float | None = None) -> str:
-        """Delete a job that has ended, or with `cancel` any, with its record and files.
+        """Delete the record and files of a job that has ended; with `cancel`, a running job is cancelled first.
 
-        Returns the folder of its model, which stays; empty if there is none.
+        Returns the folder of its trained model, which is kept; an empty string if there is none.
         """
         return await self._connection.unary(jobs.delete(job_id, cancel=cancel), timeout)

@@ -1,4 +1,4 @@
-"""BLEU (Papineni et al. 2002) as sacreBLEU measures it, so that numbers can be compared."""
+"""BLEU (Papineni et al. 2002) computed with sacreBLEU, so that scores are comparable with published ones."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from attn_core.errors import MissingPackage
 
 @dataclass(frozen=True, kw_only=True)
 class Bleu:
-    """A score from 0 to 100, and sacreBLEU's words for how it was measured."""
+    """A BLEU score from 0 to 100, and sacreBLEU's signature, which records how it was computed."""
 
     score: float
     signature: str
 
 
 def corpus_bleu(translations: Sequence[str], references: Sequence[str]) -> Bleu:
-    """The BLEU of translations against one reference each; raises `MissingPackage` without sacrebleu."""
+    """The corpus BLEU of translations with one reference each; raises `MissingPackage` without sacrebleu."""
     try:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The client that waits for answers."""
+"""The synchronous (blocking) client."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from attn_client.writer import Writer
 class Client(Writer):
     """A connection to one server. Use it in a `with` block, or call `close`. Threads may share it.
 
-    Every call takes `timeout` in seconds and raises the errors of `attn_core.errors`: the server's own, or
-    `Unavailable` where none answers and `DeadlineExceeded` where the time is over.
+    Every call takes `timeout` in seconds and raises the errors of `attn_core.errors`: those that the server reports,
+    `Unavailable` if no server answers, and `DeadlineExceeded` after the timeout.
     """
 
     def __init__(self, settings: ClientSettings | None = None) -> None:
@@ -59,9 +59,9 @@ class Client(Writer):
     def generate(
         self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
     ) -> Generator[OutputDelta, None, None]:
-        """The completion of a prompt, delta by delta; closing the iterator cancels it on the server.
+        """Stream the completion of a prompt as deltas; closing the iterator cancels the request on the server.
 
-        A stream that breaks goes on where it was, with the same tokens, at any of the server's addresses.
+        A broken stream is resumed where it stopped, with the same tokens, at any of the server's addresses.
         """
         return self._generate(GenerateState(self._connection.settings, model, prompt, sampling, timeout))
 
@@ -86,7 +86,7 @@ class Client(Writer):
         return self._connection.unary(inference.embed(model, texts), timeout)
 
     def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:
-        """The tokens that the model would read."""
+        """Tokenise a prompt as the model would read it."""
         return self._connection.unary(inference.tokenize(model, prompt), timeout)
 
     def attention_maps(
@@ -99,10 +99,10 @@ class Client(Writer):
         gradients: bool = False,
         timeout: float | None = None,
     ) -> list[AttentionMap]:
-        """The attention weights of a prompt, one map a layer; without `layers` or `heads`, all of them.
+        """The attention weights of a prompt, one map for each layer; without `layers` or `heads`, all of them.
 
-        With `gradients` the first map has `input_gradients`, how much the next token depends on each token, or a note
-        that says why there are none.
+        With `gradients` the first map has `input_gradients`, a measure of how much the next token depends on each
+        token, or `gradients_note`, the reason why there are none.
         """
         return list(
             self._connection.stream(
@@ -111,22 +111,22 @@ class Client(Writer):
         )
 
     def engine_stats(self, model: str, *, timeout: float | None = None) -> EngineStats:
-        """How busy a model's engine is."""
+        """The load and the counters of a model's engine."""
         return self._connection.unary(inference.engine_stats(model), timeout)
 
 
 class Models:
-    """The models of the server."""
+    """Calls that list, load, replace, scale and unload the models of the server."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def list(self, *, timeout: float | None = None) -> list[ModelInfo]:
-        """All models, by name."""
+        """All models, sorted by name."""
         return self._connection.pages(models.list_models, timeout)
 
     def get(self, name: str, *, timeout: float | None = None) -> ModelInfo:
-        """One model."""
+        """The model of this name."""
         return self._connection.unary(models.get_model(name), timeout)
 
     def load(
@@ -140,10 +140,10 @@ class Models:
         traffic: float | None = None,
         timeout: float | None = None,
     ) -> ModelInfo:
-        """Load a model from a folder on the server, a registered name or a finished job; returns when it serves.
+        """Load a model from a folder on the server, a registered name or a finished job; returns once it is serving.
 
-        A LoRA adapter is loaded on `base_model`, by default the loaded model that it is for. NAME@VERSION is a version
-        of NAME, which gets the fraction `traffic` of the requests for NAME; see `set_traffic`.
+        A LoRA adapter is loaded on `base_model`, by default the loaded model that it was trained for. NAME@VERSION is a
+        version of NAME, which gets the fraction `traffic` of the requests for NAME; see `set_traffic`.
         """
         loading = models.load_model(name, source, engine, base_model, deployment, traffic)
         return self._connection.unary(loading, timeout)
@@ -157,9 +157,9 @@ class Models:
         deployment: DeploymentConfig | None = None,
         timeout: float | None = None,
     ) -> ModelInfo:
-        """Load a version NAME@VERSION as `load` does, then give it all traffic.
+        """Load a version NAME@VERSION as `load` does, then route all traffic to it.
 
-        The other versions are unloaded when their requests have ended, so that no stream breaks.
+        The other versions are unloaded after their requests have ended, so that no stream breaks.
         """
         replacing = models.load_model(name, source, engine, deployment=deployment, replace=True)
         return self._connection.unary(replacing, timeout)
@@ -174,11 +174,11 @@ class Models:
         return self._connection.unary(models.set_traffic(name, shares), timeout)
 
     def scale(self, name: str, deployment: DeploymentConfig, *, timeout: float | None = None) -> ModelInfo:
-        """Change how many engines serve a model, which go on meanwhile; returns when there are as many."""
+        """Change a model's number of engines, without interrupting requests; returns once that many are running."""
         return self._connection.unary(models.scale_model(name, deployment), timeout)
 
     def unload(self, name: str, *, shutdown_timeout: float | None = None, timeout: float | None = None) -> None:
-        """Take a model out of service, once its running requests have ended or `shutdown_timeout` are over."""
+        """Unload a model, after its running requests have ended or `shutdown_timeout` seconds have passed."""
         self._connection.unary(models.unload_model(name, shutdown_timeout), timeout)
 
 
@@ -189,11 +189,11 @@ class Mechanisms:
         self._connection = connection
 
     def list(self, *, timeout: float | None = None) -> list[Mechanism]:
-        """All mechanisms, by name."""
+        """All mechanisms, sorted by name."""
         return self._connection.pages(models.list_mechanisms, timeout)
 
     def get(self, name: str, *, timeout: float | None = None) -> Mechanism:
-        """One mechanism, by its name or "distribution/name"."""
+        """The mechanism of this name, or of the full name "distribution/name"."""
         return self._connection.unary(models.get_mechanism(name), timeout)
 
 
@@ -212,20 +212,20 @@ class Jobs:
         priority: int = 0,
         timeout: float | None = None,
     ) -> TrainingJob:
-        """Start a job; with the same `job_id` and configuration again, that job is returned.
+        """Submit a training job. Repeated with the same `job_id` and configuration, returns the existing job.
 
-        Jobs of a higher `priority` start first, and running ones of a lower one leave for them and come back.
+        Jobs of a higher `priority` start first and preempt running jobs of a lower one, which continue later.
         """
         return self._connection.unary(
             jobs.submit(config, job_id, validate_only=validate_only, priority=priority), timeout
         )
 
     def estimate(self, config: TrainingConfig, *, job_id: str = "", timeout: float | None = None) -> JobEstimate:
-        """Steps, memory and time of a job: checked as `submit` does, with a few steps on the server's machine."""
+        """Estimate the cost of a job: validates it as `submit` does, and times a few steps on the server's machine."""
         return self._connection.unary(jobs.estimate(config, job_id), timeout)
 
     def get(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:
-        """One job."""
+        """The job of this id."""
         return self._connection.unary(jobs.get(job_id), timeout)
 
     def list(self, *, timeout: float | None = None) -> list[TrainingJob]:
@@ -235,9 +235,9 @@ class Jobs:
     def watch(
         self, job_id: str, *, after: int = 0, patience: float = 60.0
     ) -> Generator[TrainingJob | JobEvent, None, None]:
-        """The job as it is, then each event with an id above `after`, until the job is in a final state.
+        """Yield the job's current record, then each event with an id above `after`, until the job has ended.
 
-        A connection that breaks is made again, for up to `patience` seconds, and no event is lost or doubled.
+        Reconnects after a broken connection, for up to `patience` seconds, without losing or repeating an event.
         """
         state = WatchState(after=after, patience=patience)
         while True:
@@ -256,12 +256,12 @@ class Jobs:
         return self._connection.unary(jobs.cancel(job_id, discard=discard), timeout)
 
     def resume(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:
-        """Start a failed or cancelled job again from its newest checkpoint."""
+        """Restart a failed or cancelled job from its newest checkpoint."""
         return self._connection.unary(jobs.resume(job_id), timeout)
 
     def delete(self, job_id: str, *, cancel: bool = False, timeout: float | None = None) -> str:
-        """Delete a job that has ended, or with `cancel` any, with its record and files.
+        """Delete the record and files of a job that has ended; with `cancel`, a running job is cancelled first.
 
-        Returns the folder of its model, which stays; empty if there is none.
+        Returns the folder of its trained model, which is kept; an empty string if there is none.
         """
         return self._connection.unary(jobs.delete(job_id, cancel=cancel), timeout)

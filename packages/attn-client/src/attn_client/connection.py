@@ -1,4 +1,4 @@
-"""A connection for callers that wait."""
+"""The synchronous connection to a server."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Result = TypeVar("Result")
 
 
 class Connection:
-    """Runs operations over one channel at a time; errors are those of `attn_core.errors`.
+    """Runs operations over one gRPC channel at a time; raises the errors of `attn_core.errors`.
 
-    Where no server answers at an address, the next call goes to the next of `settings.addresses`.
+    After a call fails because the server is unavailable, the next call uses the next of `settings.addresses`.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -38,7 +38,9 @@ class Connection:
             channel.close()
 
     def unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
-        """The result of a call with one answer; where nobody answers it is made at each address once."""
+        """Make a call with one response. If no server answers, each address is tried once, unless the call may have
+        been executed and is not repeatable.
+        """
         for _ in self._channels[1:]:
             try:
                 return self._unary(operation, timeout)
@@ -59,7 +61,7 @@ class Connection:
         return operation.result(answer)
 
     def stream(self, operation: Operation[Any, Result], timeout: float | None) -> Generator[Result, None, None]:
-        """The results of a call with many answers; closing the iterator cancels the call."""
+        """Make a call with a stream of responses and yield their results; closing the iterator cancels the call."""
         at = self._at
         method = self._channels[at].unary_stream(
             operation.method, type(operation.request).SerializeToString, operation.response.FromString
@@ -74,7 +76,7 @@ class Connection:
             call.cancel()
 
     def pages(self, operation: Callable[[str], Operation[Any, Page[Result]]], timeout: float | None) -> list[Result]:
-        """All items of a list, page by page."""
+        """Fetch all pages of a list and return their items."""
         page = self.unary(operation(""), timeout)
         items = list(page.items)
         while page.following:
@@ -83,7 +85,7 @@ class Connection:
         return items
 
     def _error(self, failure: grpc.RpcError, at: int) -> AttnError:
-        """The error of a call at address number `at`; where that one is gone or leaving, the next one is used."""
+        """The error of a failed call to address number `at`; after `Unavailable`, later calls use the next address."""
         error = error_of(failure, self.settings.addresses[at])
         if isinstance(error, Unavailable) and self._at == at:
             self._at = (at + 1) % len(self._channels)

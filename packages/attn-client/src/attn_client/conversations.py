@@ -1,4 +1,4 @@
-"""Conversations of `attn chat`, kept under $ATTN_HOME/conversations: a JSON file each that its owner alone can read."""
+"""Saved conversations of `attn chat`: one JSON file each in $ATTN_HOME/conversations, readable only by its owner."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from attn_schema.home import home_folder
 
 ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
 LAST = "last"
-"""What is written for the conversation that was talked in last."""
+"""The name that selects the most recently used conversation."""
 FILE_LIMIT = 64 << 20
 FORMAT = 1
 
 
 class KeptTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A message as it is kept, with the bytes of its image files."""
+    """A saved message, with the bytes of its image files."""
 
     role: str
     content: str
@@ -30,9 +30,9 @@ class KeptTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class KeptConversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file holds: all turns, those too that the context of the model no longer holds.
+    """The content of a conversation file: all turns, including those that no longer fit into the model's context.
 
-    `served` says whether the model is one of a server; `started` is in UTC.
+    `served` is whether the model runs on a server; `started` is the time of the first save, in UTC.
     """
 
     format: int
@@ -44,7 +44,7 @@ class KeptConversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedConversation:
-    """A conversation in a list: its id, model, number of answers, and what was said first."""
+    """A conversation in a list: its id, model, number of answers, and the beginning of its first user message."""
 
     id: str
     model: str
@@ -53,23 +53,23 @@ class ListedConversation:
 
 
 class ConversationStore:
-    """The conversations below `home`."""
+    """Reads and writes the saved conversations in the folder `conversations` of `home`."""
 
     def __init__(self, home: Path | None = None) -> None:
         self.folder = (home_folder() if home is None else home) / "conversations"
 
     def new_id(self) -> str:
-        """An id for a conversation that begins now; ids are sorted by time."""
+        """Make an id for a conversation that begins now; sorting ids orders conversations by time."""
         return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
     def ids(self) -> list[str]:
-        """All ids, the oldest first."""
+        """The ids of all conversations, oldest first."""
         return sorted(path.stem for path in self.folder.glob("*.json") if ID.fullmatch(path.stem))
 
     def find(self, name: str) -> str:
-        """The id itself, or that of the conversation talked in last for "last".
+        """The id given, or for "last" the id of the most recently used conversation.
 
-        Raises `UnknownName` for one that is not here, `InvalidValue` for what is no id.
+        Raises `UnknownName` if there is no such conversation, `InvalidValue` for a malformed id.
         """
         known = self.ids()
         if name == LAST:
@@ -83,7 +83,7 @@ class ConversationStore:
         return name
 
     def read(self, name: str) -> KeptConversation:
-        """The conversation of an id; raises `StateInvalid` for a file that holds none."""
+        """Read the conversation with this id; raises `StateInvalid` if its file is not a valid conversation."""
         path = self._path(name)
         if path.is_symlink() or path.stat().st_size > FILE_LIMIT:
             raise StateInvalid(f"{path}: is no file of a conversation", path=path)
@@ -98,11 +98,11 @@ class ConversationStore:
 
     @staticmethod
     def messages(kept: KeptConversation) -> list[ChatMessage]:
-        """The turns of a conversation, a system message first if it has one."""
+        """The messages of a conversation, beginning with the system message if it has one."""
         return [ChatMessage(role=turn.role, content=turn.content, images=turn.images) for turn in kept.messages]
 
     def write(self, name: str, kept: KeptConversation) -> None:
-        """Keep a conversation, whole or as it was; raises OSError for a disk that fails."""
+        """Save a conversation atomically: on failure the old file stays. Raises `OSError` if writing fails."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._path(name)
         partial = path.with_name(f".{name}.partial-{os.getpid()}")
@@ -114,7 +114,7 @@ class ConversationStore:
             partial.unlink(missing_ok=True)
 
     def listed(self) -> list[ListedConversation]:
-        """All conversations that can be read, the oldest first."""
+        """All conversations, oldest first; for an unreadable one, `begins` is the error message."""
         found = []
         for name in self.ids():
             try:

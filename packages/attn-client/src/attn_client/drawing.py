@@ -1,4 +1,4 @@
-"""Pictures of attention weights."""
+"""Drawing of attention weights as images."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from attn_core.errors import InvalidValue, MissingPackage
 from attn_schema import AttentionMap
 
 MAX_LABELLED = 64
-"""Tokens up to which each is written on the axes; more would overlap."""
+"""The maximum number of tokens for which the axes are labelled; more labels would overlap."""
 
 
 def draw(drawn: AttentionMap, title: str, path: Path) -> None:
-    """Write a grid of heads as an image: queries down, keys across, dark is much, all heads on one scale with its bar;
-    the format follows the name.
+    """Write an image with one heat map for each head: queries down, keys across, darker for larger weights.
 
+    All heads share one colour scale with a colour bar; the image format follows the suffix of `path`.
     Raises `MissingPackage` without matplotlib and `InvalidValue` for a path that cannot be written.
     """
     try:
@@ -55,7 +55,7 @@ def draw(drawn: AttentionMap, title: str, path: Path) -> None:
 
 
 def _label(set_ticks: object, tokens: tuple[str, ...], rotation: int) -> None:
-    """Write the tokens on an axis; white space is made visible, and a dollar sign is no formula."""
+    """Label an axis with the tokens; white space is made visible, and dollar signs are escaped from math mode."""
     if len(tokens) > MAX_LABELLED:
         return
     shown = [token.replace(" ", "·").replace("\n", "⏎").replace("$", r"\$") for token in tokens]

@@ -1,4 +1,4 @@
-"""What a server answered, as the error it was there."""
+"""Conversion of failed gRPC calls to the exceptions of `attn_core.errors`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NoServer(errors.Unavailable):
 
     @property
     def never_sent(self) -> bool:
-        """Whether there was no connection, so that no server has seen the call."""
+        """Whether the connection could not be established, so that no server received the call."""
         return "failed to connect" in self.metadata.get("cause", "").lower()
 
 
@@ -37,11 +37,11 @@ BY_CODE: dict[grpc.StatusCode, type[errors.AttnError]] = {
     grpc.StatusCode.CANCELLED: errors.Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
 }
-"""The error of a code, where the server gave no reason that this version knows."""
+"""The error class for a gRPC status code, used if the server sent no reason that this version knows."""
 
 
 def error_of(failure: grpc.RpcError, address: str) -> errors.AttnError:
-    """The error behind a failed call to `address`: the server's own, or what the failure of gRPC means."""
+    """The exception for a failed call to `address`: the one that the server reports, or one for the gRPC failure."""
     code, text = failure.code(), failure.details() or ""
     status = _status_in(failure.trailing_metadata() or ())
     if status is not None:
@@ -59,7 +59,7 @@ def error_of(failure: grpc.RpcError, address: str) -> errors.AttnError:
 
 
 def from_status(status: Status) -> errors.AttnError:
-    """The error that a `google.rpc.Status` carries; its class is found by the reason, else by the code."""
+    """The exception that a `google.rpc.Status` describes; its class is found by the reason, else by the code."""
     info = ErrorInfo()
     reason, facts = "", {}
     if any(detail.Unpack(info) for detail in status.details):

@@ -1,4 +1,4 @@
-"""What the client offers to attn: the commands that talk to a server."""
+"""The attn plugin of the client: the commands that call a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMMANDS = {
 
 @hookimpl
 def attn_commands() -> list[Command]:
-    """The commands, imported when they are used."""
+    """The commands of this package; each is imported only when it is used."""
     return [
         Command(name=name, summary=summary, target=f"attn_client.commands.{target}")
         for name, (summary, target) in COMMANDS.items()

@@ -1,4 +1,4 @@
-"""Recipes: training configurations as TOML files that come with the client, or that users write."""
+"""Recipes: training configurations as TOML files, either included in this package or written by users."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from attn_schema.training import TrainingConfig
 
 FOLDER = Path(__file__).parent / "recipes"
 PATTERN = "pattern"
-"""Option of a model that names the mechanisms of its layers in turn."""
+"""The model option that lists the mechanisms of the layers, repeated in turn."""
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the client."""
+    """The names of the recipes that are included in this package."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def read_recipe(recipe: str) -> TrainingConfig:
-    """The configuration in the recipe of this name, or in the file at this path.
+    """Read the configuration from the recipe of this name, or from the file at this path.
 
-    Raises `UnknownName` with near names, `InvalidValue` for a file that is no configuration, with the place.
+    Raises `UnknownName`, with similar names, for an unknown recipe or field, and `InvalidValue` for an invalid value.
     """
     values = recipe_values(recipe)
     try:
@@ -33,7 +33,7 @@ def read_recipe(recipe: str) -> TrainingConfig:
 
 
 def recipe_values(recipe: str) -> dict[str, Any]:
-    """The values of a recipe, as its file has them. TOML has no null; "null" stands for it."""
+    """The values in a recipe's file. TOML has no null; the string "null" is read as None."""
     path = FOLDER / f"{recipe}.toml" if recipe in recipe_names() else Path(recipe).expanduser()
     if not path.is_file():
         raise UnknownName.of("recipe or file", recipe, recipe_names())
@@ -42,10 +42,10 @@ def recipe_values(recipe: str) -> dict[str, Any]:
 
 
 def recipe_under(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the recipe that options of the command line name, without what other options replace.
+    """The values of the recipe that `--recipe` selects, adjusted to the other command-line options.
 
-    A mechanism replaces the recipe's with its options and pattern; fewer steps have no more warm-up than they last; a
-    dataset replaces the recipe's tokenizer and languages, unless both are paths.
+    With `--mechanism`, the recipe's mechanism options and pattern are dropped; with `--steps`, the warm-up is at most
+    that long; with a dataset, the recipe's tokenizer and languages are dropped, unless both datasets are paths.
     """
     if not options.get("recipe"):
         return {}
@@ -62,12 +62,12 @@ def recipe_under(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_path(dataset: str) -> bool:
-    """Whether a dataset is a path: it has a slash, or there is such a file or folder here."""
+    """Whether a dataset is a path: it contains a slash, or a file or folder of that name exists locally."""
     return "/" in dataset or (bool(dataset) and Path(dataset).expanduser().exists())
 
 
 def located(dataset: str) -> str:
-    """A dataset as the server needs it, which does not know the current folder: paths are absolute."""
+    """A dataset as sent to the server, which has another working directory: a path is made absolute."""
     return str(Path(dataset).expanduser().absolute()) if is_path(dataset) else dataset
 
 

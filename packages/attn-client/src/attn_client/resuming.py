@@ -1,4 +1,4 @@
-"""When a call whose connection broke tries again, and where it goes on."""
+"""Retries of streaming calls whose connection broke, and the point from which they continue."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from attn_client.settings import ClientSettings
 
 FIRST_WAIT = 0.2
 LONGEST_WAIT = 5.0
-"""Seconds between attempts: the first, doubled up to the longest."""
+"""The longest wait between attempts, in seconds; the first is `FIRST_WAIT`, doubled each time up to this."""
 
 
 @dataclass
 class WatchState:
-    """Where a watch is. After a break it goes on behind the last event seen, for at most `patience` seconds."""
+    """The progress of `watch`. After a break it continues after the last event, retrying for `patience` seconds."""
 
     after: int
     patience: float
@@ -31,9 +31,9 @@ class WatchState:
     _wait: float = field(default=FIRST_WAIT)
 
     def accept(self, update: TrainingJob | JobEvent | None) -> TrainingJob | JobEvent | None:
-        """Note an update; returns what the caller has not seen yet, or None."""
+        """Record an update; returns it if it is new to the caller, else None."""
         if isinstance(update, TrainingJob):
-            # Every stream begins with the job; only the first is news, and none is progress.
+            # Every stream begins with the job; only the first is new to the caller, and none counts as progress.
             fresh, self.connected = not self.connected, True
             return update if fresh else None
         self._failing_since, self._wait = None, FIRST_WAIT
@@ -43,7 +43,7 @@ class WatchState:
         return update
 
     def wait_after(self, error: AttnError) -> float:
-        """Seconds to wait before the next attempt; raises `error` if there shall be none."""
+        """Seconds to wait before the next attempt; raises `error` if it is not to be retried."""
         now = time.monotonic()
         self._failing_since = self._failing_since or now
         if not (self.connected and isinstance(error, Unavailable)) or now - self._failing_since > self.patience:
@@ -53,9 +53,10 @@ class WatchState:
 
 
 class GenerateState:
-    """Where a generation is. After a break it goes on behind the tokens received, for a minute without a new one.
+    """The progress of `generate`. After a break it continues after the received tokens; see `StreamProgress`.
 
-    A server that never answered is asked once at each address. Raises `InvalidValue` for what is no prompt.
+    Retries end after a minute (`PATIENCE`) without a new token; until a first response arrives, each address is tried
+    once. Raises `InvalidValue` for an invalid prompt.
     """
 
     PATIENCE = 60.0
@@ -74,19 +75,19 @@ class GenerateState:
         self._others = len(settings.addresses) - 1
 
     def operation(self) -> Operation[Any, OutputDelta]:
-        """What to ask now."""
+        """The next call to make: the request with what has been received so far."""
         return inference.generate(self._request.replace(resume=self._progress.resume))
 
     def remaining(self) -> float | None:
-        """Seconds until the deadline, None without one; raises `DeadlineExceeded` when it is over."""
+        """Seconds until the deadline, or None without one; raises `DeadlineExceeded` if it has passed."""
         return self._progress.remaining()
 
     def take(self, delta: OutputDelta) -> OutputDelta:
-        """Note a delta, and return it for the caller."""
+        """Record a delta and return it."""
         return self._progress.take(delta)
 
     def wait_after(self, error: Unavailable) -> float:
-        """Seconds to wait before asking again; raises `error` if that shall not be."""
+        """Seconds to wait before the retry; raises `error` if it is not to be retried."""
         if error.metadata.get("code") == "CANCELLED":
             raise error
         if self._progress.begun:

@@ -1,4 +1,4 @@
-"""Load on a server and what it took: requests at a rate, their times, and vLLM's report of them.
+"""Load generator for serving benchmarks: requests at a given rate, their latencies, and a report in vLLM's format.
 
 Times of a request: TTFT (time to first token), TPOT (time per output token after the first), ITL (inter-token latency:
 between two messages of tokens) and E2EL (end to end), all in seconds here and in milliseconds in reports.
@@ -27,7 +27,7 @@ WORDS = tuple(
     "part place case week company system program question work government number night point home water room mother "
     "area money story fact month lot right study book eye job word business issue side kind head house service".split()
 )
-"""Common words, each of one token in most vocabularies."""
+"""Common words, each a single token in most vocabularies."""
 METRICS = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)",
            "itl": "Inter-token Latency", "e2el": "End-to-end Latency"}  # fmt: skip
 WIDTH = 50
@@ -35,7 +35,7 @@ WIDTH = 50
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """One request: its prompt and how many tokens to ask for."""
+    """One request: its prompt and the number of tokens to generate."""
 
     prompt: str
     output_len: int
@@ -43,7 +43,7 @@ class LoadRequest:
 
 @dataclass
 class RequestTimes:
-    """What a request took; `itl` are the times between messages of tokens."""
+    """The measured times of a request, in seconds; `itl` are the times between two messages with tokens."""
 
     start: float = 0.0
     ttft: float | None = None
@@ -54,7 +54,7 @@ class RequestTimes:
     error: str = ""
 
     def arrived(self) -> None:
-        """Note that tokens have come."""
+        """Record the time at which tokens arrived."""
         now = time.perf_counter() - self.start
         if self.ttft is None:
             self.ttft = now
@@ -64,17 +64,17 @@ class RequestTimes:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per token after the first; None with fewer than two."""
+        """Seconds per output token after the first; None with fewer than two tokens."""
         if self.ttft is None or self.output_tokens < 2:
             return None
         return (self.e2el - self.ttft) / (self.output_tokens - 1)
 
 
 class Backend(Protocol):
-    """A server under load."""
+    """The server that is measured."""
 
     async def __call__(self, request: LoadRequest, times: RequestTimes) -> None:
-        """Do the request and note its times; raises what goes wrong."""
+        """Send the request and record its times; raises the error of a request that fails."""
         ...
 
 
@@ -90,7 +90,7 @@ class AttnBackend(AbstractAsyncContextManager["AttnBackend"]):
         await self._client.close()
 
     async def __call__(self, request: LoadRequest, times: RequestTimes) -> None:
-        """Do one request."""
+        """Send one request and record its times."""
         sampling = SamplingParams(max_new_tokens=request.output_len, ignore_eos=self._ignore_eos)
         async with aclosing(self._client.generate(self._model, request.prompt, sampling)) as deltas:
             async for delta in deltas:
@@ -102,7 +102,7 @@ class AttnBackend(AbstractAsyncContextManager["AttnBackend"]):
 
 
 class OpenAIBackend(AbstractAsyncContextManager["OpenAIBackend"]):
-    """Any server that speaks OpenAI's protocol; `chat` asks /v1/chat/completions instead of /v1/completions."""
+    """Any server with OpenAI's HTTP API; `chat` uses /v1/chat/completions instead of /v1/completions."""
 
     def __init__(self, base_url: str, model: str, *, chat: bool, ignore_eos: bool, token: str | None) -> None:
         try:
@@ -115,7 +115,7 @@ class OpenAIBackend(AbstractAsyncContextManager["OpenAIBackend"]):
         self._failure = httpx2.HTTPError
         self._path = "/v1/chat/completions" if chat else "/v1/completions"
         self._chat = chat
-        # A server that does not know the field refuses it, so it is sent only where it is asked for.
+        # Servers that do not support the field reject it, so it is sent only if requested.
         self._body: dict[str, Any] = {"model": model, "stream": True, "temperature": 0.0}
         self._body |= {"stream_options": {"include_usage": True}} | ({"ignore_eos": True} if ignore_eos else {})
 
@@ -123,7 +123,7 @@ class OpenAIBackend(AbstractAsyncContextManager["OpenAIBackend"]):
         await self._http.aclose()
 
     async def __call__(self, request: LoadRequest, times: RequestTimes) -> None:
-        """Do one request."""
+        """Send one request and record its times."""
         said = {"messages": [{"role": "user", "content": request.prompt}]} if self._chat else {"prompt": request.prompt}
         body = {**self._body, **said, "max_tokens": request.output_len}
         try:
@@ -154,7 +154,10 @@ class OpenAIBackend(AbstractAsyncContextManager["OpenAIBackend"]):
 def random_requests(
     count: int, input_len: int, output_len: int, *, range_ratio: float = 0.0, seed: int = 0
 ) -> list[LoadRequest]:
-    """Prompts of random words. Lengths are drawn from `len * (1 - range_ratio)` to `len * (1 + range_ratio)`."""
+    """Requests with prompts of random words.
+
+    Input and output lengths are drawn uniformly from `len * (1 - range_ratio)` to `len * (1 + range_ratio)`.
+    """
     draw = random.Random(seed)
 
     def length(middle: int) -> int:
@@ -164,9 +167,10 @@ def random_requests(
 
 
 async def arrivals(count: int, rate: float, burstiness: float, seed: int) -> AsyncIterator[int]:
-    """The numbers from 0, each when its request is to be sent: all at once for an infinite rate, in requests a second.
+    """Yield the request numbers 0 to `count` - 1, each at the time at which the request is to be sent.
 
-    Times between them have a gamma distribution of shape `burstiness`; 1 is a Poisson process.
+    `rate` is in requests per second; an infinite rate sends all at once. The intervals have a gamma distribution of
+    shape `burstiness`; 1 is a Poisson process.
     """
     draw = random.Random(seed)
     for number in range(count):
@@ -183,7 +187,7 @@ async def run_requests(
     max_concurrency: int | None = None,
     done: Callable[[], object] = lambda: None,
 ) -> tuple[list[RequestTimes], float]:
-    """The times of all requests, sent as `sent` says, and the seconds that all took together."""
+    """Send each request when `sent` yields its number; returns the times of all requests, and the total seconds."""
     gate = asyncio.Semaphore(max_concurrency or max(1, len(requests)))
     found = [RequestTimes() for _ in requests]
 
@@ -204,7 +208,7 @@ async def run_requests(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The percentile with linear interpolation, as numpy's; 0 for no values."""
+    """The percentile with linear interpolation, as in numpy; 0 if there are no values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -215,7 +219,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def good(times: RequestTimes, goals: Mapping[str, float]) -> bool:
-    """Whether a request met all goals, in milliseconds by metric."""
+    """Whether a request succeeded within all goals (upper bounds in milliseconds, by metric)."""
     spent = {"ttft": times.ttft, "tpot": times.tpot, "e2el": times.e2el}
     return not times.error and all((spent[name] or 0.0) * 1000 <= goal for name, goal in goals.items())
 
@@ -223,7 +227,7 @@ def good(times: RequestTimes, goals: Mapping[str, float]) -> bool:
 def summary(
     found: Sequence[RequestTimes], seconds: float, percentiles: Sequence[float], goals: Mapping[str, float]
 ) -> dict[str, Any]:
-    """vLLM's figures of a run under vLLM's names; times in milliseconds."""
+    """The throughput and latency figures of a run, under the names that vLLM uses; times in milliseconds."""
     whole = [times for times in found if not times.error]
     inputs, outputs = sum(times.prompt_tokens for times in whole), sum(times.output_tokens for times in whole)
     figures: dict[str, Any] = {
@@ -267,7 +271,7 @@ LINES = {
 
 
 def report(figures: Mapping[str, Any], shown: Sequence[str], percentiles: Sequence[float]) -> str:
-    """The figures as vLLM prints them."""
+    """The figures as text, in the layout of vLLM's report."""
 
     def line(label: str, value: float) -> str:
         return f"{label:<40} {value:<10}" if isinstance(value, int) else f"{label:<40} {value:<10.2f}"

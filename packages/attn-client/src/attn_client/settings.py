@@ -1,4 +1,4 @@
-"""Where the server is and how to be let in."""
+"""Connection settings of the client: address, token, TLS and timeout."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from attn_schema import ConnectionOptions
 from attn_schema.settings import DEFAULT_ADDRESS, addresses_of
 
 MAX_RESPONSE_BYTES = 256 * 2**20
-"""The largest message taken from a server; attention maps of long prompts are large."""
+"""The maximum size of a message from a server; attention maps of long prompts are large."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """`address` is `host:port`, or several of them separated by commas, which stand in for one another.
+    """The connection settings. `address` is `host:port`, or several, separated by commas, that replace one another.
 
-    `token` is the bearer token; `certificates` PEM of the authority that signed the server's. With `tls` and no
-    `certificates` the authorities of the system are trusted. `timeout` in seconds is for each call that is not given
-    one of its own; None waits for as long as it takes.
+    `token` is the bearer token; `certificates` is the PEM certificate of the authority that signed the server's
+    certificate. With `tls` and no `certificates`, the system's authorities are trusted. `timeout`, in seconds, applies
+    to each call that is given none; None means no time limit.
     """
 
     address: str = DEFAULT_ADDRESS
@@ -30,7 +30,7 @@ class ClientSettings:
 
     @classmethod
     def of(cls, options: ConnectionOptions) -> ClientSettings:
-        """With the content of the files that the options name; raises `InvalidValue` for one that cannot be read."""
+        """Make settings from command-line options; raises `InvalidValue` for a named file that cannot be read."""
         token = _read(options.token_file, "token_file")
         certificates = _read(options.tls_ca, "tls_ca")
         return cls(
@@ -42,22 +42,22 @@ class ClientSettings:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where a server may answer, in the order in which they are tried; raises `InvalidValue` for no address."""
+        """The server addresses, in the order in which they are tried; raises `InvalidValue` for a malformed address."""
         return addresses_of(self.address)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What is sent with each call."""
+        """The gRPC metadata that is sent with each call: the authorization header, if there is a token."""
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
     @property
     def options(self) -> list[tuple[str, int]]:
-        """Channel arguments: pings find out within half a minute that a server is gone."""
+        """The gRPC channel arguments; keepalive pings detect within half a minute that a server is gone."""
         return [
             ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
-            # A server that is started again is found again soon; gRPC would wait for up to two minutes.
+            # Reconnect quickly to a restarted server; gRPC's default backoff is up to two minutes.
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2_000),
         ]

@@ -1,4 +1,4 @@
-"""What generates text: a client of a server, or of this process."""
+"""The interface of clients that generate text, with a server or in this process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from attn_schema import ChatMessage, Completion, OutputDelta, PromptLike, Sampli
 
 
 class Writer(Protocol):
-    """Implement `generate` and `tokenize`; the rest follows. Every call takes `timeout` in seconds."""
+    """A text generator. Subclasses implement `generate` and `tokenize`. Every call takes `timeout` in seconds."""
 
     def generate(
         self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
     ) -> Generator[OutputDelta, None, None]:
-        """The completion of a prompt, delta by delta; closing the iterator cancels it."""
+        """Stream the completion of a prompt as deltas; closing the iterator cancels the request."""
         ...
 
     def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:
-        """The tokens that the model would read."""
+        """Tokenise a prompt as the model would read it."""
         ...
 
     def complete(
@@ -30,7 +30,7 @@ class Writer(Protocol):
     def complete_all(
         self, model: str, prompt: PromptLike, sampling: SamplingParams, *, timeout: float | None = None
     ) -> list[Completion]:
-        """Every completion of a prompt, as many as `sampling.n`."""
+        """All `sampling.n` completions of a prompt."""
         return Completion.all_of(list(self.generate(model, prompt, sampling, timeout=timeout)))
 
     def chat(
@@ -41,5 +41,5 @@ class Writer(Protocol):
         *,
         timeout: float | None = None,
     ) -> Generator[OutputDelta, None, None]:
-        """The next message of a conversation, delta by delta, by the model's chat template."""
+        """Stream the model's reply to a conversation as deltas, using the model's chat template."""
         return self.generate(model, messages, sampling, timeout=timeout)

@@ -104,23 +104,23 @@ def require_no_module(field: str, value: object) -> None:
         return
     kinds = (torch.nn.Module, torch.nn.Parameter)
     seen: set[int] = set()
-    left: list[tuple[object, int]] = [(value, 0)]
-    while left:
-        held, depth = left.pop()
-        if isinstance(held, kinds):
-            kind = "torch.nn.Module" if isinstance(held, torch.nn.Module) else "torch.nn.Parameter"
+    pending: list[tuple[object, int]] = [(value, 0)]
+    while pending:
+        referenced, depth = pending.pop()
+        if isinstance(referenced, kinds):
+            kind = "torch.nn.Module" if isinstance(referenced, torch.nn.Module) else "torch.nn.Parameter"
             allowed = "no learned tensors inside: declare them by name, ScoreFunction(function, parameters={...})"
-            raise InvalidValue.of(field, f"{kind} {type(held).__name__}", allowed)
-        if id(held) not in seen and depth < DEPTH:
-            seen.add(id(held))
-            left.extend((part, depth + 1) for part in _held_by(held))
+            raise InvalidValue.of(field, f"{kind} {type(referenced).__name__}", allowed)
+        if id(referenced) not in seen and depth < DEPTH:
+            seen.add(id(referenced))
+            pending.extend((part, depth + 1) for part in _referenced_by(referenced))
 
 
 DEPTH = 4
 """How many levels deep `require_no_module` searches nested objects."""
 
 
-def _held_by(value: object) -> Iterable[object]:
+def _referenced_by(value: object) -> Iterable[object]:
     """The objects that a value refers to, as far as they can hold learned tensors."""
     match value:
         case type() | ModuleType() | str():

@@ -48,7 +48,7 @@ class Computation:
     def problem(self, call: WholeCall) -> Problem:
         """The problem to choose a kernel for; raises `InvalidValue` where no kernel computes this part."""
         if self.asked is None:
-            raise InvalidValue.of("asked", None, "a spec: the mechanism's own module computes this part")
+            raise InvalidValue.of("asked", None, "a spec (the mechanism's own module computes this part, not a kernel)")
         if isinstance(self.asked, RecurrenceSpec):
             # Recurrences are not computed in float16: their memories would exceed its range.
             dtype = "float32" if call.dtype == "float16" else call.dtype

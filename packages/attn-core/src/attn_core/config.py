@@ -110,9 +110,9 @@ def check_option_types(config: MechanismConfig) -> None:
     Subclasses can then compare numbers with their bounds without checking their types first.
     """
     for field in dataclasses.fields(config):
-        said = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-        kinds = [SIMPLE[kind] for kind in said.split(" | ") if kind in SIMPLE]
-        if field.name in SHARED_FIELDS or len(kinds) <= said.count(" | "):
+        annotation = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+        kinds = [SIMPLE[kind] for kind in annotation.split(" | ") if kind in SIMPLE]
+        if field.name in SHARED_FIELDS or len(kinds) <= annotation.count(" | "):
             continue
         value = getattr(config, field.name)
         if not any(is_one(value) for is_one, _ in kinds):

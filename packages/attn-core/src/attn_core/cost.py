@@ -114,7 +114,7 @@ class SelectedBlockPairs:
 
     def allowed(self, shape: Shape | Step) -> int:
         """Query-key pairs that are allowed."""
-        return shape.batch * (self._seen(shape.key) - self._seen(shape.key - shape.query))
+        return shape.batch * (self._allowed_pairs(shape.key) - self._allowed_pairs(shape.key - shape.query))
 
     def met(self, shape: Shape | Step) -> int:
         """Query-key pairs that are computed: in whole sequences, every key of a block for every query that reads it.
@@ -124,7 +124,9 @@ class SelectedBlockPairs:
         """
         if shape.whole:
             whole, rest = divmod(shape.key, self.block)
-            return shape.batch * (whole * self.block**2 + rest**2 + self.block * self._earlier(shape.key, self.top - 1))
+            return shape.batch * (
+                whole * self.block**2 + rest**2 + self.block * self._earlier_blocks(shape.key, self.top - 1)
+            )
         tile, blocks = max(1, min(self.tile, shape.query)), -(-shape.key // self.block)
         choices = shape.query * min(self.top, blocks)
         return shape.batch * min(choices, choices // tile + blocks) * tile * self.block
@@ -132,15 +134,17 @@ class SelectedBlockPairs:
     def past(self, shape: Shape | Step) -> int:
         """Pairs of a query and a block before its own."""
         blocks = -(-shape.key // self.block)
-        return shape.batch * (self._earlier(shape.key, blocks) - self._earlier(shape.key - shape.query, blocks))
+        return shape.batch * (
+            self._earlier_blocks(shape.key, blocks) - self._earlier_blocks(shape.key - shape.query, blocks)
+        )
 
-    def _seen(self, tokens: int) -> int:
+    def _allowed_pairs(self, tokens: int) -> int:
         """Query-key pairs that are allowed for the first `tokens` queries."""
         whole, rest = divmod(tokens, self.block)
         own = whole * self.block * (self.block + 1) // 2 + rest * (rest + 1) // 2
-        return own + self.block * self._earlier(tokens, self.top - 1)
+        return own + self.block * self._earlier_blocks(tokens, self.top - 1)
 
-    def _earlier(self, tokens: int, most: int) -> int:
+    def _earlier_blocks(self, tokens: int, most: int) -> int:
         """Blocks before their own, at most `most` per token, that the first `tokens` tokens read in total."""
         whole, rest = divmod(tokens, self.block)
         growing = min(whole, most)

@@ -164,15 +164,15 @@ class DeclaredMechanism(Mechanism):
         Self-attention caches the keys before its queries, so that only new tokens are projected.
         """
         spec, heads = self.spec(config), self.projected(config)
-        into = heads.query * heads.key_size
-        row = (heads.key_size if spec.score.reads_keys else 0) + heads.value_size
-        memory = 0 if config.shares_kv else heads.key_value * row
-        out = heads.query * spec.heads.value_size
-        per_query = 2 * config.hidden_size * (into + out) + spec.query_flops()
-        per_key = 0 if config.shares_kv else 2 * config.hidden_size * memory + spec.key_flops()
+        query_width = heads.query * heads.key_size
+        kv_head_width = (heads.key_size if spec.score.reads_keys else 0) + heads.value_size
+        kv_width = 0 if config.shares_kv else heads.key_value * kv_head_width
+        output_width = heads.query * spec.heads.value_size
+        per_query = 2 * config.hidden_size * (query_width + output_width) + spec.query_flops()
+        per_key = 0 if config.shares_kv else 2 * config.hidden_size * kv_width + spec.key_flops()
         projected = shape.encoded if spec.cross else shape.query
         tokens = shape.batch * (shape.query * per_query + projected * per_key)
-        biases = (into + memory if config.bias else 0) + (config.hidden_size if config.has_output_bias else 0)
+        biases = (query_width + kv_width if config.bias else 0) + (config.hidden_size if config.has_output_bias else 0)
         own = spec.parameters()
         if config.shares_kv and spec.norm is not None:
             own -= spec.norm.key_parameters(spec.heads)
@@ -181,5 +181,5 @@ class DeclaredMechanism(Mechanism):
         return Cost(
             flops=tokens,
             allowed_flops=tokens,
-            parameters=config.hidden_size * (into + memory + out) + biases + own,
+            parameters=config.hidden_size * (query_width + kv_width + output_width) + biases + own,
         )

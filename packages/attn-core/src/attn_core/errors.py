@@ -85,7 +85,8 @@ class AmbiguousName(UserError):
     def of(cls, kind: str, name: str, full_names: Iterable[str]) -> Self:
         """The error for a short name with several owners, each given in full."""
         owners = sorted(full_names)
-        return cls(f"{kind} {name!r} has several owners; use one of: {', '.join(owners)}", kind=kind, name=name)
+        message = f"several packages provide the {kind} {name!r}; use one of: {', '.join(owners)}"
+        return cls(message, kind=kind, name=name)
 
 
 class Incompatible(UserError):
@@ -172,7 +173,7 @@ class StateInvalid(UserError):
     @classmethod
     def of(cls, what: str, given: object, needed: object) -> Self:
         """The error for the part `what` of the bytes, with the value that it has and the one that it needs."""
-        message = f"exported state: {what}: {given}; needed: {needed}"
+        message = f"exported state: {what}: {given}; expected: {needed}"
         return cls(message, what=what, given=given, needed=needed)
 
 
@@ -184,7 +185,7 @@ class CheckpointWriteFailed(AttnError):
     @classmethod
     def of(cls, path: object, why: object) -> Self:
         """The error for the checkpoint at `path`, with the reason that the file system or the writer gave."""
-        return cls(f"{path}: not written, nothing was changed: {why}", path=path, why=why)
+        return cls(f"{path}: cannot be written, existing files are unchanged: {why}", path=path, why=why)
 
 
 class NotGraphSafe(AttnError):
@@ -243,11 +244,11 @@ class LayerFailed(InternalError):
 def error_of_reasons(reasons: Iterable[str], message: str, metadata: dict[str, str]) -> AttnError:
     """Rebuild an error of another process: of the class of the first reason known here, else `InternalError`."""
     known: dict[str, type[AttnError]] = {}
-    for kind in _below(AttnError):
+    for kind in _with_subclasses(AttnError):
         known.setdefault(kind.reason, kind)  # a subclass without a reason of its own does not replace its base class
     found = next((known[reason] for reason in reasons if reason in known), InternalError)
     return _rebuild(found, message, metadata)
 
 
-def _below(kind: type[AttnError]) -> list[type[AttnError]]:
-    return [kind, *(found for below in kind.__subclasses__() for found in _below(below))]
+def _with_subclasses(kind: type[AttnError]) -> list[type[AttnError]]:
+    return [kind, *(found for below in kind.__subclasses__() for found in _with_subclasses(below))]

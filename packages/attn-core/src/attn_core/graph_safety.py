@@ -13,12 +13,12 @@ from contextvars import ContextVar
 
 from attn_core.states import Slot, Source, StateSpecs
 
-ASKS_THE_HOST = "a layer asks the host how many tokens each request remembers"
-ASKS_FOR_LENGTHS = "a layer asks the host how many tokens each request computes"
-NO_BLOCKS = "the cache does not keep rows in blocks of one size"
+ASKS_THE_HOST = "a layer reads the number of cached tokens of each request on the host"
+ASKS_FOR_LENGTHS = "a layer reads the number of new tokens of each request on the host"
+NO_BLOCKS = "the cache does not store rows in blocks of a fixed size"
 GATHERED = 1024
 """The largest sliding window whose rows a recorded step gathers: always all of them, however short a request is."""
-REPLAYED = "every step computes the whole sequence again"
+REPLAYED = "every step recomputes the whole sequence"
 
 
 _static: ContextVar[bool] = ContextVar("static", default=False)
@@ -50,7 +50,7 @@ def state_reason(layer: str, states: StateSpecs) -> str | None:
 def mixed_state_reason(layer: str, states: StateSpecs) -> str | None:
     """Why steps with prompts over these states of a layer cannot be recorded; None if they can."""
     if any(isinstance(spec, Slot) for spec in states.values()):
-        return f"{layer} has states of fixed size, through which each prompt is carried in its own length"
+        return f"{layer} has states of fixed size, which each prompt updates over its own number of tokens"
     return state_reason(layer, states)
 
 

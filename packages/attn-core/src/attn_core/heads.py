@@ -45,15 +45,15 @@ class Heads:
         """For each query head, the key/value head it reads."""
         if self.groups is not None:
             return self.groups
-        share = self.query // self.key_value
-        return tuple(head // share for head in range(self.query))
+        group_size = self.query // self.key_value
+        return tuple(head // group_size for head in range(self.query))
 
     @cached_property
     def per_group(self) -> int | None:
         """Query heads per key/value head where the groups are equal and consecutive, else None."""
-        share, rest = divmod(self.query, self.key_value)
-        regular = not rest and self.group_of == tuple(head // share for head in range(self.query))
-        return share if regular else None
+        group_size, remainder = divmod(self.query, self.key_value)
+        regular = not remainder and self.group_of == tuple(head // group_size for head in range(self.query))
+        return group_size if regular else None
 
 
 @dataclass(frozen=True, kw_only=True)

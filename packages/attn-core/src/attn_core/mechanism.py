@@ -250,8 +250,8 @@ class ComputedMechanism(Mechanism):
         if self.can(Capability.INCREMENTAL):
             raise MechanismInvalid.of(
                 self.name,
-                "declares INCREMENTAL and does not say what its step remembers",
-                "define state(config), {} where it is nothing",
+                "declares INCREMENTAL, but does not define state(config)",
+                "define it to return the states that step keeps, {} for none",
             )
         return replay_state(config)
 
@@ -303,15 +303,15 @@ class InputCheck:
     def __call__(self, _layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Raise `InvalidValue` for inputs that are not [batch, token, width] and for a mask that does not fit them."""
         # Dynamo in older versions of torch treats strict=False as True, and does not support `|` of dicts.
-        taken = {**dict(zip(("query", "source")[: len(given)], given[:2], strict=True)), **named}
-        query, source, key_padding_mask = (taken.get(field) for field in ("query", "source", "key_padding_mask"))
+        arguments = {**dict(zip(("query", "source")[: len(given)], given[:2], strict=True)), **named}
+        query, source, key_padding_mask = (arguments.get(field) for field in ("query", "source", "key_padding_mask"))
         if query is None:
             return
         self.check_rows("query", query, "[batch, query, width]")
         if source is not None:
             self.check_rows("source", source, "[batch, key, width]")
             if source.shape[0] != query.shape[0]:
-                allowed = f"as many sequences as queries, {query.shape[0]}, in mechanism {self.name!r}"
+                allowed = f"the batch size of the query, {query.shape[0]}, in mechanism {self.name!r}"
                 raise InvalidValue.of("source", tuple(source.shape), allowed)
         if key_padding_mask is not None:
             self.check_key_padding_mask(key_padding_mask, query if source is None else source)
@@ -369,12 +369,12 @@ def priced(cost: Price) -> Price:
         cross = config.cross
         if isinstance(shape, Step):
             if not cross and not config.causal:
-                message = f"mechanism {mechanism.name!r} is configured not causal: it takes no steps"
+                message = f"mechanism {mechanism.name!r} is configured with causal=False: it cannot decode step by step"
                 raise Incompatible(message, mechanism=mechanism.name)
             if not mechanism.can(Capability.INCREMENTAL):
                 shape = Shape(batch=shape.batch, query=shape.key, key=shape.source if cross else shape.key)
         elif not cross and shape.query != shape.key:
-            allowed = f"as many keys as queries, {shape.query}: a sequence attends to itself; steps are a Step"
+            allowed = f"as many keys as queries, {shape.query}, in self-attention; use Step for decode steps"
             raise InvalidValue.of("shape.key", shape.key, allowed)
         return cost(mechanism, config, shape)
 
@@ -396,18 +396,17 @@ def require_declared(mechanism: Mechanism, config: MechanismConfig, layer: Any) 
     """
     for capability, method in METHODS.items():
         if mechanism.can(capability) and not hasattr(layer, method):
-            what = f"declares {capability.name}, and its layer {type(layer).__name__} has no method {method}"
-            raise MechanismInvalid.of(mechanism.name, what, f"write it, or take {capability.name} from capabilities")
+            what = f"declares {capability.name}, but its layer {type(layer).__name__} has no method {method}"
+            raise MechanismInvalid.of(mechanism.name, what, f"implement it, or do not declare {capability.name}")
     if mechanism.can(Capability.INCREMENTAL) and config.cross and not hasattr(layer, "encode"):
-        what = f"declares CROSS and INCREMENTAL, and its layer {type(layer).__name__} has no method encode"
-        raise MechanismInvalid.of(mechanism.name, what, "write it: it gives the states of a source")
+        what = f"declares CROSS and INCREMENTAL, but its layer {type(layer).__name__} has no method encode"
+        raise MechanismInvalid.of(mechanism.name, what, "implement it to return the states of a source")
     if mechanism.can(Capability.INCREMENTAL):
         mechanism.state(config)
     elif hasattr(layer, "step") and mechanism.spec(config) is None:
-        what = f"does not declare INCREMENTAL, and its layer {type(layer).__name__} has a method step"
-        raise MechanismInvalid.of(
-            mechanism.name, what, "declare it, or nothing calls the step: the whole sequence is computed at every token"
-        )
+        what = f"does not declare INCREMENTAL, but its layer {type(layer).__name__} has a method step"
+        remedy = "declare INCREMENTAL, else step is never called and every token recomputes the whole sequence"
+        raise MechanismInvalid.of(mechanism.name, what, remedy)
 
 
 def require_replayed(mechanism: Mechanism, config: MechanismConfig) -> None:
@@ -419,8 +418,8 @@ def require_replayed(mechanism: Mechanism, config: MechanismConfig) -> None:
         return
     given, needed = mechanism.state(config), replay_state(config)
     if given != needed:
-        what = f"does not declare INCREMENTAL, and its state is {described(given)}, not {described(needed)}"
-        remedy = "leave state() out, or declare INCREMENTAL and write a step"
+        what = f"does not declare INCREMENTAL, but its state is {described(given)}, not {described(needed)}"
+        remedy = "do not define state(), or declare INCREMENTAL and implement step"
         raise MechanismInvalid.of(mechanism.name, what, remedy)
 
 
@@ -432,13 +431,13 @@ def require_supported(mechanism: Mechanism, config: MechanismConfig) -> None:
     positions and no other layer's keys and values, whatever the mechanism supports in self-attention.
     """
     if config.dropout and not mechanism.drops_weights:
-        what = "computes without attention weights, or in a way of its own"
+        what = "computes without attention weights, or does not apply dropout to them"
         raise _undeclared(mechanism, config, "dropout", "0", f"{what}: its dropout must be 0, not {config.dropout}")
     if config.has_output_bias != config.bias and not (mechanism.output_bias_apart and mechanism.can(Capability.BIAS)):
         what = "has biases in all projections or in none"
         raise _undeclared(mechanism, config, "output_bias", str(config.bias), what)
-    for field, (asks, capability, allowed) in ASKING.items():
-        if asks(config) and not mechanism.can(capability):
+    for field, (uses_feature, capability, allowed) in ASKING.items():
+        if uses_feature(config) and not mechanism.can(capability):
             raise _undeclared(mechanism, config, field, allowed, LACKING[capability])
     if config.cross:
         _require_cross(mechanism, config)
@@ -451,7 +450,7 @@ def _require_cross(mechanism: Mechanism, config: MechanismConfig) -> None:
         raise _undeclared(mechanism, config, "cross", "False", "attends to its own sequence, not to a source")
     for field, allowed in (("rotary", "None"), ("shares_kv", "False")):
         if getattr(config, field):
-            why = "is configured cross, and queries and keys are of different sequences"
+            why = "is configured cross, so that queries and keys come from different sequences"
             raise _undeclared(mechanism, config, field, allowed, why)
 
 
@@ -493,8 +492,8 @@ ASKING: Mapping[str, tuple[Callable[[MechanismConfig], bool], Capability, str]] 
 
 LACKING = {
     Capability.ROTARY: "takes no rotary positions",
-    Capability.GROUPED: "has no heads that share keys and values",
+    Capability.GROUPED: "does not support fewer key/value heads than query heads",
     Capability.SHARES_KV: "cannot attend to the keys and values of another layer",
-    Capability.BIAS: "has no biases",
-    Capability.HEAD_DIM: "has no heads of a size of their own",
+    Capability.BIAS: "does not support biases",
+    Capability.HEAD_DIM: "does not support a head size other than hidden_size / num_heads",
 }

@@ -245,7 +245,7 @@ FORMS = "'cla:N', 'yoco', or for every layer the number of the layer whose keys 
 
 def checked_kv_sharing(given: object, layers: int) -> KvSharing:
     """The given value, if it is a known pattern or fits this number of layers; raises `InvalidValue` otherwise."""
-    if isinstance(given, str) and (given == UPPER_HALF or _joined(given)):
+    if isinstance(given, str) and (given == UPPER_HALF or _group_size(given)):
         return given
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise InvalidValue.of("kv_sharing", given, FORMS)
@@ -268,11 +268,11 @@ def kv_source_layer_of(kv_sharing: KvSharing, layer: int, layers: int) -> int:
     if kv_sharing == UPPER_HALF:
         return min(layer, layers // 2)
     if isinstance(kv_sharing, str):
-        return layer - layer % _joined(kv_sharing)
+        return layer - layer % _group_size(kv_sharing)
     return kv_sharing[layer] if kv_sharing else layer
 
 
-def _joined(words: str) -> int:
+def _group_size(words: str) -> int:
     """N of "cla:N"; 0 for any other text."""
     count = words.removeprefix(NEIGHBOURS)
     return int(count) if words.startswith(NEIGHBOURS) and count.isascii() and count.isdecimal() else 0

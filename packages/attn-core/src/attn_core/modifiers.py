@@ -140,16 +140,16 @@ class BiasTable(Modifier):
 
     def rows(self) -> int:
         """Number of buckets."""
-        raise TypeError(f"{type(self).__name__} does not say how many buckets it has")
+        raise TypeError(f"{type(self).__name__} does not implement rows(), the number of buckets")
 
     @property
     def far(self) -> int:
         """The distance from which on all distances in one direction share a bucket."""
-        raise TypeError(f"{type(self).__name__} does not say how far it tells distances apart")
+        raise TypeError(f"{type(self).__name__} does not implement far, the distance from which on buckets are shared")
 
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket, int64, of each distance, key position minus query position; uses only operators of tensors."""
-        raise TypeError(f"{type(self).__name__} does not say which bucket {distance} has")
+        raise TypeError(f"{type(self).__name__} does not implement bucket(), called for the distance {distance}")
 
     def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
         return {"table": (self.rows(), heads.query)}
@@ -197,12 +197,12 @@ class T5Bias(BiasTable):
 
     def bucket(self, distance: Tensor) -> Tensor:
         side = (distance > 0) * self.one_side if self.bidirectional else 0
-        away = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
+        magnitude = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
         near = self.one_by_one
         # In float32, as checkpoints were trained: a distance on the edge of two buckets must fall on the same side.
-        share = (away.clamp(min=1).float() / near).log() / math.log(self.max_distance / near)
-        grown = (near + (share * (self.one_side - near)).long()).clamp(max=self.one_side - 1)
-        found: Tensor = side + away.where(away < near, grown)
+        log_fraction = (magnitude.clamp(min=1).float() / near).log() / math.log(self.max_distance / near)
+        far_bucket = (near + (log_fraction * (self.one_side - near)).long()).clamp(max=self.one_side - 1)
+        found: Tensor = side + magnitude.where(magnitude < near, far_bucket)
         return found
 
 
@@ -242,7 +242,7 @@ class RelativeVectors(Modifier):
 
     def size(self, heads: Heads) -> int:
         """Length of the vectors."""
-        raise TypeError(f"{type(self).__name__} does not say how long its vectors are")
+        raise TypeError(f"{type(self).__name__} does not implement size(), the length of its vectors")
 
     def query_flops(self, heads: Heads) -> int:
         return 2 * heads.query * (2 * self.clip + 1) * self.size(heads)

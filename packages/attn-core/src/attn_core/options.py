@@ -29,8 +29,8 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
     given = shared | dict(options or {})
     cross = given.get("cross", mechanism.only_cross)
     if shared.get("cross", cross) != cross:
-        said = f"{shared['cross']}, as its place in the model says"
-        raise InvalidValue.of("cross", cross, said).in_mechanism(mechanism.name)
+        allowed = f"{shared['cross']}, as required by the layer's place in the model"
+        raise InvalidValue.of("cross", cross, allowed).in_mechanism(mechanism.name)
     if not isinstance(cross, bool):
         raise InvalidValue.of("cross", cross, "True or False").in_mechanism(mechanism.name)
     shared = shared | {"cross": cross, "causal": _direction(mechanism, given.get("causal"), cross=cross)}
@@ -68,14 +68,14 @@ def parse_options(pairs: Iterable[str] | None, given_by: str = "--option") -> di
 
 def _direction(mechanism: Mechanism, causal: Any, *, cross: bool) -> bool:
     """`causal`, or its default where it is None; raises `InvalidValue` if it is no bool, or True where `cross`."""
-    able = mechanism.can(Capability.CAUSAL)
+    can_be_causal = mechanism.can(Capability.CAUSAL)
     if causal is not None and not isinstance(causal, bool):
         raise InvalidValue.of("causal", causal, "True or False").in_mechanism(mechanism.name)
     if cross and causal:
-        allowed = "False where cross: queries see all of a source"
+        allowed = "False where cross: queries attend to the whole source"
         raise InvalidValue.of("causal", causal, allowed).in_mechanism(mechanism.name)
     if causal is None:
-        return able and not cross
+        return can_be_causal and not cross
     return causal
 
 

@@ -68,10 +68,10 @@ class DynamicNtk(RotaryScaling):
     def frequencies(self, base: float, rotated: int) -> list[float]:
         if rotated <= 2:
             return unscaled(base, rotated)
-        stretched = self.factor * max(
+        base_factor = self.factor * max(
             self.length, self.original_max_position_embeddings
         ) / self.original_max_position_embeddings - (self.factor - 1)
-        return unscaled(base * stretched ** (rotated / (rotated - 2)), rotated)
+        return unscaled(base * base_factor ** (rotated / (rotated - 2)), rotated)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,10 +36,10 @@ class AttentionSpec:
     def __post_init__(self) -> None:
         kinds = [modifier.kind for modifier in self.modifiers if modifier.weights(self.heads)]
         if len(set(kinds)) < len(kinds):
-            allowed = "each kind that has learned weights once"
+            allowed = "at most one modifier of each kind that has learned weights"
             raise InvalidValue.of("modifiers", [modifier.kind for modifier in self.modifiers], allowed)
         if self.mask.heads not in {None, self.heads.query}:
-            allowed = f"{self.heads.query}, as many masks as there are query heads"
+            allowed = f"{self.heads.query}, one mask per query head"
             raise InvalidValue.of("mask.heads", self.mask.heads, allowed)
 
     @property

@@ -36,7 +36,7 @@ class Rank:
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.index < self.size:
-            raise InvalidValue.of("rank", f"{self.index} of {self.size}", "0 to the number of ranks, exclusive")
+            raise InvalidValue.of("rank", f"{self.index} of {self.size}", "an index from 0, below the number of ranks")
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ def require_split(mechanism: Mechanism, config: MechanismConfig, ranks: int) -> 
     spec = mechanism.spec(config)
     why = None
     if not mechanism.splits_heads:
-        why = "it does not declare that its heads are computed apart (splits_heads)"
+        why = "it does not declare that its heads are computed independently (splits_heads)"
     elif config.heads_of is not None:
         why = "its heads are split already"
-    elif spec is not None and (told := _told_heads(mechanism, spec)):
-        why = f"its {told} may tell one head from another"
+    elif spec is not None and (dependent_parts := _head_dependent_parts(mechanism, spec)):
+        why = f"its {dependent_parts} may depend on the index of a head"
     elif spec is not None and spec.mask.heads is not None:
         why = "each head has a mask of its own"
     elif spec is not None and spec.heads.per_group is None:
@@ -115,7 +115,7 @@ def require_split(mechanism: Mechanism, config: MechanismConfig, ranks: int) -> 
         raise InvalidValue.of("tp", ranks, f"{allowed} of mechanism {mechanism.name!r}")
 
 
-def _told_heads(mechanism: Mechanism, spec: AttentionSpec) -> str:
+def _head_dependent_parts(mechanism: Mechanism, spec: AttentionSpec) -> str:
     """The names of the spec's parts that depend on head indices; none if the mechanism itself sets `splits_heads`."""
     if getattr(type(mechanism), "splits_heads", None) is True:
         return ""
@@ -161,29 +161,29 @@ def parameter_splits(
     An axis that is shorter in a rank's layer is split. Raises `MechanismInvalid` for a tensor that cannot be split so.
     """
     first = rank_config(mechanism, config, Rank(0, ranks))
-    joint, mine = mechanism.joint_parameters(config), mechanism.joint_parameters(first)
+    joint, first_joint = mechanism.joint_parameters(config), mechanism.joint_parameters(first)
     if whole.keys() != part.keys():
         names = sorted(whole.keys() ^ part.keys())
-        raise _unsplit(mechanism, f"only some layers have {', '.join(names)}")
+        raise _unsplit(mechanism, f"only the whole layer or only a rank's layer has {', '.join(names)}")
     found = {}
     for name, shape in whole.items():
         own = part[name]
-        axes = [axis for axis, (size, less) in enumerate(zip(shape, own, strict=True)) if size != less]
+        axes = [axis for axis, (size, part_size) in enumerate(zip(shape, own, strict=True)) if size != part_size]
         if not axes:
             found[name] = ParameterSplit(once=name == OUTPUT_BIAS)
             continue
         axis = axes[0]
-        blocks = tuple(zip(joint.get(name, (shape[axis],)), mine.get(name, (own[axis],)), strict=True))
-        fits = all(size in {less, less * ranks} for size, less in blocks)
+        blocks = tuple(zip(joint.get(name, (shape[axis],)), first_joint.get(name, (own[axis],)), strict=True))
+        fits = all(size in {part_size, part_size * ranks} for size, part_size in blocks)
         if len(axes) > 1 or not fits or sum(size for size, _ in blocks) != shape[axis]:
-            raise _unsplit(mechanism, f"{name} has the shape {tuple(shape)} in all, and {tuple(own)} on a rank")
+            raise _unsplit(mechanism, f"{name} has shape {tuple(shape)} in the whole layer and {tuple(own)} on a rank")
         found[name] = ParameterSplit(axis, blocks)
     return found
 
 
 def _unsplit(mechanism: Mechanism, what: str) -> MechanismInvalid:
-    remedy = "name the blocks of tensors side by side in joint_parameters(), or leave splits_heads out"
-    return MechanismInvalid.of(mechanism.name, f"declares splits_heads, and {what}", remedy)
+    remedy = "declare the blocks of concatenated tensors in joint_parameters(), or do not set splits_heads"
+    return MechanismInvalid.of(mechanism.name, f"declares splits_heads, but {what}", remedy)
 
 
 def rank_layer(layer: Any, rank: Rank) -> tuple[Any, dict[str, ParameterSplit]]:

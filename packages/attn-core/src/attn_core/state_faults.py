@@ -24,7 +24,7 @@ ModelStep = Callable[[Any, Tensor, RaggedBatch, ModelState], Tensor]
 
 def described(specs: StateSpecs) -> str:
     """A text that lists a layer's states by kind, name and row shapes: "Paged 'kv' (key [2, 4], value [2, 4])"."""
-    return ", ".join(f"{type(spec).__name__} {name!r} ({_rows(_shapes(spec))})" for name, spec in specs.items()) or (
+    return ", ".join(f"{type(spec).__name__} {name!r} ({_text(_shapes(spec))})" for name, spec in specs.items()) or (
         "nothing"
     )
 
@@ -61,7 +61,7 @@ def _fault(needed: StateSpecs, given: Mapping[str, Any]) -> str | None:
             return f"state {name!r} is missing, given: {', '.join(map(repr, given)) or 'no state'}"
         shapes = _given_shapes(given[name])
         if shapes is not None and shapes != _shapes(spec):
-            return f"state {name!r} was given with {_rows(shapes)}"
+            return f"state {name!r} was given with {_text(shapes)}"
     return None
 
 
@@ -79,5 +79,5 @@ def _shapes(spec: StateSpec) -> dict[str, tuple[int, ...]]:
     return {name: tuple(field.shape) for name, field in spec.fields.items()}
 
 
-def _rows(shapes: Mapping[str, tuple[int, ...]]) -> str:
+def _text(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())

@@ -25,15 +25,15 @@ MIN_STEPS = 5
 OUTLIER = 4.0
 """A measured step counts as at most this many times its expected duration."""
 MIN_RETRY_SECONDS = 0.05
-LEAST_PLANNED, MOST_PLANNED = 0.3, 0.9
+MIN_PLANNED_SHARE, MAX_PLANNED_SHARE = 0.3, 0.9
 """The smallest and largest planned share: the fraction of the time until its deadline within which a request that must
 wait is planned to complete. The rest is a margin, also for transport to and from the engine, which no step measures."""
-MISSED, MET = 0.95, 0.002
+MISS_FACTOR, MET_INCREMENT = 0.95, 0.002
 """The factor that a missed deadline applies to the planned share, and the amount that a met deadline adds to it. In
 equilibrium about 4 % of the deadlines are missed."""
-MOST_MET = 256
+MAX_REMEMBERED = 256
 """The number of requests completed in time that are kept, in case the caller turns out to have cancelled them."""
-NEARLY = 0.25
+LATE_CANCELLATION = 0.25
 """A cancellation with at most this fraction of the time left counts as a missed deadline; an earlier one does not."""
 
 
@@ -70,7 +70,7 @@ class StepCost:
 class _Entry:
     """An admitted request: `prompt` and `new` are the prompt and completion tokens that are still to be computed.
 
-    `asked` is the initial value of `new`. `due` is the time by which it is planned to end, at or before its deadline.
+    `max_new` is the initial value of `new`. `due` is the time by which it is planned to end, at or before its deadline.
     """
 
     tenant: str
@@ -79,7 +79,7 @@ class _Entry:
     prompt: int
     new: int
     sequences: int
-    asked: int
+    max_new: int
     arrived: float
     due: float = math.inf
     running: bool = False
@@ -114,8 +114,8 @@ class AdmissionControl:
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
         self._waiting: Counter[str] = Counter()
-        self._used = 1.0
-        self._planned = MOST_PLANNED
+        self._used_share = 1.0
+        self._planned_share = MAX_PLANNED_SHARE
         self._met: dict[str, bool] = {}
         self.cost = StepCost()
         self.refused = 0
@@ -159,21 +159,21 @@ class AdmissionControl:
             if entry is None:
                 # Cancelled after its end: the caller left before the last tokens were delivered.
                 if now is not None and self._met.pop(request_id, False):
-                    self._miss()
+                    self._record_miss()
                 return
             if not entry.running:
-                self._waited(entry.tenant)
-            if entry.asked and generated is not None:
-                self._used += (1 - DECAY) * (min(generated / entry.asked, 1.0) - self._used)
+                self._leave_queue(entry.tenant)
+            if entry.max_new and generated is not None:
+                self._used_share += (1 - DECAY) * (min(generated / entry.max_new, 1.0) - self._used_share)
             if math.isinf(entry.deadline):
                 return
             if generated is not None:
-                self._planned = min(self._planned + MET, MOST_PLANNED)
+                self._planned_share = min(self._planned_share + MET_INCREMENT, MAX_PLANNED_SHARE)
                 self._met[request_id] = True
-                while len(self._met) > MOST_MET:
+                while len(self._met) > MAX_REMEMBERED:
                     del self._met[next(iter(self._met))]
-            elif now is not None and now >= entry.deadline - NEARLY * (entry.deadline - entry.arrived):
-                self._miss()
+            elif now is not None and now >= entry.deadline - LATE_CANCELLATION * (entry.deadline - entry.arrived):
+                self._record_miss()
 
     def computed(self, tokens: Mapping[str, tuple[int, int]], seconds: float) -> None:
         """Record a step: its (prompt, completion) tokens by request id, and its duration in seconds."""
@@ -182,7 +182,7 @@ class AdmissionControl:
                 entry = self._entries.get(request_id)
                 if entry is not None:
                     if not entry.running:
-                        self._waited(entry.tenant)
+                        self._leave_queue(entry.tenant)
                     entry.running = True
                     # Once it decodes, no prompt is left: tokens that were not computed came from the prefix cache.
                     entry.prompt = 0 if new else max(entry.prompt - prompt, 0)
@@ -206,10 +206,10 @@ class AdmissionControl:
                     found[request_id] = _too_late(late)
         return found
 
-    def _miss(self) -> None:
-        self._planned = max(self._planned * MISSED, LEAST_PLANNED)
+    def _record_miss(self) -> None:
+        self._planned_share = max(self._planned_share * MISS_FACTOR, MIN_PLANNED_SHARE)
 
-    def _waited(self, tenant: str) -> None:
+    def _leave_queue(self, tenant: str) -> None:
         self._waiting[tenant] -= 1
         if not self._waiting[tenant]:
             del self._waiting[tenant]
@@ -232,15 +232,15 @@ class AdmissionControl:
         waiting = max(0.0, work.sequences - self._max_sequences + entry.sequences)
         wait = self.cost.seconds(work.prompt, work.prompt / self._max_batched)
         if waiting:
-            entry.due = entry.deadline - (1 - self._planned) * (entry.deadline - now)
-            steps = self._used * work.new / self._max_sequences
+            entry.due = entry.deadline - (1 - self._planned_share) * (entry.deadline - now)
+            steps = self._used_share * work.new / self._max_sequences
             wait += self.cost.seconds(steps * self._max_sequences, steps) * waiting / max(work.sequences, 1)
         return max(0.0, now + wait + self._own_seconds(entry, work.sequences) - entry.due)
 
     def _own_seconds(self, entry: _Entry, others: float) -> float:
         """The seconds of the request's own steps, in batches with `others` other sequences."""
         together = min(others + entry.sequences, self._max_sequences)
-        steps = self._used * entry.new / entry.sequences
+        steps = self._used_share * entry.new / entry.sequences
         prefill = max(math.ceil(entry.prompt / self._max_batched), 1)
         return self.cost.seconds(entry.prompt, prefill) + self.cost.seconds(steps * together, steps)
 

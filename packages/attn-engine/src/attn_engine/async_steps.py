@@ -23,9 +23,9 @@ from attn_core.stores import BranchingStore
 from torch import Tensor
 
 from attn_engine import sequence as sequences
-from attn_engine.batch_sampler import Drawn, draw, may_fall_short
+from attn_engine.batch_sampler import SampledTokens, draw, may_fall_short
 from attn_engine.fault_isolation import FaultIsolator
-from attn_engine.host_numbers import apart, joined
+from attn_engine.host_numbers import concatenated, split_parts
 from attn_engine.model_runner import ModelRunner
 from attn_engine.output_processor import extended
 from attn_engine.scheduler import ScheduledChunk, Scheduler
@@ -39,7 +39,7 @@ class CopyBack:
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         self._lengths = [len(part) for part in parts]
-        self._here = numbers = joined(parts)
+        self._here = numbers = concatenated(parts)
         self._done: torch.cuda.Event | None = None
         if numbers.device.type == "cuda":
             self._here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
@@ -51,18 +51,18 @@ class CopyBack:
         """The values of each tensor; waits until the copy is complete."""
         if self._done is not None:
             self._done.synchronize()
-        return apart(self._here.tolist(), self._lengths)
+        return split_parts(self._here.tolist(), self._lengths)
 
 
 @dataclass(frozen=True, eq=False)
 class StepInFlight:
-    """A launched decode step: the tokens sampled for its sequences, on the device (`drawn`) and being copied (`copy`).
+    """A launched decode step: the tokens sampled for its sequences, on the device, and their `copy` to the host.
 
     `void` holds the numbers of the sequences whose input token in this step was wrong.
     """
 
     sequences: list[sequences.Sequence]
-    drawn: Drawn
+    sampled: SampledTokens
     copy: CopyBack
     void: set[int] = field(default_factory=set)
 
@@ -98,16 +98,16 @@ class AsyncSteps:
         """A readable reason why steps cannot be launched ahead; None if they can."""
         runner = self._runner
         if runner.graphs is None:
-            return "decode steps are not repeated as CUDA graphs"
+            return "decode steps are not replayed as CUDA graphs"
         if runner.graphs.reason is not None:
             return runner.graphs.reason
-        return "the model has states that cannot be computed twice" if self._fixed else None
+        return "the model has states of fixed size, for which a step cannot be computed twice" if self._fixed else None
 
     def take(self) -> StepInFlight | None:
         """Return and clear the step that was launched ahead; None if there is none, or all its sequences have ended."""
-        flying, self._next = self._next, None
-        matters = flying is not None and any(map(self._scheduler.holds, flying.sequences))
-        return flying if matters else None
+        in_flight, self._next = self._next, None
+        matters = in_flight is not None and any(map(self._scheduler.holds, in_flight.sequences))
+        return in_flight if matters else None
 
     def launch(self, chunks: Sequence[ScheduledChunk]) -> StepInFlight | None:
         """Launch a scheduled step; None, changing nothing, if it must be computed synchronously."""
@@ -117,28 +117,28 @@ class AsyncSteps:
             return None
         return self._launched([chunk.sequence for chunk in chunks], None)
 
-    def launch_after(self, flying: StepInFlight) -> None:
+    def launch_after(self, in_flight: StepInFlight) -> None:
         """Launch the step after a running one, if every running sequence is part of that one and suits it."""
-        rows = _rows_of(flying)
+        rows = _rows_of(in_flight)
         if any(number not in rows for number in self._scheduler.running):
             return
         # A sequence whose last token is being sampled takes part in no further step.
         going = [one for one in self._scheduler.running.values() if len(one.tokens) + 1 < one.max_len]
         if all(self._suits(one) for one in going) and going and self._scheduler.continue_ahead(going):
-            self._next = self._launched(going, flying)
+            self._next = self._launched(going, in_flight)
             self.launched_ahead += self._next is not None
 
-    def finish(self, flying: StepInFlight) -> list[SequenceOutput]:
+    def finish(self, in_flight: StepInFlight) -> list[SequenceOutput]:
         """Wait for the tokens of a step, and return the outputs of those of its sequences that have not ended since."""
         found = []
-        choices = flying.drawn.choices(flying.copy.read())
-        for place, (sequence, choice) in enumerate(zip(flying.sequences, choices, strict=True)):
-            if not self._scheduler.holds(sequence) or sequence.number in flying.void:
+        choices = in_flight.sampled.choices(in_flight.copy.read())
+        for place, (sequence, choice) in enumerate(zip(in_flight.sequences, choices, strict=True)):
+            if not self._scheduler.holds(sequence) or sequence.number in in_flight.void:
                 continue
             self._scheduler.prefixes.remember(sequence, len(sequence.tokens))
-            if place in flying.drawn.short and self._next is not None and sequence in self._next.sequences:
+            if place in in_flight.sampled.short and self._next is not None and sequence in self._next.sequences:
                 self._next.void.add(sequence.number)
-                sequence.take_back()
+                sequence.undo_last_token()
                 cast("BranchingStore", self._runner.store).rewind(sequence.number, sequence.computed)
             found.append(extended(sequence, choice, self._end_ids))
         return found
@@ -158,35 +158,35 @@ class AsyncSteps:
         by_number = {sequence.number: sequence for sequence in going}
         ordered = [by_number[number] for number in self._runner.store.order(list(by_number))]
         try:
-            drawn = self._computed(ordered, after)
+            sampled = self._computed(ordered, after)
         except Exception:
             log.exception("a step of %d requests could not be launched ahead", len(ordered))
             return None
-        if drawn is None:
+        if sampled is None:
             return None
         for sequence in ordered:
             sequence.computed += 1
-        return StepInFlight(ordered, drawn, CopyBack(drawn.parts))
+        return StepInFlight(ordered, sampled, CopyBack(sampled.parts))
 
-    def _computed(self, ordered: list[sequences.Sequence], after: StepInFlight | None) -> Drawn | None:
+    def _computed(self, ordered: list[sequences.Sequence], after: StepInFlight | None) -> SampledTokens | None:
         graphs = self._runner.graphs
         if graphs is None:
             return None
         if after is None:
             hidden = graphs.run([ScheduledChunk(sequence, 1) for sequence in ordered])
-            return None if hidden is None else self._drawn(ordered, hidden, [None] * len(ordered), None)
-        rows, last = _rows_of(after), after.drawn.tokens
+            return None if hidden is None else self._sampled(ordered, hidden, [None] * len(ordered), None)
+        rows, last = _rows_of(after), after.sampled.tokens
         places = [rows[sequence.number] for sequence in ordered]
         hidden = graphs.run_after(ordered, places, last)
-        return None if hidden is None else self._drawn(ordered, hidden, places, last)
+        return None if hidden is None else self._sampled(ordered, hidden, places, last)
 
-    def _drawn(
+    def _sampled(
         self,
         ordered: Sequence[sequences.Sequence],
         hidden: Tensor,
         after: Sequence[int | None],
         last: Tensor | None,
-    ) -> Drawn:
+    ) -> SampledTokens:
         """Sample the next token of each sequence, on the device.
 
         `last` [tokens] are the tokens of the previous step where the host does not know them yet; `after` gives the
@@ -196,12 +196,12 @@ class AsyncSteps:
         if not any(sequence.needs_logits for sequence in ordered):
             found = self._runner.greedy_tokens(hidden, rows)
             if found is not None:
-                return Drawn([found])
+                return SampledTokens([found])
         logits = self._runner.logits(hidden, rows)
         asked = zip(ordered, after, strict=True)
         return draw(logits, [one.batch_row(logits.shape[-1], self._end_ids, after=row) for one, row in asked], last)
 
 
-def _rows_of(flying: StepInFlight) -> dict[int, int]:
+def _rows_of(in_flight: StepInFlight) -> dict[int, int]:
     """The row in a step of each sequence that is not void, by sequence number."""
-    return {one.number: row for row, one in enumerate(flying.sequences) if one.number not in flying.void}
+    return {one.number: row for row, one in enumerate(in_flight.sequences) if one.number not in in_flight.void}

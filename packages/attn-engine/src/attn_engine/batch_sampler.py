@@ -26,7 +26,7 @@ UNKNOWN = -2
 """The token value that marks a row which needs more candidates."""
 
 
-class Numbers(NamedTuple):
+class RowParameters(NamedTuple):
     """The sampling parameters of rows, [rows] float64 each: `inverse` is 1 / temperature, `points` are uniform random
     numbers in [0, 1), and the others are fields of `SamplingParams`."""
 
@@ -38,21 +38,22 @@ class Numbers(NamedTuple):
     points: Tensor
 
 
-Kind = Callable[[Tensor, Numbers, int], Tensor]
+TokenChooser = Callable[[Tensor, RowParameters, int], Tensor]
 """Chooses tokens [rows] for scores [rows, vocab_size] among the given number of candidates."""
 
 
 @dataclass(eq=False)
-class Drawn:
+class SampledTokens:
     """The tokens chosen for a batch of rows, on the device, with the requested log probabilities.
 
     `parts` are tensors [n]: first the tokens [rows], int64, then log probabilities (see `_log_probabilities`) of the
-    rows in `asked`, which maps a row to its number of top log probabilities. `logits`, `scores` and `rows` are kept if
-    the candidates may not suffice for some rows; which rows these are (`short`) is known once `parts` have been read.
+    rows in `logprob_counts`, which maps a row to its number of top log probabilities. `logits`, `scores` and `rows` are
+    kept if the candidates may not suffice for some rows; which rows these are (`short`) is known once `parts` have been
+    read.
     """
 
     parts: list[Tensor]
-    asked: Mapping[int, int] = field(default_factory=dict)
+    logprob_counts: Mapping[int, int] = field(default_factory=dict)
     logits: Tensor | None = None
     scores: Tensor | None = None
     rows: Sequence[BatchRow] = ()
@@ -71,22 +72,22 @@ class Drawn:
         """
         tokens, *found = read
         self.short = [place for place, token in enumerate(tokens) if token == UNKNOWN]
-        again = self._again() if self.short else []
+        again = self._resample() if self.short else []
         for place, (token, own) in zip(self.short, again, strict=True):
             tokens[place] = token
-            if place in self.asked:
-                found[0][list(self.asked).index(place)] = own
-        return _choices(tokens, self.asked, found)
+            if place in self.logprob_counts:
+                found[0][list(self.logprob_counts).index(place)] = own
+        return _choices(tokens, self.logprob_counts, found)
 
-    def _again(self) -> list[tuple[int, float]]:
+    def _resample(self) -> list[tuple[int, float]]:
         """Sample the rows that are short over the whole vocabulary; returns their tokens and log probabilities."""
         scores, logits = cast("Tensor", self.scores), cast("Tensor", self.logits)
         numbers = HostNumbers()
         numbers.add("rows", self.short)
-        numbers.add("numbers", _lines([self.rows[place] for place in self.short]), np.float64)
+        numbers.add("parameters", _parameter_columns([self.rows[place] for place in self.short]), np.float64)
         sent = numbers.send(scores.device)
         at = sent["rows"]
-        tokens = ranked(scores[at], Numbers(*sent["numbers"].unbind(0)), scores.shape[-1])
+        tokens = ranked(scores[at], RowParameters(*sent["parameters"].unbind(0)), scores.shape[-1])
         chosen, own = fetched([tokens, _log_probabilities(logits[at], tokens, 0)[0]])
         return [(int(token), logprob) for token, logprob in zip(chosen, own, strict=True)]
 
@@ -98,49 +99,50 @@ def choose_together(
 
     `beside` are other integers [n] on the device, which are fetched by the same copy and returned too.
     """
-    drawn = draw(logits, rows)
-    read = fetched(drawn.parts if beside is None else [*drawn.parts, beside])
+    sampled = draw(logits, rows)
+    read = fetched(sampled.parts if beside is None else [*sampled.parts, beside])
     others = [] if beside is None else [int(number) for number in read.pop()]
-    return drawn.choices(read), others
+    return sampled.choices(read), others
 
 
-def draw(logits: Tensor, rows: Sequence[BatchRow], last: Tensor | None = None) -> Drawn:
+def draw(logits: Tensor, rows: Sequence[BatchRow], last: Tensor | None = None) -> SampledTokens:
     """Choose a token for each row of logits [rows, vocab_size] without waiting for the device; `last` as in
     `process_together`."""
     logits = logits.detach()
-    numbers, drawn = HostNumbers(), not all(row.greedy for row in rows)
-    if drawn:
-        _note(numbers, rows, logits.shape[-1])
-    asked = {place: row.params.top_logprobs for place, row in enumerate(rows) if row.params.top_logprobs is not None}
-    if asked:
-        numbers.add("asked", list(asked))
+    numbers, samples = HostNumbers(), not all(row.greedy for row in rows)
+    if samples:
+        _add_numbers(numbers, rows, logits.shape[-1])
+    counts = {place: row.params.top_logprobs for place, row in enumerate(rows)}
+    logprob_counts = {place: count for place, count in counts.items() if count is not None}
+    if logprob_counts:
+        numbers.add("logprob_rows", list(logprob_counts))
     sent = numbers.send(logits.device)
-    scores = process_together(logits, rows, sent, last) if drawn else logits
-    parts = [_chosen(scores, rows, sent) if drawn else likeliest(logits)]
-    if asked:
-        at = sent["asked"]
-        parts += _log_probabilities(logits[at], parts[0][at], max(asked.values()))
+    scores = process_together(logits, rows, sent, last) if samples else logits
+    parts = [_chosen(scores, rows, sent) if samples else likeliest(logits)]
+    if logprob_counts:
+        at = sent["logprob_rows"]
+        parts += _log_probabilities(logits[at], parts[0][at], max(logprob_counts.values()))
     if any(may_fall_short(row.params) for row in rows):
-        return Drawn(parts, asked, logits, scores, rows)
-    return Drawn(parts, asked)
+        return SampledTokens(parts, logprob_counts, logits, scores, rows)
+    return SampledTokens(parts, logprob_counts)
 
 
 def may_fall_short(params: SamplingParams) -> bool:
     """Whether the `CANDIDATES` most likely tokens may not suffice, so that a row may have to be sampled again."""
-    return kind_of(params) is ranked and not 0 < params.top_k <= CANDIDATES
+    return chooser_of(params) is ranked and not 0 < params.top_k <= CANDIDATES
 
 
 def _chosen(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor]) -> Tensor:
     """The tokens [rows] chosen for scores [rows, vocab_size]; -1 where these are not finite, `UNKNOWN` where more
     candidates are needed."""
     highest, chosen = scores.max(-1)
-    for kind in _kinds(rows):
-        at = sent[kind.__name__]
-        numbers = Numbers(*sent[f"{kind.__name__}.numbers"].unbind(0))
+    for chooser in _rows_by_chooser(rows):
+        at = sent[chooser.__name__]
+        parameters = RowParameters(*sent[f"{chooser.__name__}.parameters"].unbind(0))
         if len(at) == len(rows):
-            chosen = kind(scores, numbers, CANDIDATES)
+            chosen = chooser(scores, parameters, CANDIDATES)
         else:
-            chosen = chosen.index_copy(0, at, kind(scores[at], numbers, CANDIDATES))
+            chosen = chosen.index_copy(0, at, chooser(scores[at], parameters, CANDIDATES))
     return chosen.where(highest.isfinite(), -1)
 
 
@@ -153,13 +155,15 @@ def _log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> list[Tenso
     return [own, values.flatten(), ids.flatten()]
 
 
-def _choices(tokens: Sequence[float], asked: Mapping[int, int], found: Sequence[Sequence[float]]) -> list[Choice]:
-    """The choice for each row, with log probabilities for the rows in `asked`, which says how many of each."""
+def _choices(
+    tokens: Sequence[float], logprob_counts: Mapping[int, int], found: Sequence[Sequence[float]]
+) -> list[Choice]:
+    """The choice for each row, with log probabilities for the rows in `logprob_counts`, which says how many of each."""
     choices: list[Choice] = [(int(token), None, ()) for token in tokens]
-    if asked:
+    if logprob_counts:
         own, values, ids = found
-        width = len(values) // len(asked)
-        for number, (place, count) in enumerate(asked.items()):
+        width = len(values) // len(logprob_counts)
+        for number, (place, count) in enumerate(logprob_counts.items()):
             start, stop = number * width, number * width + min(count, width)
             top = [(int(id_), value) for id_, value in zip(ids[start:stop], values[start:stop], strict=True)]
             if tokens[place] >= 0:
@@ -167,7 +171,7 @@ def _choices(tokens: Sequence[float], asked: Mapping[int, int], found: Sequence[
     return choices
 
 
-def kind_of(params: SamplingParams) -> Kind:
+def chooser_of(params: SamplingParams) -> TokenChooser:
     """The function that chooses tokens under these parameters."""
     if params.temperature == 0:
         return greedy
@@ -176,25 +180,26 @@ def kind_of(params: SamplingParams) -> Kind:
     return ranked if params.top_k or params.top_p < 1 else weighted
 
 
-def _kinds(rows: Sequence[BatchRow]) -> dict[Kind, list[int]]:
-    """The rows of each kind, except those that take the most likely token."""
-    found: dict[Kind, list[int]] = {}
+def _rows_by_chooser(rows: Sequence[BatchRow]) -> dict[TokenChooser, list[int]]:
+    """The rows of each `TokenChooser`, except those that take the most likely token."""
+    found: dict[TokenChooser, list[int]] = {}
     for place, row in enumerate(rows):
-        found.setdefault(kind_of(row.params), []).append(place)
+        found.setdefault(chooser_of(row.params), []).append(place)
     found.pop(greedy, None)
     return found
 
 
-def _note(numbers: HostNumbers, rows: Sequence[BatchRow], vocab_size: int) -> None:
+def _add_numbers(numbers: HostNumbers, rows: Sequence[BatchRow], vocab_size: int) -> None:
     """Add the numbers that `process_together` and `_chosen` need from the host."""
     note_changes(numbers, rows, vocab_size)
-    for kind, places in _kinds(rows).items():
-        numbers.add(kind.__name__, places)
-        numbers.add(f"{kind.__name__}.numbers", _lines([rows[place] for place in places]), np.float64)
+    for chooser, places in _rows_by_chooser(rows).items():
+        numbers.add(chooser.__name__, places)
+        parameters = _parameter_columns([rows[place] for place in places])
+        numbers.add(f"{chooser.__name__}.parameters", parameters, np.float64)
 
 
-def _lines(rows: Sequence[BatchRow]) -> list[tuple[float, ...]]:
-    """The parameters of the rows, one tuple for each field of `Numbers`."""
+def _parameter_columns(rows: Sequence[BatchRow]) -> list[tuple[float, ...]]:
+    """The parameters of the rows, one tuple for each field of `RowParameters`."""
     lines = [
         (
             1 / max(row.params.temperature, MIN_TEMPERATURE),
@@ -209,50 +214,50 @@ def _lines(rows: Sequence[BatchRow]) -> list[tuple[float, ...]]:
     return list(zip(*lines, strict=True))
 
 
-def greedy(scores: Tensor, numbers: Numbers, candidates: int) -> Tensor:
+def greedy(scores: Tensor, parameters: RowParameters, candidates: int) -> Tensor:
     """The most likely tokens [rows] of scores [rows, vocab_size]."""
-    del numbers, candidates
+    del parameters, candidates
     return scores.argmax(-1)
 
 
-def weighted(scores: Tensor, numbers: Numbers, candidates: int) -> Tensor:
+def weighted(scores: Tensor, parameters: RowParameters, candidates: int) -> Tensor:
     """Sample tokens [rows] from scores [rows, vocab_size]: inverse transform sampling at `points`, with min_p."""
     del candidates
-    weights = weights_of(scores, scores.amax(-1, keepdim=True), numbers)
-    weights = weights.masked_fill(weights < numbers.min_p[:, None], 0)
-    return pick(weights, numbers)
+    weights = weights_of(scores, scores.amax(-1, keepdim=True), parameters)
+    weights = weights.masked_fill(weights < parameters.min_p[:, None], 0)
+    return pick(weights, parameters)
 
 
-def ranked(scores: Tensor, numbers: Numbers, candidates: int) -> Tensor:
+def ranked(scores: Tensor, parameters: RowParameters, candidates: int) -> Tensor:
     """Like `weighted`, among the tokens that all filters keep; `UNKNOWN` where some of these are not candidates."""
-    everything = weights_of(scores, scores.amax(-1, keepdim=True), numbers).sum(-1)
+    everything = weights_of(scores, scores.amax(-1, keepdim=True), parameters).sum(-1)
     best, ids = most_likely(scores, candidates)
     best = best.double()
-    weights = weights_of(best, best[:, :1], numbers)
+    weights = weights_of(best, best[:, :1], parameters)
     known = weights.sum(-1)
     among = torch.arange(weights.shape[1], device=weights.device)
-    limited = numbers.top_k > 0
-    weights = weights.masked_fill(limited[:, None] & (among >= numbers.top_k[:, None]), 0)
+    limited = parameters.top_k > 0
+    weights = weights.masked_fill(limited[:, None] & (among >= parameters.top_k[:, None]), 0)
     mass = torch.where(limited, weights.sum(-1), everything.double())
-    enough = torch.where(limited, numbers.top_k <= weights.shape[1], known >= numbers.top_p * mass)
+    enough = torch.where(limited, parameters.top_k <= weights.shape[1], known >= parameters.top_p * mass)
     enough |= weights.shape[1] == scores.shape[-1]
     before = weights.cumsum(-1) - weights
-    dropped = (numbers.top_p < 1)[:, None] & (before >= (numbers.top_p * mass)[:, None]) & (among > 0)
+    dropped = (parameters.top_p < 1)[:, None] & (before >= (parameters.top_p * mass)[:, None]) & (among > 0)
     weights = weights.masked_fill(dropped, 0)
-    weights = weights.masked_fill(weights < numbers.min_p[:, None] * weights[:, :1], 0)
-    weights = keep_typical(weights, numbers)
-    return ids.gather(1, pick(weights, numbers)[:, None])[:, 0].where(enough, UNKNOWN)
+    weights = weights.masked_fill(weights < parameters.min_p[:, None] * weights[:, :1], 0)
+    weights = keep_typical(weights, parameters)
+    return ids.gather(1, pick(weights, parameters)[:, None])[:, 0].where(enough, UNKNOWN)
 
 
-def typical(scores: Tensor, numbers: Numbers, candidates: int) -> Tensor:
+def typical(scores: Tensor, parameters: RowParameters, candidates: int) -> Tensor:
     """Like `ranked`, over the whole vocabulary, as typical_p may keep any token."""
     del candidates
-    return ranked(scores, numbers, scores.shape[-1])
+    return ranked(scores, parameters, scores.shape[-1])
 
 
-def weights_of(scores: Tensor, highest: Tensor, numbers: Numbers) -> Tensor:
+def weights_of(scores: Tensor, highest: Tensor, parameters: RowParameters) -> Tensor:
     """The weights exp((score - highest) / temperature) of scores [rows, tokens]."""
-    return ((scores - highest) * numbers.inverse[:, None].to(scores.dtype)).exp()
+    return ((scores - highest) * parameters.inverse[:, None].to(scores.dtype)).exp()
 
 
 def most_likely(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -265,7 +270,7 @@ def most_likely(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return best, ids.gather(1, order)
 
 
-def keep_typical(weights: Tensor, numbers: Numbers) -> Tensor:
+def keep_typical(weights: Tensor, parameters: RowParameters) -> Tensor:
     """Set the weights that typical_p drops to 0; equally likely tokens are kept or dropped together."""
     if weights.shape[-1] == 0:
         return weights
@@ -275,15 +280,15 @@ def keep_typical(weights: Tensor, numbers: Numbers) -> Tensor:
     distance = (surprise - entropy).abs()
     ordered, order = distance.sort(dim=-1, stable=True)
     mass = probabilities.gather(1, order).cumsum(-1)
-    last = (mass < numbers.typical_p[:, None]).sum(-1, keepdim=True).clamp(max=weights.shape[1] - 1)
-    dropped = (distance > ordered.gather(1, last)) & (numbers.typical_p < 1)[:, None]
+    last = (mass < parameters.typical_p[:, None]).sum(-1, keepdim=True).clamp(max=weights.shape[1] - 1)
+    dropped = (distance > ordered.gather(1, last)) & (parameters.typical_p < 1)[:, None]
     return weights.masked_fill(dropped, 0)
 
 
-def pick(weights: Tensor, numbers: Numbers) -> Tensor:
+def pick(weights: Tensor, parameters: RowParameters) -> Tensor:
     """The first index [rows] at which the cumulative sum of weights [rows, tokens] exceeds point * total."""
     sums = weights.cumsum(-1, dtype=torch.float64)
-    target = numbers.points[:, None] * sums[:, -1:]
+    target = parameters.points[:, None] * sums[:, -1:]
     place = torch.searchsorted(sums, target, right=True)[:, 0]
     # Rounding can put the target at the very end, after the last token with a positive weight.
     among = torch.arange(weights.shape[1], device=weights.device)

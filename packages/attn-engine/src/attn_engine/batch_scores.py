@@ -54,14 +54,14 @@ def note_changes(numbers: HostNumbers, rows: Sequence[BatchRow], vocab_size: int
     seen = {place: row.seen for place, row in enumerate(rows) if row.seen is not None}
     if seen:
         numbers.add("seen.rows", list(seen))
-        numbers.add("seen.fresh", _fresh(rows, seen, vocab_size))
+        numbers.add("seen.fresh", _untallied(rows, seen, vocab_size))
         _note_after(numbers, "seen", [rows[place] for place in seen], vocab_size)
         numbers.add("seen.penalty", [rows[place].params.repetition_penalty for place in seen], np.float64)
     counts = {place: row.counts for place, row in enumerate(rows) if row.counts is not None}
     if counts:
         params = [rows[place].params for place in counts]
         numbers.add("counts.rows", list(counts))
-        numbers.add("counts.fresh", _fresh(rows, counts, vocab_size))
+        numbers.add("counts.fresh", _untallied(rows, counts, vocab_size))
         _note_after(numbers, "counts", [rows[place] for place in counts], vocab_size)
         numbers.add("counts.frequency", [one.frequency_penalty for one in params], np.float64)
         numbers.add("counts.presence", [one.presence_penalty for one in params], np.float64)
@@ -78,7 +78,7 @@ def note_changes(numbers: HostNumbers, rows: Sequence[BatchRow], vocab_size: int
         numbers.add("grammar.allowed", np.stack(list(grammars.values())), np.uint8)
 
 
-def _fresh(rows: Sequence[BatchRow], tallies: Mapping[int, TokenTally], vocab_size: int) -> list[int]:
+def _untallied(rows: Sequence[BatchRow], tallies: Mapping[int, TokenTally], vocab_size: int) -> list[int]:
     """The flat indices, into tallies [tallies, vocab_size], of the tokens that these do not contain yet."""
     return [
         number * vocab_size + token
@@ -106,9 +106,9 @@ def process_together(
     """
     scores = logits.detach().float()
     if "seen.rows" in sent:
-        scores = _repeated(scores, rows, sent, last)
+        scores = _repetition_penalized(scores, rows, sent, last)
     if "counts.rows" in sent:
-        scores = _counted(scores, rows, sent, last)
+        scores = _counts_penalized(scores, rows, sent, last)
     own = scores.dtype != logits.dtype or {"seen.rows", "counts.rows"} & sent.keys()
     if {"bias.places", "suppressed", "grammar.rows"} & sent.keys() and not own:
         scores = scores.clone(memory_format=torch.contiguous_format)
@@ -124,7 +124,7 @@ def process_together(
 
 
 def _places(sent: Mapping[str, Tensor], name: str, last: Tensor | None) -> Tensor:
-    """Like `_fresh`, on the device, with the tokens that only the device knows."""
+    """Like `_untallied`, on the device, with the tokens that only the device knows."""
     fresh = sent[f"{name}.fresh"]
     if last is None or f"{name}.after" not in sent:
         return fresh
@@ -133,29 +133,33 @@ def _places(sent: Mapping[str, Tensor], name: str, last: Tensor | None) -> Tenso
     return torch.cat([fresh, sent[f"{name}.begins"] + awaited])
 
 
-def _known(rows: Sequence[BatchRow]) -> list[int]:
+def _tallied_lengths(rows: Sequence[BatchRow]) -> list[int]:
     """The number of tokens of each row that its tally covers after this step."""
     return [len(row.tokens) + (row.after is not None) for row in rows]
 
 
-def _repeated(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor], last: Tensor | None) -> Tensor:
+def _repetition_penalized(
+    scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor], last: Tensor | None
+) -> Tensor:
     """Scores after the repetition penalty."""
     at, vocab_size = sent["seen.rows"], scores.shape[-1]
     tallies = [row.seen for row in rows if row.seen is not None]
     known = _stacked(tallies, torch.zeros(vocab_size, dtype=torch.bool, device=scores.device))
     known.view(-1).index_fill_(0, _places(sent, "seen", last), True)  # noqa: FBT003
-    _keep(tallies, known, _known([row for row in rows if row.seen is not None]))
+    _keep(tallies, known, _tallied_lengths([row for row in rows if row.seen is not None]))
     penalty, part = sent["seen.penalty"].to(scores.dtype)[:, None], _part(scores, at)
     return _replaced(scores, at, torch.where(known, torch.where(part > 0, part / penalty, part * penalty), part))
 
 
-def _counted(scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor], last: Tensor | None) -> Tensor:
+def _counts_penalized(
+    scores: Tensor, rows: Sequence[BatchRow], sent: Mapping[str, Tensor], last: Tensor | None
+) -> Tensor:
     """Scores after frequency and presence penalties."""
     at, vocab_size, fresh = sent["counts.rows"], scores.shape[-1], _places(sent, "counts", last)
     tallies = [row.counts for row in rows if row.counts is not None]
     known = _stacked(tallies, torch.zeros(vocab_size, device=scores.device))
     known.view(-1).index_add_(0, fresh, torch.ones_like(fresh, dtype=known.dtype))
-    _keep(tallies, known, _known([row for row in rows if row.counts is not None]))
+    _keep(tallies, known, _tallied_lengths([row for row in rows if row.counts is not None]))
     frequency, presence = (sent[f"counts.{name}"].to(scores.dtype)[:, None] for name in ("frequency", "presence"))
     return _replaced(scores, at, _part(scores, at) - (frequency * known + presence * (known > 0)))
 

@@ -78,7 +78,7 @@ def kv_cache_size(model: LanguageModel, family: CacheFamily, config: EngineConfi
 
     tokens = bisect_right(range(1, count * model.max_seq_len + 1), allowed, key=memory)
     if tokens < 1:
-        least = f"at least {memory(1)}, for {count} sequences; fewer (max_num_seqs) need less"
+        least = f"at least {memory(1)} bytes, for {count} sequences; a smaller max_num_seqs needs less"
         raise InvalidValue.of("kv_cache_memory_bytes", allowed, least)
     return sized(tokens)
 

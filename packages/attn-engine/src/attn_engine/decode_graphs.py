@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from attn_engine.scheduler import ScheduledChunk
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-"""The numbers of requests for which steps are recorded; beyond the last one, in increments of `FARTHER`."""
-FARTHER = 32
+"""The numbers of requests for which steps are recorded; beyond the last one, in increments of `SIZE_INCREMENT`."""
+SIZE_INCREMENT = 32
 
 
 class DecodeGraphs(RecordedSteps):
     """Decode steps of a model over a store, recorded by number of requests."""
 
-    kinds: ClassVar[str] = "decode steps"
-    counted: ClassVar[str] = "requests"
+    steps_name: ClassVar[str] = "decode steps"
+    size_unit: ClassVar[str] = "requests"
 
     def __init__(self, model: LanguageModel, store: StateStore, recorder: Recorder, max_num_seqs: int) -> None:
         super().__init__(recorder, sizes_to(max_num_seqs))
@@ -72,12 +72,12 @@ class DecodeGraphs(RecordedSteps):
     def _static(self) -> StaticDecode:
         if self._inputs is None:
             if not isinstance(self._store, StaticStore):
-                raise NotGraphSafe(f"the cache ({type(self._store).__name__}) has no inputs that stay in place")
+                raise NotGraphSafe(f"the cache ({type(self._store).__name__}) has no input buffers at fixed addresses")
             self._inputs = self._store.static_decode(self._sizes[-1], self._model.max_seq_len)
         return self._inputs
 
 
 def sizes_to(most: int) -> tuple[int, ...]:
     """The numbers of requests, up to `most`, for which steps are recorded."""
-    known = [*SIZES, *range(SIZES[-1] + FARTHER, most + FARTHER, FARTHER)]
+    known = [*SIZES, *range(SIZES[-1] + SIZE_INCREMENT, most + SIZE_INCREMENT, SIZE_INCREMENT)]
     return (*(size for size in known if size < most), most)

@@ -59,8 +59,8 @@ class DraftModel:
     def require_vocab_size(self, tokens: int) -> None:
         """Raises `InvalidValue` unless the draft model has exactly this vocabulary size."""
         if self._vocab_size != tokens:
-            given = f"a model of {self._vocab_size} tokens"
-            raise InvalidValue.of("draft_model", given, f"one of the same {tokens} tokens as the model")
+            given = f"a vocabulary of {self._vocab_size} tokens"
+            raise InvalidValue.of("draft_model", given, f"the same vocabulary as the model, of {tokens} tokens")
 
     def propose(self, requests: Sequence[DraftRequest], max_tokens: int) -> list[TokenTree]:
         """See `Proposer.propose`.

@@ -17,7 +17,7 @@ MAX_NGRAM = 3
 """The length of the longest n-gram that is looked up; longer matches are preferred."""
 POSITIONS_PER_NGRAM = 8
 """The number of most recent occurrences that are considered for each n-gram."""
-TOKEN = array("I").itemsize
+TOKEN_BYTES = array("I").itemsize
 """The bytes of a token id in the searched text."""
 FIRST_DRAFT, LONGEST_DRAFT = 2, 8
 """The draft length of a sequence without a history of drafts, and the limit for one whose drafts are all accepted."""
@@ -132,7 +132,7 @@ class PromptLookup:
 
         `tokens` may only grow between calls. Continuations with a common prefix share its nodes.
         """
-        self._text += array("I", tokens[len(self._text) // TOKEN :]).tobytes()
+        self._text += array("I", tokens[len(self._text) // TOKEN_BYTES :]).tobytes()
         found, continuations = TokenTreeBuilder(max_tokens * tree_width), 0
         for length in range(min(MAX_NGRAM, len(tokens)), shortest - 1, -1):
             for end in self._ends(length):
@@ -143,16 +143,16 @@ class PromptLookup:
 
     def _ends(self, length: int) -> Iterator[int]:
         """The end positions of earlier occurrences of the last `length` tokens, most recent first."""
-        last = bytes(self._text[-length * TOKEN :])
-        stop = len(self._text) - TOKEN  # the last n-gram would only find itself
+        last = bytes(self._text[-length * TOKEN_BYTES :])
+        stop = len(self._text) - TOKEN_BYTES  # the last n-gram would only find itself
         for _ in range(POSITIONS_PER_NGRAM):
             start = self._text.rfind(last, 0, stop)
-            while start >= 0 and start % TOKEN:  # between tokens
+            while start >= 0 and start % TOKEN_BYTES:  # between tokens
                 start = self._text.rfind(last, 0, start + len(last) - 1)
             if start < 0:
                 return
-            yield start // TOKEN + length
-            stop = start + len(last) - TOKEN
+            yield start // TOKEN_BYTES + length
+            stop = start + len(last) - TOKEN_BYTES
 
 
 class DraftLength:

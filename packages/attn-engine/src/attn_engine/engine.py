@@ -107,17 +107,21 @@ class Engine:
     def tree_unsupported_reason(self) -> str | None:
         """Why draft tokens cannot form a tree (`EngineConfig.speculative_tree_width`); None if they can."""
         store = self._store
-        return store.tree_unsupported_reason() if isinstance(store, TreeStore) else "the cache holds no token trees"
+        return (
+            store.tree_unsupported_reason()
+            if isinstance(store, TreeStore)
+            else "the cache does not support token trees"
+        )
 
     @property
     def note(self) -> str:
         """A readable list of the config's features that are not available, with reasons; empty if all are."""
         chains = self.tree_unsupported_reason if self.config.speculative_tree_width > 1 else None
-        said = [f"draft tokens form chains, not trees: {chains}"] if chains else []
-        said += [kind.note for kind in self._runner.recorded if kind.note is not None]
+        notes = [f"draft tokens form chains, not trees: {chains}"] if chains else []
+        notes += [kind.note for kind in self._runner.recorded if kind.note is not None]
         if self._async is not None and self._async.reason is not None:
-            said.append(f"async_scheduling: every step waits for the one before: {self._async.reason}")
-        return "; ".join(said)
+            notes.append(f"async_scheduling: every step waits for the one before: {self._async.reason}")
+        return "; ".join(notes)
 
     @property
     def eager_reason(self) -> str | None:
@@ -134,7 +138,7 @@ class Engine:
             return recorded.reason
         if self.config.enforce_eager:
             return "enforce_eager is set"
-        return f"there are no graphs on {self._runner.device.type}"
+        return f"CUDA graphs are not supported on {self._runner.device.type}"
 
     def use_adapters(self, adapters: MixesAdapters) -> None:
         """Set the object that applies adapters, for requests that have one, from the next step on."""
@@ -158,7 +162,8 @@ class Engine:
             self._grammars.check(params.structured_output)
         tokens = len(request.token_ids) + self._limits.max_new_tokens(request)
         if not self._store.fits(tokens):
-            raise InvalidValue.of("token_ids", f"{tokens} tokens with max_new_tokens", "what the KV cache can hold")
+            given = f"{tokens} tokens, max_new_tokens included"
+            raise InvalidValue.of("token_ids", given, "at most as many as fit in the KV cache")
         if params is not None and params.num_beams > 1:
             self._check_beams(params.num_beams, tokens)
 
@@ -166,11 +171,11 @@ class Engine:
         if not isinstance(self._store, BranchingStore):
             raise InvalidValue.of("num_beams", num_beams, "1, as the engine's cache cannot fork a sequence")
         if num_beams > self._limits.vocab_size:
-            allowed = f"at most {self._limits.vocab_size}, the tokens of the vocabulary, which a search begins with"
+            allowed = f"at most {self._limits.vocab_size}, the size of the vocabulary"
             raise InvalidValue.of("num_beams", num_beams, allowed)
         if not self._store.holds(num_beams, tokens):
             given = f"{num_beams} beams of up to {tokens} tokens"
-            raise InvalidValue.of("num_beams", given, "what the KV cache can hold together")
+            raise InvalidValue.of("num_beams", given, "as many as fit in the KV cache together")
 
     def admit(self, request: Request) -> None:
         """Admit a request, which then waits for `begin`. Thread-safe.
@@ -206,7 +211,7 @@ class Engine:
         elif request.resume is not None:
             leaders = members  # their tokens already differ
             for member in members:
-                self._go_on(member)
+                self._resume(member)
         else:
             leader, *leader.followers = members
             leaders = [leader]
@@ -227,10 +232,10 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Compute one step for as many requests as fit; returns all outputs since the last step."""
-        self._drop_late()
+        self._end_late()
         began = self._clock()
         with torch.inference_mode():
-            chunks = self._finished()
+            chunks = self._complete_step()
             if chunks:
                 self.admission.computed(_tokens_of(chunks), self._clock() - began)
         outputs, self._outputs = self._outputs, []
@@ -264,7 +269,7 @@ class Engine:
         for request_id in list(self._groups):
             self._end(request_id, error)
 
-    def _drop_late(self) -> None:
+    def _end_late(self) -> None:
         now = self._clock()
         late = [name for name, group in self._groups.items() if group.deadline is not None and now >= group.deadline]
         for request_id in late:
@@ -287,13 +292,13 @@ class Engine:
             sequence.matcher = self._grammars.matcher(request.params.structured_output)
         return sequence
 
-    def _go_on(self, sequence: Sequence) -> None:
+    def _resume(self, sequence: Sequence) -> None:
         """Let a resumed sequence continue after the tokens, or the scores, that have been received."""
         received = sequence.request.received(sequence.index)
         if sequence.scoring is not None:
             sequence.scores_returned = len(received)
         else:
-            sequence.go_on_after(received, self._end_ids)
+            sequence.resume_after(received, self._end_ids)
 
     def _beam_search(self, request: Request) -> BeamSearch | None:
         params = request.params
@@ -301,7 +306,7 @@ class Engine:
             return None
         return BeamSearch(params, [self._sequence(request, 0) for _ in range(params.num_beams)], self._end_ids)
 
-    def _finished(self) -> list[ScheduledChunk]:
+    def _complete_step(self) -> list[ScheduledChunk]:
         """Complete one step, launched ahead or scheduled now, and launch the next one ahead if possible.
 
         Returns the chunks of the completed step.
@@ -317,7 +322,7 @@ class Engine:
         if self._async is not None:
             self._async.launch_after(flying)
             self._computed_tokens += len(flying.sequences)
-            self._take(self._async.finish(flying))
+            self._emit_all(self._async.finish(flying))
         return flying.chunks
 
     def _encoded(self, chunks: list[ScheduledChunk]) -> list[ScheduledChunk]:
@@ -363,10 +368,10 @@ class Engine:
             else:
                 self._scheduler.prefixes.remember(chunk.sequence, chunk.sequence.computed + chunk.length)
         self._computed_tokens += len(hidden)
-        self._take(self._chosen(ordered, hidden))
+        self._emit_all(self._sampled(ordered, hidden))
         self._remember_verified(drafted)
 
-    def _take(self, outputs: list[SequenceOutput]) -> None:
+    def _emit_all(self, outputs: list[SequenceOutput]) -> None:
         """Emit the outputs of a step, and end the requests that failed in it."""
         for output in outputs:
             sequence = output.sequence
@@ -383,7 +388,7 @@ class Engine:
             elif output.tokens or output.text or output.ended:
                 self._emit(output)
 
-    def _chosen(self, ordered: list[ScheduledChunk], hidden: Tensor) -> list[SequenceOutput]:
+    def _sampled(self, ordered: list[ScheduledChunk], hidden: Tensor) -> list[SequenceOutput]:
         """The outputs of a step; if its logits do not fit into memory, all of its requests end with an error."""
         try:
             scheduler = self._scheduler
@@ -391,7 +396,7 @@ class Engine:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            full = out_of_memory(error, self._runner.device, f"choosing the tokens of {len(ordered)} sequences")
+            full = out_of_memory(error, self._runner.device, f"sampling the next tokens of {len(ordered)} sequences")
         log.error(full.message)
         for request_id in {chunk.sequence.id: None for chunk in ordered}:
             if request_id in self._groups:
@@ -420,10 +425,10 @@ class Engine:
             return
         if found is None:
             return
-        asked = members[0].request.n
-        if len(found) < asked:
-            few = UserError(f"the beam search found {len(found)} completions of the {asked} that were asked for")
-            self._end(request_id, few)
+        requested = members[0].request.n
+        if len(found) < requested:
+            error = UserError(f"the beam search found only {len(found)} of the {requested} requested completions")
+            self._end(request_id, error)
             return
         members[0].cached_tokens = beams.leader.cached_tokens
         members[0].queue_time = beams.leader.queue_time
@@ -432,13 +437,13 @@ class Engine:
             self._generated_tokens += len(hypothesis.tokens)
             self._emit(beam_output(member, hypothesis, self._end_ids))
 
-    def _inexact(self, request: Request) -> str | None:
+    def _numerics_warning(self, request: Request) -> str | None:
         """A warning that, and why, a resumed request may differ from an uninterrupted one; None if it does not."""
         known = (part.computed_on for part in (request.resume, request.state) if part is not None)
         before = next((text for text in known if text and text != self._runner.numerics), None)
         if before is None:
             return None
-        return f"the completion began on {before} and ended on {self._runner.numerics}, which round numbers differently"
+        return f"the completion began on {before} and ended on {self._runner.numerics}, whose rounding differs"
 
     def _end(self, request_id: str, error: Exception) -> None:
         """End all unfinished completions of a request with an error."""
@@ -471,7 +476,7 @@ class Engine:
                 index=sequence.index,
                 score=sequence.score,
                 computed_on=computed_on,
-                warning=None if group.members else self._inexact(sequence.request),
+                warning=None if group.members else self._numerics_warning(sequence.request),
             )
         known = None if error is None else as_attn_error(error, self._runner.device, "a request")
         self._outputs.append(RequestOutput(sequence.id, delta, known, output.state))

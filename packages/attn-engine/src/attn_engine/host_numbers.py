@@ -59,10 +59,10 @@ def on_device(values: Sequence[int], device: torch.device) -> Tensor:
 
 def fetched(parts: Sequence[Tensor]) -> list[list[Any]]:
     """The values of tensors [n] of one device, by one blocking copy to the host; as float64 if their dtypes differ."""
-    return apart(joined(parts).tolist(), [len(part) for part in parts])
+    return split_parts(concatenated(parts).tolist(), [len(part) for part in parts])
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
+def concatenated(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate tensors [n] of one device, as float64 if their dtypes differ."""
     if len(parts) == 1:
         return parts[0]
@@ -70,7 +70,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part if alike else part.double() for part in parts])
 
 
-def apart(numbers: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
+def split_parts(numbers: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
     """Split concatenated numbers into parts of these lengths."""
     ends = list(accumulate(lengths, initial=0))
     return [list(numbers[start:end]) for start, end in pairwise(ends)]

@@ -100,7 +100,9 @@ class KVOffload:
     def hold(self, sequence: Sequence, state: PromptState) -> None:
         """Hold a state that another engine computed until the sequence is admitted; ignore it if its tokens differ."""
         if sequence.request.state_digest(state.tokens) != state.digest or not 0 < state.tokens < len(sequence.tokens):
-            log.warning("request %s: the state that was given is of other tokens; they are computed", sequence.id)
+            log.warning(
+                "request %s: the given state belongs to other tokens; the prompt is computed instead", sequence.id
+            )
             return
         offloaded = OffloadedSequence(tuple(sequence.tokens[: state.tokens]), state.exported, state)
         self._offloaded[sequence.number] = offloaded
@@ -131,7 +133,9 @@ class KVOffload:
         except (StateInvalid, Incompatible) as error:
             if offloaded.imported is None:
                 raise
-            log.warning("request %s: the state that was given is refused: %s", sequence.id, error.message)
+            log.warning(
+                "request %s: the given state was rejected, so the prompt is computed: %s", sequence.id, error.message
+            )
             self._store.admit(sequence.number)
             self._store.reserve(sequence.number, room)
             return

@@ -188,7 +188,7 @@ class EngineLoop:
         try:
             receiver(outputs)
         except Exception:
-            log.exception("a receiver of outputs failed")
+            log.exception("an output callback failed")
             return False
         return True
 

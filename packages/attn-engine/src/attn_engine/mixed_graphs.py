@@ -19,7 +19,7 @@ from attn_engine.recorded_steps import RecordedSteps, Recorder
 if TYPE_CHECKING:
     from attn_engine.scheduler import ScheduledChunk
 
-LEAST = 16
+MIN_TOKENS = 16
 """The number of tokens of the smallest recorded step, and the smallest difference between two sizes."""
 
 
@@ -33,8 +33,8 @@ class MixedLimits(NamedTuple):
 class MixedGraphs(RecordedSteps):
     """Steps with prompts of a model over a store, recorded by number of tokens."""
 
-    kinds: ClassVar[str] = "steps with prompts"
-    counted: ClassVar[str] = "tokens"
+    steps_name: ClassVar[str] = "steps with prompts"
+    size_unit: ClassVar[str] = "tokens"
 
     def __init__(self, model: LanguageModel, store: StateStore, recorder: Recorder, limits: MixedLimits) -> None:
         super().__init__(recorder, token_sizes_to(limits.tokens))
@@ -75,17 +75,17 @@ class MixedGraphs(RecordedSteps):
     def _static(self) -> StaticMixed:
         if self._inputs is None:
             if not isinstance(self._store, StaticMixedStore):
-                raise NotGraphSafe(f"the cache ({type(self._store).__name__}) has no inputs that stay in place")
+                raise NotGraphSafe(f"the cache ({type(self._store).__name__}) has no input buffers at fixed addresses")
             limits = self._limits
             self._inputs = self._store.static_mixed(limits.tokens, limits.requests, self._model.max_seq_len)
         return self._inputs
 
 
 def token_sizes_to(most: int) -> tuple[int, ...]:
-    """The numbers of tokens, up to `most`, for which steps are recorded: each is at most a quarter, or `LEAST` tokens,
-    larger than the one before."""
-    found, size = list[int](), LEAST
+    """The numbers of tokens, up to `most`, for which steps are recorded: each is at most a quarter, or `MIN_TOKENS`
+    tokens, larger than the one before."""
+    found, size = list[int](), MIN_TOKENS
     while size < most:
         found.append(size)
-        size += max(LEAST, 1 << (size.bit_length() - 3))
+        size += max(MIN_TOKENS, 1 << (size.bit_length() - 3))
     return (*found, most) if most else ()

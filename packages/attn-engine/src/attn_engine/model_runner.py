@@ -52,7 +52,7 @@ class ModelRunner:
         self.mixed_graphs: MixedGraphs | None = None
         self.adapters: MixesAdapters | None = None
         """Applies the adapters of requests in a step; if None, no request may have an adapter."""
-        self._embedded = model if isinstance(model, TakesEmbeddings) else None
+        self._takes_embeddings = model if isinstance(model, TakesEmbeddings) else None
         self._ranks = store.ranks if isinstance(store, LeadingStore) else None
         parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
         self._greedy_head = model if isinstance(model, GreedyHead) else None
@@ -112,9 +112,9 @@ class ModelRunner:
         numbers = self.store.order(list(by_number))
         ordered = [by_number[number] for number in numbers]
         adapted = any(chunk.sequence.request.adapter is not None for chunk in ordered)
-        placed = None if self._embedded is None else self._placed(self._embedded, ordered)
+        placed = None if self._takes_embeddings is None else self._with_embeddings(self._takes_embeddings, ordered)
         if tracer is None and not adapted and placed is None:
-            found = self._repeated(ordered)
+            found = self._replayed(ordered)
             if found is not None:
                 return ordered, found
         batch, names = self._batch(ordered)
@@ -125,22 +125,24 @@ class ModelRunner:
         ]
         state = self.store.view(batch, names)
         together = nullcontext() if self._ranks is None else self._ranks.step(tokens)
-        with self._stepping(ordered) if adapted else nullcontext(), placed or nullcontext(), together:
+        with self._with_adapters(ordered) if adapted else nullcontext(), placed or nullcontext(), together:
             hidden = self.model.step(self._tensor(tokens), batch, tracer.observed(state) if tracer else state)
         if hidden.dim() != 2 or len(hidden) != len(tokens):
-            raise InternalError(f"the model gave hidden rows {tuple(hidden.shape)} for {len(tokens)} tokens")
+            raise InternalError(f"the model returned hidden states {tuple(hidden.shape)} for {len(tokens)} tokens")
         if tracer:
             tracer.check_output(hidden)
         return ordered, hidden
 
-    def _repeated(self, ordered: Sequence[ScheduledChunk]) -> Tensor | None:
+    def _replayed(self, ordered: Sequence[ScheduledChunk]) -> Tensor | None:
         """The hidden states of a step by replaying a recorded one; None if it cannot be recorded."""
         found = None if self.graphs is None else self.graphs.run(ordered)
         if found is None and self.mixed_graphs is not None:
             found = self.mixed_graphs.run(ordered)
         return found
 
-    def _placed(self, model: TakesEmbeddings, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None] | None:
+    def _with_embeddings(
+        self, model: TakesEmbeddings, ordered: Sequence[ScheduledChunk]
+    ) -> AbstractContextManager[None] | None:
         """A context within which the step uses the given embeddings of prompts in place of those of their tokens.
 
         None if the chunks contain none of these positions.
@@ -157,9 +159,9 @@ class ModelRunner:
             return None
         return model.placing(self._tensor(places), torch.cat(rows).to(self.device))
 
-    def _stepping(self, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:
+    def _with_adapters(self, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:
         if self.adapters is None:
-            raise InternalError("a request has an adapter, which this model was not prepared for")
+            raise InternalError("a request has an adapter, but the model was not prepared for adapters")
         return self.adapters.stepping([(chunk.sequence.request.adapter, chunk.rows) for chunk in ordered])
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:

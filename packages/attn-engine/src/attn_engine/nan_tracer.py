@@ -16,7 +16,7 @@ from attn_core.errors import LayerFailed
 from attn_core.models import LanguageModel, NamedMechanisms
 from torch import Tensor, nn
 
-NOT_FINITE = "it gives numbers that are not finite"
+NOT_FINITE = "its values are not finite"
 
 
 class NanTracer:
@@ -33,10 +33,10 @@ class NanTracer:
         self._thread = threading.get_ident()
         self._hooks: list[Any] = []
         self._inside: list[str] = []
-        self._asked: str | None = None
-        self._touched: str | None = None
-        self._before: str | None = None
-        self._clean = False
+        self._looked_up: str | None = None
+        self._accessed: str | None = None
+        self._blamed: str | None = None
+        self._output_finite = False
         self.failure: LayerFailed | None = None
         """The error that names the first layer with values that are not finite; None if there is none."""
 
@@ -53,41 +53,43 @@ class NanTracer:
 
     def observed(self, state: ModelState) -> ModelState:
         """The state, with views that record which layer accesses them."""
-        return _ObservedMapping({layer: self._of_layer(layer, views) for layer, views in state.items()}, self._ask)
+        return _ObservedMapping(
+            {layer: self._of_layer(layer, views) for layer, views in state.items()}, self._record_lookup
+        )
 
     def blame(self, error: Exception) -> LayerFailed | None:
         """An error that names the layer in which `error` was raised; None if it was raised before the first layer."""
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return self._failed(self._inside[-1] if self._inside else None, self._asked, what)
+        return self._failed(self._inside[-1] if self._inside else None, self._looked_up, what)
 
     def check_output(self, hidden: Tensor) -> None:
         """Record a failure if the last hidden states are not finite and no module has been found at fault."""
         if self.failure is None and not _finite(hidden):
-            self.failure = self._failed(None, self._touched, NOT_FINITE)
+            self.failure = self._failed(None, self._accessed, NOT_FINITE)
 
     def _of_layer(self, layer: str, views: LayerState) -> LayerState:
         def written(fields: Fields) -> None:
             self._written(layer, fields)
 
         observed = {name: _ObservedView(view, written) for name, view in views.items()}
-        return _ObservedMapping(observed, lambda _: self._touch(layer))
+        return _ObservedMapping(observed, lambda _: self._record_access(layer))
 
-    def _ask(self, layer: str) -> None:
-        self._asked = layer
+    def _record_lookup(self, layer: str) -> None:
+        self._looked_up = layer
 
-    def _touch(self, layer: str) -> None:
+    def _record_access(self, layer: str) -> None:
         # A layer whose state was only looked up may not have begun: its input can still come from the previous layer.
-        if layer != self._touched:
+        if layer != self._accessed:
             # Its first writes stem from the previous layer, unless a module has returned finite values since.
-            self._before = layer if self._clean or self._touched is None else self._touched
-            self._clean = False
-        self._asked = self._touched = layer
+            self._blamed = layer if self._output_finite or self._accessed is None else self._accessed
+            self._output_finite = False
+        self._looked_up = self._accessed = layer
 
     def _written(self, layer: str, fields: Fields) -> None:
         if all(_finite(rows) for rows in fields.values()):
-            self._before = layer
+            self._blamed = layer
         elif self.failure is None:
-            self.failure = self._failed(None, self._before, NOT_FINITE)
+            self.failure = self._failed(None, self._blamed, NOT_FINITE)
 
     def _enter(self, name: str) -> None:
         if threading.get_ident() == self._thread:
@@ -98,11 +100,11 @@ class NanTracer:
             return
         self._inside.pop()
         if self.failure is None and not all(_finite(value) for value in given):
-            self.failure = self._failed(None, self._touched, NOT_FINITE)
+            self.failure = self._failed(None, self._accessed, NOT_FINITE)
         elif self.failure is None and not _finite(output):
             self.failure = self._failed(name, None, NOT_FINITE)
         else:
-            self._clean = True
+            self._output_finite = True
 
     def _failed(self, module: str | None, layer: str | None, what: str) -> LayerFailed | None:
         if module:

@@ -14,11 +14,11 @@ from attn_core.errors import AttnError, InternalError, OutOfCapacity
 
 T = TypeVar("T")
 
-SAID = ("out of memory", "can't allocate memory")
+MESSAGES = ("out of memory", "can't allocate memory")
 """Messages of torch's allocators that raise no specific exception class: MPS and the CPU."""
 REMEDY = (
-    "fewer tokens in a step (--max-num-batched-tokens), fewer sequences (--max-num-seqs) or a smaller KV cache "
-    "(--gpu-memory-utilization, --kv-cache-memory-bytes) leave more"
+    "reduce the tokens of a step (--max-num-batched-tokens), the number of sequences (--max-num-seqs) or the size of "
+    "the KV cache (--gpu-memory-utilization, --kv-cache-memory-bytes)"
 )
 
 
@@ -26,13 +26,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory of a device or of the host could not be allocated."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in SAID)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in MESSAGES)
 
 
 def out_of_memory(error: BaseException, device: torch.device, what: str) -> OutOfCapacity:
     """The error for a caller when `what` did not fit into memory: torch's message, and the options that help."""
-    said = " ".join(str(error).split())[:300] or type(error).__name__
-    return OutOfCapacity(f"{what} does not fit into the memory of {device}: {said}; {REMEDY}", device=device)
+    message = " ".join(str(error).split())[:300] or type(error).__name__
+    return OutOfCapacity(f"{what} does not fit into the memory of {device}: {message}; {REMEDY}", device=device)
 
 
 def within_memory(compute: Callable[[], T], device: torch.device, what: str) -> T:

@@ -153,8 +153,8 @@ def _choose(
     """
     logits = lazy.logits(places)
     if logits.device.type == "cuda":
-        asked = [sequence.batch_row(logits.shape[-1], end_ids) for sequence in growing]
-        choices, others = choose_together(logits, asked, lazy.unread)
+        rows = [sequence.batch_row(logits.shape[-1], end_ids) for sequence in growing]
+        choices, others = choose_together(logits, rows, lazy.unread)
         if lazy.unread is not None:
             lazy.read(others)
         return choices
@@ -190,11 +190,11 @@ def _with_logprobs(
     growing: Sequence[sequences.Sequence], logits: Tensor, tokens: Sequence[int], kernel: SamplingKernel | None
 ) -> list[Choice]:
     choices: list[Choice] = [(token, None, ()) for token in tokens]
-    asked = [row for row, s in enumerate(growing) if s.params.top_logprobs is not None and tokens[row] >= 0]
-    if asked:
-        wanted = [growing[row].params.top_logprobs or 0 for row in asked]
-        details = log_probabilities(logits[asked], [tokens[row] for row in asked], max(wanted), kernel)
-        for row, count, (own, top) in zip(asked, wanted, details, strict=True):
+    rows = [row for row, s in enumerate(growing) if s.params.top_logprobs is not None and tokens[row] >= 0]
+    if rows:
+        wanted = [growing[row].params.top_logprobs or 0 for row in rows]
+        details = log_probabilities(logits[rows], [tokens[row] for row in rows], max(wanted), kernel)
+        for row, count, (own, top) in zip(rows, wanted, details, strict=True):
             choices[row] = (tokens[row], own, top[:count])
     return choices
 

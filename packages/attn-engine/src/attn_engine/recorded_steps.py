@@ -24,13 +24,13 @@ Repeat = Callable[[], Tensor]
 """Computes a step again over its fixed inputs; the result is written to the same memory as the last one."""
 
 
-WAITING = frozenset(
+SYNCHRONIZING = frozenset(
     {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "_unique2", "bincount", "equal"}
 )
 """Operations that make the host wait for their result."""
 
 
-class NothingOfTheHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ForbidHostSync(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises `NotGraphSafe` for operations of this thread that wait for the device or copy between it and the host.
 
     A graph capture in which these occur fails, and leaves the allocator of the device in an invalid state.
@@ -42,13 +42,13 @@ class NothingOfTheHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
         masks = name in {"index", "index_put_", "index_put"} and any(
             index is not None and index.dtype == torch.bool for index in args[1]
         )
-        if name in WAITING or masks:
+        if name in SYNCHRONIZING or masks:
             raise NotGraphSafe(f"the host waits for the device ({name})")
         result = func(*args, **given)
         if name in {"_to_copy", "to", "copy_"}:
             source = args[1] if name == "copy_" else args[0]
             if source.device != result.device:
-                raise NotGraphSafe(f"numbers are copied from {source.device.type} to {result.device.type}")
+                raise NotGraphSafe(f"data is copied from {source.device.type} to {result.device.type}")
         return result
 
 
@@ -74,7 +74,7 @@ class CudaRecorder:
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
             compute()
-            with NothingOfTheHost():  # type: ignore[no-untyped-call]
+            with ForbidHostSync():  # type: ignore[no-untyped-call]
                 compute()
         here.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
@@ -95,7 +95,7 @@ class Rerun:
     def record(self, compute: Repeat) -> Repeat:
         """See `Recorder.record`."""
         compute()
-        with NothingOfTheHost():  # type: ignore[no-untyped-call]
+        with ForbidHostSync():  # type: ignore[no-untyped-call]
             compute()
         return compute
 
@@ -108,9 +108,9 @@ def recorder_for(device: torch.device) -> Recorder | None:
 class RecordedSteps(ABC):
     """Steps of one kind, recorded by size: a step is padded to the smallest size that holds it, which is replayed."""
 
-    kinds: ClassVar[str]
+    steps_name: ClassVar[str]
     """The name of this kind of steps in messages."""
-    counted: ClassVar[str]
+    size_unit: ClassVar[str]
     """The unit of a size in messages, such as tokens or requests."""
 
     def __init__(self, recorder: Recorder, sizes: Sequence[int]) -> None:
@@ -125,8 +125,8 @@ class RecordedSteps(ABC):
     @property
     def note(self) -> str | None:
         """A message that, and why, steps are not recorded; None as long as they are."""
-        said = f"{self.kinds} run operation by operation, without graphs"
-        return None if self.reason is None else f"{said}: {self.reason}"
+        message = f"{self.steps_name} run eagerly, without CUDA graphs"
+        return None if self.reason is None else f"{message}: {self.reason}"
 
     @abstractmethod
     def load_padding(self, size: int) -> None:
@@ -163,7 +163,7 @@ class RecordedSteps(ABC):
         except NotGraphSafe as error:
             self.reason = str(error)
         except Exception as error:
-            log.exception("%s: one of %d %s could not be recorded", self.kinds, size, self.counted)
+            log.exception("%s: one of %d %s could not be recorded", self.steps_name, size, self.size_unit)
             self.reason = f"recording failed: {type(error).__name__}: {error}".split("\n", 1)[0]
         if self.note is not None:
             log.warning(self.note)

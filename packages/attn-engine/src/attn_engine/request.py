@@ -104,9 +104,9 @@ class Request:
         Raises `InvalidValue` for scoring, which needs the logits of every token, and for fewer than two known tokens.
         """
         if isinstance(self.params, ScoringParams):
-            raise InvalidValue.of("params", "scoring", "sampling: of a prompt that is scored every token is needed")
+            raise InvalidValue.of("params", "scoring", "sampling; scoring needs the logits of every token")
         if len(self.known_tokens) < 2:
-            raise InvalidValue.of("token_ids", "one token", "at least two, as the last is computed with the state")
+            raise InvalidValue.of("token_ids", "one token", "at least two, as the last one is not part of the state")
         return replace(self, token_ids=self.known_tokens[:-1], params=GREEDY, resume=None, prefill_only=True)
 
     def without_state(self) -> Request:
@@ -117,8 +117,8 @@ class Request:
     def beside_tokens(self) -> str:
         """A key for everything besides its tokens that its KV cache depends on: encoder tokens, adapter and images."""
         adapter = self.adapter.key if self.adapter is not None else ""
-        seen = self.prompt_embeddings.key if self.prompt_embeddings is not None else ""
-        return f"{self.encoder_token_ids}\0{adapter}\0{seen}"
+        images = self.prompt_embeddings.key if self.prompt_embeddings is not None else ""
+        return f"{self.encoder_token_ids}\0{adapter}\0{images}"
 
     def state_digest(self, tokens: int) -> bytes:
         """The `PromptState.digest` of the first `tokens` tokens of this request."""
@@ -198,7 +198,9 @@ class ModelLimits:
         self._check_encoder_features(request)
         self._check_prompt_embeddings(request)
         if request.encoder_features is not None and (request.prefill_only or request.state is not None):
-            raise InvalidValue.of("encoder_features", "given", "none, as the state of a prompt is moved")
+            raise InvalidValue.of(
+                "encoder_features", "given", "none with prefill_only or state, which audio input does not support"
+            )
         new_tokens = self.max_new_tokens(request)
         if len(request.token_ids) + new_tokens > self.max_seq_len:
             raise ContextLengthExceeded.of(len(request.token_ids), new_tokens, self.max_seq_len)
@@ -208,44 +210,48 @@ class ModelLimits:
     def _check_resume(self, request: Request, resume: Resumption, new_tokens: int) -> None:
         indices = [partial.index for partial in resume.received]
         if len(set(indices)) < len(indices) or max(indices) >= request.n:
-            raise InvalidValue.of("resume", f"completions {indices}", f"each once, from 0 to {request.n - 1}")
+            raise InvalidValue.of(
+                "resume", f"completions {indices}", f"each index at most once, from 0 to {request.n - 1}"
+            )
         if not request.open_indices:
             raise InvalidValue.of("resume", "completions that have all ended", "at least one that has not")
         params = request.params
         if isinstance(params, SamplingParams) and params.temperature > 0 and params.seed is None:
-            raise InvalidValue.of("seed", None, "the seed that the request began with, as it is resumed")
+            raise InvalidValue.of("seed", None, "the seed of the original request, as it is resumed")
         for partial in resume.received:
             field, received = f"resume[{partial.index}].token_ids", len(partial.token_ids)
             self._check_ids(field, partial.token_ids, required=False)
             if partial.finished:
                 continue
             if isinstance(params, SamplingParams) and params.num_beams > 1 and received:
-                raise InvalidValue.of(field, f"{received} tokens", "none, as beam search tells nothing before its end")
+                raise InvalidValue.of(
+                    field, f"{received} tokens", "none, as beam search returns no tokens before it ends"
+                )
             if isinstance(params, SamplingParams) and received >= new_tokens:
-                raise InvalidValue.of(field, f"{received} tokens", f"fewer than {new_tokens}, max_new_tokens")
+                raise InvalidValue.of(field, f"{received} tokens", f"fewer than {new_tokens}, which is max_new_tokens")
             if isinstance(params, ScoringParams) and partial.token_ids != request.token_ids[:received]:
-                raise InvalidValue.of(field, "other tokens", "the beginning of the prompt that is scored")
+                raise InvalidValue.of(field, "other tokens", "a prefix of the scored prompt")
 
     def _check_encoder_features(self, request: Request) -> None:
         name, given = "encoder_features", request.encoder_features
         shape = None if given is None else tuple(given.shape)
         if shape != self.encoder_features:
             wanted = self.encoder_features
-            allowed = f"the shape {wanted}, as the model hears audio" if wanted else "none, as the model hears no audio"
+            allowed = f"the shape {wanted}" if wanted else "none, as the model takes no audio"
             raise InvalidValue.of(name, "none" if shape is None else f"the shape {shape}", allowed)
         if self.encoder_features is not None and request.encoder_token_ids is not None:
-            raise InvalidValue.of("encoder_token_ids", "tokens", "none, as the model hears audio")
+            raise InvalidValue.of("encoder_token_ids", "tokens", "none, as the model takes audio features")
 
     def _check_prompt_embeddings(self, request: Request) -> None:
         given, name = request.prompt_embeddings, "prompt_embeddings"
         if given is None:
             return
         if self.embedding_size is None:
-            raise InvalidValue.of(name, f"{len(given.places)} rows", "none, as the model sees no images")
+            raise InvalidValue.of(name, f"{len(given.places)} rows", "none, as the model takes no images")
         wanted, shape = (len(given.places), self.embedding_size), tuple(given.rows.shape)
-        rising = all(one < other for one, other in itertools.pairwise((-1, *given.places, len(request.token_ids))))
-        if shape != wanted or not rising:
-            allowed = f"the shape {wanted}, for rising places below {len(request.token_ids)}"
+        ascending = all(one < other for one, other in itertools.pairwise((-1, *given.places, len(request.token_ids))))
+        if shape != wanted or not ascending:
+            allowed = f"the shape {wanted}, and ascending places below {len(request.token_ids)}"
             raise InvalidValue.of(name, f"the shape {shape}", allowed)
 
     def _check_encoder_ids(self, ids: tuple[int, ...] | None) -> None:

@@ -117,8 +117,8 @@ class Sequence:
             self.penalizes_counts = params.frequency_penalty != 0 or params.presence_penalty != 0
             self.num_speculative_tokens = params.num_speculative_tokens if params.num_beams == 1 else 0
         self.seed = random.getrandbits(64) if seed is None else (seed + self.index) % SEED_LIMIT
-        heard = self.request.encoder_features is not None  # audio inputs are not compared, so they share nothing
-        shares = self.request.scope is not None and self.scoring is None and not heard
+        has_audio = self.request.encoder_features is not None  # audio inputs are not compared, so they share nothing
+        shares = self.request.scope is not None and self.scoring is None and not has_audio
         self.scope = f"{self.request.scope}\0{self.request.beside_tokens}" if shares else None
         self.stops = StopStrings(stop)
 
@@ -150,7 +150,7 @@ class Sequence:
             return 0
         return min(wanted, self.max_len - len(self.tokens) - 1)
 
-    def go_on_after(self, received: Collection[int], end_ids: Collection[int]) -> None:
+    def resume_after(self, received: Collection[int], end_ids: Collection[int]) -> None:
         """Continue after tokens that another engine generated, restoring the state of text, stop strings and grammar.
 
         Raises `InvalidValue` if the completion ends within these tokens, or structured output does not allow them.
@@ -166,7 +166,9 @@ class Sequence:
                     raise InvalidValue.of(field, token, "a token that structured_output allows") from error
             ended = token in end_ids and not self.params.ignore_eos
             if ended or self.stops.found is not None or (self.matcher is not None and self.matcher.complete):
-                raise InvalidValue.of(field, token, "none that ends the completion, unless it is marked as finished")
+                raise InvalidValue.of(
+                    field, token, "a token that does not end the completion, unless it is marked as finished"
+                )
 
     def token(self, id: int, logprob: float | None = None, top: Collection[tuple[int, float]] = ()) -> Token:  # noqa: A002
         """The `Token` with its text; `top` are the most likely (id, logprob) at its position."""
@@ -239,7 +241,7 @@ class Sequence:
             after=after,
         )
 
-    def take_back(self) -> None:
+    def undo_last_token(self) -> None:
         """Undo the computation of its last token, whose input token was wrong."""
         self.computed -= 1
         self._tallies = None

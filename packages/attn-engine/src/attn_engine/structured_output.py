@@ -16,7 +16,7 @@ from torch import Tensor
 
 CACHED_GRAMMARS = 256
 """The number of compiled grammars that are cached for later requests."""
-UNSPELLABLE = "the vocabulary has no token with which the completion could go on"
+UNSPELLABLE = "no token of the vocabulary can continue the completion"
 
 
 @runtime_checkable
@@ -89,7 +89,7 @@ class GrammarCompiler:
             raise MissingPackage.of("attn-engine[grammar]", "structured_output") from error
         tokenizer = self._tokenizer
         if tokenizer is None or not isinstance(tokenizer, ByteTokenizer):
-            allowed = "none, as the engine's tokenizer does not give the bytes of tokens"
+            allowed = "none, as the engine's tokenizer does not provide the bytes of tokens"
             raise InvalidValue.of("structured_output", "a grammar", allowed)
         return LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer)))
 
@@ -134,7 +134,7 @@ class GrammarMatcher:
         """Like `accept`; raises `UserError` if matching has to stop."""
         self.accept(token)
         if self.error:
-            raise UserError(f"structured_output: matching had to stop: {self.error}")
+            raise UserError(f"structured_output: grammar matching failed: {self.error}")
 
     def copy(self) -> GrammarMatcher:
         """A copy in the same state."""
@@ -182,6 +182,6 @@ def _compile_error(wanted: StructuredOutput, cause: object) -> InvalidValue:
 
 
 def _one_line(cause: object) -> str:
-    said = " ".join(str(cause).split())
+    message = " ".join(str(cause).split())
     # llguidance panics if the tokenizer cannot encode the text that the grammar forces next.
-    return UNSPELLABLE if said.startswith("panic:") else said[:300]
+    return UNSPELLABLE if message.startswith("panic:") else message[:300]

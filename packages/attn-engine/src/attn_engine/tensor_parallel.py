@@ -24,7 +24,7 @@ from torch import Tensor
 
 from attn_engine.host_numbers import on_device
 
-LOST = "a process with other heads of the model has ended"
+LOST = "a tensor-parallel rank of the model has ended"
 
 
 class Leader:
@@ -46,7 +46,9 @@ class Leader:
         Raises `Incompatible` for a family whose stores cannot fork a request or hold a draft tree.
         """
         if not (isinstance(store, BranchingStore) and isinstance(store, TreeStore)):
-            raise Incompatible(f"the cache {family.name!r} cannot be split over ranks: it cannot fork a request")
+            raise Incompatible(
+                f"the cache {family.name!r} cannot be split over ranks: it cannot fork requests or hold draft trees"
+            )
         name = installed().caches.name_of(family)
         self.note("open", name, size.tokens, size.requests, size.dtype)
         kind = LeadingPrefixStore if isinstance(store, PrefixStore) else LeadingStore
@@ -110,11 +112,11 @@ class LeadingStore:
 
     def admit(self, request: int) -> bool:
         """See `StateStore.admit`."""
-        return bool(self._told("admit", request))
+        return bool(self._call("admit", request))
 
     def reserve(self, request: int, tokens: int) -> bool:
         """See `StateStore.reserve`."""
-        return bool(self._told("reserve", request, tokens))
+        return bool(self._call("reserve", request, tokens))
 
     def write_source(self, request: int, source: object) -> None:
         """Raise `Incompatible`, as models with an encoder cannot be split."""
@@ -123,7 +125,7 @@ class LeadingStore:
 
     def release(self, request: int) -> None:
         """See `StateStore.release`."""
-        self._told("release", request)
+        self._call("release", request)
 
     def order(self, requests: Sequence[int]) -> list[int]:
         """See `StateStore.order`."""
@@ -147,15 +149,15 @@ class LeadingStore:
 
     def fork(self, request: int, copy: int, tokens: int) -> bool:
         """See `BranchingStore.fork`."""
-        return bool(self._told("fork", request, copy, tokens))
+        return bool(self._call("fork", request, copy, tokens))
 
     def mark(self, request: int, tokens: int) -> None:
         """See `BranchingStore.mark`."""
-        self._told("mark", request, tokens)
+        self._call("mark", request, tokens)
 
     def rewind(self, request: int, tokens: int) -> int:
         """See `BranchingStore.rewind`."""
-        return int(self._told("rewind", request, tokens))
+        return int(self._call("rewind", request, tokens))
 
     def tree_unsupported_reason(self) -> str | None:
         """See `TreeStore.tree_unsupported_reason`."""
@@ -164,9 +166,9 @@ class LeadingStore:
 
     def accept_path(self, request: int, tokens: int, slots: Sequence[int]) -> None:
         """See `TreeStore.accept_path`."""
-        self._told("accept_path", request, tokens, list(slots))
+        self._call("accept_path", request, tokens, list(slots))
 
-    def _told(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: Any) -> Any:
         result = getattr(self._store, method)(*arguments)
         self.ranks.note(method, *arguments, result)
         return result
@@ -186,13 +188,13 @@ class LeadingPrefixStore(LeadingStore):
 
     def adopt(self, request: int, tokens: Sequence[int], scope: str) -> int:
         """See `PrefixStore.adopt`."""
-        return int(self._told("adopt", request, list(tokens), scope))
+        return int(self._call("adopt", request, list(tokens), scope))
 
     def remember(self, request: int, tokens: Sequence[int], computed: int, scope: str) -> None:
         """See `PrefixStore.remember`; tokens of a request that the other ranks already have are not sent again."""
         self._store.remember(request, tokens, computed, scope)
-        known, told = list(tokens[:computed]), self._remembered.get(request, [])
-        same = len(told) if known[: len(told)] == told else 0
+        known, sent = list(tokens[:computed]), self._remembered.get(request, [])
+        same = len(sent) if known[: len(sent)] == sent else 0
         self._remembered[request] = known
         self.ranks.note("remember", request, same, known[same:], scope)
 
@@ -240,7 +242,7 @@ class Follower:
                     self._remembered.pop(given[0], None)
                 found = getattr(self.store, method)(*given)
                 if found != result:
-                    raise InternalError(f"{method}{tuple(given)} gave {found} here and {result} on the first rank")
+                    raise InternalError(f"{method}{tuple(given)} returned {found} here and {result} on the first rank")
 
     def _tensor(self, values: list[int]) -> Tensor:
         return on_device(values, self.device)

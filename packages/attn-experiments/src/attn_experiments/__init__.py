@@ -1,6 +1,6 @@
-"""Claims about attention reproduced on a laptop, and explanations of models beside their attention.
+"""Reproductions of published claims about attention on a laptop, and explanations of model outputs.
 
-Imported to list its commands: no torch is loaded before one runs.
+This module is imported to list the commands, so torch is only imported when one runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ COMMANDS = {
     "roofline": ("Bounds of attention on a known GPU, calculated.", "machine:roofline_command"),
     "energy": ("GPU hours and energy of training, calculated.", "machine:energy_command"),
 }
-"""Summary and function of each subcommand."""
+"""The summary and the function of each command."""
 
 
 @hookimpl

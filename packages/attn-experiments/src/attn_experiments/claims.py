@@ -1,6 +1,6 @@
-"""The registry of claims: what papers and courses say of attention, what holds, and how it is measured.
+"""The registry of claims that papers and courses make about attention, with verdicts and measurements.
 
-`claims.toml` is the one place; docs/claims.md, `attn reproduce` and the tests of both are made from it.
+`claims.toml` is the only source; docs/claims.md, `attn reproduce` and the tests of both are derived from it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from attn_experiments.report import VERDICTS, Result, Settings, Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """How a claim is measured, about how many minutes of one core that takes, and "module:function" that does it."""
+    """An experiment: how a claim is measured, the approximate minutes on one core, and the "module:function" to run."""
 
     measured: str
     minutes: float
     target: str
 
     def load(self) -> Callable[[Settings], Result]:
-        """The function, imported now."""
+        """Import and return the experiment's function."""
         module, _, name = self.target.partition(":")
         return cast("Callable[[Settings], Result]", getattr(importlib.import_module(module), name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One statement of the literature.
+    """One claim of the literature.
 
-    `said` is the statement, `holds` what is true of it here; `tests` are those of it that do not carry its number, as
-    "path#function"; `experiment` measures it, where it needs more than a test.
+    `said` is the claim and `holds` what was found to be true of it; `tests` are the tests of it that do not have its
+    number in their names, as "path#function"; `experiment` measures it, if a test is not enough.
     """
 
     number: int
@@ -49,19 +49,19 @@ class Claim:
 
     @property
     def name(self) -> str:
-        """As the literature of this project numbers it: CL-4."""
+        """The name of the claim, such as CL-4."""
         return f"CL-{self.number}"
 
 
 @cache
 def claims() -> Mapping[int, Claim]:
-    """All claims by number, in order; raises `InvalidValue` for a verdict that there is not."""
+    """All claims by number, in order; raises `InvalidValue` for an unknown verdict in the file."""
     found = tomllib.loads((files("attn_experiments") / "claims.toml").read_text("utf-8"))["claim"]
     return {claim.number: claim for claim in sorted(map(claim_of, found), key=lambda claim: claim.number)}
 
 
 def claim_of(entry: Mapping[str, Any]) -> Claim:
-    """A claim from its entry in the file."""
+    """Make a claim from its entry in `claims.toml`; raises `InvalidValue` for an unknown verdict."""
     if entry["verdict"] not in VERDICTS:
         raise InvalidValue.of(f"verdict of claim {entry['number']}", entry["verdict"], ", ".join(VERDICTS))
     experiment = Experiment(**entry["experiment"]) if "experiment" in entry else None
@@ -70,7 +70,7 @@ def claim_of(entry: Mapping[str, Any]) -> Claim:
 
 
 def claim(name: str) -> Claim:
-    """The claim called CL-4, cl-4 or 4; raises `UnknownName`."""
+    """The claim of a name such as CL-4, cl-4 or 4; raises `UnknownName` if there is none."""
     known = {found.name: found for found in claims().values()}
     number = name.upper().removeprefix("CL").removeprefix("-")
     if f"CL-{number}" not in known:

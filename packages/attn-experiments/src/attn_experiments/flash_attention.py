@@ -1,9 +1,9 @@
-"""FlashAttention's own two algorithms, run number by number over a slow memory that counts what is read and written.
+"""The two algorithms of the FlashAttention paper, run over a simulated slow memory that counts reads and writes.
 
-Dao et al. 2022 (arXiv 2205.14135): algorithm 0 writes the matrices of the equation; algorithm 1 keeps tiles of them in
-a fast memory of M numbers, with a running largest score m and a running sum l for every query. Both give exact
-attention; what differs is how often the slow memory is touched. They are for reading and counting: kernels that
-compute so are `torch_sdpa` and those of attn-kernels-triton.
+Dao et al. 2022 (arXiv 2205.14135): algorithm 0 writes the score and weight matrices to slow memory; algorithm 1 keeps
+tiles of them in a fast memory of M numbers, with a running maximum score m and a running sum l for every query. Both
+give exact attention; they differ in the number of accesses to slow memory. They are for reading and counting; fast
+kernels of this kind are `torch_sdpa` and those of attn-kernels-triton.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attn_experiments.report import Curves, Result, Settings, judged
 
 
 class SlowMemory:
-    """Matrices that are read and written by rows; `touched` is how many numbers were."""
+    """Matrices that are read and written by rows; `touched` counts the numbers read and written."""
 
     def __init__(self, **matrices: Tensor) -> None:
         self.matrices = matrices
@@ -33,13 +33,13 @@ class SlowMemory:
         return found.clone()
 
     def write(self, name: str, values: Tensor, rows: slice = slice(None)) -> None:
-        """Put values into some rows."""
+        """Write values to some rows."""
         self.matrices[name][rows] = values
         self.touched += values.numel()
 
 
 class Run(NamedTuple):
-    """The output [length, size] and the numbers read from and written to slow memory."""
+    """The output [length, size], and the count of numbers read from and written to slow memory."""
 
     out: Tensor
     touched: int
@@ -54,7 +54,7 @@ class Tiles:
 
     @classmethod
     def of(cls, fast: int, size: int) -> Tiles:
-        """B_c = ⌈M / 4d⌉ and B_r = min(B_c, d); raises `InvalidValue` where four rows of d numbers do not fit."""
+        """The tile sizes B_c = ⌈M / 4d⌉ and B_r = min(B_c, d); raises `InvalidValue` if M is less than 4 d."""
         if fast < 4 * size:
             raise InvalidValue.of("fast", fast, f"at least 4 d = {4 * size} numbers")
         columns = math.ceil(fast / (4 * size))
@@ -62,9 +62,9 @@ class Tiles:
 
 
 def standard_attention(query: Tensor, key: Tensor, value: Tensor) -> Run:
-    """Algorithm 0 of rows [length, size]: scores are written and read again, and so are weights.
+    """Algorithm 0 for inputs [length, size]: scores and weights are each written to slow memory and read again.
 
-    Touches 4 n d + 4 n² numbers.
+    Reads and writes 4 n d + 4 n² numbers.
     """
     length, size = query.shape
     square = query.new_empty(length, length)
@@ -78,10 +78,11 @@ def standard_attention(query: Tensor, key: Tensor, value: Tensor) -> Run:
 
 
 def flash_attention(query: Tensor, key: Tensor, value: Tensor, fast: int) -> Run:
-    """Algorithm 1 of rows [length, size] with a fast memory of `fast` numbers, in the paper's letters.
+    """Algorithm 1 for inputs [length, size] with a fast memory of `fast` numbers, in the paper's letters.
 
-    Blocks of keys outside, of queries inside; outputs are put right as the sums grow. Touches
-    2 n d + ⌈n / B_c⌉ (3 n d + 4 n) numbers. Raises `InvalidValue` for a fast memory that holds no tile.
+    The outer loop is over blocks of keys, the inner one over blocks of queries; outputs are rescaled as the sums grow.
+    Reads and writes 2 n d + ⌈n / B_c⌉ (3 n d + 4 n) numbers. Raises `InvalidValue` if the fast memory is too small for
+    a tile.
     """
     length, size = query.shape
     tiles = Tiles.of(fast, size)
@@ -107,7 +108,7 @@ def blocks(length: int, size: int) -> list[slice]:
 
 
 def accesses(settings: Settings) -> Result:
-    """CL-13: numbers touched by both algorithms, while they run."""
+    """CL-13: the slow memory accesses of both algorithms, counted while they run."""
     size, fast = 16, (128, 512, 2048)
     rows: list[dict[str, int]] = []
     names = ("algorithm 0", *(f"algorithm 1, M = {m}" for m in fast))

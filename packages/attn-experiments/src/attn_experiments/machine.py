@@ -1,8 +1,9 @@
-"""Time, memory traffic and energy of attention on a known GPU, calculated from its data sheet, and nothing measured.
+"""Time, memory traffic and energy of attention on a known GPU, calculated from its data sheet; nothing is measured.
 
-A kernel takes at least as long as its products at the peak rate, and as its traffic at the peak bandwidth; the longer
-of the two bounds it (Williams et al. 2009, the roofline model). Energy is the power limit times that time: an upper
-bound for that time, and the usual estimate (Patterson et al. 2021, arXiv 2104.10350, with the mean power).
+A kernel takes at least the time of its matrix products at the peak rate, and of its memory traffic at the peak
+bandwidth; the longer of the two is the bound (the roofline model, Williams et al. 2009). Energy is the power limit
+times that time: an upper bound for that time, and the usual estimate (Patterson et al. 2021, arXiv 2104.10350, who use
+the mean power).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TEN = {"k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18, "Z": 21}
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A data sheet: dense FLOP/s in 16 bits, bytes of memory and bytes/s, SRAM bytes of each multiprocessor, watts."""
+    """A GPU's data sheet: dense 16-bit FLOP/s, bytes of memory, bytes/s, multiprocessors, SRAM bytes of each, watts."""
 
     name: str
     flops: float
@@ -33,12 +34,12 @@ class Gpu:
 
     @property
     def ridge(self) -> float:
-        """FLOPs a byte from which products, not traffic, bound a kernel."""
+        """The arithmetic intensity, in FLOPs per byte, above which a kernel is compute-bound."""
         return self.flops / self.bandwidth
 
     @property
     def all_sram(self) -> int:
-        """Bytes of SRAM of all multiprocessors."""
+        """The SRAM of all multiprocessors, in bytes."""
         return self.processors * self.sram
 
 
@@ -60,7 +61,7 @@ GPUS: Mapping[str, Gpu] = {
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of this name; raises `UnknownName`."""
+    """The GPU of this name; raises `UnknownName` if it is not in `GPUS`."""
     if name not in GPUS:
         raise UnknownName.of("GPU", name, GPUS)
     return GPUS[name]
@@ -68,7 +69,7 @@ def gpu(name: str) -> Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A forward pass of attention: `batch` sequences of `tokens`, `heads` of `size` elements of `bytes_each`."""
+    """A forward pass of attention: `batch` sequences of `tokens`, `heads` heads of `size` elements of `bytes_each`."""
 
     batch: int = 1
     tokens: int
@@ -83,21 +84,21 @@ class Call:
 
     @property
     def rows(self) -> int:
-        """Queries of all heads."""
+        """The number of queries, over all sequences and heads."""
         return self.batch * self.heads * self.tokens
 
     @property
     def flops(self) -> int:
-        """4 n² d of each head: two products, two operations each; the softmax is not counted."""
+        """4 n² d for each head: two matrix products, with two operations per multiply-add; without the softmax."""
         return 4 * self.rows * self.tokens * self.size
 
     @property
     def standard_bytes(self) -> int:
-        """Traffic of algorithm 0: queries, keys, values, outputs once; scores and weights written and read."""
+        """Bytes moved by algorithm 0: queries, keys, values and outputs once; scores and weights written and read."""
         return self.bytes_each * (4 * self.rows * self.size + 4 * self.rows * self.tokens)
 
     def flash_bytes(self, fast: int) -> int:
-        """Traffic of algorithm 1 with `fast` bytes of SRAM; its sums and largest scores are float32."""
+        """Bytes moved by algorithm 1 with `fast` bytes of SRAM; its running sums and maxima are float32."""
         columns = max(1, fast // self.bytes_each // (4 * self.size))
         passes = math.ceil(self.tokens / columns)
         rows = 2 * self.rows * self.size + passes * 3 * self.rows * self.size
@@ -106,7 +107,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Bound:
-    """The least seconds for products and for traffic, and the joules at the power limit over the longer one."""
+    """The minimum time for matrix products and for memory traffic, and the energy at the power limit for the longer."""
 
     flops: float
     bytes: float
@@ -114,27 +115,27 @@ class Bound:
 
     @property
     def compute(self) -> float:
-        """Seconds of products at the peak rate."""
+        """Seconds for the matrix products at the peak rate."""
         return self.flops / self.gpu.flops
 
     @property
     def traffic(self) -> float:
-        """Seconds of traffic at the peak bandwidth."""
+        """Seconds for the memory traffic at the peak bandwidth."""
         return self.bytes / self.gpu.bandwidth
 
     @property
     def seconds(self) -> float:
-        """The longer of the two."""
+        """The longer of both times, in seconds."""
         return max(self.compute, self.traffic)
 
     @property
     def joules(self) -> float:
-        """Energy at the power limit."""
+        """The energy at the power limit, in joules."""
         return self.seconds * self.gpu.watts
 
 
 def bounds(call: Call, on: Gpu) -> dict[str, Bound]:
-    """The bound of each algorithm; tiles have the SRAM of one multiprocessor, as each works on its own."""
+    """The bound of each algorithm; tiles are sized for one multiprocessor's SRAM, as each works independently."""
     return {
         "algorithm 0: matrices": Bound(call.flops, call.standard_bytes, on),
         "algorithm 1: tiles": Bound(call.flops, call.flash_bytes(on.sram), on),
@@ -144,7 +145,7 @@ def bounds(call: Call, on: Gpu) -> dict[str, Bound]:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """6 FLOPs a parameter and token (Kaplan et al. 2020), at a share of the peak, on so many GPUs."""
+    """A training run: 6 FLOPs per parameter and token (Kaplan et al. 2020), on `gpus` GPUs at a share of their peak."""
 
     parameters: float
     tokens: float
@@ -160,16 +161,16 @@ class Training:
 
     @property
     def gpu_hours(self) -> float:
-        """Hours of one GPU."""
+        """The total number of GPU hours."""
         return 6 * self.parameters * self.tokens / (self.utilisation * self.on.flops) / 3600
 
     @property
     def days(self) -> float:
-        """Days with all of them."""
+        """The training time in days, with all GPUs."""
         return self.gpu_hours / self.gpus / 24
 
     def kilowatt_hours(self, overhead: float = 1.1) -> float:
-        """Energy at the power limit times the data centre's overhead (PUE)."""
+        """The energy in kWh: at the power limit, times the data centre's overhead (PUE)."""
         return self.gpu_hours * self.on.watts / 1000 * overhead
 
 
@@ -182,7 +183,7 @@ def roofline_command(
     head_dim: Annotated[int, typer.Option(min=1, help="Elements of a head.")] = 64,
     json: Json = False,
 ) -> None:
-    """Bound the time and energy of attention on a GPU from its data sheet; nothing is measured.
+    """Calculate bounds for the time and energy of attention on a GPU from its data sheet; nothing is measured.
 
     Example: `attn roofline a100-40gb --seq 4096`
     """
@@ -221,13 +222,13 @@ def energy_command(
 
 
 def _plain(kind: str, bound: Bound) -> dict[str, Any]:
-    """One algorithm for programs: counts, seconds and joules."""
+    """The bound of one algorithm as values for JSON: counts, seconds and joules."""
     seconds = {"products_seconds": bound.compute, "traffic_seconds": bound.traffic}
     return {"forward": kind, "flops": bound.flops, "bytes": bound.bytes, **seconds, "joules": bound.joules}
 
 
 def bound_row(kind: str, bound: Bound) -> dict[str, Any]:
-    """One algorithm in the table."""
+    """The table row of one algorithm."""
     return {
         "forward": kind,
         "FLOPs": prefixed(bound.flops),
@@ -241,7 +242,7 @@ def bound_row(kind: str, bound: Bound) -> dict[str, Any]:
 
 
 def training_facts(trained: Training) -> dict[str, Any]:
-    """What training costs."""
+    """The table row of a training run: FLOPs, GPU hours, days and energy."""
     return {
         "training FLOPs": prefixed(6 * trained.parameters * trained.tokens),
         "GPU hours": f"{trained.gpu_hours:.1f}",
@@ -251,7 +252,7 @@ def training_facts(trained: Training) -> dict[str, Any]:
 
 
 def prefixed(number: float) -> str:
-    """A number with a decimal prefix: 312 T."""
+    """A number with an SI prefix, such as 312 T."""
     for letter, power in reversed(TEN.items()):
         if number >= 10**power:
             return f"{number / 10**power:.3g} {letter}"

@@ -1,4 +1,4 @@
-"""What an experiment answers: a table, curves, and a verdict with the numbers on which it rests."""
+"""The settings and results of experiments: a table, curves, and a verdict with the numbers that support it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 def quiet(words: str) -> None:
-    """Say nothing of the progress."""
+    """Ignore a progress message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How much is spent on an experiment.
+    """The size of an experiment.
 
-    `seeds` are the runs of each kind; `share` of the usual steps or samples, above 0: less is sooner and less sure.
-    `say` is told about the progress, a line at a time.
+    `seeds` is the number of runs of each kind; `share`, above 0, is the fraction of the usual steps or samples: less is
+    faster and less certain. `say` is called with progress messages, one line each.
     """
 
     seeds: int = 3
@@ -41,13 +41,13 @@ class Settings:
             raise InvalidValue.of("share", self.share, "a number above 0, at most 10")
 
     def steps(self, usual: int) -> int:
-        """The share of so many steps, at least one."""
+        """`share` times the usual number of steps, at least 1."""
         return max(1, round(self.share * usual))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Lines by name, each of points (x, y); `logarithmic` axes for powers."""
+    """Curves by name, each a sequence of points (x, y); `logarithmic` axes for power laws."""
 
     title: str
     x: str
@@ -58,9 +58,9 @@ class Curves:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The table `rows`, with the same keys in each, the verdict, and `because`: the numbers it rests on.
+    """An experiment's result: the table `rows` (with the same keys), the verdict, and `because`, the numbers behind it.
 
-    `drawings` are further pictures by name: functions that write one to a path.
+    `drawings` are further pictures by name, as functions that write a picture to a path.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -76,7 +76,7 @@ class Result:
 
 
 def judged(*, all_of: Mapping[str, bool]) -> tuple[Verdict, str]:
-    """`holds` where every statement is true, `does not hold` where none is, else in part; and which are which."""
+    """The verdict: `holds` if every statement is true, `does not hold` if none is, else in part; and the statements."""
     true = [words for words, found in all_of.items() if found]
     false = [words for words, found in all_of.items() if not found]
     verdict: Verdict = "holds" if not false else "does not hold" if not true else "holds in part"
@@ -85,7 +85,7 @@ def judged(*, all_of: Mapping[str, bool]) -> tuple[Verdict, str]:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median of the values, lowest and highest in brackets; the value alone where there is one."""
+    """The median of the values, with the lowest and highest in brackets; a single value alone."""
     ordered = sorted(values)
     middle = ordered[len(ordered) // 2]
     if len(ordered) == 1:
@@ -94,7 +94,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 
 def as_text(curves: Curves) -> str:
-    """The curves in characters, a line each, on one scale from the lowest to the highest value of all."""
+    """The curves as text, one line each, on one scale from the lowest to the highest value of all."""
     values = [y for points in curves.lines.values() for _, y in points]
     low, high = min(values), max(values)
     width = max(map(len, curves.lines))
@@ -140,14 +140,14 @@ def write(figure: Any, path: Path) -> None:
 
 
 def plain(result: Result) -> dict[str, Any]:
-    """A result as JSON holds it: rows with keys in snake_case, no drawings."""
+    """A result as values for JSON: rows with keys in snake_case, without drawings."""
     found = asdict(replace(result, drawings={}))
     rows = [{snake_case(heading): value for heading, value in row.items()} for row in found["rows"]]
     return {name: value for name, value in found.items() if name != "drawings"} | {"rows": rows}
 
 
 def save(result: Result, name: str, folder: Path) -> list[Path]:
-    """Write `name`.json and its pictures into a folder, which is made; the paths written."""
+    """Write `name`.json and its pictures into a folder, creating it if needed; returns the paths written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.json").write_text(json.dumps(plain(result), indent=1) + "\n", "utf-8")

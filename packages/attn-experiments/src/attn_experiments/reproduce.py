@@ -1,4 +1,4 @@
-"""`attn reproduce`: claims listed, and measured on this machine."""
+"""`attn reproduce`: lists the claims, and measures one on this machine."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def reproduce_command(
 
 
 def progress(words: str) -> None:
-    """Say how far an experiment is, on standard error."""
+    """Write an experiment's progress to standard error."""
     note(f"  {words}")
 
 
 def row_of(found: Claim) -> dict[str, Any]:
-    """A claim in the list."""
+    """The table row of a claim in the list."""
     experiment = found.experiment
     return {
         "claim": found.name,
@@ -66,12 +66,12 @@ def row_of(found: Claim) -> dict[str, Any]:
 
 
 def measured(found: Claim) -> str:
-    """How a claim is measured, or that it is not."""
+    """How a claim is measured; empty for a claim without an experiment."""
     return "" if found.experiment is None else found.experiment.measured
 
 
 def introduction(asked: Claim) -> str:
-    """What is known before the experiment begins."""
+    """The text to print before an experiment: the claim, how it is measured, and the expected time."""
     if asked.experiment is None:
         raise InvalidValue.of("claim", asked.name, "one with an experiment")
     minutes = f"about {asked.experiment.minutes:g} minutes of one core"
@@ -79,7 +79,7 @@ def introduction(asked: Claim) -> str:
 
 
 def show(asked: Claim, result: Result, seconds: float, written: list[Path]) -> None:
-    """The table, the picture in characters, and the verdict."""
+    """Print the table, the curves as text, and the verdict."""
     print_table(result.rows, "nothing was measured")
     if result.curves is not None:
         typer.echo("\n" + as_text(result.curves))

@@ -1,4 +1,4 @@
-"""Small models from installed families, and the loop that trains them; the same for every experiment."""
+"""Small models of the installed families, and the training loop that all experiments share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Batch = tuple[Tensor, ...]
 
 
 def build(family: str, seed: int, **fields: Any) -> Any:
-    """A model of a family with these fields, its weights drawn from the seed."""
+    """Build a model of a family with these config fields; its weights are initialised from the seed."""
     found = installed().models.get(family)
     torch.manual_seed(seed)
     return found.build(found.configure(fields))
 
 
 def layer(mechanism: str, **shared: Any) -> Any:
-    """A layer of a mechanism, of these sizes; options in `options`."""
+    """Build an attention layer of a mechanism with these sizes; `options` has the mechanism's options."""
     from attn_core import configure
 
     found = installed().mechanisms.get(mechanism)
@@ -36,7 +36,10 @@ def learn(
     warmup: int = 0,
     clip: float | None = 1.0,
 ) -> list[float]:
-    """Losses of AdamW over `steps` of `loss_of(step)`; the rate rises over `warmup` and falls to a tenth."""
+    """Train with AdamW for `steps` steps on `loss_of(step)`, and return the losses.
+
+    The learning rate rises linearly over `warmup` steps and falls linearly to a tenth.
+    """
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -62,7 +65,7 @@ def next_token_loss(logits: Tensor, wanted: Tensor) -> Tensor:
 
 
 def weights_of(model: nn.Module) -> int:
-    """How many weights a model has."""
+    """The number of parameters of a model."""
     return sum(weight.numel() for weight in model.parameters())
 
 

@@ -47,7 +47,7 @@ class LoadedAdapters:
         an adapter of another base model or a model that is not a decoder, `CheckpointInvalid` for an invalid folder.
         """
         if self._loaded.max_encoder_len is not None:
-            raise Incompatible(f"adapter {name!r}: only decoders take adapters", adapter=name)
+            raise Incompatible(f"adapter {name!r}: only decoders support adapters", adapter=name)
         with self._lock:
             # The key has a digest, so that KV cache computed with other weights of the same name is not reused.
             key = f"{name}:{_digest_of(folder)}"
@@ -56,8 +56,8 @@ class LoadedAdapters:
                     return
                 raise AlreadyExists(f"another adapter is loaded as {name!r}; unload it first", adapter=name)
             if len(self._adapters) >= self._max_loras:
-                said = f"{self._max_loras} adapters are loaded (max_loras); unload one, or load the model with more"
-                raise OutOfCapacity(said, max_loras=self._max_loras)
+                text = f"{self._max_loras} adapters are loaded (max_loras); unload one, or load the model with more"
+                raise OutOfCapacity(text, max_loras=self._max_loras)
             adapter = read_adapter(folder, self._loaded.model, self._loaded.path, key)
             if self._adapted is None:
                 self._loop.call(self._attach).result()

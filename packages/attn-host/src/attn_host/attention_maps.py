@@ -32,7 +32,7 @@ def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: 
     if len(ids) > MAX_TOKENS:
         raise InvalidValue.of("prompt", f"{len(ids)} tokens", f"at most {MAX_TOKENS} tokens for attention maps")
     if not mechanisms:
-        raise Incompatible(f"a model of the family {loaded.family!r} has no attention to draw")
+        raise Incompatible(f"a model of the family {loaded.family!r} has no attention layers")
     _require("prompt.token_ids", ids, loaded.config.vocab_size)
     _require("layers", request.layers, len(mechanisms))
     _require("heads", request.heads, count)
@@ -51,15 +51,15 @@ def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: 
             query_tokens=queries,
             # There may be fewer keys than tokens: the token that ends an image has no weight.
             key_tokens=keys[: weights.shape[-1]],
-            **(_told(gradients, tokenizer) if layer == layers[0] else {}),
+            **(_gradient_fields(gradients, tokenizer) if layer == layers[0] else {}),
         )
         for layer, weights in chosen.items()
     ]
 
 
-def _told(gradients: Gradients, tokenizer: PromptTokenizer) -> dict[str, Any]:
+def _gradient_fields(gradients: Gradients, tokenizer: PromptTokenizer) -> dict[str, Any]:
     following = "" if gradients.target is None else tokenizer.text(gradients.target)
-    return {"input_gradients": gradients.shares, "next_token": following, "gradients_note": gradients.note}
+    return {"input_gradients": gradients.contributions, "next_token": following, "gradients_note": gradients.note}
 
 
 @torch.inference_mode()
@@ -73,12 +73,14 @@ def _weights(
         maps = loaded.model.attention_maps(torch.tensor(ids, device=loaded.device), layers, *encoder_inputs)
         return {layer: maps[layer][heads].float().contiguous().cpu() for layer in layers}
 
-    return within_memory(computed, loaded.device, f"the maps of {len(ids)} tokens in {len(layers)} layers")
+    return within_memory(computed, loaded.device, f"the attention maps of {len(ids)} tokens in {len(layers)} layers")
 
 
 def _encoder_inputs(loaded: LoadedModel, ids: Sequence[int] | None) -> tuple[torch.Tensor, ...]:
     if (ids is None) != (loaded.max_encoder_len is None):
-        allowed = "none, the model has no encoder" if loaded.max_encoder_len is None else "one, for the model's encoder"
+        allowed = (
+            "none, as the model has no encoder" if loaded.max_encoder_len is None else "one, for the model's encoder"
+        )
         raise InvalidValue.of("prompt.encoder_prompt", None if ids is None else f"{len(ids)} tokens", allowed)
     if ids is None:
         return ()

@@ -23,7 +23,7 @@ from attn_host.tokenization import PromptTokenizer
 
 log = logging.getLogger(__name__)
 
-GONE = "the model is being unloaded"
+UNLOADING = "the model is being unloaded"
 
 
 class EncoderHost(ModelHost):
@@ -33,7 +33,7 @@ class EncoderHost(ModelHost):
     what loading raises.
     """
 
-    REFUSAL = "the model is an encoder: it embeds texts and does nothing else"
+    REFUSAL = "the model is an encoder, which only computes embeddings of texts"
 
     def __init__(self, folder: Path, config: EngineConfig) -> None:
         if config.draft_model is not None:
@@ -77,7 +77,7 @@ class EncoderHost(ModelHost):
         call = Embedding(self._encoder, task)
         with self._idle:
             if self._stopping:
-                raise Unavailable(GONE)
+                raise Unavailable(UNLOADING)
             self._calls[task.id] = call
         call.answer.add_done_callback(lambda _: self._leave(task.id))
         self._queue(call)
@@ -107,16 +107,16 @@ class EncoderHost(ModelHost):
             left = list(self._calls.values())
         self._worker.shutdown(wait=False, cancel_futures=True)
         for call in left:
-            call.fail(Unavailable(GONE))
+            call.fail(Unavailable(UNLOADING))
 
     def _queue(self, call: Embedding) -> None:
         """Queue the next batch of a call, after one batch of every other call."""
         try:
-            self._worker.submit(self._turn, call)
+            self._worker.submit(self._compute_batch, call)
         except RuntimeError:  # the thread has ended
-            call.fail(Unavailable(GONE))
+            call.fail(Unavailable(UNLOADING))
 
-    def _turn(self, call: Embedding) -> None:
+    def _compute_batch(self, call: Embedding) -> None:
         self._computed += call.step()
         if not call.answer.done():
             self._queue(call)
@@ -136,7 +136,7 @@ class Embedding:
     def __init__(self, encoder: SentenceEncoder, task: EmbedTask) -> None:
         self.answer: Future[Embeddings] = Future()
         self._end = None if task.timeout is None else time.monotonic() + task.timeout
-        self._work: Work | None = Work(encoder, task.texts)
+        self._work: TextBatches | None = TextBatches(encoder, task.texts)
         self.answer.add_done_callback(self._free)
 
     def step(self) -> int:
@@ -161,7 +161,7 @@ class Embedding:
         with contextlib.suppress(InvalidStateError):
             self.answer.set_exception(error)
 
-    def _step(self, work: Work) -> int:
+    def _step(self, work: TextBatches) -> int:
         if self._end is not None and time.monotonic() >= self._end:
             raise DeadlineExceeded("the deadline passed before all texts were embedded")
         computed = work.step()
@@ -174,7 +174,7 @@ class Embedding:
         self._work = None
 
 
-class Work:
+class TextBatches:
     """The texts of a call and the vectors that have been computed so far."""
 
     def __init__(self, encoder: SentenceEncoder, texts: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ class EngineHost(ModelHost):
     they are processes on this machine.
     """
 
-    REFUSAL = "the model is no encoder and cannot embed texts; load one that is, such as minilm"
+    REFUSAL = "the model is not an encoder and cannot compute embeddings; load an encoder, such as minilm"
 
     def __init__(
         self, folder: Path, config: EngineConfig, deliver: Deliver, open_ranks: OpenRanks | None = None
@@ -57,7 +57,7 @@ class EngineHost(ModelHost):
         if tokenizer is None:
             raise InvalidValue.of("source", folder, "a model folder with a tokenizer.json")
         if self._ranks is not None:
-            self._ranks.meet(self._loaded.device)
+            self._ranks.wait_until_ready(self._loaded.device)
         use_kernel(model, config.kernel)
         self._images = ImageRows.of(self._loaded)
         self._tokenizer = PromptTokenizer(
@@ -162,4 +162,4 @@ class EngineHost(ModelHost):
 
     def _require_whole(self, what: str) -> None:
         if self._ranks is not None:
-            raise Incompatible(f"{what}: not for a model with tensor_parallel_size above 1; load it with 1")
+            raise Incompatible(f"{what}: not supported with tensor_parallel_size above 1; load the model with 1")

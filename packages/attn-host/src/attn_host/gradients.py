@@ -29,7 +29,7 @@ relative to the sum of their magnitudes."""
 class Gradients(NamedTuple):
     """Gradient times input of each token, in nats, for the next token `target`; or in `note` why there are none."""
 
-    shares: tuple[float, ...] = ()
+    contributions: tuple[float, ...] = ()
     target: int | None = None
     note: str = ""
 
@@ -38,25 +38,27 @@ def input_gradients(loaded: LoadedModel, ids: Sequence[int]) -> Gradients:
     """Gradient times input of each prompt token, for the log probability of the most likely next token."""
     embedding = getattr(loaded.model, "embedding", None)
     if loaded.max_encoder_len is not None or not isinstance(embedding, torch.nn.Module):
-        return Gradients(note="only decoders have gradients by the prompt's tokens here")
+        return Gradients(note="gradients by prompt tokens are computed for decoders only")
     if len(ids) > MAX_TOKENS:
-        return Gradients(note=f"gradients are computed for at most {MAX_TOKENS} tokens; these are {len(ids)}")
+        return Gradients(note=f"gradients are computed for at most {MAX_TOKENS} tokens; the prompt has {len(ids)}")
     tokens = torch.tensor(ids, device=loaded.device)
     with torch.inference_mode():
         rows = embedding(tokens)
         plain = _log_probabilities(loaded.model, embedding, tokens, rows[None])[0]
         target = int(plain.argmax())
         found = _differences(loaded.model, embedding, tokens, rows)[:, target] / (2 * STEP)
-    shares, together = found[:-1], found[-1]
-    flat = bool((shares == 0).all())  # a quantized, piecewise constant function has zero slope, but tokens may matter
+    contributions, together = found[:-1], found[-1]
+    flat = bool(
+        (contributions == 0).all()
+    )  # a quantized, piecewise constant function has zero slope, but tokens may matter
     if (
         flat
         or not torch.isfinite(found).all()
-        or (shares.sum() - together).abs() > TOLERANCE * shares.abs().sum() + 1e-3
+        or (contributions.sum() - together).abs() > TOLERANCE * contributions.abs().sum() + 1e-3
     ):
-        note = "no gradients: the model computes too coarsely, as with weights in int8 or in bfloat16"
+        note = "no gradients: the model's numerical precision is too low, as with weights in int8 or bfloat16"
         return Gradients(note=note)
-    return Gradients(shares=tuple(shares.tolist()), target=target)
+    return Gradients(contributions=tuple(contributions.tolist()), target=target)
 
 
 def _differences(model: Any, embedding: torch.nn.Module, tokens: Tensor, rows: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class ModelHost:
     All methods may be called from any thread.
     """
 
-    REFUSAL = "the model cannot do this"
+    REFUSAL = "the model does not support this call"
 
     @property
     def info(self) -> ModelInfo:
@@ -100,7 +100,7 @@ class ModelHost:
 
     def load_adapter(self, name: str, folder: Path) -> None:
         """Load the adapter in a folder, for tasks to use by this name; raises a `UserError` if it is refused."""
-        raise Incompatible(f"adapter {name!r}: only decoders take adapters", adapter=name, folder=folder)
+        raise Incompatible(f"adapter {name!r}: only decoders support adapters", adapter=name, folder=folder)
 
     def unload_adapter(self, name: str) -> None:
         """Remove an adapter: no further task can use it; running ones continue. Unknown names are ignored."""

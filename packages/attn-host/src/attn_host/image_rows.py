@@ -60,5 +60,5 @@ class ImageRows:
             self._held = [one for one, _ in held]
             taken = sum(rows.numel() * rows.element_size() for _, rows in held)
         if taken >= MAX_BYTES:
-            text = f"rows of images of other requests take {taken} bytes already"
+            text = f"the image embeddings of other requests already take {taken} bytes"
             raise OutOfCapacity(text, bytes=taken, retry_seconds=1.0)

@@ -67,7 +67,7 @@ def use_kernel(model: Any, name: str | None) -> None:
         choosers = [getattr(module, "use_kernel", None) for module in model.modules()]
         chosen = [choose for choose in choosers if choose is not None]
         if not chosen:
-            raise Incompatible("no attention of this model is computed by kernels", kernel=name)
+            raise Incompatible("no attention layer of this model is computed by a kernel", kernel=name)
         for choose in chosen:
             choose(name)
         if hasattr(model, "take_apart"):
@@ -83,8 +83,8 @@ def use_kernel(model: Any, name: str | None) -> None:
         # MPS raises a TypeError for float64, which it does not support.
         if isinstance(error, TypeError) and "MPS" not in str(error):
             raise
-        said = " ".join(str(error).split())[:200]
-        message = f"{device} lacks an operation that this model needs; it runs with device cpu: {said}"
+        detail = " ".join(str(error).split())[:200]
+        message = f"{device} lacks an operation that this model needs; use device cpu: {detail}"
         raise Incompatible(message, field="device", device=device) from error
 
 

@@ -11,7 +11,7 @@ from attn_engine.out_of_memory import release_memory, within_memory
 from attn_models.device import device_memory, in_words, require_memory
 from attn_schema import EngineConfig
 
-LESS = "a narrower --dtype, a smaller model, or fewer --max-num-batched-tokens leave more"
+REMEDY = "use a narrower --dtype, a smaller model or a smaller --max-num-batched-tokens"
 
 
 def with_kv_cache_memory(config: EngineConfig, model: Any, device: torch.device, *, drafts: bool) -> EngineConfig:
@@ -30,7 +30,7 @@ def with_kv_cache_memory(config: EngineConfig, model: Any, device: torch.device,
         return config
     if config.kv_cache_memory_bytes is not None:
         needed = caches * config.kv_cache_memory_bytes
-        require_memory(device, needed, "the KV cache", "--kv-cache-memory-bytes says how large it is.")
+        require_memory(device, needed, "the KV cache", "Its size is set by --kv-cache-memory-bytes.")
         return config
     step = step_bytes(model, config, device)
     step += int(step * recorded_share(model, config))
@@ -39,9 +39,9 @@ def with_kv_cache_memory(config: EngineConfig, model: Any, device: torch.device,
     left = int(total * share) - (total - free) - step
     if left <= 0:
         raise OutOfCapacity(
-            f"nothing is left for the KV cache on {device}: gpu_memory_utilization {share:g} of {in_words(total)} is "
-            f"{in_words(int(total * share))}, {in_words(total - free)} are taken, a step and its graphs "
-            f"need {in_words(step)}; a larger --gpu-memory-utilization, {LESS}",
+            f"no memory is left for the KV cache on {device}: gpu_memory_utilization {share:g} of {in_words(total)} is "
+            f"{in_words(int(total * share))}, {in_words(total - free)} are in use, a step and its graphs "
+            f"need {in_words(step)}; raise --gpu-memory-utilization or {REMEDY}",
             device=device,
             needed_bytes=total - free + step,
             free_bytes=free,
@@ -64,7 +64,7 @@ def explain_too_small(error: InvalidValue, config: EngineConfig, device: torch.d
         return error
     return OutOfCapacity(
         f"{error.message}. gpu_memory_utilization {config.gpu_memory_utilization:g} leaves "
-        f"{in_words(config.kv_cache_memory_bytes or 0)} for it on {device}; {LESS}",
+        f"{in_words(config.kv_cache_memory_bytes or 0)} for it on {device}; {REMEDY}",
         device=device,
     )
 

@@ -54,7 +54,7 @@ class Preparation:
             if task.timeout is not None:
                 ready = replace(task, timeout=task.timeout - (time.monotonic() - began))
                 if ready.timeout is not None and ready.timeout <= 0:
-                    raise DeadlineExceeded("the deadline passed before the request was begun")
+                    raise DeadlineExceeded("the deadline passed before the request was started")
             (start or host.submit)(ready)
             with self._lock:
                 cancelled = self._waiting.get(task.id) is None
@@ -82,7 +82,7 @@ class Preparation:
             lane = "large" if size > LARGE_BYTES else "chat" if prompt.chat is not None else "text"
         with self._lock:
             if self._bytes + size > MAX_WAITING_BYTES or self._count >= MAX_WAITING:
-                text = f"{self._count} requests of {self._bytes} bytes wait to be prepared already"
+                text = f"{self._count} requests of {self._bytes} bytes are already waiting to be prepared"
                 raise OutOfCapacity(text, waiting=self._count, retry_seconds=1.0)
             self._bytes += size
             self._count += 1

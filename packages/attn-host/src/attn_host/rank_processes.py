@@ -53,7 +53,7 @@ class RankProcesses:
         for index, process in self._processes.items():
             code = process.poll()
             if code is not None:
-                return f"the process of rank {index} ended with {code}"
+                return f"the process of rank {index} exited with code {code}"
         return None
 
     def stop(self, timeout: float) -> None:

@@ -40,7 +40,7 @@ WATCH_SECONDS = 0.25
 """The interval in seconds at which ended ranks are detected; within a step, failing collectives show them at once."""
 STOP_SECONDS = 10.0
 """The seconds that a rank may take to end after it was told to stop."""
-EXACT = ("auto", "none")
+SPLITTABLE_QUANTIZATIONS = ("auto", "none")
 """Quantizations in which the parts of a split matrix add up to the whole; those of int8, int4 and fp8 do not, as their
 scales differ."""
 FOREVER = timedelta(days=365)
@@ -116,16 +116,17 @@ def require_tensor_parallel(folder: Path, config: EngineConfig) -> None:
     ranks = config.tensor_parallel_size
     if ranks == 1:
         return
-    beside = f"with tensor_parallel_size {ranks}"
-    if config.quantization not in EXACT:
-        raise InvalidValue.of("quantization", config.quantization, f"{' or '.join(EXACT)}, {beside}")
+    condition = f"with tensor_parallel_size {ranks}"
+    if config.quantization not in SPLITTABLE_QUANTIZATIONS:
+        allowed = f"{' or '.join(SPLITTABLE_QUANTIZATIONS)}, {condition}"
+        raise InvalidValue.of("quantization", config.quantization, allowed)
     if config.kv_offload_bytes:
-        raise InvalidValue.of("kv_offload_bytes", config.kv_offload_bytes, f"0, {beside}")
+        raise InvalidValue.of("kv_offload_bytes", config.kv_offload_bytes, f"0, {condition}")
     if is_encoder(folder):
         raise InvalidValue.of("tensor_parallel_size", ranks, "1, as the model is an encoder")
     model = empty_model(folder)
     if not isinstance(model, Decoder) or isinstance(model, TakesEmbeddings):
-        raise InvalidValue.of("tensor_parallel_size", ranks, f"1, as the model is a {type(model).__name__}")
+        raise InvalidValue.of("tensor_parallel_size", ranks, f"1, as a {type(model).__name__} cannot be split")
     try:
         require_model_split(model, ranks)
     except InvalidValue as error:
@@ -155,7 +156,7 @@ class RankGroup:
         self, folder: Path, config: EngineConfig, launcher: RankLauncher, lost: Callable[[Exception], None]
     ) -> None:
         if dist.is_initialized():
-            raise WrongState("this process has a rank of another model already")
+            raise WrongState("this process already runs a rank of another model")
         self._size = config.tensor_parallel_size
         self._store, address = listen(launcher.ip)
         self._stopping = threading.Event()
@@ -170,18 +171,19 @@ class RankGroup:
         others = range(1, self._size)
         launcher.start([RankTask(folder=str(folder), config=config, index=index, address=address) for index in others])
 
-    def meet(self, device: torch.device) -> None:
+    def wait_until_ready(self, device: torch.device) -> None:
         """Wait until all ranks have loaded their parts and join their process group; `Unavailable` if one fails."""
         until = time.monotonic() + START_SECONDS
         for index in range(1, self._size):
             while not self._store.check([_ready(index)]):
                 ended = self._launcher.ended()
                 if ended is not None or time.monotonic() > until:
-                    raise Unavailable(f"rank {index} of the model did not start: {ended or 'it takes too long'}")
+                    reason = ended or f"not ready after {START_SECONDS:g} seconds"
+                    raise Unavailable(f"rank {index} of the model did not start: {reason}")
                 time.sleep(WATCH_SECONDS / 10)
-            said = self._store.get(_ready(index)).decode()
-            if said:
-                raise Unavailable(f"rank {index} of the model cannot be loaded: {said}")
+            failure = self._store.get(_ready(index)).decode()
+            if failure:
+                raise Unavailable(f"rank {index} of the model cannot be loaded: {failure}")
         join(self._store, Rank(0, self._size), device)
         threading.Thread(target=self._watch, name="attn-ranks", daemon=True).start()
 
@@ -193,12 +195,12 @@ class RankGroup:
     def stop(self) -> None:
         """End the other ranks."""
         self._stopping.set()
-        met = dist.is_initialized()
-        wait = STOP_SECONDS if met and self.alive else 0.0
+        initialized = dist.is_initialized()
+        wait = STOP_SECONDS if initialized and self.alive else 0.0
         if wait:
             self.leader.stop()
         self._launcher.stop(wait)
-        if met:
+        if initialized:
             dist.destroy_process_group()
 
     def _watch(self) -> None:

@@ -46,7 +46,7 @@ class PromptTokenizer:
             return self._images.encode(self._messages(prompt), [message.images for message in prompt.chat])
         for place, message in enumerate(prompt.chat or ()):
             if message.images:
-                given, allowed = f"{len(message.images)} images", "none, as the model sees no images"
+                given, allowed = f"{len(message.images)} images", "none, as the model takes no images"
                 raise InvalidValue.of(f"prompt.chat[{place}].images", given, allowed)
         ids = self._ids(prompt)
         if self._images is not None:

@@ -21,7 +21,7 @@ from torch import Tensor
 GENERATION, CONFIG = "generation_config.json", "config.json"
 TASKS = ("transcribe", "translate")
 FORCED = "forced_decoder_ids"
-OFF: Mapping[str, tuple[Any, ...]] = {
+DISABLING_VALUES: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), (None, 1)),
     **dict.fromkeys(
         ("do_sample", "token_healing", "use_mtp", "return_timestamps", "condition_on_prev_tokens"), (None, False)
@@ -72,10 +72,10 @@ class WhisperPrompt:
 
         Raises `InvalidValue` naming a key that is missing, invalid or asks for an unsupported feature.
         """
-        require_allowed(values, OFF)
+        require_allowed(values, DISABLING_VALUES)
         start = _token(values, "decoder_start_token_id")
         if start is None:
-            raise InvalidValue.of("decoder_start_token_id", None, "a token, in generation_config.json")
+            raise InvalidValue.of("decoder_start_token_id", None, "a token id, in generation_config.json")
         languages, forced = _by_name(values, "lang_to_id"), values.get(FORCED)
         lengths = {name: values.get(name) and required_count(values, name) for name in ("max_length", "max_new_tokens")}
         return cls(
@@ -148,21 +148,21 @@ def _is_token(given: Any) -> bool:
 def _token(values: Mapping[str, Any], key: str) -> int | None:
     found = values.get(key)
     if found is not None and not _is_token(found):
-        raise InvalidValue.of(key, found, "a token, in generation_config.json")
+        raise InvalidValue.of(key, found, "a token id, in generation_config.json")
     return found
 
 
 def _tokens(values: Mapping[str, Any], key: str) -> frozenset[int]:
     found = values.get(key) or []
     if not isinstance(found, list) or not all(map(_is_token, found)):
-        raise InvalidValue.of(key, found, "a list of tokens")
+        raise InvalidValue.of(key, found, "a list of token ids")
     return frozenset(found)
 
 
 def _by_name(values: Mapping[str, Any], key: str) -> dict[str, int]:
     found = values.get(key) or {}
     if not isinstance(found, Mapping) or not all(map(_is_token, found.values())):
-        raise InvalidValue.of(key, found, "tokens by name")
+        raise InvalidValue.of(key, found, "an object that maps names to token ids")
     return dict(found)
 
 
@@ -171,11 +171,11 @@ def _forced(given: Any) -> tuple[int | None, ...]:
     pairs = given or []
     known = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
     if not known or not all(token is None or _is_token(token) for _, token in pairs):
-        raise InvalidValue.of(FORCED, given, "pairs of a place and a token")
+        raise InvalidValue.of(FORCED, given, "pairs of a position and a token id")
     if not pairs or pairs[0][0] != 1:
         return ()
     if [place for place, _ in pairs] != list(range(1, len(pairs) + 1)):
-        raise InvalidValue.of(FORCED, given, "places without a gap")
+        raise InvalidValue.of(FORCED, given, "consecutive positions, from 1 on")
     return tuple(token for _, token in pairs)
 
 
@@ -190,7 +190,9 @@ class Transcriber:
     def __init__(self, folder: Path, config: EngineConfig = EngineConfig()) -> None:  # noqa: B008  (frozen)
         loaded = load_model(folder, config.dtype, device=config.device, quantization=config.quantization)
         if not isinstance(loaded.model, Whisper):
-            raise Incompatible(f"a {loaded.family} hears no audio; load a Whisper", folder=folder)
+            raise Incompatible(
+                f"a model of the family {loaded.family} takes no audio; load a Whisper model", folder=folder
+            )
         if loaded.tokenizer is None:
             raise InvalidValue.of("model", str(folder), "a model folder with a tokenizer.json")
         self.model: Whisper = loaded.model
@@ -207,7 +209,7 @@ class Transcriber:
         """Raise `InvalidValue` if the folder's end tokens are not those of the tokenizer, at which the engine stops."""
         ends = set(given if isinstance(given, list) else [given]) - {None}
         if ends and ends != self.tokenizer.end_ids:
-            allowed = f"{sorted(self.tokenizer.end_ids)}, with which the tokenizer ends a text"
+            allowed = f"{sorted(self.tokenizer.end_ids)}, the end-of-sequence tokens of the tokenizer"
             raise InvalidValue.of("eos_token_id", given, allowed)
 
     def transcribe(self, path: str | Path, *, language: str | None = None, task: str | None = None) -> str:

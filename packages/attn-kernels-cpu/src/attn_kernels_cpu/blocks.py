@@ -51,7 +51,7 @@ class CpuBlock(BlockKernel):
         """Refuse values whose size differs from that of keys."""
         if problem.key_size == problem.value_size:
             return []
-        return [f"value_size: {problem.value_size} is not the key_size {problem.key_size}"]
+        return [f"value_size: {problem.value_size} differs from key_size {problem.key_size}"]
 
     def cost(self, problem: BlockProblem) -> float:  # noqa: ARG002 -- the same for every size
         """An estimate: as fast as the linear kernels of this package, without PyTorch's overhead per operation."""

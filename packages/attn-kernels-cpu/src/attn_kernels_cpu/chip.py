@@ -99,11 +99,11 @@ def lacking(present: frozenset[str], machine: str = platform.machine()) -> str |
         return None
     here = [found for found in INSTRUCTION_SETS.values() if found.machine == MACHINES.get(machine)]
     if not here:
-        return f"they are written for {X86} and {ARM}, this is {machine}"
+        return f"the kernels support {X86} and {ARM}, not {machine}"
     return here[-1].lacking(present)
 
 
-def asked(environ: Mapping[str, str] = os.environ) -> InstructionSet | None:
+def requested(environ: Mapping[str, str] = os.environ) -> InstructionSet | None:
     """The instruction set that `ATTN_CPU_ISA` names, or None if it is unset or empty.
 
     Raises `InvalidValue` for a name that is unknown or an instruction set that this processor cannot run.
@@ -115,12 +115,14 @@ def asked(environ: Mapping[str, str] = os.environ) -> InstructionSet | None:
     if name in able:
         return able[name]
     reason = INSTRUCTION_SETS[name].lacking(flags()) if name in INSTRUCTION_SETS else None
-    raise InvalidValue.of(VARIABLE, name, (", ".join(able) or "none on this chip") + (f" ({reason})" if reason else ""))
+    raise InvalidValue.of(
+        VARIABLE, name, (", ".join(able) or "none on this processor") + (f" ({reason})" if reason else "")
+    )
 
 
 def candidates(environ: Mapping[str, str] = os.environ) -> list[InstructionSet]:
     """The instruction sets to try in order: the one that `ATTN_CPU_ISA` names, or all that the processor can run."""
-    one = asked(environ)
+    one = requested(environ)
     return supported(flags()) if one is None else [one]
 
 

@@ -67,10 +67,10 @@ def prebuilt(isa: chip.InstructionSet) -> Path | None:
 @cache
 def source_hash() -> str:
     """A hash of the sources and the compiler options."""
-    said = hashlib.sha256(" ".join(OPTIONS).encode())
+    digest = hashlib.sha256(" ".join(OPTIONS).encode())
     for source in sorted(SOURCES.iterdir()):
-        said.update(source.name.encode() + source.read_bytes())
-    return said.hexdigest()[:16]
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def command(program: str, isa: chip.InstructionSet, out: Path) -> list[str]:
@@ -93,7 +93,9 @@ def compiled(isa: chip.InstructionSet, folder: Path | None = None, environ: Mapp
         return _kept(program, isa, folder / name)
     except OSError as error:
         own = _temporary()
-        log.warning("kernels are compiled for this process alone, as they cannot be kept in %s: %s", folder, error)
+        log.warning(
+            "kernels are compiled for this process only, because they cannot be cached in %s: %s", folder, error
+        )
         return _kept(program, isa, own / name)
 
 

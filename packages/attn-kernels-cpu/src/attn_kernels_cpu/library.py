@@ -121,10 +121,10 @@ def without_tiles() -> str | None:
     if lacking := chip.without(chip.TILES, chip.flags()):
         return lacking
     if loaded().isa.name != "amx":
-        return f"the kernels are those for {loaded().isa.name}"
+        return f"the kernels are compiled for {loaded().isa.name}, not for amx"
     if library().attn_tiles_allowed():
         return None
-    return "the system does not let this process use the tile registers of AMX"
+    return "the operating system does not permit this process to use the tile registers of AMX"
 
 
 @cache
@@ -163,7 +163,7 @@ def loaded() -> Library:
             continue
         log.info("kernels for %s, %d threads", isa.name, torch.get_num_threads())
         return found
-    raise Unavailable("; ".join(failures) or f"no kernels for this chip: {chip.lacking(chip.flags())}")
+    raise Unavailable("; ".join(failures) or f"no kernels for this processor: {chip.lacking(chip.flags())}")
 
 
 def _load(isa: InstructionSet) -> ctypes.CDLL:

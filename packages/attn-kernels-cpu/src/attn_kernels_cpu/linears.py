@@ -47,7 +47,7 @@ class CpuLinear(LinearKernel):
         """The instruction set that was chosen for this machine."""
         from attn_kernels_cpu.library import loaded
 
-        return f"with the instructions of {loaded().isa.name} (ATTN_CPU_ISA chooses others)"
+        return f"instruction set {loaded().isa.name} (ATTN_CPU_ISA selects another)"
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
         """A `PackedLinear`; compiles the kernels the first time."""
@@ -115,7 +115,7 @@ class AmxBfloat16(AmxLinear):
     """
 
     name = "amx_bfloat16"
-    summary = "bfloat16 weights and float32 inputs, neither of them rounded, on chips with AMX"
+    summary = "bfloat16 weights and float32 inputs, both multiplied without rounding, on CPUs with AMX"
     weights: ClassVar[str] = "bfloat16"
     layout: ClassVar[str] = "bfloat16_exact"
     float32: ClassVar[bool] = True
@@ -126,7 +126,7 @@ class AmxRoundedBfloat16(AmxLinear):
     """Weights in bfloat16, with inputs rounded to bfloat16."""
 
     name = "amx_bfloat16_rounded"
-    summary = "bfloat16 weights, inputs rounded to bfloat16, on chips with AMX"
+    summary = "bfloat16 weights, inputs rounded to bfloat16, on CPUs with AMX"
     weights: ClassVar[str] = "bfloat16"
     layout: ClassVar[str] = "bfloat16_rounded"
     price = 0.08
@@ -136,7 +136,7 @@ class AmxInt8(AmxLinear):
     """Weights as int8 with a step per output; inputs as integer multiples of 1/32512 of their row's largest."""
 
     name = "amx_int8"
-    summary = "int8 weights with a step per output, inputs in 16 bits with a step per row, on chips with AMX"
+    summary = "int8 weights with a step per output, inputs in 16 bits with a step per row, on CPUs with AMX"
     weights: ClassVar[str] = "int8"
     layout: ClassVar[str] = "int8_tiles"
     price = 0.06
@@ -163,7 +163,7 @@ class CpuInt4(QuantizedCpuLinear):
     """Weights in GGUF's Q4_1 format: 4 bits, with a step and a minimum per 32 inputs."""
 
     name = "cpu_int4"
-    summary = "4-bit weights with a step and a least value per 32 inputs (Q4_1), inputs as int8, in C++"
+    summary = "4-bit weights with a step and a minimum per 32 inputs (Q4_1), inputs as int8, in C++"
     weights: ClassVar[str] = "int4"
     layout: ClassVar[str] = "int4"
     price = 0.22
@@ -177,18 +177,20 @@ def in_blocks() -> list[LinearKernel]:
         base = {"weights": form, "sizes": {"inputs": MultipleOf(FORMS[form].group), "outputs": Anything()}}
         widened = {
             "name": f"cpu_{form}_widened",
-            "summary": f"{form} weights as they are stored, {bits} bits each, multiplied in float32 in C++",
+            "summary": f"{form} weights without requantization, {bits} bits each, multiplied in float32 in C++",
             "layout": f"{form}_widened",
             "float32": True,
             "price": 0.35,
         }
         rounded = {
             "name": f"cpu_{form}",
-            "summary": f"{form} weights as they are stored, {bits} bits each, inputs as int8, in C++",
+            "summary": f"{form} weights without requantization, {bits} bits each, inputs as int8, in C++",
             "layout": form,
             "price": 0.22,
         }
-        found += [type(f"CpuBlocks{form.title()}", (CpuLinear,), base | said)() for said in (widened, rounded)]
+        found += [
+            type(f"CpuBlocks{form.title()}", (CpuLinear,), base | attributes)() for attributes in (widened, rounded)
+        ]
     return found
 
 
@@ -199,7 +201,7 @@ class AmxInt4(QuantizedCpuLinear, AmxLinear):
     """
 
     name = "amx_int4"
-    summary = "4-bit weights with a step and a least value per 32 inputs (Q4_1), inputs as int8, on chips with AMX"
+    summary = "4-bit weights with a step and a minimum per 32 inputs (Q4_1), inputs as int8, on CPUs with AMX"
     weights: ClassVar[str] = "int4"
     layout: ClassVar[str] = "int4_tiles"
     price = 0.07

@@ -137,9 +137,9 @@ class Activated(torch.autograd.Function):
 
 def _activate(form: Activation, rows: Tensor, change: Tensor | None) -> Tensor:
     out = torch.empty_like(rows)
-    came = None if change is None else change.data_ptr()
+    change_address = None if change is None else change.data_ptr()
     library().attn_activate(
-        FORMS.index(form), rows.data_ptr(), came, out.data_ptr(), rows.numel(), torch.get_num_threads()
+        FORMS.index(form), rows.data_ptr(), change_address, out.data_ptr(), rows.numel(), torch.get_num_threads()
     )
     return out
 

@@ -59,7 +59,7 @@ class CpuSampling(SamplingKernel):
             return reason
         from attn_kernels_cpu.library import is_loaded
 
-        return None if is_loaded() else "no packed weights have loaded the kernels"
+        return None if is_loaded() else "the compiled kernels are not loaded; packed weights load them"
 
     def cost(self, problem: SamplingProblem) -> float:  # noqa: ARG002 -- the same for every size
         """An estimate: the C++ kernel takes a fifth of the time of NumPy."""
@@ -90,13 +90,13 @@ class CpuSampling(SamplingKernel):
         from attn_kernels_cpu.library import library
 
         scores = logits.float().contiguous()
-        asked = torch.tensor(tokens, dtype=torch.int64)
+        token_ids = torch.tensor(tokens, dtype=torch.int64)
         rows, size = scores.shape
         top = min(top_logprobs, size)
         own, values = torch.empty(rows), torch.empty(rows, top)
         ids = torch.empty(rows, top, dtype=torch.int64)
         library().attn_logprobs(
-            scores.data_ptr(), rows, size, asked.data_ptr(), top,
+            scores.data_ptr(), rows, size, token_ids.data_ptr(), top,
             own.data_ptr(), ids.data_ptr(), values.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         pairs = [list(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]

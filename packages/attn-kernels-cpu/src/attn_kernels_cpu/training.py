@@ -43,7 +43,7 @@ class CpuProduct(ProductKernel):
         """Refuse CPUs other than those of AMD, on which PyTorch is as fast, and all if the kernels cannot be compiled,
         which is tried here."""
         if chip.vendor() != chip.AMD:
-            return [f"device: measured to be faster than torch on chips of {chip.AMD} alone"]
+            return [f"device: used on {chip.AMD} CPUs only, on which it was measured to be faster than PyTorch"]
         from attn_kernels_cpu.library import trouble
 
         reason = trouble()

@@ -37,13 +37,15 @@ def check(spec: AttentionSpec, operands: AttentionInputs) -> None:
     check_positions("key_positions", operands.key_positions, key)
     for name, weight in spec.weights.items():
         if name not in operands.parameters:
-            raise InvalidValue.of("parameters", sorted(operands.parameters), f"with {name}, {list(weight)}")
+            raise InvalidValue.of(
+                "parameters", sorted(operands.parameters), f"a mapping with {name} of shape {list(weight)}"
+            )
         check_like(name, operands.parameters[name], weight, query.device)
     check_varlen(operands)
     check_biases(spec, operands)
     if operands.dropout is not None and max(heads.key_size, heads.value_size) > MAX_HEAD_DIM_DROPOUT:
         given = max(heads.key_size, heads.value_size)
-        raise InvalidValue.of("dropout", f"over heads of size {given}", f"sizes up to {MAX_HEAD_DIM_DROPOUT}")
+        raise InvalidValue.of("dropout", f"over heads of size {given}", f"head sizes up to {MAX_HEAD_DIM_DROPOUT}")
     check_count("queries of all heads", batch * heads.query * query.shape[1])
     check_count("output: elements of a sequence", query.shape[1] * heads.query * heads.value_size)
 
@@ -56,7 +58,7 @@ def check_biases(spec: AttentionSpec, operands: AttentionInputs) -> None:
     has_positions = operands.query_positions is not None or operands.key_positions is not None
     tables = [operands.parameters[name] for name in spec.weights if name.endswith("_bias.table")]
     if has_positions and torch.is_grad_enabled() and any(table.requires_grad for table in tables):
-        raise InvalidValue.of("positions", "given", "none where learned biases need gradients")
+        raise InvalidValue.of("positions", "given", "none, if learned biases need gradients")
 
 
 def check_positions(name: str, places: Tensor | None, rows: Tensor) -> None:
@@ -81,9 +83,9 @@ def check_rows(name: str, tensor: Tensor, query: Tensor) -> None:
     if tensor.dtype not in DTYPES or tensor.dtype != query.dtype:
         raise InvalidValue.of(f"{name}.dtype", str(tensor.dtype), "float32, bfloat16 or float16, as the queries")
     if tensor.stride(3) != 1 and tensor.shape[3] > 1:
-        raise InvalidValue.of(f"{name}.stride", list(tensor.stride()), "one that ends in 1: heads lie dense in memory")
+        raise InvalidValue.of(f"{name}.stride", list(tensor.stride()), "one that ends in 1 (a contiguous last axis)")
     if any(step < 0 for step in tensor.stride()):
-        raise InvalidValue.of(f"{name}.stride", list(tensor.stride()), "no negative strides")
+        raise InvalidValue.of(f"{name}.stride", list(tensor.stride()), "no negative stride")
     # Gradients are allocated contiguous, whatever the layout of the inputs.
     step = max(tensor.stride(1), tensor.shape[2] * tensor.shape[3])
     check_count(f"{name}: elements from the first to the last row of a head", tensor.shape[1] * step)
@@ -100,4 +102,4 @@ def check_like(name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.
 def check_count(name: str, count: int) -> None:
     """Raise `InvalidValue` for a number above `LARGEST_OFFSET`."""
     if count > LARGEST_OFFSET:
-        raise InvalidValue.of(name, count, f"at most {LARGEST_OFFSET}, which 32 bits hold")
+        raise InvalidValue.of(name, count, f"at most {LARGEST_OFFSET}, the largest 32-bit offset")

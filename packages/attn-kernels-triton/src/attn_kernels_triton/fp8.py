@@ -16,9 +16,8 @@ from attn_kernels_triton.attention.forward import Attended, Inputs, empty, has_c
 from attn_kernels_triton.attention.plan import Plan, plan_of
 from attn_kernels_triton.attention.tiles import NARROWEST, NEWER, Choice, Sizes, tile_of
 from attn_kernels_triton.checks import check, check_count
-from attn_kernels_triton.kernels import fp8 as fp8_arguments
 from attn_kernels_triton.kernels.arguments import Places, Rule
-from attn_kernels_triton.kernels.fp8 import BLOCK, Codes, attend_codes, make_codes
+from attn_kernels_triton.kernels.fp8 import BLOCK, AttendCodes, MakeCodes, attend_codes, make_codes
 from attn_kernels_triton.launch import Launch, power_of_two, rows
 
 SEED = 20240711
@@ -90,19 +89,19 @@ def blocks_of(count: int) -> int:
     return -(-count // ROWS)
 
 
-def empty_codes(given: Tensor, *, turned: bool) -> Coded:
-    """Allocate codes and scales for a tensor [batch, row, head, size]; `turned` stores codes as [width, row]."""
+def empty_codes(given: Tensor, *, transposed: bool) -> Coded:
+    """Allocate codes and scales for a tensor [batch, row, head, size]; `transposed` stores codes as [width, row]."""
     batch, count, heads, size = given.shape
     held = [blocks_of(count) * ROWS, width_of(size)]
-    codes = given.new_empty(batch, heads, *(held[::-1] if turned else held), dtype=torch.float8_e4m3fn)
+    codes = given.new_empty(batch, heads, *(held[::-1] if transposed else held), dtype=torch.float8_e4m3fn)
     return Coded(codes, given.new_empty(batch, heads, blocks_of(count), dtype=torch.float32))
 
 
-def codes_launch(given: Tensor, into: Coded, *, turned: bool, rotated: bool) -> Launch:
+def codes_launch(given: Tensor, into: Coded, *, transposed: bool, rotated: bool) -> Launch:
     """The launch that quantizes a tensor [batch, row, head, size] into codes, after a rotation if `rotated`."""
     batch, count, heads, size = given.shape
     width = width_of(size)
-    call = Codes(
+    call = MakeCodes(
         rows=rows(given),
         count=count,
         heads=heads,
@@ -111,12 +110,12 @@ def codes_launch(given: Tensor, into: Coded, *, turned: bool, rotated: bool) -> 
         scales=into.scales,
         size=tl.constexpr(size),
         width=tl.constexpr(width),
-        turned=tl.constexpr(turned),
+        transposed=tl.constexpr(transposed),
     )
     return Launch(program=make_codes, programs=batch * heads * blocks_of(count), call=call, warps=8, stages=1)
 
 
-class Rounded(NamedTuple):
+class CodedInputs(NamedTuple):
     """Queries, keys and values in FP8; `rotated` is whether queries and keys were rotated before rounding."""
 
     query: Coded
@@ -154,11 +153,13 @@ def checked_plan(spec: AttentionSpec, operands: AttentionInputs) -> Plan:
     if plan.rule.scale <= 0:
         raise InvalidValue.of("score.scale", plan.rule.scale, "a number above zero")
     if operands.varlen is not None:
-        raise InvalidValue.of("varlen", operands.varlen, "None: each row is one text")
+        raise InvalidValue.of("varlen", operands.varlen, "None: packed documents are not supported")
     if plan.bias is not None or operands.dropout is not None:
         raise InvalidValue.of("modifiers, dropout", "learned biases or dropout", "neither")
     if plan.lists is not None or plan.texts is not None or plan.places != Places():
-        raise InvalidValue.of("mask", str(spec.mask), "a band: full, causal, or a window, nothing padded or placed")
+        raise InvalidValue.of(
+            "mask", str(spec.mask), "full, causal or a window, without padding and explicit positions"
+        )
     return plan
 
 
@@ -171,32 +172,32 @@ def check_codes(name: str, rows: Tensor) -> None:
     check_count(f"{name}: rows of all heads", batch * heads * max(held, width_of(size)))
 
 
-def empty_coded(inputs: Inputs, *, rotated: bool) -> Rounded:
+def empty_coded(inputs: Inputs, *, rotated: bool) -> CodedInputs:
     """Allocate the codes and scales of queries, keys and values."""
-    query, key = (empty_codes(tensor, turned=False) for tensor in (inputs.query, inputs.key))
-    return Rounded(query, key, empty_codes(inputs.value, turned=True), rotated)
+    query, key = (empty_codes(tensor, transposed=False) for tensor in (inputs.query, inputs.key))
+    return CodedInputs(query, key, empty_codes(inputs.value, transposed=True), rotated)
 
 
-def launches(plan: Plan, inputs: Inputs, coded: Rounded, result: Attended) -> list[Launch]:
+def launches(plan: Plan, inputs: Inputs, coded: CodedInputs, result: Attended) -> list[Launch]:
     """The launches that quantize the inputs, then the one that attends to the codes; without queries or keys there are
     none, and the output is set to zero."""
     if not min(plan.sizes.queries, plan.sizes.keys):
         result.out.zero_()
         return []
     made = [
-        codes_launch(inputs.query, coded.query, turned=False, rotated=coded.rotated),
-        codes_launch(inputs.key, coded.key, turned=False, rotated=coded.rotated),
-        codes_launch(inputs.value, coded.value, turned=True, rotated=False),
+        codes_launch(inputs.query, coded.query, transposed=False, rotated=coded.rotated),
+        codes_launch(inputs.key, coded.key, transposed=False, rotated=coded.rotated),
+        codes_launch(inputs.value, coded.value, transposed=True, rotated=False),
     ]
     return [*made, attend_launch(plan, coded, result)]
 
 
-def attend_launch(plan: Plan, coded: Rounded, result: Attended) -> Launch:
+def attend_launch(plan: Plan, coded: CodedInputs, result: Attended) -> Launch:
     """The launch of the attention kernel over FP8 codes."""
     sizes, choice = plan.sizes, coded_choice(plan.sizes, plan.rule)
     widths = width_of(sizes.key_size), width_of(sizes.value_size)
     scale = plan.rule.scale / widths[0] if coded.rotated else plan.rule.scale
-    call = fp8_arguments.Coded(
+    call = AttendCodes(
         query_scales=coded.query.scales,
         key_scales=coded.key.scales,
         value_scales=coded.value.scales,

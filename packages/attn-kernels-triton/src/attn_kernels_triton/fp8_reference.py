@@ -34,8 +34,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, rounding: Ro
     """
     scale = query.shape[-1] ** -0.5 * math.log2(math.e)
     if rounding.rotated:
-        turn = rotation(width_of(query.shape[-1]), torch.float64, query.device)
-        query, key = (rotated(rows, turn) for rows in (query, key))
+        matrix = rotation(width_of(query.shape[-1]), torch.float64, query.device)
+        query, key = (rotated(rows, matrix) for rows in (query, key))
     query, key, value = (coded(rows, rounding.rows) for rows in (query, key, value))
     summed, total = torch.zeros_like(query[..., :1]), torch.zeros_like(query[..., :1])
     top = torch.full_like(total, -math.inf)
@@ -44,18 +44,18 @@ def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, rounding: Ro
         powers = (query @ key[:, here].transpose(1, 2) * scale).masked_fill(~seen[:, here], -math.inf)
         highest = torch.maximum(top, powers.amax(-1, keepdim=True))
         base = highest.nan_to_num(neginf=0.0)
-        shares, faded = torch.exp2(powers - base), torch.exp2(top - base)
-        weights = nearest(shares * LIFTED.value) / LIFTED.value
-        summed = summed * faded + weights @ value[:, here]
-        total, top = total * faded + shares.sum(-1, keepdim=True), highest
+        unnormalized, rescale = torch.exp2(powers - base), torch.exp2(top - base)
+        weights = nearest(unnormalized * LIFTED.value) / LIFTED.value
+        summed = summed * rescale + weights @ value[:, here]
+        total, top = total * rescale + unnormalized.sum(-1, keepdim=True), highest
     return summed / total
 
 
-def rotated(rows: Tensor, turn: Tensor) -> Tensor:
-    """Rows, padded with zeros, times the orthogonal matrix `turn` / sqrt(size)."""
-    size = len(turn)
+def rotated(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Rows, padded with zeros, times the orthogonal matrix `matrix` / sqrt(size)."""
+    size = len(matrix)
     filled = torch.nn.functional.pad(rows.double(), (0, size - rows.shape[-1]))
-    return filled @ turn / math.sqrt(size)
+    return filled @ matrix / math.sqrt(size)
 
 
 def coded(rows: Tensor, together: int | None) -> Tensor:

@@ -12,7 +12,7 @@ from attn_core.kernels import devices
 def absence() -> str | None:
     """Why no Triton kernel can run here, or None if one can."""
     if not has_triton():
-        return "triton is not installed; a torch for GPUs brings it, or: pip install triton (Linux on x86-64)"
+        return "triton is not installed; GPU builds of torch include it, or: pip install triton (Linux on x86-64)"
     if interpreted():
         return None
     return None if devices.has_gpu() else devices.NO_GPU
@@ -38,8 +38,8 @@ def uncompilable(error: Exception) -> str | None:
 
     Triton raises its own exception types if it cannot compile a kernel or the GPU lacks the resources for one.
     """
-    said, kind = str(error), type(error)
+    message, kind = str(error), type(error)
     own = kind.__module__.partition(".")[0] == "triton" and kind.__name__ != "InterpreterError"
-    if own or (kind is RuntimeError and any(words in said.lower() for words in CANNOT)):
-        return f"{kind.__name__}: {said.strip().splitlines()[-1] if said.strip() else 'it says no more'}"
+    if own or (kind is RuntimeError and any(words in message.lower() for words in CANNOT)):
+        return f"{kind.__name__}: {message.strip().splitlines()[-1] if message.strip() else 'no message'}"
     return None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attn_kernels_triton.attention.forward import has_copier
 from attn_kernels_triton.backends.conditions import FP8_CAPABILITY
-from attn_kernels_triton.kernels.linear import Codes, LinearTile, Product, add_parts, multiply_codes
+from attn_kernels_triton.kernels.linear import LinearTile, Product, QuantizedWeights, add_parts, multiply_codes
 from attn_kernels_triton.launch import Launch, processors
 from attn_kernels_triton.machine import interpreted
 from attn_kernels_triton.rowwise.rows import matrix
@@ -47,7 +47,7 @@ ADDED = LinearTile(tl.constexpr(4), tl.constexpr(256), None)
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Quantized weights [outputs, inputs] in the layout of `kernels.linear.Codes`, and a bias [outputs] or None."""
+    """Quantized weights [outputs, inputs], see `kernels.linear.QuantizedWeights`, and a bias [outputs] or None."""
 
     data: Tensor
     steps: Tensor
@@ -65,9 +65,9 @@ class Held:
         """The number of outputs."""
         return self.data.shape[0]
 
-    def codes(self, dtype: torch.dtype | None = None) -> Codes:
+    def codes(self, dtype: torch.dtype | None = None) -> QuantizedWeights:
         """The kernel argument that holds these weights; `dtype` reinterprets the bytes of `data`."""
-        return Codes(
+        return QuantizedWeights(
             data=self.data if dtype is None else self.data.view(dtype),
             width=self.data.shape[1],
             steps=self.steps,
@@ -81,16 +81,16 @@ class Held:
         )
 
 
-def shares_of(held: Held, device: torch.device) -> tuple[int, int]:
+def splits_of(held: Held, device: torch.device) -> tuple[int, int]:
     """How the inputs are split among programs (split-K): loop iterations of each split, and the number of splits.
 
     Both depend on the weights and the GPU but not on the number of rows, so results are batch-invariant.
     """
-    turns = -(-held.inputs // TURN)
+    iterations = -(-held.inputs // TURN)
     blocks = -(-held.outputs // DECODE[0].outputs)
-    wanted = min(-(-2 * processors(device) // blocks), turns // FEWEST_TURNS)
-    share = -(-turns // max(1, wanted))
-    return share, -(-turns // share)
+    wanted = min(-(-2 * processors(device) // blocks), iterations // FEWEST_TURNS)
+    split_steps = -(-iterations // max(1, wanted))
+    return split_steps, -(-iterations // split_steps)
 
 
 E4M3 = torch.float8_e4m3fn
@@ -112,9 +112,9 @@ def linear_launches(rows: Tensor, held: Held, out: Tensor, scales: Tensor | None
     # FP8 weights with a scale per block need a second accumulator, and so more registers.
     prompt = PROMPT if has_copier(rows.device) and not (held.e4m3 and held.group) else NARROW_PROMPT
     choice = next((choice for choice in DECODE if count <= choice.most), prompt)
-    share, shares = shares_of(held, rows.device)
-    apart = shares > 1 and choice in DECODE
-    parts = torch.empty(shares, count, outputs, dtype=torch.float32, device=rows.device) if apart else None
+    split_steps, splits = splits_of(held, rows.device)
+    apart = splits > 1 and choice in DECODE
+    parts = torch.empty(splits, count, outputs, dtype=torch.float32, device=rows.device) if apart else None
     call = Product(
         rows=matrix(rows),
         codes=held.codes(E4M3 if held.e4m3 and (scales is not None or has_e4m3(rows.device)) else None),
@@ -124,14 +124,14 @@ def linear_launches(rows: Tensor, held: Held, out: Tensor, scales: Tensor | None
         count=count,
         inputs=held.inputs,
         outputs=outputs,
-        share=share,
-        shares=shares,
+        split_steps=split_steps,
+        splits=splits,
         tile=LinearTile(tl.constexpr(choice.rows), tl.constexpr(choice.outputs), tl.constexpr(TURN)),
         scales=matrix(scales),
     )
     blocks = -(-count // choice.rows) * -(-outputs // choice.outputs)
     options: dict[str, Any] = {"warps": choice.warps, "stages": choice.stages}
-    found = [Launch(program=multiply_codes, programs=blocks * (shares if apart else 1), call=call, **options)]
+    found = [Launch(program=multiply_codes, programs=blocks * (splits if apart else 1), call=call, **options)]
     if apart:
         added = -(-count // ADDED.rows.value) * -(-outputs // ADDED.outputs.value)
         found.append(Launch(program=add_parts, programs=added, call=call._replace(tile=ADDED), warps=4, stages=1))

@@ -80,7 +80,7 @@ class RoundedRowsLinear(CodedLinear):
         place = held.data.device
         if place.type == "cuda" and not has_e4m3(place):
             given = f"{torch.cuda.get_device_name(place)}, {place}"
-            raise InvalidValue.of("weight.device", given, "a GPU of NVIDIA of compute capability 8.9 or more")
+            raise InvalidValue.of("weight.device", given, "an NVIDIA GPU of compute capability 8.9 or more")
 
     def launches(self, rows: Tensor, out: Tensor) -> list[Launch]:
         """See `CodedLinear.launches`; the first launch quantizes the rows."""
@@ -108,7 +108,7 @@ def fp8_weights(form: str, weight: Tensor, bias: Tensor | None) -> Held:
     bytes_of = weight.shape[-1] if form == "fp8_channel" else SCALE_BYTES + GROUP
     if weight.dtype != torch.uint8 or weight.ndim != 2 or bytes_of <= SCALE_BYTES or weight.shape[1] % bytes_of:
         given = f"{weight.dtype} {list(weight.shape)}"
-        raise InvalidValue.of("blocks", given, f"uint8 [outputs, a multiple of {bytes_of}], as {form} has them")
+        raise InvalidValue.of("blocks", given, f"uint8 [outputs, a multiple of {bytes_of}], the layout of {form}")
     apart = weight.detach().reshape(len(weight), -1, bytes_of)
     scales = apart[..., :SCALE_BYTES].contiguous().view(torch.float32).squeeze(-1)
     codes = apart[..., SCALE_BYTES:].flatten(1).view(E4M3)

@@ -56,7 +56,7 @@ def stored_linear(form: str, blocks: Tensor, bias: Tensor | None) -> CodedLinear
     kind = STORED_FORMS[form]
     if blocks.dtype != torch.uint8 or blocks.ndim != 2 or blocks.shape[1] % kind.nbytes:
         given = f"{blocks.dtype} {list(blocks.shape)}"
-        raise InvalidValue.of("blocks", given, f"uint8 [outputs, a multiple of {kind.nbytes}], as {form} has them")
+        raise InvalidValue.of("blocks", given, f"uint8 [outputs, a multiple of {kind.nbytes}], the layout of {form}")
     count = blocks.shape[1] // kind.nbytes
     parts = kind.parts(blocks.detach().reshape(len(blocks), count, kind.nbytes))
     held = Held(

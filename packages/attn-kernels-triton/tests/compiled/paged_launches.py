@@ -9,7 +9,7 @@ from attn_core.distributions import Softmax
 from attn_core.kernels.attend import PagedAttentionInputs
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.paged.attend import launches
-from attn_kernels_triton.paged.bucket import BucketWork, DecodeStep, bucket_of, decode_launches
+from attn_kernels_triton.paged.bucket import DecodeStep, DecodeWork, bucket_of, decode_launches
 from attn_kernels_triton.paged.mixed import MixedWork, mixed_bucket_of, mixed_launches
 
 CONTEXTS = (700, 5, 300)
@@ -81,7 +81,7 @@ def bucket_launches(
     sizes = (size + 64, size) if form == "latent" else (size, size)
     counts = Heads(query=query, key_value=shared, key_size=sizes[0], value_size=sizes[1])
     spec = AttentionSpec(heads=counts, mask=CAUSAL)
-    work = BucketWork.of(bucket_of(spec, requests, torch.bfloat16, torch.device("cpu")), torch.device("cpu"))
+    work = DecodeWork.of(bucket_of(spec, requests, torch.bfloat16, torch.device("cpu")), torch.device("cpu"))
     contexts = torch.zeros(requests, dtype=torch.int32)
     step = DecodeStep(
         query=torch.empty(requests, query, sizes[0], dtype=torch.bfloat16),

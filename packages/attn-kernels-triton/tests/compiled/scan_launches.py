@@ -6,7 +6,13 @@ import torch
 from attn_core.kernels.recurrence import Steps
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.recurrence.compute import given_of
-from attn_kernels_triton.recurrence.launch import backward_launches, between, decode_launch, forward_launches, gradients
+from attn_kernels_triton.recurrence.launch import (
+    backward_launches,
+    buffers_of,
+    decode_launch,
+    forward_launches,
+    gradients,
+)
 
 TOKENS, HEADS = 2048, 4
 
@@ -19,17 +25,17 @@ def scan_launches(
     def rows(*width: int, kind: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(1, TOKENS, HEADS, *width, dtype=kind)
 
-    fades = {"none": None, "head": 1, "channel": size}[decay]
+    decay_size = {"none": None, "head": 1, "channel": size}[decay]
     values = value_size or size
     steps = Steps(
         query=rows(size),
         key=rows(size),
         value=rows(values),
-        decay=None if fades is None else rows(fades, kind=torch.float32),
+        decay=None if decay_size is None else rows(decay_size, kind=torch.float32),
         strength=rows(kind=torch.float32) if delta_rule else None,
     )
     given = given_of(steps, torch.empty(1, HEADS, size, values))
-    work = between(given)
+    work = buffers_of(given)
     found = gradients(given, work.out, work.after, decays=decay != "none")
     launches = [*forward_launches(given, work), *backward_launches(given, work, found)]
     named = {launch.program.__name__: launch for launch in launches}

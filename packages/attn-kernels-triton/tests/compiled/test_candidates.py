@@ -10,7 +10,7 @@ from attn_core.modifiers import SoftCap
 from attn_kernels_triton.attention import backward, tiles
 from attn_kernels_triton.attention import forward as dense
 from attn_kernels_triton.paged import tiles as choices
-from attn_kernels_triton.paged.tiles import FEW
+from attn_kernels_triton.paged.tiles import SMALL_TILE
 from attn_kernels_triton.recurrence import tiles as scan_tiles
 from attn_kernels_triton.tuning.candidates import BACKWARD, PAGED, RECURRENCES
 from launches import launches
@@ -51,7 +51,7 @@ def test_on_hopper_no_candidate_of_a_backward_pass_spills(monkeypatch, width, bo
 @pytest.mark.parametrize(("width", "choice"), [(width, choice) for width, all_ in PAGED.items() for choice in all_])
 def test_on_hopper_no_candidate_of_decoding_spills(monkeypatch, width, choice, parts):
     monkeypatch.setattr("attn_kernels_triton.paged.attend.interpreted", lambda: True)
-    monkeypatch.setitem(choices.PAGED_CHOICES, (FEW, True, width), choice)
+    monkeypatch.setitem(choices.PAGED_CHOICES, (SMALL_TILE, True, width), choice)
     form = {"form": "latent", "heads": (16, 1)} if width == choices.WIDE else {}
     attend, *_ = paged_launches(width, lengths=(1, 1, 1), **form, **parts)
     require_ships(attend)

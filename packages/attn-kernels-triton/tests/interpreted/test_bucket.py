@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -10,7 +11,7 @@ from attn_core import AttentionInputs, Window
 from attn_core.distributions import SoftmaxWithSink
 from attn_core.errors import InvalidValue
 from attn_kernels_triton.paged import bucket as buckets
-from attn_kernels_triton.paged.bucket import Bucket, BucketWork, DecodeStep, bucket_of, decode_launches
+from attn_kernels_triton.paged.bucket import DecodeBucket, DecodeStep, DecodeWork, bucket_of, decode_launches
 from attn_testing import oracle
 from bounds import require_close
 from test_paged import Step
@@ -75,7 +76,7 @@ def by_definition(one: Held, dtype: torch.dtype) -> torch.Tensor:
     return torch.cat(outs)
 
 
-def computed(one: Held, work: BucketWork) -> torch.Tensor:
+def computed(one: Held, work: DecodeWork) -> torch.Tensor:
     """Outputs of the programs."""
     out = torch.empty(*one.given.query.shape[:2], one.step.sizes[1], dtype=one.step.dtype)
     for launch in (work.layout(one.given.contexts), *decode_launches(one.step.spec, one.given, work, out)):
@@ -83,10 +84,11 @@ def computed(one: Held, work: BucketWork) -> torch.Tensor:
     return out
 
 
-def work_of(step: Step, wanted: int) -> BucketWork:
+def work_of(step: Step, wanted: int) -> DecodeWork:
     """Work for a bucket on a chip that wants so many stretches."""
     device = torch.device("cpu")
-    return BucketWork.of(bucket_of(step.spec, len(step.contexts), step.dtype, device)._replace(wanted=wanted), device)
+    bucket = replace(bucket_of(step.spec, len(step.contexts), step.dtype, device), wanted=wanted)
+    return DecodeWork.of(bucket, device)
 
 
 STEPS = {
@@ -130,8 +132,8 @@ def test_other_lengths_of_a_bucket_take_the_same_grids_and_pointers(monkeypatch)
 @pytest.mark.parametrize("contexts", [(4095,) * 3, (70000, 1, 1, 1, -1), (-1, -1), (0,), (5, 5000, 50, 500)])
 @pytest.mark.parametrize(("group", "tile", "left"), [(4, 16, None), (128, 64, None), (1, 16, 1000)])
 def test_every_key_of_every_row_is_met_once_and_items_have_room(contexts, group, tile, left):
-    bucket = Bucket(len(contexts), group, 2, tile, 40, left)
-    work = BucketWork.of(bucket, torch.device("cpu"))
+    bucket = DecodeBucket(requests=len(contexts), group=group, owners=2, tile=tile, wanted=40, left=left)
+    work = DecodeWork.of(bucket, torch.device("cpu"))
     work.items.fill_(-99)
     work.layout(torch.tensor(contexts)).run(torch.device("cpu"))
     met = {}
@@ -146,7 +148,7 @@ def test_every_key_of_every_row_is_met_once_and_items_have_room(contexts, group,
             parts = sorted(met.pop((request, first, min(tile, group - first))))
             keys = [key for start, stop, _ in parts for key in range(start, stop)]
             assert keys == list(range(oldest, context + 1))
-            merge = work.merges[request * bucket.tiles + first // tile].tolist()
+            merge = work.merges[request * bucket.token_tiles + first // tile].tolist()
             slot, slots = merge[3:]
             assert slots == len(parts)
             if slots > 1:
@@ -157,8 +159,8 @@ def test_every_key_of_every_row_is_met_once_and_items_have_room(contexts, group,
 
 
 def test_programs_have_alike_much_to_do_whoever_remembers():
-    bucket = Bucket(4, 4, 8, 16, 66, None)
-    work = BucketWork.of(bucket, torch.device("cpu"))
+    bucket = DecodeBucket(requests=4, group=4, owners=8, tile=16, wanted=66, left=None)
+    work = DecodeWork.of(bucket, torch.device("cpu"))
     work.layout(torch.tensor([65535, 4095, 4095, 4095])).run(torch.device("cpu"))
     items = work.items[work.items[:, 3] > 0]
     lengths = items[:, 5] - items[:, 4]

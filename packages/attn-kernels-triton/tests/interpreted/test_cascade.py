@@ -162,13 +162,13 @@ def test_the_rows_that_neighbours_have_in_common_are_counted_from_the_first_on()
     ids=str,
 )
 def test_a_run_goes_on_for_as_long_as_it_saves_more(common, expected):
-    heads = schedule.Heads(group=4, owners=1, many=64)
+    heads = schedule.Heads(group=4, owners=1, large_tile=64)
     assert runs(common, heads) == expected
 
 
 def test_requests_that_are_not_asked_for_are_no_part_of_a_run():
     operands = operands_of(Step(), [(130, (1, 9, 4))])
-    heads = schedule.Heads(group=2, owners=2, many=16)
+    heads = schedule.Heads(group=2, owners=2, large_tile=16)
     assert [found.members for found in shared_prefixes(operands, {0, 1, 2}, heads)] == [range(3)]
     assert [found.members for found in shared_prefixes(operands, {1, 2}, heads)] == [range(1, 3)]
     assert shared_prefixes(operands, {0, 2}, heads) == []

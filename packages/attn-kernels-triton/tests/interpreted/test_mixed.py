@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ class Mixed:
 
     def work(self, wanted: int) -> MixedWork:
         sizes = self.tokens, self.requests + 1
-        return MixedWork.of(mixed_bucket_of(self.spec, sizes, self.dtype, CPU)._replace(wanted=wanted), CPU)
+        return MixedWork.of(replace(mixed_bucket_of(self.spec, sizes, self.dtype, CPU), wanted=wanted), CPU)
 
 
 def computed(one: Mixed, work: MixedWork, padding: float = 0.0) -> torch.Tensor:
@@ -121,7 +121,7 @@ STEPS = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_of_chunks_that_is_cut_on_the_device_computes_what_is_defined(monkeypatch, name):
-    monkeypatch.setattr("attn_kernels_triton.paged.mixed.SHORTEST", 32)
+    monkeypatch.setattr("attn_kernels_triton.paged.bucket.SHORTEST", 32)
     step, wanted = STEPS[name]
     found = computed(step, step.work(wanted), padding=float("nan"))
     taken = sum(tokens for _, tokens in step.chunks)
@@ -132,7 +132,7 @@ def test_a_step_of_chunks_that_is_cut_on_the_device_computes_what_is_defined(mon
 
 
 def test_numbers_that_padding_is_given_change_no_bit_of_others(monkeypatch):
-    monkeypatch.setattr("attn_kernels_triton.paged.mixed.SHORTEST", 32)
+    monkeypatch.setattr("attn_kernels_triton.paged.bucket.SHORTEST", 32)
     step, wanted = STEPS["a long context that is cut"]
     assert torch.equal(computed(step, step.work(wanted)), computed(step, step.work(wanted), padding=float("nan")))
 
@@ -155,7 +155,7 @@ def test_other_chunks_of_a_bucket_take_the_same_grids_and_pointers():
 @pytest.mark.parametrize("seed", range(3))
 def test_every_tile_meets_each_key_once_and_no_lengths_take_more_room_than_there_is(seed, left):
     rng = random.Random(seed)
-    bucket = MixedBucket(96, 9, 4, 2, 16, rng.choice((5, 40)), left)
+    bucket = MixedBucket(tokens=96, requests=9, group=4, owners=2, tile=16, wanted=rng.choice((5, 40)), left=left)
     work = MixedWork.of(bucket, CPU)
     for _ in range(4):
         chunks, room = [], bucket.tokens

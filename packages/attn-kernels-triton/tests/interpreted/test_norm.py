@@ -19,7 +19,7 @@ SHAPES = [(0, 8), (1, 5), (3, 17), (2, 5, 64), (9, 100)]
 def small(monkeypatch):
     """Few elements a tile and few programs, so that a small problem has several of each."""
     monkeypatch.setattr(tiles, "NORM_ELEMENTS", 256)
-    monkeypatch.setattr("attn_kernels_triton.rowwise.norm.SHARES", 12)
+    monkeypatch.setattr("attn_kernels_triton.rowwise.norm.BACKWARD_WARPS", 12)
     monkeypatch.setattr(tiles, "GATE_ELEMENTS", 64)
     monkeypatch.setattr(tiles, "GATE_WIDTH", 32)
 

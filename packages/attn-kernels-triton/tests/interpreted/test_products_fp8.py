@@ -240,7 +240,7 @@ def test_bytes_that_are_no_whole_blocks_are_refused(form):
     raw = weights_of(form, 3, 128)
     cut = raw[:, :3] if form == "fp8_channel" else raw[:, :-1]
     for damaged in (cut, raw.to(torch.int16), raw[0]):
-        with pytest.raises(InvalidValue, match=f"as {form} has them"):
+        with pytest.raises(InvalidValue, match=f"the layout of {form}"):
             fp8_weights(form, damaged, None)
 
 

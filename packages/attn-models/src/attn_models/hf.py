@@ -27,10 +27,10 @@ from attn_core.modifiers import SoftCap
 from attn_core.scores import ScaledDot
 from torch import Tensor
 
-REFUSED = ("s_aux", "position_bias", "cache")
+UNSUPPORTED_ARGUMENTS = ("s_aux", "position_bias", "cache")
 """Keyword arguments of some models that no mechanism supports: sink logits, position biases and caches."""
 
-SEEDS = (1 << 63) - 1
+LARGEST_SEED = (1 << 63) - 1
 
 
 class MechanismAttention:
@@ -49,14 +49,14 @@ class MechanismAttention:
         """Raise `Incompatible` if the mechanism cannot be used as an attention implementation."""
         name = self.mechanism.name
         if not isinstance(self.mechanism, DeclaredMechanism) or self.mechanism.only_cross:
-            raise Incompatible(f"mechanism {name!r} does not say what it computes within one sequence", mechanism=name)
+            raise Incompatible(f"mechanism {name!r} does not declare a self-attention computation", mechanism=name)
         if not self.mechanism.can(Capability.CAUSAL):
             raise Incompatible(f"mechanism {name!r} cannot be causal", mechanism=name)
         if not self.mechanism.can(Capability.ROTARY):
-            message = f"mechanism {name!r} takes no rotary positions, which models turn before they call an attention"
+            message = f"mechanism {name!r} does not support rotary positions, which models apply before attention"
             raise Incompatible(message, mechanism=name)
         if type(self.mechanism).build is not DeclaredMechanism.build:
-            message = f"mechanism {name!r} computes more than its score, mask and distribution: it has no place here"
+            message = f"mechanism {name!r} computes more than its score, mask and distribution, which is not supported"
             raise Incompatible(message, mechanism=name)
         shared = 2 if self.mechanism.can(Capability.GROUPED) else 4
         self._spec(Heads(query=4, key_value=shared, key_size=8, value_size=8), causal=True)
@@ -69,32 +69,32 @@ class MechanismAttention:
         value: Tensor,
         attention_mask: Tensor | None,
         scaling: float | None = None,
-        **words: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """Outputs [batch, query, heads, value_size] of `query` [batch, heads, query, key_size], `key` and `value`
         [batch, key_value_heads, key, size], and None for the weights; raises `Incompatible` for arguments and masks
         that the mechanism does not support."""
-        given = [word for word in REFUSED if words.get(word) is not None]
+        given = [name for name in UNSUPPORTED_ARGUMENTS if kwargs.get(name) is not None]
         if given:
-            raise Incompatible(f"mechanism {self.mechanism.name!r} has no place for the model's {', '.join(given)}")
-        causal = bool(words.get("is_causal", getattr(module, "is_causal", True)))
-        window = words.get("sliding_window")
+            raise Incompatible(f"mechanism {self.mechanism.name!r} does not support the model's {', '.join(given)}")
+        causal = bool(kwargs.get("is_causal", getattr(module, "is_causal", True)))
+        window = kwargs.get("sliding_window")
         if not self.mechanism.can(Capability.GROUPED):
-            share = query.shape[1] // key.shape[1]
-            key, value = (rows.repeat_interleave(share, dim=1) for rows in (key, value))
-        places, key_padding_mask = read_mask(attention_mask, causal=causal, window=window)
+            repeats = query.shape[1] // key.shape[1]
+            key, value = (rows.repeat_interleave(repeats, dim=1) for rows in (key, value))
+        query_positions, key_padding_mask = read_mask(attention_mask, causal=causal, window=window)
         heads = Heads(query=query.shape[1], key_value=key.shape[1], key_size=query.shape[3], value_size=value.shape[3])
-        spec = _as_the_model_says(
-            self._spec(heads, causal=causal), scaling, words.get("softcap"), window if causal else None
+        spec = _with_model_arguments(
+            self._spec(heads, causal=causal), scaling, kwargs.get("softcap"), window if causal else None
         )
         operands = AttentionInputs(
             query=query.transpose(1, 2),
             key=key.transpose(1, 2),
             value=value.transpose(1, 2),
-            query_positions=places,
+            query_positions=query_positions,
             key_positions=torch.arange(key.shape[2], device=key.device).expand(key.shape[0], -1),
             key_padding_mask=key_padding_mask,
-            dropout=drawn_dropout(words.get("dropout") or 0.0),
+            dropout=drawn_dropout(kwargs.get("dropout") or 0.0),
         )
         flags = torch.is_grad_enabled(), operands.dropout is not None
         kernel = _kernel(spec, query.dtype, query.device.type, flags)
@@ -112,21 +112,21 @@ class MechanismAttention:
         )
         name = self.mechanism.name
         if config.dropout:
-            raise Incompatible(f"mechanism {name!r} is not asked for dropout here: the model's config says it")
+            raise Incompatible(f"mechanism {name!r} must not set dropout here: it is set by the model's config")
         spec = self.mechanism.spec(config)
         if spec is None or spec.weights or spec.norm is not None or self._has_inner(config):
             raise Incompatible(
-                f"mechanism {name!r} has learned weights of its own, which no model holds", mechanism=name
+                f"mechanism {name!r} has learned weights of its own, which the model does not have", mechanism=name
             )
         if spec.heads != heads:
-            raise Incompatible(f"mechanism {name!r} has heads of its own, not the model's", mechanism=name)
+            raise Incompatible(f"mechanism {name!r} does not have the heads of the model", mechanism=name)
         return dataclasses.replace(spec, rotary=None)
 
     def _has_inner(self, config: Any) -> bool:
         return isinstance(self.mechanism, DeclaredMechanism) and self.mechanism.inner(config) is not None
 
 
-def _as_the_model_says(
+def _with_model_arguments(
     spec: AttentionSpec, scaling: float | None, cap: float | None, window: int | None
 ) -> AttentionSpec:
     changes: dict[str, Any] = {}
@@ -141,7 +141,7 @@ def _as_the_model_says(
 
 def drawn_dropout(probability: float) -> Dropout | None:
     """The dropout of one call, with a seed drawn from torch's generator; None for probability 0."""
-    return Dropout(probability=probability, seed=int(torch.randint(SEEDS, ()))) if probability else None
+    return Dropout(probability=probability, seed=int(torch.randint(LARGEST_SEED, ()))) if probability else None
 
 
 @lru_cache(256)
@@ -177,24 +177,30 @@ def read_mask(mask: Tensor | None, *, causal: bool, window: int | None) -> tuple
     sequences, because ignoring it would give wrong results.
     """
     if mask is None:
-        raise Incompatible("transformers gave no mask; register with attn_models.hf, which registers masks as well")
+        raise Incompatible(
+            "transformers passed no mask; register with attn_models.hf, which also registers the mask function"
+        )
     if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[1] != 1:
-        raise Incompatible(f"a mask {list(mask.shape)} of {mask.dtype} is not one of booleans for all heads")
-    seen = mask[:, 0]
-    places = torch.arange(seen.shape[2], device=mask.device)
-    key_padding_mask = seen.any(1)
+        raise Incompatible(
+            f"a mask of {mask.dtype} {list(mask.shape)} is not supported; needed: bool [batch, 1, query, key]"
+        )
+    visible = mask[:, 0]
+    key_positions = torch.arange(visible.shape[2], device=mask.device)
+    key_padding_mask = visible.any(1)
     if causal:
         # The last key that a query sees is at its own position.
-        query = torch.where(seen, places, 0).amax(-1)
-        said = key_padding_mask[:, None] & (places <= query[..., None])
-        said = said & (places > query[..., None] - window) if window else said
+        query_positions = torch.where(visible, key_positions, 0).amax(-1)
+        allowed = key_padding_mask[:, None] & (key_positions <= query_positions[..., None])
+        allowed = allowed & (key_positions > query_positions[..., None] - window) if window else allowed
     else:
-        query = torch.arange(seen.shape[1], device=mask.device).expand(seen.shape[0], -1)
-        said = key_padding_mask[:, None].expand_as(seen)
+        query_positions = torch.arange(visible.shape[1], device=mask.device).expand(visible.shape[0], -1)
+        allowed = key_padding_mask[:, None].expand_as(visible)
     # Padding queries may see no key, or too many; their outputs are not used.
-    if not torch.equal(said & seen.any(-1, keepdim=True), seen):
-        raise Incompatible("the model's mask is not causal, a window or padding; mechanisms have no place for it")
-    return query, key_padding_mask
+    if not torch.equal(allowed & visible.any(-1, keepdim=True), visible):
+        raise Incompatible(
+            "the model's mask is not made of causality, a window and padding; mechanisms support no other masks"
+        )
+    return query_positions, key_padding_mask
 
 
 PREFIX = "attn_"

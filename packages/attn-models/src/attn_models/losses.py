@@ -30,7 +30,7 @@ def mean_loss(logits: Tensor, ids: Tensor, targets: Targets) -> Tensor:
 def losses(logits: Tensor, ids: Tensor, targets: Targets) -> Tensor:
     """Cross-entropies [rows], at least in float32, of `ids` [rows] under logits [rows, vocabulary]; 0 if ignored."""
     return functional.cross_entropy(
-        capped(wide(logits), targets.cap),
+        capped(at_least_float32(logits), targets.cap),
         ids,
         ignore_index=targets.ignored,
         label_smoothing=targets.smoothing,
@@ -40,21 +40,21 @@ def losses(logits: Tensor, ids: Tensor, targets: Targets) -> Tensor:
 
 def row_losses_and_gradients(logits: Tensor, ids: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     """The result of `losses`, and the gradient of each row's loss [rows, vocabulary] in the dtype of the logits."""
-    bounded = capped(wide(logits), targets.cap)
+    bounded = capped(at_least_float32(logits), targets.cap)
     counts = ids != targets.ignored
     known = ids.where(counts, 0)[:, None]
     logs = torch.log_softmax(bounded, dim=-1)
     found = -logs.gather(1, known)[:, 0] * (1 - targets.smoothing)
     if targets.smoothing:
         found -= targets.smoothing * logs.mean(-1)
-    change = logs.exp_().sub_(targets.smoothing / logs.shape[-1])
-    change.scatter_add_(1, known, change.new_full(known.shape, targets.smoothing - 1))
+    gradients = logs.exp_().sub_(targets.smoothing / logs.shape[-1])
+    gradients.scatter_add_(1, known, gradients.new_full(known.shape, targets.smoothing - 1))
     if targets.cap is not None:
-        change *= 1 - (bounded / targets.cap).square()
-    return found.where(counts, 0), change.masked_fill_(~counts[:, None], 0).to(logits.dtype)
+        gradients *= 1 - (bounded / targets.cap).square()
+    return found.where(counts, 0), gradients.masked_fill_(~counts[:, None], 0).to(logits.dtype)
 
 
-def wide(logits: Tensor) -> Tensor:
+def at_least_float32(logits: Tensor) -> Tensor:
     """The logits, converted to float32 if their dtype is narrower."""
     return logits.float() if logits.dtype.itemsize < 4 else logits
 
@@ -96,19 +96,19 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, ids: Tensor, targets: T
         return mean_loss(nn.functional.linear(rows, weight), ids, targets)
     gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     total: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        rows, weight, known_ids(ids, wrong, targets).flatten(), targets, gradients
+        rows, weight, mask_wrong_ids(ids, wrong, targets).flatten(), targets, gradients
     )
     mean = total / counts.sum()
     return mean if ids.device.type == "cpu" else torch.where(wrong.any(), torch.nan, mean)
 
 
-def known_ids(ids: Tensor, wrong: Tensor, targets: Targets) -> Tensor:
+def mask_wrong_ids(ids: Tensor, wrong: Tensor, targets: Targets) -> Tensor:
     """`ids`, on a GPU with those that are `wrong` replaced by the ignored id, as an index outside the vocabulary would
     fail a device-side assertion there, after which CUDA is unusable in the process."""
     return ids if ids.device.type == "cpu" else ids.masked_fill(wrong, targets.ignored)
 
 
-def of_one_type(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def in_autocast_dtype(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Both operands in autocast's dtype if autocast is on, else unchanged."""
     if not torch.is_autocast_enabled(rows.device.type):
         return rows, weight
@@ -121,12 +121,12 @@ def wide_product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     rounded to the narrower dtype first."""
     if left.dtype is dtype:
         return left @ right
-    if sums_apart(left, dtype):
+    if supports_out_dtype(left, dtype):
         return torch.mm(left, right, out_dtype=dtype)
     return (left @ right).to(dtype)
 
 
-def sums_apart(operand: Tensor, dtype: torch.dtype) -> bool:
+def supports_out_dtype(operand: Tensor, dtype: torch.dtype) -> bool:
     """Whether torch can return a product of such matrices in `dtype` without rounding it first (`out_dtype`): on CUDA,
     which sums in float32."""
     return operand.device.type == "cuda" and dtype is torch.float32
@@ -142,32 +142,34 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, ids: Tensor, targets: Targets, gradients: bool) -> Tensor:  # noqa: FBT001 -- apply takes no names
         """The sum of the losses of `rows` [rows, width], computed chunk by chunk; saves the gradients."""
-        wanted = [gradients and need for need in ctx.needs_input_grad[:2]]
-        changed = torch.empty_like(rows) if wanted[0] else None
-        summed = Summed(weight) if wanted[1] else None
+        needed = [gradients and need for need in ctx.needs_input_grad[:2]]
+        row_gradients = torch.empty_like(rows) if needed[0] else None
+        weight_gradient = WeightGradient(weight) if needed[1] else None
         ctx.dtype = weight.dtype
-        rows, weight = of_one_type(rows, weight)
+        rows, weight = in_autocast_dtype(rows, weight)
         length = max(1, LOGITS.get(rows.device.type, LOGITS["cuda"]) // weight.shape[0])
         total = torch.zeros((), dtype=torch.promote_types(rows.dtype, torch.float32), device=rows.device)
         with torch.autocast(rows.device.type, enabled=False):
-            for some in (slice(start, start + length) for start in range(0, rows.shape[0], length)):
-                found, change = chunk_losses(rows[some] @ weight.T, ids[some], targets, gradients=any(wanted))
-                total += found.sum()
-                if changed is not None and change is not None:
-                    product_into(changed[some], change, weight)
-                if summed is not None and change is not None:
-                    summed.add(change, rows[some])
-        ctx.save_for_backward(changed, None if summed is None else summed.total)
+            for chunk in (slice(start, start + length) for start in range(0, rows.shape[0], length)):
+                chunk_loss, logit_gradients = chunk_losses(
+                    rows[chunk] @ weight.T, ids[chunk], targets, gradients=any(needed)
+                )
+                total += chunk_loss.sum()
+                if row_gradients is not None and logit_gradients is not None:
+                    product_into(row_gradients[chunk], logit_gradients, weight)
+                if weight_gradient is not None and logit_gradients is not None:
+                    weight_gradient.add(logit_gradients, rows[chunk])
+        ctx.save_for_backward(row_gradients, None if weight_gradient is None else weight_gradient.total)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients that the forward pass computed, times the gradient of the loss."""
-        changed, summed = ctx.saved_tensors
+        row_gradients, weight_gradient = ctx.saved_tensors
         # Scaled in the dtype of the sum, at least float32: the factor 1 / rows of a mean can underflow in 16 bits.
-        to_rows = None if changed is None else (changed.to(scale.dtype) * scale).to(changed.dtype)
-        to_weight = None if summed is None else (summed * scale).to(ctx.dtype)
+        to_rows = None if row_gradients is None else (row_gradients.to(scale.dtype) * scale).to(row_gradients.dtype)
+        to_weight = None if weight_gradient is None else (weight_gradient * scale).to(ctx.dtype)
         return to_rows, to_weight, None, None, None
 
 
@@ -175,24 +177,24 @@ def product_into(out: Tensor, left: Tensor, right: Tensor) -> None:
     """Write the product of two matrices of the same dtype into `out`, whose dtype may be wider."""
     if out.dtype is left.dtype:
         torch.mm(left, right, out=out)
-    elif sums_apart(left, out.dtype):
+    elif supports_out_dtype(left, out.dtype):
         torch.mm(left, right, out_dtype=out.dtype, out=out)
     else:
         out.copy_(left @ right)
 
 
-class Summed:
+class WeightGradient:
     """The gradient of the unembedding, Σ change^T rows [vocabulary, width], summed over chunks in at least float32."""
 
     def __init__(self, weight: Tensor) -> None:
         self.total = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
 
-    def add(self, change: Tensor, rows: Tensor) -> None:
+    def add(self, logit_gradients: Tensor, rows: Tensor) -> None:
         """Add change^T rows of one chunk: the logits' gradients [rows, vocabulary] and hidden states [rows, width]."""
         if self.total.dtype == rows.dtype:
-            self.total.addmm_(change.T, rows)
+            self.total.addmm_(logit_gradients.T, rows)
         else:
-            self.total += wide_product(change.T, rows, self.total.dtype)
+            self.total += wide_product(logit_gradients.T, rows, self.total.dtype)
 
 
 def chunk_losses(logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> tuple[Tensor, Tensor | None]:

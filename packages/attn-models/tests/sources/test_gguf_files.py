@@ -134,11 +134,11 @@ def described(path: Path, architecture: str = "llama", **values: int | str) -> P
     ("architecture", "values", "said"),
     [
         ("llama", {"split_count": 3, "split_no": 1}, "part 2 of 3 of a model.*llama-gguf-split --merge"),
-        ("llama", {"general_type": "adapter"}, "a LoRA adapter; run the model"),
-        ("clip", {}, "the image or sound encoder of a model"),
-        ("llama", {"general_type": "mmproj"}, "the image or sound encoder of a model"),
+        ("llama", {"general_type": "adapter"}, "a LoRA adapter; run its base model"),
+        ("clip", {}, "the image or audio encoder of a model"),
+        ("llama", {"general_type": "mmproj"}, "the image or audio encoder of a model"),
         ("llama", {"general_type": "imatrix"}, "statistics for quantising"),
-        ("llama", {"general_type": "controlvector"}, "says that it is 'controlvector'; only 'model' is read"),
+        ("llama", {"general_type": "controlvector"}, "has general.type 'controlvector'; allowed: 'model'"),
     ],
 )
 def test_a_file_that_is_no_whole_model_is_refused_with_what_it_is(tmp_path, architecture, values, said) -> None:
@@ -162,7 +162,7 @@ def test_a_damaged_file_another_file_and_one_that_is_not_there_are_refused(tiny_
     cut.write_bytes(whole[:-1000])
     other.write_bytes(b"{}" + whole[2:])
     pickled.write_bytes(b"\x80\x04" + whole)
-    for file, said in ((cut, "which is cut off"), (other, "begins with"), (pickled, "could run code")):
+    for file, said in ((cut, "which is truncated"), (other, "begins with"), (pickled, "can run code")):
         with pytest.raises(CheckpointInvalid, match=said):
             ModelStore(tmp_path / "home").find(str(file))
     with pytest.raises(UnknownName):

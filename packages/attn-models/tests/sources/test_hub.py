@@ -208,7 +208,7 @@ def test_a_pull_that_was_cut_off_goes_on_where_it_stopped(served, published, tmp
 def test_a_file_that_is_not_what_the_hub_says_is_refused_and_removed(served, published, tmp_path, name):
     honest = served.files[name]
     served.lies = {name: honest[:-9] + b" " * 9}
-    with pytest.raises(CheckpointInvalid, match=r"is not the file that the hub names"):
+    with pytest.raises(CheckpointInvalid, match=r"does not have the size and hash that the hub gives"):
         pull_repository(REPO, home=tmp_path / "home")
     assert not ModelStore(tmp_path / "home").names()
     served.lies.clear()
@@ -227,7 +227,7 @@ def test_shards_are_those_of_the_index_and_no_others(served, published, tmp_path
     index["weight_map"][names[0]] = "../../../etc/passwd"
     served.files["model.safetensors.index.json"] = json.dumps(index).encode()
     served.revisions["main"] = served.revisions[LATER] = LATER
-    with pytest.raises(CheckpointInvalid, match="no weight file of"):
+    with pytest.raises(CheckpointInvalid, match="is not a weight file of"):
         pull_repository(REPO, home=tmp_path / "home")
     assert ModelStore(tmp_path / "home").names() == [REPO]  # the earlier one is untouched
 
@@ -258,7 +258,10 @@ def test_an_unknown_family_is_refused_before_its_weights_are_fetched(served, pub
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"pytorch_model.bin": b"x", "config.json": b"{}"}, r"only weights that could run code.*pytorch_model\.bin"),
+        (
+            {"pytorch_model.bin": b"x", "config.json": b"{}"},
+            r"only weights in formats that can run.*pytorch_model\.bin",
+        ),
         ({"README.md": b"x"}, "no weights"),
         ({}, "no weights"),
         ({"model.safetensors": b"x"}, r"has no config\.json"),
@@ -362,7 +365,7 @@ def test_nothing_but_a_model_of_the_store_is_ever_removed(published, tmp_path, n
     home = tmp_path / "home"
     save_model(home / "models" / "mine", published)
     (home / "secret").mkdir()
-    with pytest.raises(UnknownName, match="model of this machine"):
+    with pytest.raises(UnknownName, match="model on this machine"):
         ModelStore(home).remove(name)
     assert (home / "secret").is_dir()
     assert ModelStore(home).names() == ["mine"]

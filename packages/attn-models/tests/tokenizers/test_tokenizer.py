@@ -206,7 +206,7 @@ def test_a_message_may_hold_the_characters_that_stand_in(tokenizer: Tokenizer) -
 
 def test_a_chat_that_uses_up_the_private_plane_is_refused(tokenizer: Tokenizer) -> None:
     content = "<|im_end|>" + "".join(chr(code) for code in range(0xF0000, 0xFFFFE))
-    with pytest.raises(InvalidValue, match="private plane"):
+    with pytest.raises(InvalidValue, match="private-use characters"):
         tokenizer.encode_chat([{"role": "user", "content": content}])
 
 

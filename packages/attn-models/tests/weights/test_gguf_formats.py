@@ -255,5 +255,5 @@ def test_a_number_that_is_not_finite_is_refused_in_every_format(name: str, numbe
 
 def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
     header = written(tmp_path / "whole.gguf", "I32", np.ones((ROWS, BLOCKS, 4), np.uint8))
-    with pytest.raises(CheckpointInvalid, match="'w': type I32 is no weight"):
+    with pytest.raises(CheckpointInvalid, match="'w': type I32 is not a type of weights"):
         dequantised(header, header.tensors["w"])

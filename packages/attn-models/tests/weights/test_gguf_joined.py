@@ -256,7 +256,7 @@ def test_a_decay_that_is_no_decay_is_refused(tiny_llama, tmp_path, monkeypatch):
 
     monkeypatch.setitem(write.__globals__, "kept", grown)
     path = write(tmp_path / "grows.gguf", model, tiny_llama, tmp_path)
-    with pytest.raises(CheckpointInvalid, match=r"'blk\.1\.ssm_a' holds a decay"):
+    with pytest.raises(CheckpointInvalid, match=r"'blk\.1\.ssm_a' contains a decay"):
         convert(path, tmp_path / "grows", "float32")
 
 

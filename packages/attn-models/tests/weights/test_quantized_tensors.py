@@ -304,13 +304,17 @@ LAYER = "model.layers.0.mlp.up_proj"
     [
         (Gptq(), lambda t: t.pop(f"{LAYER}.scales"), rf"{LAYER}\.scales.*is missing"),
         (Gptq(), lambda t: t.update({f"{LAYER}.scales": t[f"{LAYER}.scales"][:1]}), "scales has shape"),
-        (Gptq(), lambda t: t[f"{LAYER}.g_idx"].fill_(7), "g_idx names a group"),
-        (Gptq(), lambda t: t[f"{LAYER}.g_idx"].fill_(-1), "g_idx names a group"),
+        (Gptq(), lambda t: t[f"{LAYER}.g_idx"].fill_(7), "g_idx refers to a group"),
+        (Gptq(), lambda t: t[f"{LAYER}.g_idx"].fill_(-1), "g_idx refers to a group"),
         (Gptq(), lambda t: t.update({f"{LAYER}.weight": torch.ones(96, 64)}), "plain and quantised"),
         (Gptq(), lambda t: t[f"{LAYER}.scales"].fill_(torch.inf), "NaN or infinity"),
         (Awq(), lambda t: t.update({f"{LAYER}.qzeros": t[f"{LAYER}.qzeros"][:, :1]}), "qzeros has shape"),
-        (FORMATS["fp8 in blocks"], lambda t: t.pop(f"{LAYER}.weight_scale_inv"), "without a weight_scale_inv"),
-        (FORMATS["fp8 in blocks"], lambda t: t.update({f"{LAYER}.weight_scale_inv": torch.ones(1, 1)}), "blocks of"),
+        (FORMATS["fp8 in blocks"], lambda t: t.pop(f"{LAYER}.weight_scale_inv"), "has no weight_scale_inv"),
+        (
+            FORMATS["fp8 in blocks"],
+            lambda t: t.update({f"{LAYER}.weight_scale_inv": torch.ones(1, 1)}),
+            "each block of",
+        ),
         (FORMATS["compressed, channel"], lambda t: t.update({f"{LAYER}.weight_scale": torch.ones(7, 1)}), "one scale"),
     ],
 )
@@ -331,7 +335,7 @@ def test_tensors_that_are_not_those_of_the_format_are_refused_by_name(plain, for
 def test_a_folder_that_says_it_is_quantised_and_is_not_is_refused(plain, tmp_path):
     config, tensors = plain
     write_folder(tmp_path / "model", config | {"quantization_config": BLOCKED}, tensors)
-    with pytest.raises(CheckpointInvalid, match="quantization_config: says Fp8, but no tensor is stored so"):
+    with pytest.raises(CheckpointInvalid, match="quantization_config: names Fp8, but no tensor is stored in"):
         load_model(tmp_path / "model")
 
 

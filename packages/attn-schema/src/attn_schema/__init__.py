@@ -1,4 +1,7 @@
-"""Every noun of attn, declared once; flags, config files, JSON, protobuf messages and checks are derived from it."""
+"""The data classes of attn ("nouns"): requests, results and configurations, each declared once.
+
+Command-line flags, config files, JSON, protobuf messages and validation are derived from their fields.
+"""
 
 from attn_schema.catalog import (
     BrokenPlugin,

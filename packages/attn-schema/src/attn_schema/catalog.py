@@ -1,4 +1,4 @@
-"""What a server has: models and mechanisms."""
+"""Descriptions of the models and attention mechanisms that a server offers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attn_schema.schema import Schema
 
 
 class ModelState(StrEnum):
-    """Where a model is in its life; ELSEWHERE is served by another gateway, UNKNOWN a state newer than this version."""
+    """The lifecycle state of a model. ELSEWHERE: another gateway serves it. UNKNOWN: not known to this version."""
 
     UNKNOWN = "unknown"
     LOADING = "loading"
@@ -55,7 +55,7 @@ class ModelInfo(Schema, frozen=True, kw_only=True):
 
 
 class Paper(Schema, frozen=True, kw_only=True):
-    """Where a mechanism was published."""
+    """The publication that introduced a mechanism."""
 
     title: Annotated[str, Meta(description="Title.")] = ""
     authors: Annotated[str, Meta(description="Authors, as usually cited.")] = ""
@@ -64,10 +64,10 @@ class Paper(Schema, frozen=True, kw_only=True):
 
 
 class StateKind(StrEnum):
-    """What a mechanism keeps between decoding steps.
+    """The kind of state that a mechanism keeps between decoding steps.
 
-    PAGED: rows for each decoder token, such as keys and values. SLOT: a fixed number of bytes for each sequence, such
-    as the state of linear attention. SOURCE: rows for each encoder token, written once.
+    PAGED: entries for each decoder token, such as keys and values. SLOT: a fixed number of bytes for each sequence,
+    such as the state of linear attention. SOURCE: entries for each encoder token, written once.
     """
 
     PAGED = "paged"
@@ -87,7 +87,7 @@ class MechanismOption(Schema, frozen=True, kw_only=True):
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
+        """Whether the option has no default value."""
         return self.default_value is UNSET
 
 
@@ -113,7 +113,7 @@ class Mechanism(Schema, frozen=True, kw_only=True):
 
     @property
     def full_name(self) -> str:
-        """The name to ask for: the short one, or "distribution/name" if that is ambiguous."""
+        """The name that selects this mechanism: the short name, or "distribution/name" if that is ambiguous."""
         return f"{self.distribution}/{self.name}" if self.ambiguous else self.name
 
 

@@ -1,7 +1,7 @@
-"""Nouns to protobuf messages and back, by the names of their fields.
+"""Conversion of nouns (the data classes of `attn_schema`) to protobuf messages and back, by field name.
 
-A noun is the message of the same name in package `attn.v1` (`MESSAGES` lists those that are the response of a call).
-Enumerations are matched by the names of their members, `FinishReason.STOP` and `FINISH_REASON_STOP`; absent fields are
+A noun becomes the message of the same name in package `attn.v1`; `MESSAGES` lists the exceptions.
+Enumerations are matched by the names of their members, `FinishReason.STOP` and `FINISH_REASON_STOP`; absent fields take
 the noun's defaults; a tuple in a oneof is a message with one repeated field, as protobuf has no repeated oneof fields.
 """
 
@@ -33,11 +33,11 @@ MESSAGES = {
     "OutputDelta": "GenerateResponse",
     "Tokenization": "TokenizeResponse",
 }
-"""Nouns whose message has another name, because it is the whole response of a call."""
+"""The nouns whose message has a different name, because it is the whole response of an RPC."""
 
 JSON_MESSAGES = ("google.protobuf.Struct", "google.protobuf.Value")
 UNKNOWN = "UNKNOWN"
-"""The member of an enumeration that stands for values newer than this version."""
+"""The enumeration member that represents values which this version does not know."""
 
 RANGES = {
     FieldDescriptor.CPPTYPE_INT32: "a whole number from -2^31 to 2^31 - 1",
@@ -48,7 +48,7 @@ RANGES = {
 
 @dataclass(frozen=True)
 class _Codec:
-    """How one field crosses: `read` makes the noun's value of the message's, `write` sets it in a message."""
+    """The conversion of one field: `read` turns the message's value into the noun's, `write` sets it in a message."""
 
     name: str
     default: Any
@@ -62,7 +62,7 @@ class _Codec:
 
 @functools.cache
 def message_class(noun: type[msgspec.Struct]) -> type[Message]:
-    """The class of a noun's message; raises `LookupError` for a noun without one."""
+    """The protobuf message class of a noun; raises `LookupError` for a noun without a message."""
     name = MESSAGES.get(noun.__name__, noun.__name__)
     for module in MODULES:
         if hasattr(module, name):
@@ -72,13 +72,14 @@ def message_class(noun: type[msgspec.Struct]) -> type[Message]:
 
 @functools.cache
 def wire_fields(noun: type[msgspec.Struct]) -> tuple[FieldInfo, ...]:
-    """The fields of a noun that its message has."""
+    """The fields of a noun that its protobuf message carries."""
     return tuple(info for info in fields_of(noun) if info.extra.get("wire", True))
 
 
 def require_wire(value: msgspec.Struct) -> None:
-    """Raises `InvalidValue` where a field that the noun's message lacks has another value than its default: a server
-    would never learn it.
+    """Raise `InvalidValue` if a field that the noun's message does not carry differs from its default.
+
+    Such a value would never reach the server.
     """
     sent = {info.name for info in wire_fields(type(value))}
     for info in fields_of(type(value)):
@@ -88,14 +89,14 @@ def require_wire(value: msgspec.Struct) -> None:
 
 
 def to_message(value: msgspec.Struct) -> Any:
-    """The noun as its message; raises `InvalidValue` for a number that the message's field cannot hold."""
+    """The protobuf message of a noun; raises `InvalidValue` for a number that the message's field cannot hold."""
     message = message_class(type(value))()
     _fill(message, value)
     return message
 
 
 def from_message(noun: type[Noun], message: Message) -> Noun:
-    """The noun in a message; raises what making the noun raises, such as `InvalidValue`."""
+    """The noun that a protobuf message holds; raises what the noun's constructor raises, such as `InvalidValue`."""
     values = {}
     for codec in _codecs(noun):
         if codec.presence and not message.HasField(codec.name):
@@ -145,11 +146,11 @@ def _codec(info: FieldInfo, field: Any) -> _Codec:
 
 
 Kind: TypeAlias = tuple[Callable[[Any], Any], Callable[[Any, Any], None]]
-"""How a field is read and how it is written."""
+"""The functions that read a field from a message and write it to a message."""
 
 
 def _field_kind(info: FieldInfo, field: Any) -> Kind:
-    """How a field is read and written, by what the noun and the message say it is."""
+    """The functions that read and write a field, chosen by its types in the noun and in the message."""
     name = info.name
     element = element_of(get_args(info.kind)[0]).kind if get_origin(info.kind) is tuple else info.kind
     if field.message_type is not None:
@@ -184,7 +185,9 @@ def _message_kind(name: str, element: Any, field: Any) -> Kind:
 
 
 def _enum_kind(name: str, kind: Any, field: Any) -> Kind:
-    """Members by name. 0 is absent; a number newer than this version is UNKNOWN, if there is such a member."""
+    """Reads and writes enumeration members by name. 0 is an absent value; a number that this version does not know
+    becomes UNKNOWN if there is such a member, else raises `InvalidValue`.
+    """
     enum = field.enum_type
     numbers = {member: enum.values_by_name.get(enum_prefix(enum) + member.name) for member in kind}
     members = {0: msgspec.UNSET} | {value.number: member for member, value in numbers.items() if value is not None}
@@ -209,7 +212,7 @@ def _enum_kind(name: str, kind: Any, field: Any) -> Kind:
 
 
 def _wrapped_kind(name: str, element: Any, message: Any) -> Kind:
-    """A tuple whose message has one repeated field."""
+    """Reads and writes a tuple that is stored as a message with one repeated field."""
     (inner,) = message.fields
 
     def read(value: Any) -> tuple[Any, ...]:
@@ -257,7 +260,7 @@ def _set_json(target: Any, value: Any) -> None:
 
 
 def json_value(value: Any, kind: Any) -> Any:
-    """A plain value as a protobuf `Value` or `Struct`; what JSON cannot hold becomes text."""
+    """A plain value as a protobuf `Value` or `Struct`; a value that JSON cannot represent is stored as its text."""
     try:
         return json_format.ParseDict(msgspec.to_builtins(value), kind())
     except (json_format.ParseError, TypeError):
@@ -265,5 +268,5 @@ def json_value(value: Any, kind: Any) -> Any:
 
 
 def enum_prefix(enum: Any) -> str:
-    """What precedes the member's name in protobuf: FINISH_REASON_ for FinishReason."""
+    """The prefix of member names in a protobuf enumeration: FINISH_REASON_ for FinishReason."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", enum.name).upper() + "_"

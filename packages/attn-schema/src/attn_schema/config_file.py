@@ -1,4 +1,4 @@
-"""Configuration files in TOML or YAML, whose tables are nouns."""
+"""Reading of configuration files in TOML or YAML, whose tables hold the fields of nouns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def require_known(values: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
-    """Raise `UnknownName` with near names for the first key that is not known."""
+    """Raise `UnknownName`, with similar names as suggestions, for the first key that is not in `known`."""
     for name in values:
         if name not in known:
             raise UnknownName.of(what, str(name), known)

@@ -1,4 +1,4 @@
-"""How many cores this process may keep busy."""
+"""The number of CPU cores that this process may use."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def usable_cores(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Cores that the process may run on, or that its control group pays for where that is fewer; at least one.
+    """The number of cores in the process's CPU affinity, or its control group's CPU quota if that is less; at least 1.
 
-    A container is often given some of the time of many cores: as many threads as there are cores would then be stopped
-    together in the middle of a product, again and again. Both versions of Linux's control groups are read, those of all
-    groups above too; what cannot be read limits nothing.
+    A container often gets a share of the time of many cores. With one thread per visible core, all threads would then
+    be throttled together in the middle of a matrix product, again and again. Both versions of Linux's control groups
+    are read, parent groups included; a limit that cannot be read is ignored.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limits = [limit for folder in _groups(cgroups, membership) if (limit := _limit(folder)) is not None]
@@ -22,12 +22,12 @@ def usable_cores(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cg
 
 
 def rank_cores(ranks: int) -> int:
-    """The usable cores of each rank of a model, where so many ranks share this machine; at least one."""
+    """The number of usable cores for each of `ranks` model ranks that share this machine; at least 1."""
     return max(1, usable_cores() // ranks)
 
 
 def _groups(cgroups: Path, membership: Path) -> list[Path]:
-    """The folders of the process's group and of those above it; the root, which in a container is the own group."""
+    """The cgroup folders of the process and of its parent groups, and the root (a container's own group)."""
     found = [cgroups, cgroups / "cpu"]
     try:
         lines = membership.read_text().splitlines()
@@ -43,7 +43,7 @@ def _groups(cgroups: Path, membership: Path) -> list[Path]:
 
 
 def _limit(folder: Path) -> float | None:
-    """Cores' worth of time that a group may use; None where there is no limit."""
+    """The CPU quota of a control group, in cores; None if there is no limit."""
     try:
         if (both := folder / "cpu.max").exists():
             quota, period = both.read_text().split()

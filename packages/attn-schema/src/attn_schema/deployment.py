@@ -1,4 +1,4 @@
-"""How many engines serve a model."""
+"""Configuration of how many engines (replicas) serve a model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from attn_schema.schema import Checked
 
 MAX_REPLICAS = 1000
 PREFILL_MIN_TOKENS = 256
-"""Moving a state costs 15 ms and what its bytes take, as long as a core computes some 60 tokens of a model of 15
-million parameters; accelerators compute more in that time. See benchmarks/disaggregated_prefill.py."""
+"""The default of `prefill_min_tokens`. Transferring a KV state costs 15 ms plus the transfer of its bytes: the time in
+which one core computes some 60 tokens of a model of 15 million parameters, and an accelerator more. See
+benchmarks/disaggregated_prefill.py."""
 
 
 class DeploymentConfig(Checked, frozen=True, kw_only=True):
-    """How many engines serve a model. Without any option it is one, in an actor of its own.
+    """The number of engines that serve a model. Without any option it is one engine, in a Ray actor of its own.
 
-    With `replicas` or `max_replicas` they are a Ray Serve deployment: a fixed number, or as many as the load asks for.
-    With `prefill_replicas` beside them these decode, and long prompts are computed by further engines (disaggregated
-    prefill).
+    With `replicas` or `max_replicas` the engines are a Ray Serve deployment: a fixed number, or autoscaled with the
+    load. With `prefill_replicas` in addition, those engines decode, and further engines compute long prompts
+    (disaggregated prefill).
     """
 
     replicas: Annotated[
@@ -79,32 +80,32 @@ class DeploymentConfig(Checked, frozen=True, kw_only=True):
 
     @property
     def deployed(self) -> bool:
-        """Whether the engines are a deployment, and not one in an actor of its own."""
+        """Whether the engines are a Ray Serve deployment, rather than one engine in an actor of its own."""
         return self.replicas is not None or self.max_replicas is not None
 
     @property
     def at_first(self) -> int:
-        """How many engines are started at first."""
+        """The number of engines to start with."""
         return self.replicas or max(self.min_replicas, 1)
 
     @property
     def decode(self) -> DeploymentConfig:
-        """The engines that generate, without those that compute prompts."""
+        """The deployment of the engines that generate, without the prefill replicas."""
         return self.replace(prefill_replicas=None)
 
     @property
     def prefill(self) -> DeploymentConfig:
-        """The engines that compute prompts."""
+        """The deployment of the prefill replicas."""
         return DeploymentConfig(replicas=self.prefill_replicas)
 
     @property
     def together(self) -> DeploymentConfig:
-        """As many engines as there are at most, of both kinds."""
+        """A deployment of the maximum number of engines, generating and prefill replicas together."""
         return DeploymentConfig(replicas=(self.max_replicas or self.at_first) + (self.prefill_replicas or 0))
 
 
 class ServedModelConfig(Checked, frozen=True, kw_only=True):
-    """A model that a server serves, as its config file says it."""
+    """The settings of one model that a server serves, as written in the server's config file."""
 
     source: Annotated[str, Meta(description="Folder or registered name; the model's name if not given.")] = ""
     engine: Annotated[
@@ -124,7 +125,7 @@ class ServedModelConfig(Checked, frozen=True, kw_only=True):
 
 
 class ClusterConfig(Checked, frozen=True, kw_only=True):
-    """What a server serves; its config file is read again at SIGHUP, while everything else goes on."""
+    """The models that a server serves. The config file is read again at SIGHUP, without a restart of the server."""
 
     models: Annotated[
         dict[str, ServedModelConfig],

@@ -1,4 +1,4 @@
-"""Where a model is computed, and in which element type: the options that every command with a model has."""
+"""The device and element type that a model is computed with: options of every command that runs a model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from msgspec import Meta
 from attn_schema.schema import Checked
 
 AUTO = "auto"
-"""The device or element type that suits the machine."""
+"""Selects the device or element type automatically, to suit the machine."""
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:(?P<index>0|[1-9]\d{0,2}))?")
 DEVICES = "auto, cpu, cuda, cuda:INDEX or mps"
-"""What a device may be called, for people."""
+"""The allowed device names, as shown in error messages."""
 
 Device: TypeAlias = Annotated[
     str,
@@ -24,17 +24,17 @@ Device: TypeAlias = Annotated[
         extra={"metavar": "auto|cpu|cuda[:INDEX]|mps"},
     ),
 ]
-"""The type of every field that names a device; its noun calls `require_device`."""
+"""The type of every field that names a device; classes with such a field call `require_device`."""
 
 
 def require_device(field: str, device: str) -> None:
-    """Raise `InvalidValue` unless `device` is a name that a device may have, on whatever machine."""
+    """Raise `InvalidValue` unless `device` is a valid device name; whether this machine has it is not checked."""
     if not DEVICE.fullmatch(device):
         raise InvalidValue.of(field, device, DEVICES)
 
 
 class DeviceConfig(Checked, frozen=True, kw_only=True):
-    """Where a model is computed, and in which element type."""
+    """The device and element type that a model is computed with."""
 
     dtype: Annotated[
         str,

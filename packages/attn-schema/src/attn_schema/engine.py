@@ -1,4 +1,4 @@
-"""How an engine runs a model, and how busy it is."""
+"""The configuration and the load statistics of an inference engine."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ MAX_SPECULATIVE_TREE_WIDTH = 8
 MAX_LORAS = 1024
 MAX_RANKS = 64
 DRAFT_MODEL_TOKENS = 4
-"""`num_speculative_tokens` with a draft model, if not given."""
+"""The default of `num_speculative_tokens` with a draft model."""
 
 KV_CACHE_BYTES = 512 * 2**20
-"""Memory for the KV cache on a CPU, in bytes, if not given."""
+"""The default memory for the KV cache on a CPU, in bytes."""
 BATCH_SIZES = {"cpu": (64, 256), "cuda": (256, 2048)}
-"""Sequences and tokens of a step, by the type of the device, if not given; others have those of a CPU."""
+"""The default `max_num_seqs` and `max_num_batched_tokens` by device type; other types use those of "cpu"."""
 
 Quantization = Literal["auto", "none", "float32", "bfloat16", "int8", "int4", "fp8"]
 
 
 class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
-    """How an engine runs a model."""
+    """The configuration of the inference engine that runs a model."""
 
     kernel: Annotated[
         str, Meta(description="Attention kernel, by name; if it does not support the model, loading fails.")
@@ -149,7 +149,9 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
     ] = {}  # noqa: RUF012 - msgspec copies it  # fmt: skip
 
     def with_defaults(self, device_type: str) -> Self:
-        """With the sizes of a step that suit devices of this type, such as "cuda", where none are given."""
+        """A copy in which unset `max_num_seqs` and `max_num_batched_tokens` have the defaults of this device type, such
+        as "cuda".
+        """
         sequences, tokens = BATCH_SIZES.get(device_type, BATCH_SIZES["cpu"])
         return self.replace(
             max_num_seqs=self.max_num_seqs or sequences, max_num_batched_tokens=self.max_num_batched_tokens or tokens
@@ -157,13 +159,13 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
 
     @property
     def batch_sizes(self) -> tuple[int, int]:
-        """`max_num_seqs` and `max_num_batched_tokens`; those of a CPU where they are not given."""
+        """`max_num_seqs` and `max_num_batched_tokens`, with the defaults of a CPU if they are not set."""
         sequences, tokens = BATCH_SIZES["cpu"]
         return self.max_num_seqs or sequences, self.max_num_batched_tokens or tokens
 
 
 class EngineStats(Schema, frozen=True, kw_only=True):
-    """How busy an engine is, or the replicas of a model together. Counters run since the model was loaded."""
+    """The load of an engine, or of all replicas of a model together. Counters count since the model was loaded."""
 
     running: Annotated[int, Meta(description="Requests in the current batch.")] = 0
     waiting: Annotated[int, Meta(description="Requests that wait to be scheduled.")] = 0
@@ -196,7 +198,7 @@ class EngineStats(Schema, frozen=True, kw_only=True):
 
 
 class ReplicaStats(Schema, frozen=True, kw_only=True):
-    """How busy a replica is."""
+    """The load of one replica."""
 
     name: Annotated[str, Meta(description="Its name, of no other replica before or after it.")]
     stats: Annotated[EngineStats, Meta(description="How busy its engine is.")]

@@ -1,4 +1,4 @@
-"""What a training job would cost, before anything starts."""
+"""The estimated cost of a training job, computed before it starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attn_schema.schema import Schema
 
 
 class JobEstimate(Schema, frozen=True, kw_only=True):
-    """The FLOPs, memory, disk and time that a training job would need; bytes of memory are one worker's peak."""
+    """The FLOPs, memory, disk space and time that a training job would need; memory sizes are one worker's peak."""
 
     device: Annotated[str, Meta(description="Device of each worker.")] = ""
     workers: Annotated[int, Meta(description="Workers that share each batch.")] = 0

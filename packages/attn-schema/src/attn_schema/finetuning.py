@@ -1,4 +1,4 @@
-"""How a base model is changed: adapters of low rank (LoRA) on frozen, possibly quantized weights."""
+"""Configuration of fine-tuning: low-rank adapters (LoRA) on frozen, possibly quantized weights; DPO; distillation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from attn_schema.schema import Checked, in_panel
 _lora = in_panel("LoRA")
 
 DEFAULT_ALPHA_PER_RANK = 2
-"""`lora_alpha` divided by `lora_rank`, if not given."""
+"""The default of `lora_alpha`, as a multiple of `lora_rank`."""
 
 
 class LoraConfig(Checked, frozen=True, kw_only=True):
-    """An adapter of low rank (LoRA, Hu et al. 2021, arXiv 2106.09685) on a base model, whose weights are frozen.
+    """A low-rank adapter (LoRA, Hu et al. 2021, arXiv 2106.09685) on a base model, whose weights are frozen.
 
-    Without `lora_rank` there is none, and all weights are trained.
+    Without `lora_rank` there is no adapter, and all weights are trained.
     """
 
     lora_rank: Annotated[int, _lora("Rank of the LoRA adapter; all weights are trained if not given.", ge=1)] | None = (
@@ -56,18 +56,21 @@ class LoraConfig(Checked, frozen=True, kw_only=True):
 
     @property
     def alpha(self) -> float:
-        """`lora_alpha`, or its default."""
+        """`lora_alpha`, or its default, twice `lora_rank`."""
         return DEFAULT_ALPHA_PER_RANK * float(self.lora_rank or 1) if self.lora_alpha is None else self.lora_alpha
 
 
 _objective = in_panel("Preferences and teacher")
 
 DPO_BETA = 0.1
-"""`dpo_beta`, if not given."""
+"""The default of `dpo_beta`."""
 
 
 class ObjectiveConfig(Checked, frozen=True, kw_only=True):
-    """What is learned beside next tokens: preferences (DPO, arXiv 2305.18290), or a teacher's probabilities."""
+    """Training objectives other than next-token cross-entropy: preferences (DPO, arXiv 2305.18290) and distillation.
+
+    Distillation adds a loss on a teacher's probabilities (arXiv 1503.02531).
+    """
 
     dpo_beta: (
         Annotated[

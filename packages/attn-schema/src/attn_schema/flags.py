@@ -1,15 +1,16 @@
-"""The command-line options of a noun, derived from its fields.
+"""Command-line options derived from the fields of nouns, the data classes of `attn_schema`.
 
     @with_flags
     def generate(*, model: Annotated[str, typer.Argument()], sampling: SamplingParams) -> None: ...
 
-A parameter whose type is a noun becomes one option for each field: `--max-new-tokens`, with the field's description and
-default as help. `--config FILE` reads the same fields from a table named as the parameter; flags win over the file.
+A parameter whose type is a noun becomes one option for each field, such as `--max-new-tokens`, with the field's
+description and default as help. `--config FILE` reads the same fields from a table with the parameter's name; flags
+override the file.
 
     @with_flags(top="training", defaults=recipe_values)
 
-puts the fields of `training` at the top level of the file; `defaults(options)` gives values that hold where neither
-the file nor a flag does.
+puts the fields of `training` at the top level of the file; `defaults(options)` returns the values of fields that
+neither the file nor a flag sets.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Defaults: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 def with_flags(
     function: Callable[..., Any] | None = None, *, top: str = "", defaults: Defaults | None = None
 ) -> Callable[..., Any]:
-    """The function as a typer command whose noun parameters are options; see the module."""
+    """Turn a function into a typer command whose noun parameters are command-line options; see the module."""
     if function is None:
         return functools.partial(with_flags, top=top, defaults=defaults)
     hints = typing.get_type_hints(function, include_extras=True)
@@ -62,7 +63,7 @@ def with_flags(
     options: dict[str, inspect.Parameter] = {}
     for noun in nouns.values():
         for info in flag_fields(noun):
-            options.setdefault(info.name, _parameter(info))  # nouns may share an option
+            options.setdefault(info.name, _parameter(info))  # several nouns may have an option of the same name
     config_option = inspect.Parameter(CONFIG, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=config)
     everything = [*own, *options.values(), config_option]
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -82,7 +83,7 @@ def _is_optional(parameter: inspect.Parameter) -> bool:
 
 
 def flag_fields(noun: type[Schema]) -> Iterator[FieldInfo]:
-    """The fields of a noun that have a flag, those of nouns within it included."""
+    """The fields of a noun that have a command-line flag, including the fields of nested nouns."""
     for info in fields_of(noun):
         if info.extra.get("flag", True):
             if is_noun(info.kind):
@@ -129,7 +130,7 @@ def _shown(default: Any) -> Any:
 
 
 def _flag_type(info: FieldInfo) -> Any:
-    """What typer parses: choices and bounds are left to the noun, so that there is one message for a wrong value."""
+    """The type that typer parses. The noun checks choices and bounds, so that wrong values give one kind of message."""
     if get_origin(info.kind) is tuple:
         return list[_scalar(get_args(info.kind)[0])] | None  # type: ignore[misc]
     if get_origin(info.kind) is dict:
@@ -143,7 +144,7 @@ def _scalar(kind: Any) -> Any:
 
 
 def _noun(noun: type[Schema], name: str, given: dict[str, Any], file: Any) -> Schema:
-    """The noun with the values of the file's table, and over them the flags that were given."""
+    """The noun with the values of the file's table, overridden by the flags that were given."""
     if not isinstance(file, Mapping):
         raise InvalidValue.of(name, file, f"a table with fields of {noun.__name__}")
     return noun.from_mapping(_merged(noun, given, file), name)
@@ -166,7 +167,7 @@ def _merged(noun: type[Schema], given: dict[str, Any], file: Mapping[str, Any]) 
 
 
 def merged_values(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, where mappings are merged and of other values those `over` win."""
+    """Merge two mappings recursively; where both have a value that is no mapping, that of `over` is used."""
     values = dict(base)
     for name, value in over.items():
         old = values.get(name)
@@ -183,7 +184,7 @@ def _parsed(info: FieldInfo, value: Any) -> Any:
 
 
 def _pair(info: FieldInfo, text: str) -> tuple[Any, Any]:
-    """Key and value; a value of any type is JSON where it can be, else text."""
+    """The key and value of `KEY=VALUE`; a value of type Any is parsed as JSON if possible, else kept as text."""
     if get_args(info.kind)[1] is Any:
         return next(iter(parse_options([text], f"--{info.name.replace('_', '-')}").items()))
     key, _, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""What a model is given and what it returns: prompts, tokens, completions, scores, attention maps."""
+"""The inputs and outputs of inference: prompts, tokens, completions, scores, embeddings, attention maps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 IMAGE_PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"
-"""Stands in a message where an image is shown."""
+"""The placeholder character (U+FFFC) for an image in the text of a message."""
 
 
 class ChatMessage(Checked, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class ChatMessage(Checked, frozen=True, kw_only=True):
 
 
 class EncoderPrompt(Checked, frozen=True, kw_only=True):
-    """What the encoder of an encoder-decoder model reads, such as a sentence to translate; exactly one field is set."""
+    """The encoder input of an encoder-decoder model, such as a sentence to translate; exactly one field is given."""
 
     text: Annotated[str, Meta(description="Text, tokenised with the end-of-sequence token.")] | None = None
     token_ids: Annotated[tuple[TokenId, ...], Meta(description="Token ids, used as they are.")] | None = None
@@ -48,7 +48,7 @@ class EncoderPrompt(Checked, frozen=True, kw_only=True):
 
 
 class Prompt(Checked, frozen=True, kw_only=True):
-    """What a model reads; exactly one of text, token_ids and chat is given, or only an encoder_prompt."""
+    """The input of a model; exactly one of text, token_ids and chat is given, or only an encoder_prompt."""
 
     text: Annotated[str, Meta(description="Text, tokenised with the model's special tokens.")] | None = None
     token_ids: Annotated[tuple[TokenId, ...], Meta(description="Token ids, used as they are.")] | None = None
@@ -69,7 +69,7 @@ class Prompt(Checked, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, prompt: PromptLike, encoder_prompt: str | Sequence[int] | None = None) -> Prompt:
-        """A prompt of text, token ids or `ChatMessage`s; raises `InvalidValue` for anything else."""
+        """Make a prompt from text, token ids or `ChatMessage`s; raises `InvalidValue` for anything else."""
         encoder = None if encoder_prompt is None else _encoder_prompt(encoder_prompt)
         if isinstance(prompt, Prompt):
             return prompt if encoder is None else prompt.replace(encoder_prompt=encoder)
@@ -85,7 +85,7 @@ class Prompt(Checked, frozen=True, kw_only=True):
 
 
 PromptLike: TypeAlias = "str | Sequence[int] | Sequence[ChatMessage] | Prompt"
-"""What callers may write where a `Prompt` is wanted."""
+"""The types that are accepted in place of a `Prompt`; see `Prompt.of`."""
 
 
 def _items(given: Any) -> tuple[Any, ...]:
@@ -97,7 +97,7 @@ def _encoder_prompt(given: str | Sequence[int]) -> EncoderPrompt:
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended: an end-of-sequence token, a stop string, or max_new_tokens or the context used up."""
+    """The reason why a completion ended. LENGTH: `max_new_tokens` or the end of the context was reached."""
 
     END_OF_SEQUENCE = "end_of_sequence"
     STOP = "stop"
@@ -130,7 +130,7 @@ class Token(Schema, frozen=True, kw_only=True):
 
 
 class Usage(Schema, frozen=True, kw_only=True):
-    """How many tokens a request took."""
+    """The token counts and queueing time of a request."""
 
     prompt_tokens: Annotated[int, Meta(description="Tokens in the prompt, special tokens included.")] = 0
     cached_tokens: Annotated[
@@ -145,9 +145,9 @@ class Usage(Schema, frozen=True, kw_only=True):
 
 
 class OutputDelta(Schema, frozen=True, kw_only=True):
-    """What a request has produced since the previous message of its stream.
+    """The output of a request since the previous message of its stream.
 
-    With `n` above 1 the deltas of several completions are interleaved; those of one `index` belong together.
+    With `n` above 1 the deltas of several completions are interleaved; those with the same `index` belong together.
     """
 
     tokens: Annotated[tuple[Token, ...], Meta(description="The new tokens, in order.")] = ()
@@ -193,7 +193,7 @@ class OutputDelta(Schema, frozen=True, kw_only=True):
 
 
 class Completion(Schema, frozen=True, kw_only=True):
-    """A whole completion."""
+    """A complete completion, joined from the deltas of a stream."""
 
     text: Annotated[str, Meta(description="The text.")]
     tokens: Annotated[tuple[Token, ...], Meta(description="Its tokens, in order.")]
@@ -204,12 +204,12 @@ class Completion(Schema, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, deltas: Iterable[OutputDelta]) -> Completion:
-        """The first completion of a stream; raises `InternalError` if the stream does not say how it ended."""
+        """The first completion of a stream; raises `InternalError` if it has no finish reason or no usage."""
         return cls.all_of(deltas)[0]
 
     @classmethod
     def all_of(cls, deltas: Iterable[OutputDelta]) -> list[Completion]:
-        """Every completion of a stream, by index; raises `InternalError` if one of them did not end."""
+        """Every completion of a stream, ordered by index; raises `InternalError` if one of them did not finish."""
         grouped: dict[int, list[OutputDelta]] = {}
         usage = None
         for delta in deltas:
@@ -279,9 +279,10 @@ class Tensor(Schema, frozen=True, kw_only=True):
     data: Annotated[bytes, Meta(description="Elements in row-major order, little-endian.")]
 
     def view(self) -> memoryview[Any]:
-        """The elements without a copy: `.tolist()` gives nested lists, `numpy.asarray(...)` an array.
+        """A view of the elements, without a copy: `.tolist()` gives nested lists, `numpy.asarray(...)` an array.
 
-        Raises `InternalError` if the number of bytes does not fit the shape, or Python has no such element type.
+        Raises `InternalError` if the number of bytes does not match the shape, or if `memoryview` does not support the
+        element type (float16 and bfloat16).
         """
         code, size = _FORMATS.get(self.element_type, ("", 0))
         if not code or len(self.data) != size * prod(self.shape):
@@ -314,13 +315,13 @@ class AttentionMap(Schema, frozen=True, kw_only=True):
 
 
 class Embeddings(Schema, frozen=True, kw_only=True):
-    """Vectors of texts."""
+    """The embedding vectors of texts."""
 
     embeddings: Annotated[Tensor, Meta(description="One vector of length 1 a text: [texts, hidden_size], float32.")]
     usage: Annotated[Usage, Meta(description="Tokens of all texts.")]
 
     def rows(self) -> list[tuple[float, ...]]:
-        """One vector a text, as plain numbers; raises `InternalError` for a tensor that is not of two axes."""
+        """One vector for each text, as tuples of floats; raises `InternalError` unless the tensor has two axes."""
         if len(self.embeddings.shape) != 2:
             shape, size = list(self.embeddings.shape), len(self.embeddings.data)
             raise InternalError(f"vectors of shape {shape} came with {size} bytes; two axes are expected")
@@ -328,7 +329,7 @@ class Embeddings(Schema, frozen=True, kw_only=True):
 
 
 class PartialCompletion(Checked, frozen=True, kw_only=True):
-    """What has been received of one completion, where its request goes on after a break."""
+    """The part of one completion that was received before its stream broke; see `Resumption`."""
 
     index: Annotated[int, Meta(ge=0, le=MAX_N - 1, description="Number of the completion, from 0.")] = 0
     token_ids: Annotated[tuple[TokenId, ...], Meta(description="Its tokens that were received, in order.")] = ()
@@ -336,7 +337,7 @@ class PartialCompletion(Checked, frozen=True, kw_only=True):
 
 
 class Resumption(Checked, frozen=True, kw_only=True):
-    """Where a request goes on whose stream broke."""
+    """The state from which a request continues after its stream broke."""
 
     received: Annotated[
         tuple[PartialCompletion, ...],
@@ -347,7 +348,7 @@ class Resumption(Checked, frozen=True, kw_only=True):
 
 
 class GenerateRequest(Checked, frozen=True, kw_only=True):
-    """Completions of a prompt."""
+    """A request for completions of a prompt."""
 
     model: Annotated[str, Meta(description="Name of a loaded model.")]
     prompt: Annotated[Prompt, Meta(description="What the model reads.")]
@@ -362,7 +363,7 @@ class GenerateRequest(Checked, frozen=True, kw_only=True):
 
 
 class ScoreRequest(Checked, frozen=True, kw_only=True):
-    """Log probabilities of given sequences."""
+    """A request for the log probabilities of given sequences."""
 
     model: Annotated[str, Meta(description="Name of a loaded model.")]
     prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1, description="The sequences to score; at least one.")]
@@ -372,14 +373,14 @@ class ScoreRequest(Checked, frozen=True, kw_only=True):
 
 
 class TokenizeRequest(Checked, frozen=True, kw_only=True):
-    """The tokens of a prompt."""
+    """A request for the tokens of a prompt."""
 
     model: Annotated[str, Meta(description="Name of a loaded model.")]
     prompt: Annotated[Prompt, Meta(description="What to tokenise.")]
 
 
 class EmbedRequest(Checked, frozen=True, kw_only=True):
-    """Vectors of texts."""
+    """A request for the embedding vectors of texts."""
 
     model: Annotated[str, Meta(description="Name of a loaded encoder.")]
     texts: Annotated[
@@ -392,7 +393,7 @@ class EmbedRequest(Checked, frozen=True, kw_only=True):
 
 
 class AttentionMapsRequest(Checked, frozen=True, kw_only=True):
-    """The attention weights of a prompt."""
+    """A request for the attention weights of a prompt."""
 
     model: Annotated[str, Meta(description="Name of a loaded model.")]
     prompt: Annotated[Prompt, Meta(description="What the model reads.")]

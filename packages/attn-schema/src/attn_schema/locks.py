@@ -1,4 +1,4 @@
-"""File locks between processes of one machine; the operating system frees them when their holder dies."""
+"""File locks between processes of one machine; the operating system releases them when the holding process ends."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ POLL_SECONDS = 0.05
 
 @contextmanager
 def exclusive(path: Path, wait: float | None = 0.0) -> Iterator[None]:
-    """Hold the lock file `path`, waiting for at most `wait` seconds; None waits for as long as it takes.
+    """Hold the lock file `path`, after waiting for at most `wait` seconds; None waits indefinitely.
 
-    Two threads of one process exclude each other as two processes do. Raises `Unavailable` if somebody else still holds
-    the lock.
+    Two threads of one process exclude each other as two processes do. Raises `Unavailable` if the lock is still held
+    after that time.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, mode=0o600, thread_local=False)

@@ -1,4 +1,4 @@
-"""What updates the parameters of a model in training, and the schedule of its learning rate."""
+"""Configuration of the optimizer and the learning rate schedule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIMIZER_FIELDS: Mapping[str, Mapping[str, float]] = {
     "adadelta": {"rho": 0.95, "epsilon": 1e-6},
     "muon": {"weight_decay": 0.1, "momentum": 0.95, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8},
 }
-"""What each optimizer takes beside the learning rate, and what it is if not given."""
+"""The fields that each optimizer takes in addition to the learning rate, with their defaults."""
 
 SCHEDULE_FIELDS: Mapping[str, tuple[str, ...]] = {
     "cosine": ("min_learning_rate",),
@@ -29,16 +29,17 @@ SCHEDULE_FIELDS: Mapping[str, tuple[str, ...]] = {
     "halving": ("start_decay_steps", "decay_steps"),
     "wsd": ("min_learning_rate", "decay_steps"),
 }
-"""What each schedule takes beside `learning_rate` and `warmup_steps`."""
+"""The fields that each schedule takes in addition to `learning_rate` and `warmup_steps`."""
 
 
 class OptimizerConfig(Checked, frozen=True, kw_only=True):
-    """What updates the parameters, and the schedule of its learning rate.
+    """The optimizer and its learning rate schedule.
 
     Optimizers: adamw (arXiv 1711.05101; Adam with weight_decay 0), sgd, adadelta (arXiv 1212.5701), muon (arXiv
-    2502.16982; matrices of hidden layers, adamw for all else). Schedules, each after a linear warm-up: cosine (arXiv
-    1608.03983), linear, constant, inverse_sqrt, noam (arXiv 1706.03762, equation 3), halving (arXiv 1409.3215, section
-    3.4) and wsd (stable, then decay; arXiv 2404.06395). A field that the chosen ones do not take is refused.
+    2502.16982; for matrices of hidden layers, with adamw for all other parameters). Schedules, each after a linear
+    warm-up: cosine (arXiv 1608.03983), linear, constant, inverse_sqrt, noam (arXiv 1706.03762, equation 3), halving
+    (arXiv 1409.3215, section 3.4) and wsd (warm-up, stable, decay; arXiv 2404.06395). A field that the chosen optimizer
+    or schedule does not use is rejected.
     """
 
     steps: Annotated[int, _optimizer("Number of optimizer steps.", ge=1)] = 2000
@@ -144,14 +145,14 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
             raise InvalidValue.of("warmup_steps", self.warmup_steps, allowed)
 
     def _require_known(self, fields: Mapping[str, Collection[str]], chosen: str) -> None:
-        """Raise `InvalidValue` for a field that `chosen` does not take and another one does."""
+        """Raise `InvalidValue` for a given field that `chosen` does not take, but another choice does."""
         for name in {name: None for names in fields.values() for name in names}:
             if getattr(self, name) is not None and name not in fields[chosen]:
                 takers = ", ".join(other for other, names in fields.items() if name in names)
                 raise InvalidValue.of(name, getattr(self, name), f"none with {chosen}; only {takers} takes it")
 
     def with_defaults(self) -> Self:
-        """With every field that the chosen optimizer and schedule take."""
+        """A copy in which every field of the chosen optimizer and schedule has a value."""
         scheduled = {
             "min_learning_rate": self.learning_rate / 10,
             "start_decay_steps": self.steps * 2 // 3,

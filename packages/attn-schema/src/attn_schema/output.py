@@ -1,8 +1,8 @@
-"""What commands print: answers on standard output, and what goes on beside them on standard error.
+"""The output of commands: results on standard output, messages about progress on standard error.
 
-An answer is a table or facts for people, and with `--json` one of three shapes for programs: a list is an array, one
-thing an object, and what comes bit by bit an object a line. Keys are in snake_case, values numbers, words, true, false
-and null. `--quiet` leaves standard error to errors; with `--verbose` a command says there more of what it does.
+A result is text or a table for people. With `--json` it is JSON for programs: a list is one array, a single result one
+object, and streamed results are one object per line. Keys are in snake_case; values are numbers, strings, true, false
+or null. With `--quiet` only errors are written to standard error; with `--verbose`, more details of what is done.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import msgspec
 import typer
 
 UNWRAPPED = 10_000
-"""Width in characters into pipes and files, where no row is wrapped."""
+"""The table width, in characters, for output to pipes and files, so that no row is wrapped."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 class Verbosity(IntEnum):
-    """How much a command says beside its answer, on standard error."""
+    """How much a command writes to standard error in addition to its result."""
 
     QUIET = -1
     NORMAL = 0
@@ -34,23 +34,23 @@ _said = [Verbosity.NORMAL]
 
 
 def verbosity() -> Verbosity:
-    """How much this process says beside its answers."""
+    """The verbosity of this process."""
     return _said[0]
 
 
 def set_verbosity(wanted: Verbosity) -> None:
-    """Say so much from now on."""
+    """Set the verbosity of this process."""
     _said[0] = wanted
 
 
 def note(text: str) -> None:
-    """Tell something beside the answer, on standard error; not with `--quiet`."""
+    """Write a message to standard error, except with `--quiet`."""
     if verbosity() > Verbosity.QUIET:
         typer.echo(text, err=True)
 
 
 def detail(text: str) -> None:
-    """Tell on standard error what only `--verbose` asks for."""
+    """Write a message to standard error, only with `--verbose`."""
     if verbosity() >= Verbosity.VERBOSE:
         typer.echo(text, err=True)
 
@@ -67,7 +67,7 @@ def print_json(value: Any) -> None:
 
 
 def snake_case(heading: str) -> str:
-    """The heading of a column as a key: "KV cache bytes" is kv_cache_bytes."""
+    """Turn a column heading into a JSON key: "KV cache bytes" becomes kv_cache_bytes."""
     return "_".join(re.findall(r"[a-z0-9]+", heading.lower()))
 
 
@@ -80,9 +80,9 @@ def print_rows(rows: Sequence[Mapping[str, Any]], empty: str, *, json: bool) -> 
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], empty: str, *, title: str | None = None) -> None:
-    """Print rows with the same keys as a table, or the sentence `empty` if there are none; what is None stays blank.
+    """Print rows with the same keys as a table, or the sentence `empty` if there are none; None is a blank cell.
 
-    On a terminal, cells are wrapped to its width; into a pipe or file, every row is one line.
+    On a terminal, cells are wrapped to its width; in a pipe or file, every row is one line.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console

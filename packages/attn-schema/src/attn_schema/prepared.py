@@ -1,4 +1,4 @@
-"""Prepared data: what is prepared of which rows, and mixtures of folders with weights as one text."""
+"""Prepared training data: the options of `attn data prepare`, and the text form of weighted mixtures of folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORM = "FOLDER[:WEIGHT[:EPOCHS]],..., such as web:0.7,books:0.3:2"
 
 
 class PrepareConfig(Checked, frozen=True, kw_only=True):
-    """What `attn data prepare` makes of files."""
+    """The options of `attn data prepare`, which turns files into tokenised training data."""
 
     tokenizer: Annotated[
         str, _rows("A model of this machine, a folder with a tokenizer.json, or byte_pairs:N, learned from the data.")
@@ -46,7 +46,7 @@ class PrepareConfig(Checked, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSource:
-    """A folder of a mixture: its share of the training sequences, and how often it is read at most (0: any)."""
+    """One folder of a mixture: its share of the training sequences, and its maximum number of epochs (0: no limit)."""
 
     path: str
     name: str
@@ -55,12 +55,12 @@ class PreparedSource:
 
     @property
     def text(self) -> str:
-        """As `prepared_sources` reads it."""
+        """The source in the form that `prepared_sources` parses, PATH:WEIGHT:EPOCHS."""
         return f"{self.path}:{self.weight:g}:{self.epochs:g}"
 
 
 def prepared_sources(text: str) -> list[PreparedSource]:
-    """The folders of a mixture; raises `InvalidValue` for a text of another form, with what is wrong."""
+    """Parse a mixture in the form `FORM`; raises `InvalidValue` for malformed text, repeated folders or bad numbers."""
     found: list[tuple[str, list[float]]] = []
     for part in text.split(","):
         path, numbers = part.strip(), list[float]()

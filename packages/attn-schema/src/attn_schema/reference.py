@@ -1,4 +1,4 @@
-"""The reference page of options, as Markdown: `python -m attn_schema.reference > docs/options.md`."""
+"""Generates the reference page of options, as Markdown: `python -m attn_schema.reference > docs/options.md`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ This page is generated from the declarations: `python -m attn_schema.reference >
 
 
 def page() -> str:
-    """The page of every noun that callers write."""
+    """The reference page of all configuration and request classes: the subclasses of `Checked`."""
     import attn_schema
 
     nouns = [getattr(attn_schema, name) for name in sorted(attn_schema.__all__)]
@@ -41,7 +41,7 @@ def page() -> str:
 
 
 def reference(nouns: Iterable[type[msgspec.Struct]]) -> str:
-    """A section for each noun: what it is, and a table of its fields with type, default, allowed values and meaning."""
+    """One section for each noun: its docstring, and a table of the fields' types, defaults, bounds and descriptions."""
     return "\n".join(section(noun) for noun in nouns)
 
 

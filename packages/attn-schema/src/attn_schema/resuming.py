@@ -1,8 +1,9 @@
-"""How the stream of a request goes on after a break, with no token lost, repeated or different.
+"""Resumption of a broken response stream, with no token lost, repeated or different.
 
-Whoever reads a stream keeps the ids of the tokens that it has received. After a break it asks again, here or elsewhere,
-with `GenerateRequest.resume`: the tokens of each completion so far. They are computed as part of the prompt, and the
-random number of each further token depends on the seed and its position alone, so the rest is what it would have been.
+The reader of a stream keeps the ids of the tokens that it has received. After a break it repeats the request, to the
+same or another server, with the tokens of each completion so far in `GenerateRequest.resume`. They are computed as part
+of the prompt, and the random number for each further token depends only on the seed and its position, so the rest is
+the same as without the break.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from attn_schema.sampling import SamplingParams
 
 FIRST_WAIT = 0.02
 LONGEST_WAIT = 0.5
-"""Seconds between attempts, of which a random part is waited: the first, doubled up to the longest."""
+"""The upper bound of the random wait before an attempt, in seconds: `FIRST_WAIT`, doubled each time up to this."""
 
 MAX_BREAKS = 5
-"""Breaks of a stream in a row, without a token between them: a request that kills whoever computes it ends then."""
+"""The maximum number of successive breaks without a new token, so that a request that crashes engines is given up."""
 
 
 class StreamProgress:
-    """What of a request has been received, and whether and when to ask again after a break.
+    """The received part of a request, and the decision whether and when to retry after a break.
 
-    `resume` is what was received before. `timeout` is the time until the caller's deadline and `patience` the time
-    without a new token after which a break is final, both in seconds from now.
+    `resume` is what was received earlier. `timeout` is the time until the caller's deadline, in seconds from now;
+    `patience` is the number of seconds of failures without a new token after which a break is final.
     """
 
     def __init__(self, resume: Resumption | None = None, timeout: float | None = None, patience: float = 120.0) -> None:
@@ -42,12 +43,12 @@ class StreamProgress:
         self._breaks = 0
         self._wait = FIRST_WAIT
         self.resumptions = 0
-        """How often the request has been asked again."""
+        """The number of times that the request has been resumed."""
         self.begun = False
-        """Whether anything has been received."""
+        """Whether any delta has been received."""
 
     def take(self, delta: OutputDelta) -> OutputDelta:
-        """Note a delta, which is returned; the last one says how often the request was resumed."""
+        """Record a delta and return it; the last one is returned with the number of resumptions added."""
         self._tokens.setdefault(delta.index, []).extend(token.id for token in delta.tokens)
         if delta.finish_reason is not None:
             self._finished.add(delta.index)
@@ -61,7 +62,7 @@ class StreamProgress:
 
     @property
     def resume(self) -> Resumption | None:
-        """Where the request goes on; None where no token was received, so that it begins again."""
+        """The state from which to continue; None if no token was received, so that the request starts over."""
         partials = tuple(
             PartialCompletion(index=index, token_ids=tuple(tokens), finished=index in self._finished)
             for index, tokens in sorted(self._tokens.items())
@@ -72,7 +73,7 @@ class StreamProgress:
         return Resumption(received=partials, computed_on=self._computed_on, model=self._model)
 
     def remaining(self) -> float | None:
-        """Seconds until the deadline, None without one; raises `DeadlineExceeded` when it is over."""
+        """Seconds until the deadline, or None without one; raises `DeadlineExceeded` if it has passed."""
         if self._deadline is None:
             return None
         left = self._deadline - time.monotonic()
@@ -81,9 +82,9 @@ class StreamProgress:
         return left
 
     def wait_after(self, error: AttnError, *, accepted: bool = True) -> float:
-        """Seconds to wait before asking again; raises `error` if it is final, `DeadlineExceeded` if no time is left.
+        """Seconds to wait before the retry; raises `error` if it is final, `DeadlineExceeded` if no time is left.
 
-        `accepted` says whether the request was running when it broke.
+        `accepted`: whether the server had accepted the request before it failed.
         """
         now = time.monotonic()
         self._failing_since = self._failing_since or now
@@ -97,7 +98,7 @@ class StreamProgress:
 
 
 def seeded(params: SamplingParams) -> SamplingParams:
-    """With a random seed where the request samples and has none, as it could not be resumed without."""
+    """A copy with a random seed if the request samples and has none, since resumption requires a seed."""
     if params.temperature == 0 or params.seed is not None:
         return params
     return params.replace(seed=random.getrandbits(64))

@@ -1,4 +1,4 @@
-"""How a completion is made: sampling, beam search, structured output, speculative decoding."""
+"""Parameters of generation: sampling, beam search, structured output, speculative decoding; and of scoring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_MAX_NEW_TOKENS = 128
 
 
 class EarlyStopping(StrEnum):
-    """When a beam search stops, as in Hugging Face `generate`.
+    """The stopping condition of beam search, as in Hugging Face `generate`.
 
     FALSE: once `num_beams` completions are finished and no running beam, scored at its present length, is better than
     the worst of them. TRUE: as soon as `num_beams` completions are finished. NEVER: as FALSE, but with a positive
@@ -34,7 +34,7 @@ class EarlyStopping(StrEnum):
 
 
 class StructuredOutput(Checked, frozen=True, kw_only=True):
-    """What the completion must match; exactly one field is given. It decides where the completion ends."""
+    """A grammar that the completion must match; exactly one field is given. It decides where the completion ends."""
 
     json_schema: Annotated[
         str,
@@ -66,7 +66,7 @@ class StructuredOutput(Checked, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """The name of the field that is given."""
+        """The name of the field that is given: "json_schema", "regex" or "lark"."""
         return next(name for name in self.__struct_fields__ if getattr(self, name) is not None)
 
     @property
@@ -206,7 +206,7 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken without looking at earlier tokens."""
+        """Whether each token is the argmax of the model's logits, with no penalty, bias, grammar or minimum length."""
         edits = (self.repetition_penalty != 1, self.frequency_penalty != 0, self.presence_penalty != 0)
         constraints = (bool(self.logit_bias), self.structured_output is not None, self.min_new_tokens > 0)
         return self.temperature == 0 and not any((*edits, *constraints))
@@ -221,7 +221,7 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
 
 
 class ScoringParams(Checked, frozen=True, kw_only=True):
-    """Asks for the log probabilities of the prompt's tokens; nothing is generated."""
+    """The parameters for computing the log probabilities of the prompt's tokens; nothing is generated."""
 
     top_logprobs: Annotated[
         int,

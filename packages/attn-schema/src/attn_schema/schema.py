@@ -1,12 +1,14 @@
-"""What every noun is built from: a frozen msgspec Struct whose fields say their type, bounds, default and meaning.
+"""The base classes of all data classes of attn, called nouns.
+
+A noun is a frozen msgspec Struct whose fields declare their type, bounds, default and meaning:
 
     class Example(Schema):
-        '''One line on what it is.'''
+        '''One line that describes the class.'''
 
-        size: Annotated[int, Meta(ge=1, le=64, description="How many, from 1 to 64.")] = 8
+        size: Annotated[int, Meta(ge=1, le=64, description="Number of items.")] = 8
 
-`Meta` takes the bounds `ge`, `gt`, `le`, `lt`, `min_length`, `max_length`, a `description`, and in `extra` what only
-one consumer needs: `wire` (False: not in the protobuf message), `flag` (False: no command-line option), `short`
+`Meta` takes the bounds `ge`, `gt`, `le`, `lt`, `min_length`, `max_length`, a `description`, and in `extra` the settings
+of single consumers: `wire` (False: not in the protobuf message), `flag` (False: no command-line option), `short`
 (another spelling of the option), `metavar`, `panel`, `envvar`, `file` (True: the option names a file with the value).
 """
 
@@ -31,7 +33,7 @@ BOUNDS = ("ge", "gt", "le", "lt")
 
 @dataclass(frozen=True, kw_only=True)
 class FieldInfo:
-    """One field of a noun. `kind` is its type without None and without `Meta`."""
+    """The description of one field of a noun. `kind` is its type without None and without `Meta`."""
 
     name: str
     kind: Any
@@ -45,7 +47,7 @@ class FieldInfo:
 
     @property
     def allowed(self) -> str:
-        """The bounds or choices in words, such as "1 to 64"; empty if any value of the type is allowed."""
+        """The bounds or choices as text, such as "1 to 64"; empty if any value of the type is allowed."""
         if get_origin(self.kind) is Literal:
             return ", ".join(map(str, get_args(self.kind)))
         if is_enum(self.kind):
@@ -70,7 +72,7 @@ def _short(number: float) -> str:
 
 
 def in_panel(panel: str) -> Callable[..., msgspec.Meta]:
-    """Makes the `Meta` of fields whose options stand in a panel of the help."""
+    """A function that makes the `Meta` of fields whose options are shown in the given panel of the command's help."""
 
     def meta(description: str, *, short: str = "", metavar: str = "", **bounds: Any) -> msgspec.Meta:
         extra = {"panel": panel, "short": short, "metavar": metavar}
@@ -82,13 +84,13 @@ def in_panel(panel: str) -> Callable[..., msgspec.Meta]:
 
 
 class SchemaMeta(msgspec.StructMeta):
-    """Makes an unknown field an `UnknownName` with those that are near, where Python has a `TypeError`.
+    """Metaclass that raises `UnknownName`, with similar names, for an unknown field, in place of a `TypeError`.
 
-    Only of what callers write: a `Token` is made for every token, and would take three times as long.
+    Only the subclasses of `Checked` have it: one `Token` is made for every token, and would take three times as long.
     """
 
     def __call__(cls, *values: Any, **fields: Any) -> Any:  # noqa: N805 -- what it makes are classes
-        """A noun of these fields."""
+        """Construct an instance; raises `UnknownName` for a field that the class does not have."""
         try:
             return super().__call__(*values, **fields)
         except TypeError:
@@ -99,13 +101,13 @@ class SchemaMeta(msgspec.StructMeta):
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all nouns. Values are not checked; see `Checked`."""
+    """Base class of all nouns. Values are not checked; see `Checked`."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], place: str = "") -> Self:
-        """The noun with these values by field name, as from a file; mappings within become nouns as well.
+        """Make an instance from values by field name, such as those of a file; nested mappings become nouns as well.
 
-        Raises `UnknownName` for a key that is no field, `InvalidValue` for a missing or wrong value.
+        Raises `UnknownName` for a key that is not a field, `InvalidValue` for a missing or invalid value.
         """
         known = {info.name: info for info in fields_of(cls)}
         for name in values:
@@ -122,10 +124,10 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checked(Schema, frozen=True, kw_only=True, metaclass=SchemaMeta):
-    """A noun that callers write: it cannot be made with a value that is not allowed.
+    """Base class of nouns that callers create (configurations and requests): values are validated at construction.
 
-    Lists become tuples, whole numbers become floats where the field is a float. Raises `InvalidValue` that names the
-    field, the value given and what is allowed.
+    Lists become tuples, and integers become floats in float fields. Raises `InvalidValue`, which names the field, the
+    given value and the allowed values.
     """
 
     def __post_init__(self) -> None:
@@ -138,7 +140,7 @@ class Checked(Schema, frozen=True, kw_only=True, metaclass=SchemaMeta):
 
 @functools.cache
 def fields_of(noun: type[msgspec.Struct]) -> tuple[FieldInfo, ...]:
-    """The fields of a noun, in the order they are declared."""
+    """The fields of a noun, in the order of declaration."""
     hints = typing.get_type_hints(noun, include_extras=True)
     return tuple(_field_info(item, hints[item.name]) for item in msgspec.structs.fields(noun))
 
@@ -161,7 +163,7 @@ def _field_info(item: msgspec.structs.FieldInfo, hint: Any) -> FieldInfo:
 
 
 def _bare(hint: Any, metas: list[msgspec.Meta]) -> tuple[Any, bool]:
-    """The type without `Annotated` and None, and whether None was allowed; what `Meta` said is added to `metas`."""
+    """The type without `Annotated` and None, and whether None is allowed; each `Meta` found is appended to `metas`."""
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         metas.extend(note for note in notes if isinstance(note, msgspec.Meta))
@@ -175,7 +177,7 @@ def _bare(hint: Any, metas: list[msgspec.Meta]) -> tuple[Any, bool]:
 
 @functools.cache
 def element_of(hint: Any) -> FieldInfo:
-    """An element of a sequence or mapping, as a field without a name."""
+    """The description of the elements of a sequence or mapping, as a field without a name."""
     metas: list[msgspec.Meta] = []
     kind, optional = _bare(hint, metas)
     return FieldInfo(
@@ -213,7 +215,7 @@ def is_noun(kind: Any) -> bool:
 
 
 def checked(info: FieldInfo, value: Any) -> Any:
-    """The value as the field holds it; raises `InvalidValue` unless its type, bounds and lengths fit."""
+    """The value converted to the field's type; raises `InvalidValue` if its type, a bound or its length is wrong."""
     if (info.optional and value is None) or value is msgspec.UNSET:
         return value
     return _checker(info.kind)(info, value)
@@ -280,7 +282,7 @@ def _checked_tuple(info: FieldInfo, value: Any) -> tuple[Any, ...]:
 
 
 def _whole_within(values: tuple[Any, ...], bounds: Mapping[str, float]) -> bool:
-    """Whether all are whole numbers from `ge` to `le`; thousands of token ids are checked at once."""
+    """Whether all values are integers from `ge` to `le`: a fast check of thousands of token ids at once."""
     if not values or any(type(value) is not int for value in values):
         return not values
     least, most = min(values), max(values)
@@ -299,7 +301,7 @@ def _checked_mapping(info: FieldInfo, value: Any) -> dict[Any, Any]:
 
 
 def _checked_enum(info: FieldInfo, value: Any) -> enum.Enum:
-    """A member, or its value as text; True and False are "true" and "false"."""
+    """The enumeration member, given as itself or by its value; True and False are read as "true" and "false"."""
     kind: type[enum.Enum] = info.kind
     if isinstance(value, kind):
         return value

@@ -1,4 +1,4 @@
-"""How a server is set up and how a client reaches it."""
+"""Configuration of a server, and of a client's connection to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONNECTION = "Connection"
 
 
 class ConnectionOptions(Checked, frozen=True, kw_only=True):
-    """How a client reaches a server."""
+    """How a client connects to a server: addresses, token and TLS."""
 
     address: Annotated[
         str,
@@ -46,7 +46,7 @@ class ConnectionOptions(Checked, frozen=True, kw_only=True):
 
 
 def addresses_of(text: str) -> tuple[str, ...]:
-    """The addresses in "HOST:PORT" or "HOST:PORT,HOST:PORT"; raises `InvalidValue` for anything else."""
+    """Split "HOST:PORT" or "HOST:PORT,HOST:PORT" into addresses; raises `InvalidValue` for anything else."""
     addresses = tuple(part.strip() for part in text.split(","))
     for address in addresses:
         host, _, port = address.rpartition(":")
@@ -56,7 +56,7 @@ def addresses_of(text: str) -> tuple[str, ...]:
 
 
 class ServerConfig(Checked, frozen=True, kw_only=True):
-    """Where a server listens, whom it lets in, and where it keeps things."""
+    """A server's network addresses, authentication and TLS, logging, storage folder and shutdown."""
 
     host: Annotated[
         str, Meta(description="Address to listen on; anything but loopback needs a token and TLS.")

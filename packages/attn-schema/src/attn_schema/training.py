@@ -1,4 +1,4 @@
-"""What a training job does: model, data, optimizer, checkpoints, evaluation; and what happens to the job."""
+"""Training jobs: the configuration of model, data, optimizer, checkpoints and evaluation; job states and events."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ DECODER_DEFAULTS = {
     "num_heads": 4,
     "max_seq_len": 64,
 }
-"""Fields of a decoder that are not given."""
+"""The defaults of a decoder's fields that are not given."""
 
 MAX_SEED = 2**64 - 1
 MAX_WORKERS = 4096
-"""Workers that can share each batch."""
+"""The maximum number of workers that share each batch."""
 
 
 def _of_decoder(name: str) -> str:
@@ -49,7 +49,7 @@ def _given(name: str, value: int | None) -> int:
 
 
 class ModelConfig(Checked, frozen=True, kw_only=True):
-    """The model to train. A field that is not given has the default of the family's config, which has the same name."""
+    """The model to train. A field that is not given has the default of the family's config, under the same name."""
 
     family: Annotated[str, _model("Model family, such as decoder or transformer.")] = DECODER
     mechanism: (
@@ -145,19 +145,19 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, family: str, fields: Mapping[str, Any]) -> Self:
-        """The model of a family from the fields of its config, by name."""
+        """Make the configuration of a model of this family from the fields of its config, by name."""
         own = {name: value for name, value in fields.items() if name in cls.__struct_fields__}
         return cls(family=family, **own, model_options={k: v for k, v in fields.items() if k not in own})
 
     def config_fields(self) -> dict[str, Any]:
-        """The fields of the family's config that are given, by name."""
+        """The given fields of the family's config, by name."""
         own = [name for name in self.__struct_fields__ if name not in ("family", "model_options", "base_model")]
         given = {name: value for name in own if (value := getattr(self, name)) not in (None, {})}
         return given | self.model_options
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether the model reads an encoder input."""
+        """Whether the model has an encoder: whether `max_encoder_len` is given."""
         return self.max_encoder_len is not None
 
     @property
@@ -172,21 +172,21 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The base model, else the mechanism of a decoder, or the family."""
+        """A short name: that of the base model, else of a decoder's mechanism, else of the family."""
         if self.base_model is not None:
             return self.base_model.rstrip("/").rpartition("/")[2]
         named = (self.mechanism or self.family) if self.family == DECODER else self.family
         return named.rpartition("/")[2]
 
     def with_defaults(self) -> Self:
-        """With the fields that a decoder needs; a base model has its own."""
+        """A copy with `DECODER_DEFAULTS` for unset fields; unchanged for another family or with a base model."""
         if self.family != DECODER or self.base_model is not None:
             return self
         return self.replace(**{name: value for name, value in DECODER_DEFAULTS.items() if getattr(self, name) is None})
 
 
 class DataConfig(Checked, frozen=True, kw_only=True):
-    """What to train on: text, pairs, tagged sentences or images, as the model family needs."""
+    """The training data: text, sentence pairs, tagged sentences or images, depending on the model family."""
 
     dataset: Annotated[
         str,
@@ -248,12 +248,12 @@ class DataConfig(Checked, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str | None:
-        """The dataset if it is a path."""
+        """The dataset if it is a path (it has a slash), else None."""
         return self.dataset if "/" in self.dataset else None
 
     @property
     def name(self) -> str | None:
-        """The dataset if it is a name."""
+        """The dataset if it is a name (it has no slash), else None."""
         return None if "/" in self.dataset else self.dataset
 
 
@@ -276,7 +276,7 @@ class EvaluationConfig(Checked, frozen=True, kw_only=True):
 
 
 class TrainingConfig(Checked, frozen=True, kw_only=True):
-    """A training job: equal configurations give equal losses, bit for bit, on equal machines."""
+    """The configuration of a training job. Equal configurations give bitwise equal losses on equal machines."""
 
     model: Annotated[ModelConfig, Meta(description="The model.")] = ModelConfig()
     data: Annotated[DataConfig, Meta(description="The data.")] = DataConfig()
@@ -358,7 +358,7 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
 
 @functools.cache
 def field_path(name: str) -> str:
-    """The path of a field of `TrainingConfig` or its parts, such as optimizer.steps; else the name as it is."""
+    """The path of a field in a part of `TrainingConfig`, such as optimizer.steps; other names are returned as given."""
     for info in fields_of(TrainingConfig):
         if is_noun(info.kind) and name.partition("[")[0] in info.kind.__struct_fields__:
             return f"{info.name}.{name}"
@@ -366,7 +366,7 @@ def field_path(name: str) -> str:
 
 
 class JobState(StrEnum):
-    """Where a job is in its life; UNKNOWN for a state newer than this version."""
+    """The lifecycle state of a training job. UNKNOWN: a state unknown to this version."""
 
     UNKNOWN = "unknown"
     QUEUED = "queued"
@@ -381,7 +381,7 @@ class JobState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether nothing more happens to the job by itself."""
+        """Whether the job has ended: it succeeded, failed or was cancelled."""
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
 
@@ -394,16 +394,16 @@ class JobError(Schema, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, error: AttnError) -> Self:
-        """The record of an error."""
+        """Make the record of an exception."""
         return cls(reason=error.reason, message=error.message, metadata=dict(error.metadata))
 
     def error(self) -> AttnError:
-        """The exception, of the class that has the reason."""
+        """The recorded error as an exception, of the class that belongs to `reason`."""
         return error_of_reasons([self.reason, AttnError.reason], self.message, self.metadata)
 
 
 class Checkpoint(Schema, frozen=True, kw_only=True):
-    """A complete checkpoint."""
+    """A checkpoint that has been completely written."""
 
     step: Annotated[int, Meta(description="Optimizer steps done.")] = 0
     path: Annotated[str, Meta(description="Its folder on the server.")] = ""
@@ -412,7 +412,7 @@ class Checkpoint(Schema, frozen=True, kw_only=True):
 
 
 class StateChange(Schema, frozen=True, kw_only=True):
-    """The job changed its state."""
+    """The event of a job that changed its state."""
 
     previous: Annotated[JobState, Meta(description="State before.")] = JobState.UNKNOWN
     current: Annotated[JobState, Meta(description="State now.")] = JobState.UNKNOWN
@@ -420,7 +420,7 @@ class StateChange(Schema, frozen=True, kw_only=True):
 
 
 class Metrics(Schema, frozen=True, kw_only=True):
-    """Values measured at a step."""
+    """The event of values measured at a step."""
 
     step: Annotated[int, Meta(description="Optimizer steps done.")] = 0
     values: Annotated[
@@ -433,13 +433,13 @@ class Metrics(Schema, frozen=True, kw_only=True):
 
 
 class LogLine(Schema, frozen=True, kw_only=True):
-    """A line of the log."""
+    """The event of one line of the job's log."""
 
     text: Annotated[str, Meta(description="The text, without line break.")] = ""
 
 
 class JobEvent(Schema, frozen=True, kw_only=True):
-    """Something that happened to a job: one of `state_change`, `metrics`, `checkpoint` and `log` is given."""
+    """An event of a training job: exactly one of `state_change`, `metrics`, `checkpoint` and `log` is given."""
 
     id: Annotated[int, Meta(description="Counts from 1 within the job, without gaps, over all attempts.")] = 0
     time: Annotated[datetime, Meta(description="When it happened.")] | None = None
@@ -451,12 +451,12 @@ class JobEvent(Schema, frozen=True, kw_only=True):
 
     @property
     def payload(self) -> StateChange | Metrics | Checkpoint | LogLine | None:
-        """What happened; None for an event newer than this version."""
+        """The content of the event; None for a kind of event that this version does not know."""
         return self.state_change or self.metrics or self.checkpoint or self.log
 
 
 class TrainingJob(Schema, frozen=True, kw_only=True):
-    """A training job."""
+    """A training job: its configuration, state and progress."""
 
     id: Annotated[str, Meta(description="Id given by the client or chosen by the server.")] = ""
     config: Annotated[TrainingConfig, Meta(description="What it does, with the server's choices.")] = TrainingConfig()

@@ -33,11 +33,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m attn_storage", description=__doc__)
     parser.add_argument("action", choices=["show", "upgrade"])
-    parser.add_argument("home", type=Path, nargs="?", default=Path(), help="home folder, without ATTN_DATABASE")
-    asked = parser.parse_args(arguments)
+    parser.add_argument(
+        "home", type=Path, nargs="?", default=Path(), help="home folder, used if ATTN_DATABASE is not set"
+    )
+    args = parser.parse_args(arguments)
     try:
-        with Database(database_url(asked.home.resolve()), upgrade=asked.action == "upgrade") as database:
-            if asked.action == "show":
+        with Database(database_url(args.home.resolve()), upgrade=args.action == "upgrade") as database:
+            if args.action == "show":
                 show(database)
             else:
                 done = ", ".join(database.upgraded) or "nothing to do"

@@ -83,7 +83,7 @@ class ArtifactStore:
         try:
             self._store: ObjectStore = from_url(url, **options)
         except (BaseError, ValueError) as error:
-            raise InvalidValue(f"{ARTIFACTS}: {url}: {_said(error)}", field=ARTIFACTS) from error
+            raise InvalidValue(f"{ARTIFACTS}: {url}: {_error_text(error)}", field=ARTIFACTS) from error
         self.url = url
         self._cache = cache
         self._options = options
@@ -144,20 +144,20 @@ class ArtifactStore:
         if target.is_dir():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        half = Path(tempfile.mkdtemp(prefix=".half-", dir=target.parent))
+        partial = Path(tempfile.mkdtemp(prefix=".half-", dir=target.parent))
         try:
             for file in manifest.files:
-                place = half / file.path
-                place.parent.mkdir(parents=True, exist_ok=True)
-                _link(self._cached(file), place)
-            half.chmod(0o755)
+                path = partial / file.path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _link(self._cached(file), path)
+            partial.chmod(0o755)
             try:
-                half.rename(target)
+                partial.rename(target)
             except OSError:
                 if not target.is_dir():  # another process may have been faster
                     raise
         finally:
-            shutil.rmtree(half, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
         return target
 
     def remove(self, name: str) -> None:
@@ -173,17 +173,17 @@ class ArtifactStore:
             return place
         place.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".half-", dir=place.parent)
-        half = Path(name)
+        partial = Path(name)
         try:
             with os.fdopen(handle, "wb") as written:
                 digest = self._receive(file, written)
                 written.flush()
                 os.fsync(written.fileno())
             if digest != file.sha256:
-                raise CheckpointInvalid.of(f"{self.url}: {file.path}", "its content is not what the manifest says")
-            half.replace(place)
+                raise CheckpointInvalid.of(f"{self.url}: {file.path}", "its size or digest does not match the manifest")
+            partial.replace(place)
         finally:
-            half.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
         return place
 
     def _receive(self, file: StoredFile, written: Any) -> str:
@@ -239,7 +239,7 @@ class ArtifactStore:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: Exception) -> Unavailable:
-        return Unavailable(f"the artefact store {self.url} cannot be used: {_said(error)}", store=self.url)
+        return Unavailable(f"the artefact store {self.url} cannot be used: {_error_text(error)}", store=self.url)
 
 
 def _client_of_environment() -> dict[str, str]:
@@ -265,7 +265,7 @@ def _described(folder: Path) -> list[StoredFile]:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         found.append(StoredFile(path.relative_to(folder).as_posix(), path.stat().st_size, digest))
     if not found:
-        raise UserError(f"{folder}: holds no files to publish")
+        raise UserError(f"{folder}: contains no files to publish")
     return found
 
 
@@ -294,5 +294,5 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(error).split())[:200]

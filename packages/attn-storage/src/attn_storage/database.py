@@ -126,25 +126,25 @@ class Database:
 
     def _connect(self, patience: float) -> Connection:
         """Open a connection, waiting for at most `patience` seconds for a database that cannot be reached."""
-        until = time.monotonic() + patience
+        deadline = time.monotonic() + patience
         while True:
             try:
                 return self._engine.connect()
             except (DBAPIError, PoolTimeout) as error:
-                if time.monotonic() >= until:
+                if time.monotonic() >= deadline:
                     raise self._unavailable(error) from None
                 time.sleep(RETRY_SECONDS)
 
     def _unavailable(self, error: Exception) -> Unavailable:
-        said = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
-        return Unavailable(f"the database {self.shown} cannot be used: {said}", database=self.shown)
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
+        return Unavailable(f"the database {self.shown} cannot be used: {reason}", database=self.shown)
 
 
 def _parsed(text: str) -> URL:
     try:
         url = make_url(text)
     except ArgumentError:
-        raise InvalidValue.of(DATABASE, "no URL", ALLOWED) from None
+        raise InvalidValue.of(DATABASE, "not a URL", ALLOWED) from None
     if url.drivername not in {"sqlite", "postgresql+psycopg"} or not url.database or url.database == ":memory:":
         raise InvalidValue.of(DATABASE, url.render_as_string(hide_password=True), ALLOWED)
     return url
@@ -186,8 +186,8 @@ def _begin_sqlite(connection: Connection) -> None:
 
 def _is_busy(error: DBAPIError) -> bool:
     """Whether SQLite waited in vain for another writer, or its file cannot be opened or written."""
-    said = str(error.orig)
-    return _is_gone(error) or any(word in said for word in ("locked", "unable to open", "disk I/O", "disk is full"))
+    message = str(error.orig)
+    return _is_gone(error) or any(word in message for word in ("locked", "unable to open", "disk I/O", "disk is full"))
 
 
 def _is_gone(error: DBAPIError) -> bool:

@@ -85,7 +85,7 @@ class Leases:
         """Raise `LeaseLost`, within a transaction, unless `lease` is still the newest of its name."""
         query = select(leases.c.token).where(leases.c.name == lease.name).with_for_update()
         if connection.execute(query).scalar() != lease.token:
-            raise LeaseLost(f"{lease.name} has another holder by now", name=lease.name)
+            raise LeaseLost(f"the lease {lease.name} has been taken over by another holder", name=lease.name)
 
     def release(self, lease: Lease) -> None:
         """End the lease, so that others can acquire it; does nothing if another holder already has it."""
@@ -125,9 +125,9 @@ class Leases:
                 self.release(lease)
 
     def _set(self, connection: Connection, lease: Lease, expires: float) -> None:
-        mine = (leases.c.name == lease.name) & (leases.c.token == lease.token)
-        if not connection.execute(update(leases).where(mine).values(expires=expires)).rowcount:
-            raise LeaseLost(f"{lease.name} has another holder by now", name=lease.name)
+        this_lease = (leases.c.name == lease.name) & (leases.c.token == lease.token)
+        if not connection.execute(update(leases).where(this_lease).values(expires=expires)).rowcount:
+            raise LeaseLost(f"the lease {lease.name} has been taken over by another holder", name=lease.name)
 
 
 def this_process() -> str:

@@ -45,7 +45,7 @@ class ModelRecords:
                 else:
                     raise AlreadyExists(f"the name {model.name!r} cannot be used; choose another", name=model.name)
         except IntegrityError:
-            raise AlreadyExists(f"the name {model.name!r} was taken just now", name=model.name) from None
+            raise AlreadyExists(f"the name {model.name!r} has just been taken", name=model.name) from None
 
     def forget(self, name: str) -> None:
         """Delete the record of a model that no longer exists; its name can be used again."""

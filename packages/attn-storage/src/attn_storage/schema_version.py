@@ -21,7 +21,7 @@ def current(connection: Connection) -> str | None:
     if "alembic_version" not in tables:
         if tables:
             named = ", ".join(sorted(tables)[:5])
-            raise WrongState(f"the database holds other tables ({named}); give attn one of its own", tables=named)
+            raise WrongState(f"the database contains other tables ({named}); use a separate one for attn", tables=named)
         return None
     revision: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
     return revision

@@ -45,7 +45,7 @@ class Agreement:
         given = {"package": package, "paper": paper, "parts": parts, "identity": identity}
         named = [(kind, words) for kind, words in given.items() if words]
         if len(named) != 1:
-            raise InvalidValue.of(f"oracle of {mechanism}", named, "one of package, paper, parts and identity")
+            raise InvalidValue.of(f"oracle of {mechanism}", named, "exactly one of package, paper, parts and identity")
         self._record, self._mechanism = record, mechanism
         self._kind, self._oracle = named[0]
         if self._kind == "package":
@@ -76,13 +76,17 @@ class Agreement:
 
     def _compare(self, part: str, found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
         if len(found) != len(expected) or not found:
-            raise InvalidValue.of(f"{part} of {self._mechanism}", (len(found), len(expected)), "as many, at least one")
+            raise InvalidValue.of(
+                f"{part} of {self._mechanism}",
+                (len(found), len(expected)),
+                "as many found as expected tensors, and at least one",
+            )
         for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
             what = f"{part} {place} of {self._mechanism} and those of {self._oracle}"
             require_same(ours, theirs, what, tolerance)
         error = max(map(error_of, found, expected))
-        said = {"mechanism": self._mechanism, "kind": self._kind, "oracle": self._oracle, "part": part, "error": error}
-        self._record("agrees", json.dumps(said | {"dtype": str(found[0].dtype).removeprefix("torch.")}))
+        entry = {"mechanism": self._mechanism, "kind": self._kind, "oracle": self._oracle, "part": part, "error": error}
+        self._record("agrees", json.dumps(entry | {"dtype": str(found[0].dtype).removeprefix("torch.")}))
 
 
 def results(function: Function, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:

@@ -143,11 +143,14 @@ class Traffic:
         if not room:
             return
         names = self.store.order(list(room)) if self.random.random() < 0.5 else list(room)
-        require(sorted(names) == sorted(room), f"order({list(room)}) gives other requests: {names}")
+        require(sorted(names) == sorted(room), f"order({list(room)}) returns different requests: {names}")
         batch = ragged([room[name] for name in names], [self.done[name] for name in names])
         views, truth = self.store.view(batch, names), self.oracle.view(batch, names)
         for layer, states in self.case.specs.items():
-            require(set(views[layer]) == set(states), f"layer {layer} sees {set(views[layer])}, not {set(states)}")
+            require(
+                set(views[layer]) == set(states),
+                f"layer {layer} has views of the states {set(views[layer])}, not of {set(states)}",
+            )
             for state, spec in states.items():
                 self.compare(f"{layer}.{state}", spec, batch, views[layer][state], truth[layer][state])
         for name in names:
@@ -209,9 +212,9 @@ def by_position(rows: Rows, place: int) -> dict[int, int]:
     """
     positions = rows.positions[place].tolist()
     real = [True] * len(positions) if rows.key_padding_mask is None else rows.key_padding_mask[place].tolist()
-    stands = {position: i for i, position in enumerate(positions) if real[i]}
-    require(len(stands) == sum(real), f"a position comes twice among {positions}")
-    return stands
+    index_of = {position: i for i, position in enumerate(positions) if real[i]}
+    require(len(index_of) == sum(real), f"a position occurs twice in {positions}")
+    return index_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,5 +240,5 @@ def compare_rows(what: str, seen: Rows, real: Rows, reading: Reading) -> None:
         expected = real.fields[name][place, [written[position] for position in shown]]
         require(rows.dtype == expected.dtype, f"{what}: {name} is {rows.dtype}, not {expected.dtype}")
         error = reading.error if rows.dtype.is_floating_point else 0.0
-        where = f"{what}: {name} at positions {list(shown)} and what was written"
+        where = f"{what}: {name} at positions {list(shown)} and the values written"
         require_within(rows[place, list(shown.values())], expected, where, error)

@@ -19,10 +19,10 @@ from attn_testing.law import require
 def require_same_parameters(found: nn.Module, expected: nn.Module) -> None:
     """Raise `LawBroken` unless both state dicts have the same names, types, shapes and bits."""
     ours, theirs = found.state_dict(), expected.state_dict()
-    require(ours.keys() == theirs.keys(), f"tensors of one alone: {sorted(ours.keys() ^ theirs.keys())}")
+    require(ours.keys() == theirs.keys(), f"tensors in only one of the models: {sorted(ours.keys() ^ theirs.keys())}")
     for name, tensor in theirs.items():
         same = ours[name].dtype == tensor.dtype and torch.equal(ours[name], tensor)
-        require(same, f"tensor {name!r} is another than before")
+        require(same, f"tensor {name!r} differs from the saved one")
 
 
 def require_same_model(

@@ -86,7 +86,7 @@ class KernelSubject:
         """The kernel; raises `UnknownName` if no plugin offers it, `InvalidValue` if it is not an `attend` kernel."""
         found = installed().kernels.get(self.given) if isinstance(self.given, str) else self.given
         if not isinstance(found, AttendKernel):
-            raise InvalidValue.of("kernel", found.name, "a kernel of the operation attend")
+            raise InvalidValue.of("kernel", found.name, "an AttendKernel")
         return found
 
     @cached_property

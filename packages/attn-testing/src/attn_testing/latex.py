@@ -56,19 +56,19 @@ def latex_error(equation: str) -> str | None:
 def sign_error(sign: str, following: list[str]) -> str | None:
     """The error in a token and the one that follows it; None if there is none."""
     if sign == "$":
-        return "a dollar stands in an equation: it is given without"
+        return "an equation must not contain a dollar sign"
     if sign in {"^", "_"} and (not following or following[0] in {"}", "^", "_", "&"}):
-        return f"{sign} has nothing to raise or lower"
+        return f"{sign} has no superscript or subscript after it"
     name = sign[1:]
     if len(sign) > 1 and sign[0] == "\\" and name.isalpha() and name not in SYMBOLS and name not in ARGUMENTS:
-        return f"{sign} is no command that is known"
-    return "a backslash stands alone" if sign == "\\" else None
+        return f"{sign} is not a known command"
+    return "a backslash without a command" if sign == "\\" else None
 
 
 def nesting_error(sign: str, following: list[str], opened: list[str], rest: list[str]) -> str | None:
     """The error in the nesting of groups, delimiter pairs and environments, or None; updates `opened`."""
     if sign in {r"\left", r"\right"} and (not following or following[0] not in DELIMITERS):
-        return f"{sign} is followed by no delimiter"
+        return f"{sign} is not followed by a delimiter"
     if sign in {r"\begin", r"\end"}:
         name = "".join(rest[1 : rest.index("}")]) if rest[:1] == ["{"] and "}" in rest else ""
         sign = f"{sign}{{{name}}}"
@@ -78,7 +78,7 @@ def nesting_error(sign: str, following: list[str], opened: list[str], rest: list
     elif sign in pairs or sign.startswith(r"\end"):
         expected = pairs.get(sign, sign.replace(r"\end", r"\begin"))
         if not opened or opened.pop() != expected:
-            return f"{sign} closes nothing, or something else"
+            return f"{sign} does not match the last opened group"
     return None
 
 
@@ -90,7 +90,7 @@ def scripts_error(signs: list[str]) -> str | None:
         sign = signs[place]
         if sign in {"^", "_"}:
             if sign in seen[-1]:
-                return f"{sign} twice at one symbol"
+                return f"{sign} occurs twice on one symbol"
             seen[-1].add(sign)
             # The script itself, a group or one token, is not a new symbol.
             place = end_of_group(signs, place + 1)

@@ -77,8 +77,8 @@ class Law:
         excuses = [cls.excuse(case) for case in cases]
         chosen = [case for case, excuse in zip(cases, excuses, strict=True) if excuse is None]
         if not chosen:
-            said = sorted({excuse for excuse in excuses if excuse})
-            return [], "; ".join(said) or "there is no case"
+            reasons = sorted({excuse for excuse in excuses if excuse})
+            return [], "; ".join(reasons) or "there are no cases"
         most = cls.cases_at_most or len(chosen)
         if most >= len(chosen):
             return chosen, ""

@@ -167,13 +167,13 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The result of an operation, on the pretended GPU if its arguments or its `device` argument are."""
     flat = list(tensors_in((args, kwargs)))
     there = any(isinstance(tensor, PretendCudaTensor) for tensor in flat)
-    asked = kwargs.get("device")
+    requested = kwargs.get("device")
     name = func.overloadpacket.__name__
-    if asked is not None and not (there and name == "_to_copy"):
+    if requested is not None and not (there and name == "_to_copy"):
         # Copies from the device to the CPU go through `PretendCudaTensor.to`; all others are made by torch itself, for
         # which the tensor is a CPU tensor.
-        there = torch.device(asked).type == "cuda" or (there and name.startswith("new_"))
-    if asked is not None:
+        there = torch.device(requested).type == "cuda" or (there and name.startswith("new_"))
+    if requested is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
     if kwargs.get("pin_memory"):
         kwargs = {**kwargs, "pin_memory": False}

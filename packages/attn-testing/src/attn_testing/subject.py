@@ -210,13 +210,13 @@ class Subject:
         can = self.mechanism.can
         for setting in self.settings:
             heads = setting.get("num_heads", 1)
-            asked = {
+            required = {
                 Capability.GROUPED: setting.get("num_kv_heads") not in {None, heads},
                 Capability.ROTARY: setting.get("rotary") is not None,
                 Capability.BIAS: bool(setting.get("bias")),
                 Capability.HEAD_DIM: setting.get("head_dim") not in {None, setting["hidden_size"] / heads},
             }
-            if can(*(capability for capability, needed in asked.items() if needed)):
+            if can(*(capability for capability, needed in required.items() if needed)):
                 yield {"max_seq_len": self.context, **setting}
 
     def attempt(self, setting: Setting, **options: Any) -> Case | Refusal:

@@ -33,7 +33,7 @@ class Suite:
     @classmethod
     def make_subject(cls) -> Any:
         """Create the subject under test: an object with `cases`."""
-        raise NotImplementedError(f"{cls.__name__} must say what it tests")
+        raise NotImplementedError(f"{cls.__name__} must define the subject under test")
 
     @classmethod
     def subject(cls) -> Any:
@@ -46,7 +46,7 @@ class Suite:
         super().__init_subclass__(**kwargs)
         for name in ("pytest_generate_tests", GUARD, "subject"):
             if name in vars(cls) and cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
-                raise TypeError(f"{cls.__qualname__}.{name} belongs to the kit and cannot be replaced")
+                raise TypeError(f"{cls.__qualname__}.{name} is defined by attn_testing and must not be overridden")
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Parametrise each law by its cases; a law without any becomes one skipped test with the reason."""

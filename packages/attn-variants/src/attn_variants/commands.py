@@ -12,9 +12,9 @@ from attn_core.kernels.measured import path_of, write
 
 def tune(
     minutes: Annotated[
-        float, typer.Option(min=0.1, help="Minutes that measuring may take; most used calls first.")
+        float, typer.Option(min=0.1, help="The time limit in minutes; the most common calls are measured first.")
     ] = 10,
-    float16: Annotated[bool, typer.Option("--float16", help="Measure float16 too, beside bfloat16.")] = False,  # noqa: FBT002 -- the user gives it as a flag
+    float16: Annotated[bool, typer.Option("--float16", help="Also measure float16, in addition to bfloat16.")] = False,  # noqa: FBT002 -- the user gives it as a flag
 ) -> None:
     """Benchmark the attention kernels on this machine's GPU, and store the times from which kernels are chosen.
 
@@ -25,7 +25,7 @@ def tune(
     """
     gpu = devices.nvidia_gpu()
     if gpu is None:
-        message = "attn tune measures a GPU of NVIDIA, and this machine has none; costs on a CPU are predicted"
+        message = "attn tune needs an NVIDIA GPU, and this machine has none; on a CPU, costs are predicted instead"
         raise Incompatible(message)
     import torch
 
@@ -36,10 +36,10 @@ def tune(
     for row in measure(cases((64, 128), dtypes), torch.device("cuda"), 60 * minutes):
         rows.append(row)
         call, times = row.call, sorted(row.microseconds.items(), key=lambda found: found[1] or float("inf"))
-        said = ", ".join(f"{name} {'failed' if time is None else f'{time:.0f}'}" for name, time in times)
+        listed = ", ".join(f"{name} {'failed' if time is None else f'{time:.0f}'}" for name, time in times)
         passes = "forward and backward" if call.gradients else "forward"
         typer.echo(
-            f"{call.dtype} {call.head_dim} {call.mask} {call.queries} x {call.keys}, {passes}, microseconds: {said}"
+            f"{call.dtype} {call.head_dim} {call.mask} {call.queries} x {call.keys}, {passes}, microseconds: {listed}"
         )
         write(path_of(gpu), table_of(rows, gpu))
     typer.echo(f"kept in {path_of(gpu)}")

@@ -83,7 +83,7 @@ def attend_parts(spec: AttentionSpec, parts: Iterable[AttentionInputs]) -> Tenso
     rest = iter(parts)
     first = next(rest, None)
     if first is None:
-        raise Incompatible("attention over no part has no output: give at least one, which may be empty")
+        raise Incompatible("there are no parts to attend to: give at least one, which may be empty")
     whole = reduce(merged, (partial(spec, part) for part in rest), partial(spec, first))
     return whole.out.transpose(1, 2).to(first.value.dtype)
 
@@ -134,15 +134,15 @@ def whole_sequence_spec(spec: AttentionSpec, tokens: int, *, padded: bool) -> At
     """The spec with its mask resolved for `tokens` keys; raises `Incompatible` if partial outputs cannot be merged."""
     why = None
     if spec.distribution.kind != "softmax":
-        why = f"the distribution {spec.distribution.kind!r} has no sum of exponentials"
+        why = f"the distribution {spec.distribution.kind!r} is not softmax, so partial outputs cannot be merged"
     elif any(isinstance(modifier, RelativeValues) for modifier in spec.modifiers):
-        why = "values that differ from pair to pair are not in the sum"
+        why = "values that depend on the relative position cannot be merged"
     elif spec.cross:
-        why = "its keys are of another sequence, which is not split between ranks"
+        why = "cross-attention reads keys of another sequence, which is not split between ranks"
     elif padded and spec.mask.by_length:
-        why = "its mask depends on the length of each sequence"
+        why = "the mask depends on the length of each padded sequence"
     if why is not None:
-        raise Incompatible(f"attention in parts over several ranks: {why}")
+        raise Incompatible(f"context parallelism does not support this attention: {why}")
     return dataclasses.replace(spec, mask=spec.mask.over(tokens))
 
 
@@ -194,7 +194,7 @@ def rank_spec(spec: AttentionSpec, ranks: int) -> AttentionSpec:
     own |= {"a bias of its own": any(not isinstance(modifier, SoftCap) for modifier in spec.modifiers)}
     for what, true in own.items():
         if true:
-            raise Incompatible(f"heads cannot be split between ranks: each head has {what}")
+            raise Incompatible(f"heads cannot be split between ranks, as each head has {what}")
     few = dataclasses.replace(heads, query=heads.query // ranks, key_value=heads.key_value // ranks, groups=None)
     return dataclasses.replace(spec, heads=few)
 
@@ -311,7 +311,7 @@ def _tokens_for_heads(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _checked_rank(group: dist.ProcessGroup, ranks: int, own: AttentionInputs) -> int:
     if own.key_padding_mask is not None:
-        raise Incompatible("attention over several processes takes no padding: give sequences of one length")
+        raise Incompatible("context parallelism does not support padding: give sequences of one length")
     if group.size() != ranks:
         raise InvalidValue.of("ranks", ranks, f"{group.size()}, the size of the process group")
     return group.rank()

@@ -96,9 +96,9 @@ def page(mechanism: Mechanism, config: MechanismConfig) -> str:
 
 def mask_grid(mask: Mask, tokens: int = TOKENS) -> list[list[bool]]:
     """Whether query i may attend to key j, [query][key], over `tokens` tokens; of the first head if heads differ."""
-    told = mask.over(tokens)
-    told = told if told.heads is None else told.of_head(0)
-    return [[bool(told.allows(query, key)) for key in range(tokens)] for query in range(tokens)]
+    resolved = mask.over(tokens)
+    resolved = resolved if resolved.heads is None else resolved.of_head(0)
+    return [[bool(resolved.allows(query, key)) for key in range(tokens)] for query in range(tokens)]
 
 
 def mask_text(mask: Mask) -> str:

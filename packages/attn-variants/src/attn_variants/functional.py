@@ -167,7 +167,9 @@ def scaled(score: Score | None, scale: float | None) -> Score:
     if score is None:
         return ScaledDot(scale=scale)
     if scale is not None:
-        raise InvalidValue.of("scale", scale, f"None beside a score, here {score.kind!r}: ScaledDot(scale=...) has one")
+        raise InvalidValue.of(
+            "scale", scale, f"None together with a score, here {score.kind!r}; ScaledDot(scale=...) sets a scale"
+        )
     return score
 
 
@@ -180,10 +182,12 @@ def require_tensors(layout: str, **tensors: Tensor) -> None:
         first = rows if first is None else first
         mixed = rows.dtype != first.dtype and not torch.is_autocast_enabled(rows.device.type)
         if mixed or not rows.dtype.is_floating_point:
-            allowed = f"{first.dtype}, as the others" if mixed else "a floating-point type"
+            allowed = f"{first.dtype}, the dtype of the other tensors" if mixed else "a floating-point type"
             raise InvalidValue.of(f"{name}.dtype", str(rows.dtype), allowed)
         if rows.device != first.device:
-            raise InvalidValue.of(f"{name}.device", str(rows.device), f"{first.device}, as the others")
+            raise InvalidValue.of(
+                f"{name}.device", str(rows.device), f"{first.device}, the device of the other tensors"
+            )
 
 
 def broadcastable_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
@@ -203,15 +207,15 @@ def heads_of(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> 
         if rows.dim() != 4:
             raise InvalidValue.of(name, tuple(rows.shape), f"{LAYOUT}, all with a batch or all without")
     checks: list[tuple[str, Tensor, bool, str]] = [
-        ("key", key, key.shape[0] == query.shape[0], f"batch size {query.shape[0]}, as of the queries"),
-        ("key", key, key.shape[3] == query.shape[3], f"head_dim {query.shape[3]}, as of the queries"),
+        ("key", key, key.shape[0] == query.shape[0], f"batch size {query.shape[0]}, as in query"),
+        ("key", key, key.shape[3] == query.shape[3], f"head_dim {query.shape[3]}, as in query"),
         ("value", value, value.shape[:3] == key.shape[:3], f"[batch, num_kv_heads, key_len] = {list(key.shape[:3])}"),
     ]
     for name, rows, fits, allowed in checks:
         if not fits:
             raise InvalidValue.of(f"{name}.shape", tuple(rows.shape), allowed)
     if query.shape[1] != key.shape[1] and not enable_gqa:
-        allowed = f"{query.shape[1]} heads, as of the queries; fewer with enable_gqa=True"
+        allowed = f"{query.shape[1]} heads, as in query; fewer with enable_gqa=True"
         raise InvalidValue.of("key.shape", tuple(key.shape), allowed)
     return Heads(query=query.shape[1], key_value=key.shape[1], key_size=key.shape[3], value_size=value.shape[3])
 
@@ -219,7 +223,7 @@ def heads_of(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> 
 def checked_padding(mask: Tensor | None, key: Tensor) -> Tensor | None:
     """The padding mask; raises `InvalidValue` unless it is bool [batch, key_len] for keys [batch, ..., key_len, _]."""
     wanted = (key.shape[0], key.shape[2])
-    allowed = f"torch.bool {list(wanted)}, [batch, key_len], True where a key is real"
+    allowed = f"torch.bool {list(wanted)}, [batch, key_len], True for keys that are not padding"
     if mask is not None and not isinstance(mask, Tensor):
         raise InvalidValue.of("key_padding_mask", type(mask).__name__, allowed)
     if mask is not None and (tuple(mask.shape) != wanted or mask.dtype != torch.bool):
@@ -231,5 +235,5 @@ def checked_parameters(spec: AttentionSpec, given: Mapping[str, Tensor]) -> Mapp
     """The learned tensors of a call; raises `InvalidValue` unless their names and shapes are those of the spec."""
     shapes = {name: tuple(getattr(tensor, "shape", ("no tensor",))) for name, tensor in given.items()}
     if shapes != dict(spec.weights):
-        raise InvalidValue.of("parameters", shapes, f"{dict(spec.weights)}, by name and shape")
+        raise InvalidValue.of("parameters", shapes, f"{dict(spec.weights)}, the names and shapes of the spec")
     return given

@@ -26,7 +26,7 @@ class PartWeights(nn.Module):
         self.names = tuple(tensors)
         for name, tensor in tensors.items():
             if hasattr(self, name):
-                raise InvalidValue.of("parameters", name, "names that torch.nn.Module has no use for")
+                raise InvalidValue.of("parameters", name, "names that are not attributes of torch.nn.Module")
             self.register_parameter(name, nn.Parameter(tensor))
 
     def named(self) -> dict[str, Tensor]:
@@ -63,10 +63,10 @@ def init_weights(part: Part, heads: Heads) -> dict[str, Tensor]:
 
 def beginning(part: ScoreFunction, name: str, shape: tuple[int, ...]) -> Tensor:
     """The initial values of one parameter of a score function: from its `initial`, else drawn from N(0, 0.02²)."""
-    said = part.initial.get(name)
-    if said is None:
+    bounds = part.initial.get(name)
+    if bounds is None:
         return torch.randn(shape) * 0.02
-    low, high = said if isinstance(said, tuple) else (said, said)
+    low, high = bounds if isinstance(bounds, tuple) else (bounds, bounds)
     return torch.rand(shape) * (high - low) + low if low != high else torch.full(shape, float(low))
 
 

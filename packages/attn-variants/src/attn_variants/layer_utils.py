@@ -71,7 +71,7 @@ def glorot_parameter(*shape: int) -> nn.Parameter:
 def refuse_source(source: Tensor | None) -> None:
     """Raise `InvalidValue` if a source is given to a self-attention layer."""
     if source is not None:
-        raise InvalidValue.of("source", tuple(source.shape), "None: this layer attends within one sequence")
+        raise InvalidValue.of("source", tuple(source.shape), "None for self-attention")
 
 
 def softmax_over(scores: Tensor, allowed: Tensor | None) -> Tensor:

@@ -43,7 +43,7 @@ def layer(mechanism: str | Mechanism, **options: Any) -> nn.Module:
     """
     found = installed().mechanisms.get(mechanism) if isinstance(mechanism, str) else mechanism
     if not isinstance(found, Mechanism):
-        raise InvalidValue.of("mechanism", mechanism, "the name of a mechanism, or a mechanism")
+        raise InvalidValue.of("mechanism", mechanism, "the name of a mechanism or a Mechanism")
     config = configured(found, **options)
     module: nn.Module = found.build(config)
     describe(module, found, config)

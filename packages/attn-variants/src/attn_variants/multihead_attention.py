@@ -86,7 +86,7 @@ class MultiheadAttention(nn.Module):
         require_whole("vdim", vdim, ge=1, optional=True)
         self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
         if "hidden_size" in options:
-            raise InvalidValue.of("hidden_size", options["hidden_size"], "none beside embed_dim, which says the same")
+            raise InvalidValue.of("hidden_size", options["hidden_size"], "none, as embed_dim gives the same size")
         self.mechanism: Mechanism = installed().mechanisms.get(mechanism)
         if self.mechanism.can(Capability.BIDIRECTIONAL):
             options = {"causal": False} | options
@@ -185,22 +185,22 @@ class MultiheadAttention(nn.Module):
         """Raise `InvalidValue` unless the query has the dtype of the parameters; not under autocast, which converts."""
         own = next(self.parameters(), query).dtype
         if query.dtype != own and not torch.is_autocast_enabled(query.device.type):
-            raise InvalidValue.of("query.dtype", str(query.dtype), f"{own}, as the parameters")
+            raise InvalidValue.of("query.dtype", str(query.dtype), f"{own}, the dtype of the parameters")
 
     def _check_possible(self, same: Same, masks: Masks, *, need_weights: bool) -> None:
         """Raise `Incompatible` for arguments that a mechanism with a computation of its own does not support."""
         name, cross = self.mechanism.name, self.config.cross
         if not same.values or not (cross or same.keys):
             wanted = "key and value must be one tensor" if cross else "query, key and value must be one tensor"
-            raise Incompatible(f"mechanism {name!r} projects its inputs itself: {wanted}", mechanism=name)
+            raise Incompatible(f"mechanism {name!r} applies its own projections: {wanted}", mechanism=name)
         if masks.mask is not None:
-            message = f"mechanism {name!r} does not compare all pairs: attn_mask must be None, key_padding_mask bool"
+            message = f"mechanism {name!r} does not compute all pairs: attn_mask must be None, key_padding_mask bool"
             raise Incompatible(message, mechanism=name)
         if masks.is_causal and not self.config.causal:
-            message = f"mechanism {name!r} was built to look ahead: build it with causal=True for is_causal=True"
+            message = f"mechanism {name!r} was built with causal=False: build it with causal=True for is_causal=True"
             raise Incompatible(message, mechanism=name)
         if masks.key_padding_mask is not None and not self.mechanism.can(Capability.PADDING):
-            raise Incompatible(f"mechanism {name!r} takes no key_padding_mask", mechanism=name)
+            raise Incompatible(f"mechanism {name!r} does not support key_padding_mask", mechanism=name)
         if need_weights and not self.mechanism.can(Capability.WEIGHTS):
             message = f"mechanism {name!r} has no attention weights: call it with need_weights=False"
             raise Incompatible(message, mechanism=name)
@@ -226,7 +226,7 @@ class MultiheadAttention(nn.Module):
     def _resize_inputs(self, *, bias: bool) -> None:
         if not self.takes_pairs or self.attention.key is None:
             name = self.mechanism.name
-            raise Incompatible(f"mechanism {name!r} takes keys and values of size embed_dim only", mechanism=name)
+            raise Incompatible(f"mechanism {name!r} supports only kdim and vdim equal to embed_dim", mechanism=name)
         self.attention.key = nn.Linear(self.kdim, self.attention.key.out_features, bias=bias)
         self.attention.value = nn.Linear(self.vdim, self.attention.value.out_features, bias=bias)
         self.attention.reset_parameters()
@@ -333,7 +333,7 @@ def load_torch_parameters(module: MultiheadAttention, state_dict: dict[str, Any]
         parts = {name: getattr(module.attention, name, None) for name in ("query", "key", "value")}
         sizes = [part.out_features for part in parts.values() if isinstance(part, nn.Linear)]
         if len(sizes) != 3 or sum(sizes) != joint.shape[0]:
-            needed = f"{sizes} rows of query, key and value in mechanism {module.mechanism.name!r}"
+            needed = f"{sizes} for query, key and value in mechanism {module.mechanism.name!r}"
             errors.append(f"{prefix}in_proj_{kind} has {joint.shape[0]} rows, not {needed}")
             continue
         for name, part in zip(parts, joint.split(sizes), strict=True):

@@ -34,7 +34,7 @@ def attn_kernels() -> list[Kernel[Any]]:
 @hookimpl
 def attn_commands() -> list[Command]:
     """The command `attn tune`."""
-    summary = "Measure the kernels of attention on this machine's GPU."
+    summary = "Measure the attention kernels on this machine's GPU."
     return [Command(name="tune", summary=summary, target="attn_variants.commands:tune")]
 
 

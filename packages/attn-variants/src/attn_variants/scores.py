@@ -117,12 +117,14 @@ def location_scores(query: Tensor, weight: Tensor, keys: int, positions: Tensor 
     longest = weight.shape[1]
     if positions is None:
         if keys > longest:
-            raise InvalidValue.of("key", f"{keys} keys", f"at most {longest}, as location-based scores have rows")
+            raise InvalidValue.of(
+                "key", f"{keys} keys", f"at most {longest}, the number of rows of the location weight"
+            )
         return torch.matmul(query, weight[:, :keys].transpose(-1, -2))
     # A compiled graph cannot read a position; there index_select itself fails for one out of range.
     if keys and not torch.compiler.is_compiling() and int(positions.max()) >= longest:
         given = f"a key at position {int(positions.max())}"
-        raise InvalidValue.of("key", given, f"positions below {longest}, as location-based scores have rows")
+        raise InvalidValue.of("key", given, f"positions below {longest}, the number of rows of the location weight")
     rows = torch.unflatten(weight.index_select(1, positions.flatten()), 1, positions.shape)
     return torch.matmul(query, rows.transpose(0, 1).transpose(-1, -2))
 

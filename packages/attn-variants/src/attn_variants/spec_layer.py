@@ -186,14 +186,16 @@ class SpecLayer(nn.Module):
         """
         given = sorted(name for name, value in others.items() if value is not None)
         if given or self.spec.cross:
-            allowed = "documents that attend to themselves, without further arguments"
-            raise InvalidValue.of("lengths", f"beside {', '.join(given) or 'a source'}", allowed)
+            allowed = "self-attention without further arguments"
+            raise InvalidValue.of("lengths", f"lengths together with {', '.join(given) or 'a source'}", allowed)
         more = type(self) is not SpecLayer or self.inner is not None or self.shares_kv
         if torch.compiler.is_compiling() and isinstance(lengths, Tensor) and not more:
             return self._attend_documents(rows, *documents_in_graph(rows, lengths))
         varlen = Varlen.of(lengths.tolist() if isinstance(lengths, Tensor) else lengths)
         if sum(varlen.keys) != rows.shape[-2]:
-            raise InvalidValue.of("lengths", sum(varlen.keys), f"{rows.shape[-2]} in all, as there are rows")
+            raise InvalidValue.of(
+                "lengths", sum(varlen.keys), f"lengths that sum to the number of tokens, {rows.shape[-2]}"
+            )
         if more:
             outs = (self(rows[..., document, :]) for document, _ in varlen.spans())
             return torch.cat([rows[..., :0, :], *outs], dim=-2)
@@ -258,7 +260,9 @@ class SpecLayer(nn.Module):
         """Raise `Incompatible` if the tokens of a sequence cannot be split over ranks, and `InvalidValue` unless their
         number is a multiple of the ranks."""
         if type(self) is not SpecLayer or self.inner is not None or self.dropout or self.shares_kv:
-            raise Incompatible("a layer that computes more than its scores, or drops weights, is not split by tokens")
+            raise Incompatible(
+                "context parallelism needs a plain attention layer, without dropout and without shares_kv"
+            )
         require_context_parallel(self.spec, tokens, ranks)
 
     def attend_together(self, operands: AttentionInputs) -> Tensor | None:
@@ -353,7 +357,7 @@ class SpecLayer(nn.Module):
         if cos_sin is not None:
             first = key.shape[-2] - query.shape[-2]
             if first < 0:
-                raise InvalidValue.of("query", tuple(query.shape), f"at most {key.shape[-2]} queries, as many as keys")
+                raise InvalidValue.of("query", tuple(query.shape), f"at most as many queries as keys, {key.shape[-2]}")
             projected, keys = self._turned(projected, cos_sin.at(slice(first, None))), self._turned(keys, cos_sin)
         fields = {"key": self._scored_key(keys), "value": values}
         return self.operands(projected, fields, None, (self._query_positions(query), None))
@@ -417,7 +421,7 @@ class SpecLayer(nn.Module):
         heads = self.spec.heads
         if self.value is None:
             raise WrongState(
-                "a layer with shares_kv has no keys and values of its own: give it those of another layer as shared_kv"
+                "a layer with shares_kv has no key and value projections: pass those of another layer as shared_kv"
             )
         value = by_heads(self.value(rows if value_rows is None else value_rows), heads.key_value)
         if self.key is None:
@@ -428,7 +432,7 @@ class SpecLayer(nn.Module):
         self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None, shared_kv: Fields | None = None
     ) -> AttentionInputs:
         if self.spec.cross != (source is not None):
-            allowed = "a tensor [batch, key, hidden_size]" if self.spec.cross else "None: this attention is not cross"
+            allowed = "a tensor [batch, key, hidden_size]" if self.spec.cross else "None for self-attention"
             raise InvalidValue.of("source", "None" if source is None else tuple(source.shape), allowed)
         if source is not None:
             projected = self.project_query(query)

@@ -117,7 +117,7 @@ def attend_mixed(layer: StepLayer, query: Tensor, batch: StaticMixedBatch, reach
     """
     out = None if reached is None else reached.attend(query, batch, layer.part_weights(), ())
     if out is None:
-        raise NotGraphSafe(gathers("remembered rows"))
+        raise NotGraphSafe(gathers("cached rows"))
     return out
 
 

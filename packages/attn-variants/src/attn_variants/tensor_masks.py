@@ -37,7 +37,7 @@ class TensorMask(Mask):
         Raises `InvalidValue` if the tensor does not broadcast to these positions, or without a tensor.
         """
         if self.tensor is None or not isinstance(query, Tensor):
-            raise InvalidValue.of("mask", "a tensor", "a mask with a rule where single pairs are asked for")
+            raise InvalidValue.of("mask", "a tensor", "a mask with a rule, to evaluate single pairs")
         shape = (query.shape[-2], key.shape[-1])
         if any(given not in {1, wanted} for given, wanted in zip(self.tensor.shape[-2:], shape, strict=True)):
             raise InvalidValue.of("mask", tuple(self.tensor.shape), f"[..., {shape[0]}, {shape[1]}]")

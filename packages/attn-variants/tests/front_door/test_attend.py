@@ -111,9 +111,9 @@ def test_scores_modifiers_and_distributions_are_chosen_by_value():
     capped = attend(*given, score=Dot(), modifiers=[SoftCap(cap=2.0)])
     assert torch.allclose(capped, (2 * torch.tanh(query @ key.mT / 2)).softmax(-1) @ value, **TOLERANCE)
     logit = torch.randn(4, dtype=torch.float64)
-    sunk = attend(*given, distribution=SoftmaxWithSink(), parameters={"distribution.logit": logit})
+    with_sink = attend(*given, distribution=SoftmaxWithSink(), parameters={"distribution.logit": logit})
     powers = (query @ key.mT / 8**0.5).exp()
-    assert torch.allclose(sunk, powers / (powers.sum(-1, keepdim=True) + logit.exp()[:, None, None]) @ value)
+    assert torch.allclose(with_sink, powers / (powers.sum(-1, keepdim=True) + logit.exp()[:, None, None]) @ value)
     biased = attend(*given, is_causal=True, modifiers=[Alibi()])
     assert torch.allclose(biased, attend(*given, is_causal=True, modifiers=[Alibi()], kernel="plain"), **TOLERANCE)
 

@@ -210,7 +210,7 @@ def test_what_a_mechanism_cannot_do_is_refused():
         module(given, given, given, is_causal=True)
     module = MultiheadAttention(24, 4, mechanism="performer", causal=True)
     assert module(given, given, given, is_causal=True, need_weights=False)[1] is None
-    with pytest.raises(Incompatible, match="embed_dim only"):
+    with pytest.raises(Incompatible, match="equal to embed_dim"):
         MultiheadAttention(24, 4, mechanism="linear", kdim=12)
     with pytest.raises(Incompatible, match="dropout must be 0"):
         MultiheadAttention(24, 4, dropout=0.1, mechanism="linear")
@@ -229,7 +229,7 @@ def test_what_a_mechanism_cannot_do_is_refused():
         ({"value": torch.randn(7, 24)}, "value"),
         ({"query": [[1.0]]}, "query: 'list'"),
         ({"key": torch.randn(2, 7, 24).double()}, "key.dtype: 'torch.float64'"),
-        ({name: torch.zeros(2, 7, 24).double() for name in ("query", "key", "value")}, "as the parameters"),
+        ({name: torch.zeros(2, 7, 24).double() for name in ("query", "key", "value")}, "dtype of the parameters"),
         ({name: torch.zeros(2, 7, 24).long() for name in ("query", "key", "value")}, "floating-point"),
         ({"attn_mask": [[True]]}, "attn_mask: 'list'"),
         ({"key_padding_mask": [True]}, "key_padding_mask: 'list'"),
@@ -253,7 +253,7 @@ def test_repr_says_mechanism_heads_and_causality():
     [
         ({"kdim": 0}, "kdim: 0"),
         ({"vdim": -1}, "vdim: -1"),
-        ({"hidden_size": 24}, "beside embed_dim"),
+        ({"hidden_size": 24}, "embed_dim gives"),
         ({"dropout": 2.0}, "dropout: 2.0"),
     ],
 )

@@ -60,8 +60,8 @@ def test_it_keeps_the_source_and_a_sum_for_every_token_of_the_longest():
     mechanism = installed().mechanisms.get("coverage")
     specs = mechanism.state(configure(mechanism, hidden_size=8, num_heads=2, max_seq_len=10))
     assert {name: type(spec) for name, spec in specs.items()} == {"source": Source, "coverage": Slot}
-    said = [state_bytes(specs, tokens=tokens, source=7, dtype="float32") for tokens in (1, 500)]
-    assert said == [7 * 2 * 8 * 4 + 2 * 10 * 4] * 2
+    sizes = [state_bytes(specs, tokens=tokens, source=7, dtype="float32") for tokens in (1, 500)]
+    assert sizes == [7 * 2 * 8 * 4 + 2 * 10 * 4] * 2
 
 
 def test_a_source_longer_than_it_keeps_sums_for_is_refused(build):

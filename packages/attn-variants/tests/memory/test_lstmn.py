@@ -46,7 +46,9 @@ def test_it_equals_a_loop_over_the_equations_forward_and_gradient(build, agrees,
 def test_attention_to_the_last_token_alone_makes_it_an_lstm(build, agrees, monkeypatch):
     layer = build("lstmn", hidden_size=4, num_heads=1)
     monkeypatch.setattr(
-        layer, "_shares", lambda query, keys, allowed: torch.eye(keys.shape[2], dtype=keys.dtype)[-1:].expand(2, 1, -1)
+        layer,
+        "_attention_weights",
+        lambda query, keys, allowed: torch.eye(keys.shape[2], dtype=keys.dtype)[-1:].expand(2, 1, -1),
     )
     cell = torch.nn.LSTMCell(4, 4).double()
     with torch.no_grad():

@@ -20,21 +20,21 @@ NAMES = ("out", "query", "key", "value")
 def by_processes(folder, given, ways):
     """What the processes find for whole sequences, each file's arrays by name."""
     np.savez(folder / "given.npz", **{name: rows.numpy() for name, rows in given.items()})
-    told = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(Path(__file__).with_name("rank.py"))]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(RANKS), str(folder), ways], env=told, stderr=subprocess.PIPE, text=True
+            [*command, str(rank), str(RANKS), str(folder), ways], env=environment, stderr=subprocess.PIPE, text=True
         )
         for rank in range(RANKS)
     ]
     try:
-        said = [rank.communicate(timeout=120)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, said
+    assert [rank.returncode for rank in ranks] == [0] * RANKS, errors
     return [np.load(folder / f"{rank}.npz") for rank in range(RANKS)]
 
 

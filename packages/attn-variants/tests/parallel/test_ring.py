@@ -133,7 +133,7 @@ def test_tokens_ranks_and_heads_that_do_not_divide_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"distribution": Entmax(alpha=1.5)}, "entmax"),
         ({"modifiers": (RelativeValues(clip=2),)}, "values"),
@@ -141,9 +141,9 @@ def test_tokens_ranks_and_heads_that_do_not_divide_are_refused():
     ],
     ids=["entmax", "values", "cross"],
 )
-def test_attention_whose_parts_cannot_be_merged_is_refused(changed, told):
+def test_attention_whose_parts_cannot_be_merged_is_refused(changed, message):
     spec = AttentionSpec(heads=HEADS, **changed)
-    with pytest.raises(Incompatible, match=told):
+    with pytest.raises(Incompatible, match=message):
         ring_attend(spec, AttentionInputs(**given()), Contiguous(2))
 
 

@@ -110,7 +110,7 @@ def test_another_parse_of_the_same_tokens_gives_other_outputs(build):
 
 
 @pytest.mark.parametrize(
-    ("parse", "told"),
+    ("parse", "message"),
     [
         ((-1, 2, 3, 1), r"the cycle 1 -> 2 -> 3 -> 1"),
         ((1, 0), r"the cycle 0 -> 1 -> 0"),
@@ -129,8 +129,8 @@ def test_another_parse_of_the_same_tokens_gives_other_outputs(build):
     ],
     ids=str,
 )
-def test_heads_that_are_no_tree_are_refused_and_a_cycle_names_its_tokens(build, parse, told):
-    with pytest.raises(InvalidValue, match=told):
+def test_heads_that_are_no_tree_are_refused_and_a_cycle_names_its_tokens(build, parse, message):
+    with pytest.raises(InvalidValue, match=message):
         build("dependency", {"parse": parse}, hidden_size=12, num_heads=2)
 
 

@@ -12,7 +12,7 @@ from attn_testing.serving import ragged
 from attn_variants.mechanisms.recurrence_layers import Projections
 from torch import nn
 
-ASKED = {
+EXPECTED_STEPS = {
     "linear": {"feature_map": "elu_plus_one", "normalizer": True},
     "retnet": {"rotary": "pairs", "decay": "head", "value_size": 16, "norm_heads": 1, "gate": "silu"},
     "lightning": {"feature_map": "silu", "decay": "head", "norm_heads": 2},
@@ -46,11 +46,11 @@ def config_of(name: str, options=None, **more):
     )
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", EXPECTED_STEPS)
 def test_what_a_step_asks_is_what_its_equation_says(name):
     asked = installed().mechanisms.get(name).recurrent_step(config_of(name))
     plain = {"num_heads": 2, "num_key_heads": 2, "key_size": 8, "value_size": 8}
-    assert asked == type(asked)(**{**plain, **ASKED[name]})
+    assert asked == type(asked)(**{**plain, **EXPECTED_STEPS[name]})
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def stepped(layer, mechanism, config, rows) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["without biases", "with biases"])
-@pytest.mark.parametrize("name", [*ASKED, "performer"])
+@pytest.mark.parametrize("name", [*EXPECTED_STEPS, "performer"])
 def test_layers_that_are_joined_compute_the_same_whole_and_in_steps(name, bias):
     torch.manual_seed(0)
     mechanism, config = installed().mechanisms.get(name), config_of(name, bias=bias)

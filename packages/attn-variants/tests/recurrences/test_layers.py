@@ -9,7 +9,7 @@ from attn_variants.mechanisms.recurrence_layers import Places, Projections
 from torch.nn.functional import silu
 
 CAUSAL_ONLY = ["retnet", "gla", "deltanet", "kda", "lightning"]
-EVERY = [*CAUSAL_ONLY, "performer", "linear"]
+MECHANISMS = [*CAUSAL_ONLY, "performer", "linear"]
 
 
 def made(name, options=None, **shared):
@@ -91,7 +91,7 @@ def test_a_convolution_of_one_tap_of_one_is_none():
     torch.testing.assert_close(convolved(rows(9)), plain(rows(9)), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [*EVERY, "efficient"])
+@pytest.mark.parametrize("name", [*MECHANISMS, "efficient"])
 @pytest.mark.parametrize("tokens", [0, 1, 13])
 def test_any_length_is_taken_and_gives_as_many_rows(name, tokens):
     layer = made(name, causal=name != "efficient")
@@ -100,7 +100,7 @@ def test_any_length_is_taken_and_gives_as_many_rows(name, tokens):
     assert torch.isfinite(out).all()
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", MECHANISMS)
 def test_chunks_change_the_speed_only(name):
     layers = [made(name, {"chunk": chunk}) for chunk in (1, 5, 64)]
     for layer in layers[1:]:
@@ -110,7 +110,7 @@ def test_chunks_change_the_speed_only(name):
         torch.testing.assert_close(out, outs[0], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", MECHANISMS)
 def test_the_weights_are_those_of_what_is_read(name):
     layer = made(name, {"chunk": 4})
     seen = {}

@@ -112,7 +112,7 @@ def test_a_redraw_changes_the_directions_in_training_and_is_refused_in_evaluatio
     layer.redraw(torch.Generator().manual_seed(3))
     assert not torch.equal(layer.projection, before)
     frozen = layer.eval().projection.clone()
-    with pytest.raises(WrongState, match="frozen"):
+    with pytest.raises(WrongState, match="evaluation mode"):
         layer.redraw()
     assert torch.equal(layer.projection, frozen)
 

@@ -59,10 +59,10 @@ class Differential(DeclaredMechanism):
             for name in ("num_heads", "num_kv_heads"):
                 count = getattr(self, name)
                 if count is not None and count % 2:
-                    raise InvalidValue.of(name, count, "an even number: heads subtract in pairs")
+                    raise InvalidValue.of(name, count, "an even number, as heads are subtracted in pairs")
             depth: Any = self.depth
             if not isinstance(depth, int) or depth < 0:
-                raise InvalidValue.of("depth", depth, "a whole number from 0: the layers below this one")
+                raise InvalidValue.of("depth", depth, "a whole number from 0, the number of layers below this one")
             if self.lambda_init is not None and not 0 <= self.lambda_init < 1:
                 raise InvalidValue.of("lambda_init", self.lambda_init, "a number from 0 and below 1, or None")
 

@@ -33,7 +33,7 @@ class Dsa(DeclaredMechanism):
 
     name = "dsa"
     splits_heads = True
-    summary = "a light indexer scores all past tokens, and a query reads the best"
+    summary = "a lightweight indexer scores all past tokens, and each query attends to the top k"
     paper = Paper(
         title="DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models",
         authors="DeepSeek-AI",
@@ -82,12 +82,14 @@ class Dsa(DeclaredMechanism):
         if shape.key <= own.top:
             return super().cost(config, shape) + keys
         per_pair = self.spec(config).pair_flops()
-        met = shape.query * (own.top if shape.query == 1 else shape.key)
+        computed = shape.query * (own.top if shape.query == 1 else shape.key)
         # A query that attends to its best k tokens has as many pairs as one that attends to its last k.
-        read = (Causal() & Window(left=own.top - 1)).count(shape.query, shape.key)
+        attended = (Causal() & Window(left=own.top - 1)).count(shape.query, shape.key)
         index = self._index_cost(config, shape)
         pairs = Cost(
-            flops=shape.batch * met * per_pair, allowed_flops=shape.batch * min(met, read) * per_pair, parameters=0
+            flops=shape.batch * computed * per_pair,
+            allowed_flops=shape.batch * min(computed, attended) * per_pair,
+            parameters=0,
         )
         return self.projection_cost(config, shape) + keys + index + pairs
 

@@ -30,7 +30,7 @@ class DsaConfig(MechanismConfig):
             require_whole(name, getattr(self, name), ge=1)
         require_number("align", self.align, ge=0)
         if self.rotary is not None and self.turned % 2:
-            allowed = f"a size of which {self.rotary.fraction:g}, the share that turns, is an even number of elements"
+            allowed = f"a size whose rotated fraction, {self.rotary.fraction:g}, is an even number of elements"
             raise InvalidValue.of("index_size", self.index_size, allowed)
 
     @property

@@ -33,7 +33,7 @@ class Forgetting(DeclaredMechanism):
 
     name = "forgetting"
     splits_heads = True
-    summary = "scores fall by the forget gates between key and query"
+    summary = "the logarithms of the forget gates between key and query are added to the scores"
     paper = Paper(
         title="Forgetting Transformer: Softmax Attention with a Forget Gate",
         authors="Lin et al.",

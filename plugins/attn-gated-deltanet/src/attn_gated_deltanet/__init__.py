@@ -38,7 +38,7 @@ class GatedDeltaNet(ComputedMechanism):
 
     name = "gated_deltanet"
     splits_heads = True
-    summary = "the delta rule on a memory that fades as each token says"
+    summary = "the delta rule with a data-dependent decay of the state"
     paper = Paper(
         title="Gated Delta Networks: Improving Mamba2 with Delta Rule",
         authors="Yang et al.",

@@ -134,16 +134,16 @@ class GatedDeltaLayer(nn.Module):
         done = {} if batch.decoding else {s.request: out for s, out in self.step_plan.single_tokens(batch, step)}
         held = state["memory"].read()
         outs, memories, tails = [], [], []
-        for rows, who in pieces(query, batch):
-            tail = held["tail"][who] if "tail" in held else None
-            if who.start in done:
-                outs.append(done[who.start])
-                memories.append(held["S"][who])
+        for rows, requests in pieces(query, batch):
+            tail = held["tail"][requests] if "tail" in held else None
+            if requests.start in done:
+                outs.append(done[requests.start])
+                memories.append(held["S"][requests])
                 tails.append(tail)
                 continue
             projected = self._projected(rows)
             rule, tail = self._rule(projected, None, tail)
-            out, memory = self._read(rule, held["S"][who].to(rule.value.dtype), rows)
+            out, memory = self._read(rule, held["S"][requests].to(rule.value.dtype), rows)
             outs.append(self._out(out, projected.gate, rows.dtype).flatten(0, 1))
             memories.append(memory.to(held["S"].dtype))
             tails.append(tail if "tail" not in held else tail.to(held["tail"].dtype))
@@ -221,8 +221,8 @@ class GatedDeltaLayer(nn.Module):
 
     def _for_each_head(self, rows: Tensor) -> Tensor:
         """Repeat queries or keys [batch, key_heads, tokens, key] for each head, [batch, heads, tokens, key]."""
-        share = self.sizes.heads // self.sizes.key_heads
-        return rows if share == 1 else rows.repeat_interleave(share, dim=1)
+        repeats = self.sizes.heads // self.sizes.key_heads
+        return rows if repeats == 1 else rows.repeat_interleave(repeats, dim=1)
 
     def _convolved(self, rows: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
         """The output of the convolution and SiLU for `rows` [batch, tokens, channels], and its last taps - 1 inputs."""
@@ -247,7 +247,7 @@ class GatedDeltaLayer(nn.Module):
 def refuse_source(source: Tensor | None) -> None:
     """Raise `InvalidValue` if a source is given."""
     if source is not None:
-        raise InvalidValue.of("source", tuple(source.shape), "None: 'gated_deltanet' runs over one sequence")
+        raise InvalidValue.of("source", tuple(source.shape), "None, as 'gated_deltanet' is self-attention")
 
 
 def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:

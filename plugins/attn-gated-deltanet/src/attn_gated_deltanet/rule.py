@@ -41,13 +41,13 @@ def one_chunk(rule: Rule, memory: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs and memory after one chunk of tokens, in the WY form (Yang et al. 2024, arXiv 2412.06464, §3.3)."""
     total = rule.decay.cumsum(2)
     early, size = total.exp(), rule.value.shape[-1]
-    told = rule.strength * torch.cat([rule.value, rule.key * early], dim=-1)
-    solved = torch.linalg.solve_triangular(overlap(rule, total), told, upper=False, unitriangular=True)
-    news = solved[..., :size] - torch.matmul(solved[..., size:], memory)
-    out = torch.matmul(faded_pairs(rule.query, rule.key, total), news) + torch.matmul(rule.query * early, memory)
+    right_side = rule.strength * torch.cat([rule.value, rule.key * early], dim=-1)
+    solved = torch.linalg.solve_triangular(overlap(rule, total), right_side, upper=False, unitriangular=True)
+    values = solved[..., :size] - torch.matmul(solved[..., size:], memory)
+    out = torch.matmul(faded_pairs(rule.query, rule.key, total), values) + torch.matmul(rule.query * early, memory)
     last = total[:, :, -1:]
     late = rule.key * (last - total).exp()
-    return out, memory * last.exp() + torch.matmul(late.transpose(-1, -2), news)
+    return out, memory * last.exp() + torch.matmul(late.transpose(-1, -2), values)
 
 
 def weights(rule: Rule) -> Tensor:

@@ -34,7 +34,7 @@ class Gated(DeclaredMechanism):
 
     name = "gated"
     splits_heads = True
-    summary = "a sigmoid gate on what every head reads"
+    summary = "a sigmoid gate on the output of each head"
     paper = Paper(
         title="Gated Attention for Large Language Models: Non-linearity, Sparsity, and Attention-Sink-Free",
         authors="Qiu et al.",
@@ -62,7 +62,7 @@ class Gated(DeclaredMechanism):
             if eps is not None and (
                 isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps < math.inf
             ):
-                raise InvalidValue.of("norm_eps", eps, "a number above 0, or none for no norms")
+                raise InvalidValue.of("norm_eps", eps, "a number above 0, or None for no norms")
 
     drops_weights = True
 

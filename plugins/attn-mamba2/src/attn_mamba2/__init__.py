@@ -31,7 +31,7 @@ class Mamba2(ComputedMechanism):
     """
 
     name = "mamba2"
-    summary = "state space duality: values decay by one factor a head, as each token says"
+    summary = "state space duality: linear attention with a data-dependent scalar decay per head"
     paper = Paper(
         title="Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State Space"
         " Duality",
@@ -86,8 +86,8 @@ class Mamba2(ComputedMechanism):
         into = sizes.inner + sizes.channels + sizes.num_heads
         weights = own.hidden_size * (into + sizes.inner)
         whole, rest = divmod(shape.query, own.chunk)
-        met = whole * own.chunk**2 + rest**2
-        pairs = 2 * met * (sizes.groups * sizes.state + sizes.inner)
+        chunk_pairs = whole * own.chunk**2 + rest**2
+        pairs = 2 * chunk_pairs * (sizes.groups * sizes.state + sizes.inner)
         memory = 2 * 2 * shape.query * sizes.inner * sizes.state
         projected = shape.batch * shape.query * 2 * weights
         return Cost(

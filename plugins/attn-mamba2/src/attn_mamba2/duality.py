@@ -38,19 +38,19 @@ def by_chunks(system: System, memory: Tensor, chunk: int) -> tuple[Tensor, Tenso
 
 def one_chunk(system: System, memory: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs and memory after one chunk of tokens (Dao & Gu 2024, arXiv 2405.21060, §6)."""
-    share = system.value.shape[1] // system.reading.shape[1]
+    group_size = system.value.shape[1] // system.reading.shape[1]
     total = system.decay.cumsum(2)
     last = total[:, :, -1:]
-    reading = system.reading.repeat_interleave(share, dim=1) * total.exp()
-    writing = system.writing.repeat_interleave(share, dim=1) * (last - total).exp()
+    reading = system.reading.repeat_interleave(group_size, dim=1) * total.exp()
+    writing = system.writing.repeat_interleave(group_size, dim=1) * (last - total).exp()
     out = torch.matmul(weights(system), system.value) + torch.matmul(reading, memory)
     return out, memory * last.exp() + torch.matmul(writing.transpose(-1, -2), system.value)
 
 
 def weights(system: System) -> Tensor:
     """The weights of the values: C_i·B_j e^(total_i - total_j) for j ≤ i, else zero, [batch, heads, tokens, tokens]."""
-    share = system.value.shape[1] // system.reading.shape[1]
-    pairs = torch.matmul(system.reading, system.writing.transpose(-1, -2)).repeat_interleave(share, dim=1)
+    group_size = system.value.shape[1] // system.reading.shape[1]
+    pairs = torch.matmul(system.reading, system.writing.transpose(-1, -2)).repeat_interleave(group_size, dim=1)
     total = system.decay.cumsum(2)
     later = torch.ones(pairs.shape[-2:], dtype=torch.bool, device=pairs.device).triu(1)
     return pairs * (total - total.transpose(-1, -2)).masked_fill(later, -torch.inf).exp()

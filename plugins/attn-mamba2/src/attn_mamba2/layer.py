@@ -87,10 +87,10 @@ class Mamba2Layer(nn.Module):
         held = state["memory"].read()
         outs: list[Tensor] = []
         after: dict[str, list[Tensor]] = {name: [] for name in held}
-        for rows, who in pieces(query, batch):
-            mine = {name: part[who] for name, part in held.items()}
-            if who.start in done:
-                outs.append(done[who.start])
+        for rows, requests in pieces(query, batch):
+            mine = {name: part[requests] for name, part in held.items()}
+            if requests.start in done:
+                outs.append(done[requests.start])
                 for name, part in mine.items():
                     after[name].append(part)
                 continue
@@ -192,7 +192,7 @@ class Mamba2Layer(nn.Module):
 
     def _refuse(self, source: Tensor | None) -> None:
         if source is not None:
-            raise InvalidValue.of("source", tuple(source.shape), "None: 'mamba2' runs over one sequence")
+            raise InvalidValue.of("source", tuple(source.shape), "None, as 'mamba2' is self-attention")
 
 
 def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:

@@ -32,7 +32,7 @@ class Moba(DeclaredMechanism):
 
     name = "moba"
     splits_heads = True
-    summary = "the own block and the past blocks whose mean key fits best"
+    summary = "attention to a query's own block and to the past blocks with the best-matching mean keys"
     paper = Paper(
         title="MoBA: Mixture of Block Attention for Long-Context LLMs",
         authors="Lu et al.",
@@ -72,7 +72,7 @@ class Moba(DeclaredMechanism):
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
         """Attention to the chosen blocks by a kernel; the blocks are chosen by this module."""
-        return (Computation(part="chosen blocks", asked=SelectedBlocksSpec(heads=config.head_layout)),)
+        return (Computation(part="selected blocks", asked=SelectedBlocksSpec(heads=config.head_layout)),)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of projections, a score for each block, and the pairs of every query and the keys of its blocks.

@@ -39,7 +39,7 @@ class Nsa(DeclaredMechanism):
     """
 
     name = "nsa"
-    summary = "compressed blocks, selected blocks and a window, joined by gates"
+    summary = "attention to compressed blocks, selected blocks and a window, combined by gates"
     paper = Paper(
         title="Native Sparse Attention: Hardware-Aligned and Natively Trainable Sparse Attention",
         authors="Yuan et al.",

@@ -66,15 +66,15 @@ def select(shares_of_blocks: Tensor, own: Tensor, blocks: int, options: NsaConfi
         cover, strides = options.compress // options.stride, options.select // options.stride
         length = shares_of_blocks.shape[-1]
         behind = pad(shares_of_blocks, (cover - 1, blocks * strides - length))
-        worth = sum(behind[..., shift : shift + blocks * strides] for shift in range(cover))
-        worth = torch.as_tensor(worth).reshape(*behind.shape[:-1], blocks, strides).sum(-1)
+        scores = sum(behind[..., shift : shift + blocks * strides] for shift in range(cover))
+        scores = torch.as_tensor(scores).reshape(*behind.shape[:-1], blocks, strides).sum(-1)
         block = torch.arange(blocks, device=own.device)
         here = own[:, None, :, None]
         for rank, fixed in enumerate((block == here - 1, block == 0, block == here)):
-            worth = worth.masked_fill(fixed, ALWAYS * (rank + 1))
-        worth = worth.masked_fill(block > here, NEVER)
+            scores = scores.masked_fill(fixed, ALWAYS * (rank + 1))
+        scores = scores.masked_fill(block > here, NEVER)
         # Scores can be equal, as ReLU lets φ give zeros: the stable sort then prefers the first blocks.
-        ordered, indices = worth.sort(dim=-1, descending=True, stable=True)
+        ordered, indices = scores.sort(dim=-1, descending=True, stable=True)
         best = slice(min(options.top, blocks))
         return indices[..., best].masked_fill(ordered[..., best] == NEVER, -1)
 

@@ -35,7 +35,7 @@ class Kerple(DeclaredMechanism):
     """Scaled dot-product attention with KERPLE's logarithmic bias."""
 
     name = "kerple_log"
-    summary = "scores fall with the logarithm of the distance, how fast is learned"
+    summary = "a learned penalty on the logarithm of the distance"
     paper = Paper(
         title="KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation",
         authors="Chi et al.",
@@ -47,7 +47,8 @@ class Kerple(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """The initial values of r1, the strength of the bias, and r2, the scale of distances; both are above zero."""
+        """The initial values of `r1`, the strength of the bias, and `r2`, the scale of distances; both are above
+        zero."""
 
         r1: float = 1.0
         r2: float = 1.0

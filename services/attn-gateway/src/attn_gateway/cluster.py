@@ -111,8 +111,9 @@ class Cluster:
                 self._started = True
             except Exception as error:
                 # Ray has no exception class of its own for a failed start.
-                where = self.settings.address or "on this machine"
-                raise Unavailable(f"Ray cannot be reached or started {where}: {error}") from error
+                address = self.settings.address
+                what = f"reached at {address}" if address else "started on this machine"
+                raise Unavailable(f"Ray cannot be {what}: {error}") from error
             finally:
                 _take_signals_back()
 

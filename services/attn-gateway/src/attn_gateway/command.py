@@ -33,14 +33,14 @@ def serve_command(
         list[str] | None,
         typer.Option(
             metavar="NAME|PATH|NAME=PATH",
-            help="Serve this model: a registered name, a folder or a GGUF file, by its name or another. Repeatable.",
+            help="Serve this model: a registered name, folder or GGUF file, optionally under a NAME. May be repeated.",
         ),
     ] = None,
     lora_modules: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME|PATH|NAME=PATH",
-            help="Serve this LoRA adapter on the model it is for: a name, or a folder. May be repeated.",
+            help="Serve this LoRA adapter, a registered name or folder, on its base model. May be repeated.",
         ),
     ] = None,
     server: ServerConfig,

@@ -159,7 +159,7 @@ class Gateway:
             if task is not None and task.cancelling():
                 raise
             # The task group would ignore the cancellation, and the service would count as started.
-            raise InternalError(f"{', '.join(service.names)}: the start was cancelled from within") from error
+            raise InternalError(f"{', '.join(service.names)}: the service cancelled its own start") from error
         for name in service.names:
             self._readiness.open(name)
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -226,7 +226,7 @@ def _bind(server: grpc.aio.Server, settings: GatewaySettings) -> int:
             return server.add_insecure_port(address)
         return server.add_secure_port(address, grpc.ssl_server_credentials([settings.tls.read()]))
     except RuntimeError as error:
-        raise UserError(f"cannot listen on {address}; with TLS, check that the key fits the certificate") from error
+        raise UserError(f"cannot listen on {address}; with TLS, check that the key matches the certificate") from error
 
 
 def probe(host: str, port: int, field: str = "port") -> None:

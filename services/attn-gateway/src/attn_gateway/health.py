@@ -57,11 +57,11 @@ class Health(health_aio.HealthServicer):
         if not self._is_model(request.service):
             await super().Watch(request, context)
             return
-        told = None
+        last_status = None
         while True:
             status = self._status(request.service)
-            if status != told:
-                told = status
+            if status != last_status:
+                last_status = status
                 await context.write(Status(status=status))
             await asyncio.sleep(POLL_SECONDS)
 

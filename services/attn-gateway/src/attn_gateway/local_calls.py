@@ -104,5 +104,5 @@ class LocalCalls:
 
         handler = await self._chain.intercept_service(innermost, details)
         if handler is None:
-            raise Incompatible(f"this server does not have the call {method}", method=method)
+            raise Incompatible(f"this server does not implement the method {method}", method=method)
         return behaviour_of(handler)

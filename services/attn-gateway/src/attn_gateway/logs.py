@@ -14,14 +14,14 @@ OURS = "attn"
 
 def configure_logs(level: str = "info") -> None:
     """Log this process to stderr with times, levels and request ids, from `level` ("debug", "info", ...) upwards."""
-    people = sys.stderr.isatty()
+    terminal = sys.stderr.isatty()
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     rendered: list[structlog.typing.Processor]
-    if people:
+    if terminal:
         # The default formatter would print local variables, and with them users' prompts.
         rendered = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     else:

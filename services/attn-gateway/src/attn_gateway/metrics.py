@@ -68,10 +68,10 @@ METRICS = (
     Metric("attn_request_generation_tokens", "histogram", REQUEST_LABELS, "Generated tokens of a request.",
            COUNT_BUCKETS),
     Metric("attn_prompt_tokens", "counter", REQUEST_LABELS, "Prompt tokens of requests that ended."),
-    Metric("attn_generation_tokens", "counter", REQUEST_LABELS, "Tokens that were sent."),
+    Metric("attn_generation_tokens", "counter", REQUEST_LABELS, "Generated tokens that were sent."),
     Metric("attn_prefix_cache_queries", "counter", REQUEST_LABELS, "Prompt tokens looked up in the prefix cache."),
     Metric("attn_prefix_cache_hits", "counter", REQUEST_LABELS, "Prompt tokens found in the prefix cache."),
-    Metric("attn_request_success", "counter", (*REQUEST_LABELS, "finished_reason"), "Completions by why they ended."),
+    Metric("attn_request_success", "counter", (*REQUEST_LABELS, "finished_reason"), "Completions by finish reason."),
     Metric("attn_calls", "counter", CALL_LABELS, "Calls by method and canonical code, over gRPC and HTTP."),
     Metric("attn_call_duration_seconds", "histogram", ("method",), "Time from a call to its end.", REQUEST_BUCKETS),
     Metric("attn_num_requests_running", "gauge", ENGINE_LABELS, "Sequences in the engine's batch."),
@@ -81,7 +81,7 @@ METRICS = (
     Metric("attn_computed_tokens", "counter", ENGINE_LABELS, "Tokens computed, recomputed ones included."),
     Metric("attn_spec_decode_num_draft_tokens", "counter", ENGINE_LABELS, "Draft tokens of speculative decoding."),
     Metric("attn_spec_decode_num_accepted_tokens", "counter", ENGINE_LABELS, "Draft tokens that were accepted."),
-    Metric("attn_kv_offload_bytes", "gauge", ENGINE_LABELS, "KV cache of preempted requests held offloaded."),
+    Metric("attn_kv_offload_bytes", "gauge", ENGINE_LABELS, "Offloaded KV cache of preempted requests."),
     Metric("attn_engine_resident_memory_bytes", "gauge", ENGINE_LABELS, "Memory that the engine's process holds."),
     Metric("attn_engine_cpu_seconds", "counter", ENGINE_LABELS, "Processor time that the engine's process has used."),
     Metric("attn_models", "gauge", ("state",), "Models by state."),
@@ -209,7 +209,7 @@ async def _stats(calls: LocalCalls, model: str) -> EngineStats | None:
     try:
         return from_message(EngineStats, await calls.unary(f"{INFERENCE}/GetEngineStats", request, ()))
     except AttnError as error:
-        log.warning("no metrics of an engine", model=model, reason=error.message)
+        log.warning("the metrics of an engine could not be read", model=model, reason=error.message)
         return None
 
 

@@ -42,7 +42,7 @@ def gpu_request(device: str, share: float, known: float) -> GpuRequest:
     if not device.startswith("cuda") and not (device == AUTO and known > 0):
         return GpuRequest(device=device, env_vars={VISIBLE: ""})
     if known <= 0:
-        allowed = f"cpu or auto, as Ray finds no GPU in its cluster; those of {VISIBLE} are found when it starts"
+        allowed = f"cpu or auto, as Ray finds no GPU in its cluster; {VISIBLE} is read when Ray starts"
         raise InvalidValue.of("device", device, allowed)
     if wanted is not None and wanted["index"] is not None:
         return GpuRequest(device=device, num_gpus=share, env_vars={KEEP_VISIBLE: "1"})
@@ -69,7 +69,7 @@ async def require_free(request: GpuRequest, remedy: str) -> None:
     while request.num_gpus and (free := await asyncio.to_thread(free_gpus)) + ROUNDING < request.num_gpus:
         if time.monotonic() > end:
             raise OutOfCapacity(
-                f"device {request.device} asks Ray for {request.num_gpus:g} of a GPU; {free:g} of {known_gpus():g} "
+                f"device {request.device} needs {request.num_gpus:g} of a GPU from Ray; {free:g} of {known_gpus():g} "
                 f"are free: {remedy}",
                 device=request.device,
                 needed_gpus=f"{request.num_gpus:g}",

@@ -117,7 +117,7 @@ class RayProcess:
 
         module: ModuleType = ray
         if module.is_initialized():
-            raise RuntimeError("this process has started Ray already")
+            raise RuntimeError("Ray is already started in this process")
         self._touched = True
         module.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **arguments)
 

@@ -81,14 +81,14 @@ def shortened(text: str, limit: int) -> str:
 
 def _details(error: errors.AttnError) -> list[Message]:
     facts = {key: shortened(value, FACT_BYTES) for key, value in list(error.metadata.items())[:MOST_FACTS]}
-    said = shortened(error.message, MESSAGE_BYTES)
+    message = shortened(error.message, MESSAGE_BYTES)
     found: list[Message] = [ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts)]
     if isinstance(error, errors.UnknownName):
         found.append(
-            ResourceInfo(resource_type=facts.get("kind", ""), resource_name=facts.get("name", ""), description=said)
+            ResourceInfo(resource_type=facts.get("kind", ""), resource_name=facts.get("name", ""), description=message)
         )
     elif isinstance(error, errors.UserError) and "field" in facts:
-        violation = BadRequest.FieldViolation(field=facts["field"], description=said)
+        violation = BadRequest.FieldViolation(field=facts["field"], description=message)
         found.append(BadRequest(field_violations=[violation]))
     elif isinstance(error, errors.OutOfCapacity | errors.Unavailable):
         found.append(RetryInfo(retry_delay=_delay(facts)))

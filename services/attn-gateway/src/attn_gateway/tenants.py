@@ -51,7 +51,7 @@ class Tenants:
 
     def __init__(self, by_token: Mapping[str, Tenant], path: Path | None = None) -> None:
         self._path = path
-        self._seen = _stamp(path)
+        self._stamp = _stamp(path)
         self._set(by_token)
 
     @classmethod
@@ -90,18 +90,18 @@ class Tenants:
         """Read the file again; returns whether it was applied. Errors are logged, and the old tokens stay."""
         if self._path is None:
             return False
-        self._seen = _stamp(self._path)
+        self._stamp = _stamp(self._path)
         try:
             self._set(read_tenants(self._path))
         except AttnError as error:
-            log.error("tokens not read again; the old ones stay", reason=error.message)
+            log.error("the token file could not be reloaded; the previous tokens stay valid", reason=error.message)
             return False
-        log.info("tokens read again", tenants=len(self.all()))
+        log.info("token file reloaded", tenants=len(self.all()))
         return True
 
     def reload_if_changed(self) -> bool:
         """Call `reload` if the file has changed since it was read."""
-        return _stamp(self._path) != self._seen and self.reload()
+        return _stamp(self._path) != self._stamp and self.reload()
 
     def _set(self, by_token: Mapping[str, Tenant]) -> None:
         self._expected = [(f"Bearer {token}".encode(), tenant) for token, tenant in by_token.items()]
@@ -140,14 +140,14 @@ def _add(found: dict[str, Tenant], token: str, words: list[str], place: str) -> 
     name = settings.pop("tenant", None) or (found[token].name if token in found else tenant_named(token))
     known = next((tenant for tenant in found.values() if tenant.name == name), None)
     if token in found and found[token].name != name:
-        raise UserError(f"{place} gives the token of another line another tenant", field=FIELD)
+        raise UserError(f"{place}: the token is already on another line, with another tenant", field=FIELD)
     tenant = known or Tenant(name=name, role=_role(len(found)))
     values: dict[str, Any] = {key: _number(key, text, place) for key, text in settings.items() if key != "role"}
     if "role" in settings:
         values["role"] = settings["role"]
     changed = replace(tenant, **values)
     if known is not None and changed != known:
-        raise UserError(f"{place} gives the tenant of another line other settings", field=FIELD)
+        raise UserError(f"{place}: the tenant is already on another line, with other settings", field=FIELD)
     found[token] = changed
 
 
@@ -159,13 +159,16 @@ def _settings(words: list[str], place: str) -> dict[str, str]:
         if not equals and len(words) == 1:
             key, text = "weight", word
         if key not in allowed or key in settings or not text:
-            raise UserError(f"{place}: after the token stand a weight or {', '.join(allowed)}, each as KEY=VALUE")
+            keys = ", ".join(allowed)
+            raise UserError(
+                f"{place}: after the token only a weight, or KEY=VALUE with {keys}, may follow", field=FIELD
+            )
         settings[key] = text
     if settings.get("role", "user") not in get_args(Role):
-        raise UserError(f"{place}: role is one of {', '.join(get_args(Role))}", field=FIELD)
+        raise UserError(f"{place}: role must be one of {', '.join(get_args(Role))}", field=FIELD)
     name = settings.get("tenant", "x")
     if not (name.isascii() and name.replace("-", "").replace("_", "").isalnum() and len(name) <= NAME_LENGTH):
-        raise UserError(f"{place}: tenant has letters, digits, '-' and '_', at most {NAME_LENGTH}", field=FIELD)
+        raise UserError(f"{place}: tenant must be at most {NAME_LENGTH} letters, digits, '-' and '_'", field=FIELD)
     return settings
 
 
@@ -175,7 +178,9 @@ def _number(key: str, text: str, place: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < math.inf or (key == "max_running" and number != int(number)):
-        raise UserError(f"{place}: {key} is a number above 0", field=FIELD)
+        raise UserError(
+            f"{place}: {key} must be a {'whole ' if key == 'max_running' else ''}number above 0", field=FIELD
+        )
     return number
 
 

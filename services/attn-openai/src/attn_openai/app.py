@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from attn_openai import chat, completions, responses, transcoding
-from attn_openai.caller import Caller
+from attn_openai.caller import HttpCaller
 from attn_openai.errors import body_of, headers_of, status_of
 from attn_openai.pages import PAGE_PATHS, Pages
 from attn_openai.requests import ChatCompletionRequest, CompletionRequest, EmbeddingsRequest, ResponseRequest
@@ -34,15 +34,15 @@ BODY_SECONDS = 30.0
 PATHS = {
     "POST /v1/chat/completions": "The next message of a conversation, with tools, structured output and streaming.",
     "POST /v1/completions": "Completions of texts or token ids; with echo their log probabilities.",
-    "POST /v1/responses": "The same as chat completions, by OpenAI's newer interface. Nothing is stored.",
+    "POST /v1/responses": "Like chat completions, in the format of OpenAI's Responses API. Nothing is stored.",
     "POST /v1/embeddings": "A vector for each text, by an encoder.",
     "POST /tokenize": "The token ids of a text or a conversation.",
     "POST /detokenize": "The text of token ids.",
     "GET /v1/models": "The models that are loaded.",
     "GET /v1/models/{name:path}": "One model.",
-    "GET /metrics": "What Prometheus reads; with the token, where the server has one.",
-    "GET /openapi.json": "This interface as an OpenAPI document; needs no token.",
-    "GET /docs": "The same as a page; needs no token.",
+    "GET /metrics": "The metrics for Prometheus; needs a token if the server has tokens.",
+    "GET /openapi.json": "The OpenAPI document of this interface; needs no token.",
+    "GET /docs": "The same as an HTML page; needs no token.",
     "GET /health": "200 while all services are ready, else 503; needs no token.",
     "GET /version": "The version of this package; needs no token.",
 }
@@ -60,8 +60,8 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
 }
 """The types of request bodies, by path."""
 
-Answer: TypeAlias = Callable[[Any, Caller], Coroutine[Any, Any, dict[str, Any]]]
-Stream: TypeAlias = Callable[[Any, Caller], AsyncGenerator[dict[str, Any], None]]
+Answer: TypeAlias = Callable[[Any, HttpCaller], Coroutine[Any, Any, dict[str, Any]]]
+Stream: TypeAlias = Callable[[Any, HttpCaller], AsyncGenerator[dict[str, Any], None]]
 
 
 class CallerGoneError(Exception):
@@ -232,32 +232,32 @@ class HttpApplication:
     def _text(self, kind: Any, answer: Answer, stream: Stream | None = None, *, done: bool = True) -> Any:
         """An endpoint for requests of type `kind`, which responds with one body, or a stream if `stream` is set."""
 
-        async def handle(request: Request, caller: Caller) -> Any:
-            asked = kind.read(await self._body(request))
-            structlog.contextvars.bind_contextvars(**({"user": asked.user} if asked.user else {}))
-            timed = caller.until(asked.timeout)
-            if stream is None or not asked.stream:
-                return json_response(await unless_gone(request.receive, answer(asked, timed)))
-            return EventStream(stream(asked, timed), caller.request_id, done=done)
+        async def handle(request: Request, caller: HttpCaller) -> Any:
+            body = kind.read(await self._body(request))
+            structlog.contextvars.bind_contextvars(**({"user": body.user} if body.user else {}))
+            timed = caller.until(body.timeout)
+            if stream is None or not body.stream:
+                return json_response(await unless_gone(request.receive, answer(body, timed)))
+            return EventStream(stream(body, timed), caller.request_id, done=done)
 
         return self._guarded(handle)
 
     def _plain(self, answer: Answer) -> Any:
         """An endpoint for requests of a few fields, which `answer` validates itself."""
 
-        async def handle(request: Request, caller: Caller) -> Any:
+        async def handle(request: Request, caller: HttpCaller) -> Any:
             return json_response(await unless_gone(request.receive, answer(await self._body(request), caller)))
 
         return self._guarded(handle)
 
     @staticmethod
-    def _page_data(answer: Callable[[Request, Caller], Coroutine[Any, Any, Any]]) -> Any:
-        async def handle(request: Request, caller: Caller) -> Response:
+    def _page_data(answer: Callable[[Request, HttpCaller], Coroutine[Any, Any, Any]]) -> Any:
+        async def handle(request: Request, caller: HttpCaller) -> Response:
             return json_response(await unless_gone(request.receive, answer(request, caller)))
 
         return handle
 
-    def _guarded(self, handle: Callable[[Request, Caller], Awaitable[Any]]) -> Any:
+    def _guarded(self, handle: Callable[[Request, HttpCaller], Awaitable[Any]]) -> Any:
         """An endpoint that responds with the result of `handle`, or with the error that it raises."""
 
         async def endpoint(request: Request) -> Any:
@@ -277,11 +277,11 @@ class HttpApplication:
 
         return endpoint
 
-    def _caller(self, request: Request, request_id: str) -> Caller:
+    def _caller(self, request: Request, request_id: str) -> HttpCaller:
         metadata = [("x-request-id", request_id)]
         for name in ("authorization", "traceparent", "tracestate"):
             metadata += [(name, value) for value in request.headers.getlist(name)]
-        return Caller(self._gateway.local_calls, tuple(metadata), request_id, kv_tokens=self._kv_tokens)
+        return HttpCaller(self._gateway.local_calls, tuple(metadata), request_id, kv_tokens=self._kv_tokens)
 
     def _check_host(self, request: Request) -> None:
         """Refuse foreign host names on a server without tokens, against DNS rebinding by web pages."""
@@ -289,7 +289,7 @@ class HttpApplication:
         has_tokens = settings.tokens or settings.token_file
         if has_tokens or settings.insecure or is_own_host(request.url.hostname or ""):
             return
-        raise InvalidValue.of("host", request.url.hostname, "localhost or an address, on a server without tokens")
+        raise InvalidValue.of("host", request.url.hostname, "localhost or an IP address, on a server without tokens")
 
     async def _body(self, request: Request) -> dict[str, Any]:
         """Read and decode the body; raises `UserError` if it is too long, too slow, or not a JSON object."""
@@ -306,7 +306,7 @@ class HttpApplication:
                         raise InvalidValue.of("body", f"more than {limit} bytes", f"at most {limit} bytes")
                     parts.append(part)
         except TimeoutError:
-            raise UserError(f"the body did not come within {BODY_SECONDS:g} seconds") from None
+            raise UserError(f"the body was not received within {BODY_SECONDS:g} seconds") from None
         try:
             values = msgspec.json.decode(b"".join(parts))
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -315,13 +315,13 @@ class HttpApplication:
             raise InvalidValue.of("body", type(values).__name__, "a JSON object")
         return values
 
-    async def _models(self, request: Request, caller: Caller) -> Response:
+    async def _models(self, request: Request, caller: HttpCaller) -> Response:
         return json_response(await unless_gone(request.receive, completions.models(caller)))
 
-    async def _model(self, request: Request, caller: Caller) -> Response:
+    async def _model(self, request: Request, caller: HttpCaller) -> Response:
         return json_response(completions.model_of(await caller.model(request.path_params["name"])))
 
-    async def _call(self, request: Request, caller: Caller) -> Any:
+    async def _call(self, request: Request, caller: HttpCaller) -> Any:
         """Answer a gRPC call in JSON."""
         calls = self._gateway.local_calls
         name, kind = transcoding.method_of(**request.path_params, calls=calls)
@@ -343,7 +343,7 @@ class HttpApplication:
     async def _docs(self, _: Request) -> Response:
         return Response(transcoding.page(self._document()), media_type="text/html")
 
-    async def _metrics(self, _: Request, caller: Caller) -> Response:
+    async def _metrics(self, _: Request, caller: HttpCaller) -> Response:
         return Response(await self._gateway.metrics(caller.metadata), media_type=METRICS_TYPE)
 
     async def _health(self, _: Request) -> Response:
@@ -356,11 +356,11 @@ class HttpApplication:
 
 
 def is_own_host(name: str) -> bool:
-    """Whether a host name cannot belong to a web site: localhost, an IP address, or the test client's testserver."""
+    """Whether a host name cannot belong to a web site: localhost or an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return name in {"localhost", "testserver"}
+        return name == "localhost"
     return True
 
 
@@ -375,4 +375,4 @@ async def _unknown_path(request: Request, error: Exception) -> Response:
     if status == 404:
         paths = [route.path for route in request.app.routes]
         return error_response(UnknownName.of("path", request.url.path, paths))
-    return json_response(body_of(UserError(f"{request.method} is not allowed here")), status)
+    return json_response(body_of(UserError(f"{request.method} is not allowed for {request.url.path}")), status)

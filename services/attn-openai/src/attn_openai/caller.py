@@ -34,7 +34,7 @@ PAGE_SIZE = 1000
 
 
 @dataclass(frozen=True)
-class Caller:
+class HttpCaller:
     """Calls the services with the metadata of one HTTP request, until `deadline` on the clock of `time.monotonic()`.
 
     `kv_tokens` caches the capacity in tokens of each model's KV cache, by the model's name and load time.
@@ -46,7 +46,7 @@ class Caller:
     deadline: float | None = None
     kv_tokens: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def until(self, seconds: float | None) -> Caller:
+    def until(self, seconds: float | None) -> HttpCaller:
         """The same caller with a deadline `seconds` from now; None sets no deadline."""
         return replace(self, deadline=None if seconds is None else time.monotonic() + seconds)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from attn_cli.commands.costs import row
 from attn_cli.facts import describe, price, verdicts, weights_statement
-from attn_cli.options import Sizes, fitting
+from attn_cli.options import Sizes, supported_sizes
 from attn_cli.pictures import tensors, view_of
 from attn_core import Capability, Mechanism, MechanismConfig, installed
 from attn_core.computation import WholeCall
@@ -81,18 +81,18 @@ class MechanismView:
     def facts(self) -> dict[str, Any]:
         """Everything that the page shows, ready for JSON; raises `UserError` for options that do not fit together."""
         mechanism = installed().mechanisms.get(self.name)
-        fitted = fitting(self.sizes, mechanism)
+        fitted = supported_sizes(self.sizes, mechanism)
         config = fitted.config(mechanism, self._required(mechanism))
-        said = describe(mechanism)
+        facts = describe(mechanism)
         curves = self._curves(mechanism)
         # Allowed pairs of some masks are counted row by row: costs are limited to the length that a curve reached.
         most = max(curves[0]["tokens"][-1], ALWAYS_PRICED)
         if self.seq > most:
-            allowed = f"at most {most} with these options, of which counting the allowed pairs takes long"
+            allowed = f"at most {most} with these options, as counting the allowed pairs takes longer beyond"
             raise InvalidValue.of("seq", self.seq, allowed)
         prices = price(mechanism, config, self.seq, DTYPE)
         return {
-            **said,
+            **facts,
             **prices,
             "name": self.name,
             "paper_url": mechanism.paper.url,
@@ -107,23 +107,23 @@ class MechanismView:
     def _required(self, mechanism: Mechanism) -> dict[str, Any]:
         """The given options, and for those without a default the values of the mechanism's picture."""
         defaults = option_fields(mechanism)
-        drawn = {name: mechanism.sketch[name] for name, default in defaults.items()
+        sketched = {name: mechanism.sketch[name] for name, default in defaults.items()
                  if default is dataclasses.MISSING and name in mechanism.sketch}  # fmt: skip
-        return drawn | dict(self.options)
+        return sketched | dict(self.options)
 
     def _picture(self, mechanism: Mechanism) -> dict[str, Any]:
         """A caption and a grid; if drawing exceeds its limits, an empty grid with the reason as caption."""
         shown = dict(self.options) or dict(mechanism.sketch)
-        config = fitting(self.sizes, mechanism).config(mechanism, shown)
+        config = supported_sizes(self.sizes, mechanism).config(mechanism, shown)
         if mechanism.spec(config) is not None and not mechanism.can(Capability.CHOOSES):
-            drawn = view_of(mechanism, config, POSITIONS, shown)
-            return {"caption": drawn.caption, "grid": drawn.grid}
+            view = view_of(mechanism, config, POSITIONS, shown)
+            return {"caption": view.caption, "grid": view.grid}
         small: Sizes = dataclasses.replace(self.sizes, **DRAWN)  # type: ignore[arg-type]
-        return layer_picture(mechanism, fitting(small, mechanism).config(mechanism, shown), shown)
+        return layer_picture(mechanism, supported_sizes(small, mechanism).config(mechanism, shown), shown)
 
     def _curves(self, mechanism: Mechanism) -> list[dict[str, Any]]:
         """The cost curves of this mechanism with its options, and of the compared ones with their default options."""
-        fitted = fitting(self.sizes, mechanism)
+        fitted = supported_sizes(self.sizes, mechanism)
         config = fitted.config(mechanism, self._required(mechanism))
         own = _curve(self.name, lambda tokens: price(mechanism, config, tokens, DTYPE))
         others = [name for name in self.compare if name != self.name]
@@ -137,10 +137,10 @@ def layer_picture(mechanism: Mechanism, config: MechanismConfig, shown: Mapping[
     """The picture of a random layer, drawn within `DRAWING_SECONDS`; if that is exceeded, an empty grid and why."""
     try:
         with bounded_torch(DRAWING_SECONDS, DRAWING_ELEMENTS):
-            drawn = view_of(mechanism, config, POSITIONS, shown)
+            view = view_of(mechanism, config, POSITIONS, shown)
     except (DeadlineExceeded, OutOfCapacity) as error:
         return {"caption": f"There is no picture with these options: {error.message}.", "grid": []}
-    return {"caption": drawn.caption, "grid": drawn.grid}
+    return {"caption": view.caption, "grid": view.grid}
 
 
 @contextlib.contextmanager
@@ -155,10 +155,10 @@ def bounded_torch(seconds: float, elements: int) -> Iterator[None]:
 
     def look(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG001 -- torch's
         if time.thread_time() - began > seconds:
-            raise DeadlineExceeded(f"a layer takes more than {seconds:g} seconds")
+            raise DeadlineExceeded(f"computing the layer takes more than {seconds:g} seconds")
         made = func(*args, **(kwargs or {}))
         if isinstance(made, torch.Tensor) and made.numel() > elements:
-            raise OutOfCapacity(f"a layer makes a tensor of more than {elements} elements")
+            raise OutOfCapacity(f"the layer creates a tensor of more than {elements} elements")
         return made
 
     bounded = type("Bounded", (torch.overrides.TorchFunctionMode,), {"__torch_function__": look})

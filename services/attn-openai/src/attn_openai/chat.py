@@ -11,7 +11,7 @@ from typing import Any
 from attn_core.errors import InvalidValue
 from attn_schema import FinishReason, OutputDelta, Prompt, SamplingParams, Token, Usage
 
-from attn_openai.caller import Caller
+from attn_openai.caller import HttpCaller
 from attn_openai.messages import conversation
 from attn_openai.requests import ChatCompletionRequest, json_output
 from attn_openai.tools import CallReader, Choice, ToolCall, Tools, new_call_id
@@ -60,7 +60,7 @@ class ChatTask:
     tools: Tools
 
     @classmethod
-    async def of(cls, request: ChatCompletionRequest, caller: Caller) -> ChatTask:
+    async def of(cls, request: ChatCompletionRequest, caller: HttpCaller) -> ChatTask:
         """Create the task of a request; may call the model's tokenizer for a token limit. Raises `UserError`."""
         tools = Tools.read(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
         wanted = json_output(request.response_format)
@@ -76,7 +76,7 @@ class ChatTask:
             sampling = sampling.replace(max_new_tokens=limit)
         return cls(request.model, prompt, sampling, tools)
 
-    def deltas(self, caller: Caller) -> AsyncGenerator[OutputDelta, None]:
+    def deltas(self, caller: HttpCaller) -> AsyncGenerator[OutputDelta, None]:
         """The deltas of the completions."""
         return caller.generate(self.model, self.prompt, self.sampling)
 
@@ -151,7 +151,7 @@ def choices_of(task: ChatTask) -> list[ChoiceState]:
     return [ChoiceState(index, task.tools, task.tools.reader()) for index in range(task.sampling.n)]
 
 
-async def complete_chat(request: ChatCompletionRequest, caller: Caller) -> dict[str, Any]:
+async def complete_chat(request: ChatCompletionRequest, caller: HttpCaller) -> dict[str, Any]:
     """Return the whole chat completion."""
     task = await ChatTask.of(request, caller)
     choices, usage = choices_of(task), Usage()
@@ -172,7 +172,7 @@ async def complete_chat(request: ChatCompletionRequest, caller: Caller) -> dict[
     return {**_head(request, caller, "chat.completion"), "choices": found, "usage": usage_of(usage)}
 
 
-async def stream_chat(request: ChatCompletionRequest, caller: Caller) -> AsyncGenerator[dict[str, Any], None]:
+async def stream_chat(request: ChatCompletionRequest, caller: HttpCaller) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the chat completion in chunks; the first chunk of each choice contains the role."""
     task = await ChatTask.of(request, caller)
     head = _head(request, caller, "chat.completion.chunk")
@@ -208,5 +208,5 @@ def _chunks(state: ChoiceState, delta: OutputDelta, *, logprobs: bool) -> list[d
     return found
 
 
-def _head(request: ChatCompletionRequest, caller: Caller, kind: str) -> dict[str, Any]:
+def _head(request: ChatCompletionRequest, caller: HttpCaller, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{caller.request_id}", "object": kind, "created": int(time.time()), "model": request.model}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from attn_core.errors import InvalidValue
 from attn_schema import ModelInfo, ModelState, OutputDelta, Prompt, SequenceScore, Token, Usage
 
-from attn_openai.caller import Caller
+from attn_openai.caller import HttpCaller
 from attn_openai.chat import BROKEN_CHARACTER, FINISH_REASONS, usage_of
 from attn_openai.messages import conversation
 from attn_openai.requests import MAX_PROMPTS, CompletionRequest, EmbeddingsRequest
@@ -111,11 +111,11 @@ class CompletionTask:
     """The prompts of a request and its completions; choice i is completion i modulo n of prompt i // n."""
 
     request: CompletionRequest
-    caller: Caller
+    caller: HttpCaller
     prompts: list[Prompt]
 
     @classmethod
-    def of(cls, request: CompletionRequest, caller: Caller) -> CompletionTask:
+    def of(cls, request: CompletionRequest, caller: HttpCaller) -> CompletionTask:
         """Create the task of a request; raises `InvalidValue`."""
         return cls(request, caller, prompts_of(request.prompt))
 
@@ -192,7 +192,7 @@ def _sum(usages: Iterable[Usage]) -> Usage:
     return total
 
 
-async def complete(request: CompletionRequest, caller: Caller) -> dict[str, Any]:
+async def complete(request: CompletionRequest, caller: HttpCaller) -> dict[str, Any]:
     """Return the whole completions. With echo and `max_tokens` 0, prompts are scored and nothing is generated."""
     task = CompletionTask.of(request, caller)
     echoes = await task.echoes()
@@ -214,7 +214,7 @@ async def complete(request: CompletionRequest, caller: Caller) -> dict[str, Any]
     return {**_head(request, caller), "choices": choices, "usage": usage_of(_sum(usages))}
 
 
-async def stream_completions(request: CompletionRequest, caller: Caller) -> AsyncGenerator[dict[str, Any], None]:
+async def stream_completions(request: CompletionRequest, caller: HttpCaller) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the completions in chunks; with echo, the first chunk of each choice is its prompt."""
     if request.token_limit == 0:
         raise InvalidValue.of("max_tokens", 0, "at least 1 with stream")
@@ -238,19 +238,19 @@ async def stream_completions(request: CompletionRequest, caller: Caller) -> Asyn
         yield {**head, "choices": [], "usage": usage_of(_sum(usages))}
 
 
-def _head(request: CompletionRequest, caller: Caller) -> dict[str, Any]:
+def _head(request: CompletionRequest, caller: HttpCaller) -> dict[str, Any]:
     created = int(time.time())
     return {"id": f"cmpl-{caller.request_id}", "object": "text_completion", "created": created, "model": request.model}
 
 
-async def embed(request: EmbeddingsRequest, caller: Caller) -> dict[str, Any]:
+async def embed(request: EmbeddingsRequest, caller: HttpCaller) -> dict[str, Any]:
     """Return an embedding for each text."""
     texts = request.texts()
     found = await caller.embed(request.model, texts)
     size = found.embeddings.shape[1]
     if request.dimensions is not None and request.dimensions > size:
-        raise InvalidValue.of("dimensions", request.dimensions, f"1 to {size}, the size of the model's vectors")
-    rows = [shortened(row, request.dimensions or size) for row in found.rows()]
+        raise InvalidValue.of("dimensions", request.dimensions, f"1 to {size}, the size of the model's embeddings")
+    rows = [truncated_embedding(row, request.dimensions or size) for row in found.rows()]
     data = [
         {"object": "embedding", "index": place, "embedding": encoded(row, request.encoding_format)}
         for place, row in enumerate(rows)
@@ -260,7 +260,7 @@ async def embed(request: EmbeddingsRequest, caller: Caller) -> dict[str, Any]:
     return {"object": "list", "data": data, "model": request.model, "usage": usage}
 
 
-def shortened(row: Sequence[float], dimensions: int) -> Sequence[float]:
+def truncated_embedding(row: Sequence[float], dimensions: int) -> Sequence[float]:
     """The first `dimensions` components of a vector, scaled to norm 1; a whole vector is returned unchanged."""
     if dimensions == len(row):
         return row
@@ -287,13 +287,13 @@ def model_of(info: ModelInfo) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def models(caller: Caller) -> dict[str, Any]:
+async def models(caller: HttpCaller) -> dict[str, Any]:
     """All models that this server serves."""
     here = [info for info in await caller.models() if info.state is not ModelState.ELSEWHERE]
     return {"object": "list", "data": [model_of(info) for info in here]}
 
 
-async def tokenize(values: dict[str, Any], caller: Caller) -> dict[str, Any]:
+async def tokenize(values: dict[str, Any], caller: HttpCaller) -> dict[str, Any]:
     """POST /tokenize, as in vLLM: the token ids of a prompt or a conversation."""
     given = values.keys() & {"prompt", "messages"}
     if values.keys() - {"model", "prompt", "messages"} or len(given) != 1 or not isinstance(values.get("model"), str):
@@ -305,7 +305,7 @@ async def tokenize(values: dict[str, Any], caller: Caller) -> dict[str, Any]:
     return {"count": len(ids), "max_model_len": info.max_seq_len, "tokens": ids}
 
 
-async def detokenize(values: dict[str, Any], caller: Caller) -> dict[str, Any]:
+async def detokenize(values: dict[str, Any], caller: HttpCaller) -> dict[str, Any]:
     """POST /detokenize, as in vLLM: the text of token ids."""
     if values.keys() != {"model", "tokens"} or not isinstance(values["model"], str):
         raise InvalidValue.of("body", sorted(values), "model and tokens")

@@ -30,10 +30,10 @@ def conversation(messages: Any, tools: Tools) -> Prompt:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise InvalidValue.of("messages", messages, "a list of at least one message")
     found = [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
-    return Prompt(chat=tuple(_joined(_told(found, tools.instructions))))
+    return Prompt(chat=tuple(_with_merged_tool_results(_with_instructions(found, tools.instructions))))
 
 
-class Said(NamedTuple):
+class ParsedMessage(NamedTuple):
     """The role and text of a message, with U+FFFC in place of each image, and the images' files."""
 
     role: str
@@ -41,26 +41,28 @@ class Said(NamedTuple):
     images: tuple[bytes, ...] = ()
 
 
-def _message(message: Any, place: str) -> Said:
+def _message(message: Any, place: str) -> ParsedMessage:
     """Parse a message; the result of a tool keeps the role "tool"."""
     if not isinstance(message, dict):
         raise InvalidValue.of(place, message, "an object with role and content")
     for name, value in message.items():
         if name not in KNOWN_FIELDS:
-            raise InvalidValue.of(f"{place}.{name}", value, "left out; fields are role, content, tool_calls, ...")
+            raise InvalidValue.of(
+                f"{place}.{name}", value, "left out, as it is unknown; fields are role, content, tool_calls, ..."
+            )
         if name not in READ_FIELDS and value not in (None, [], {}, ""):
-            raise InvalidValue.of(f"{place}.{name}", value, "left out, as it is not read")
+            raise InvalidValue.of(f"{place}.{name}", value, "left out, as it is not supported")
     role = message.get("role")
     if role not in ROLES:
         raise InvalidValue.of(f"{place}.role", role, ", ".join(ROLES))
     calls = message.get("tool_calls") or []
-    text, images = _shown(message.get("content"), f"{place}.content", optional=role == "assistant" and bool(calls))
+    text, images = _content_of(message.get("content"), f"{place}.content", optional=role == "assistant" and bool(calls))
     if calls:
         text = "\n".join(filter(None, [text, *_calls(calls, f"{place}.tool_calls")]))
-    return Said("system" if role == "developer" else str(role), text, images)
+    return ParsedMessage("system" if role == "developer" else str(role), text, images)
 
 
-def _shown(content: Any, place: str, *, optional: bool = False) -> tuple[str, tuple[bytes, ...]]:
+def _content_of(content: Any, place: str, *, optional: bool = False) -> tuple[str, tuple[bytes, ...]]:
     """The text of a message's content, with U+FFFC in place of each image, and the images' files.
 
     Raises `InvalidValue` for a part that is neither text nor an image in a data URL.
@@ -91,7 +93,7 @@ def _image(part: dict[str, Any], place: str) -> bytes:
     found = DATA_URL.fullmatch(url) if isinstance(url, str) else None
     if found is None:
         shown = url[:60] if isinstance(url, str) else url
-        raise InvalidValue.of(place, shown, "data:image/TYPE;base64,... (nothing is fetched from elsewhere)")
+        raise InvalidValue.of(place, shown, "data:image/TYPE;base64,... (images at other URLs are not fetched)")
     try:
         return base64.b64decode(found[1], validate=True)
     except ValueError:
@@ -104,8 +106,8 @@ def call_text(name: str, arguments: str) -> str:
         parsed = json.loads(arguments)
     except ValueError:
         raise InvalidValue.of("arguments", arguments, "JSON") from None
-    told = json.dumps({"name": name, "arguments": parsed}, ensure_ascii=False)
-    return f"{OPENING}\n{told}\n{CLOSING}"
+    call = json.dumps({"name": name, "arguments": parsed}, ensure_ascii=False)
+    return f"{OPENING}\n{call}\n{CLOSING}"
 
 
 def _calls(calls: Iterable[Any], place: str) -> Iterable[str]:
@@ -116,23 +118,23 @@ def _calls(calls: Iterable[Any], place: str) -> Iterable[str]:
         yield call_text(function["name"], function.get("arguments") or "{}")
 
 
-def _told(messages: list[Said], instructions: str) -> list[Said]:
+def _with_instructions(messages: list[ParsedMessage], instructions: str) -> list[ParsedMessage]:
     """The messages with the instructions at the end of the system message, or as a new system message."""
     if not instructions:
         return messages
     first = messages[0]
     if first.role == "system":
         return [first._replace(text=f"{first.text}\n\n{instructions}"), *messages[1:]]
-    return [Said("system", instructions), *messages]
+    return [ParsedMessage("system", instructions), *messages]
 
 
-def _joined(messages: Iterable[Said]) -> Iterable[ChatMessage]:
+def _with_merged_tool_results(messages: Iterable[ParsedMessage]) -> Iterable[ChatMessage]:
     """The messages for chat templates: consecutive results of tools are merged into one user message."""
     results: list[str] = []
     for role, text, images in messages:
         if role == "tool":
             if images:
-                raise InvalidValue.of("messages", "an image in a result of a tool", "text alone")
+                raise InvalidValue.of("messages", "an image in a tool result", "only text in tool results")
             results.append(f"<tool_response>\n{text}\n</tool_response>")
             continue
         if results:

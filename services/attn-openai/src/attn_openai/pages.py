@@ -16,7 +16,7 @@ from attn_ui.assets import HEADERS, INDEX
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from attn_openai.caller import Caller
+from attn_openai.caller import HttpCaller
 from attn_openai.catalogue import MechanismView
 
 GET_MECHANISM = "/attn.v1.CatalogService/GetMechanism"
@@ -30,11 +30,11 @@ CHECK = "import os; os.nice(10); from attn_cli.main import main; main()"
 ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
 
 PAGE_PATHS = {
-    "GET /": "The pages in a browser; needs no token, what they ask for does.",
+    "GET /": "The web pages; need no token, but the data that they request does.",
     "GET /ui": "The same.",
-    "GET /ui/{path:path}": "A file of the pages.",
-    "POST /ui/data/mechanism": "What the page of mechanisms shows of one: facts, picture, cost curves.",
-    "POST /ui/data/check": "The laws of attention tried on a mechanism; needs attn-testing on the server.",
+    "GET /ui/{path:path}": "A file of the web pages.",
+    "POST /ui/data/mechanism": "The data of a mechanism's page: facts, picture and cost curves.",
+    "POST /ui/data/check": "The results of the conformance laws on a mechanism; needs attn-testing on the server.",
 }
 """The method and path of each route of the pages, with its description."""
 
@@ -61,14 +61,14 @@ class Pages:
             return Response(status_code=304, headers=headers)
         return Response(asset.content, headers={**headers, "content-type": asset.media_type})
 
-    async def mechanism(self, request: Request, caller: Caller) -> Any:
+    async def mechanism(self, request: Request, caller: HttpCaller) -> Any:
         """Facts, picture and cost curves of a mechanism with options; raises `UserError` for an invalid request."""
         view = MechanismView.of(await self._read_body(request))
         await self._admit(caller, view.name)
         async with self._computing:
             return await asyncio.to_thread(view.facts)
 
-    async def check(self, request: Request, caller: Caller) -> Any:
+    async def check(self, request: Request, caller: HttpCaller) -> Any:
         """The verdicts of the conformance kit, computed one mechanism at a time in a low-priority process."""
         view = MechanismView.of(await self._read_body(request))
         await self._admit(caller, view.name)
@@ -78,7 +78,7 @@ class Pages:
             return {"laws": await _laws(view.name, view.options)}
 
     @staticmethod
-    async def _admit(caller: Caller, name: str) -> None:
+    async def _admit(caller: HttpCaller, name: str) -> None:
         """Admit callers that may read the catalogue, within their limits; raises `UnknownName` for an unknown name."""
         await caller.unary(GET_MECHANISM, catalog_pb2.GetMechanismRequest(name=name))
 
@@ -94,7 +94,7 @@ async def _laws(name: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         async with asyncio.timeout(CHECK_SECONDS):
             out, err = await process.communicate()
     except TimeoutError:
-        raise DeadlineExceeded(f"the laws of {name} take more than {CHECK_SECONDS:g} seconds") from None
+        raise DeadlineExceeded(f"checking the laws of {name} takes more than {CHECK_SECONDS:g} seconds") from None
     finally:
         if process.returncode is None:
             process.kill()
@@ -102,6 +102,7 @@ async def _laws(name: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     try:
         found: list[dict[str, Any]] = msgspec.json.decode(out, type=list[dict[str, Any]])
     except msgspec.DecodeError:
-        told = err.decode(errors="replace").strip()
-        raise (UserError(told[-1000:]) if told else InternalError(f"attn check {name} said nothing")) from None
+        message = err.decode(errors="replace").strip()
+        empty = InternalError(f"attn check {name} printed nothing")
+        raise (UserError(message[-1000:]) if message else empty) from None
     return found

@@ -91,7 +91,9 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(description="Divides the logits; 1 if not given, 0 is greedy.")] | None = None
     top_p: Annotated[float, Meta(description="Nucleus sampling.")] | None = None
     n: Annotated[int, Meta(description="Number of completions of each prompt.")] | None = None
-    stop: Annotated[Any, Meta(description="A text, or a list of texts, before which the completion ends.")] = None
+    stop: Annotated[
+        Any, Meta(description="Stop string, or a list of stop strings; the completion ends before the first.")
+    ] = None
     seed: Annotated[int, Meta(description="Makes sampling reproducible.")] | None = None
     presence_penalty: Annotated[float, Meta(description="From -2 to 2.")] | None = None
     frequency_penalty: Annotated[float, Meta(description="From -2 to 2.")] | None = None
@@ -103,7 +105,12 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(description="vLLM: samples from the k most likely tokens; 0 or -1 from all.")] | None = (
         None
     )
-    min_p: Annotated[float, Meta(description="vLLM: fraction of the most likely token's probability.")] | None = None
+    min_p: (
+        Annotated[
+            float, Meta(description="vLLM: minimum probability of a token, relative to that of the most likely one.")
+        ]
+        | None
+    ) = None
     typical_p: Annotated[float, Meta(description="Locally typical sampling.")] | None = None
     repetition_penalty: Annotated[float, Meta(description="vLLM: above 1 discourages repetition.")] | None = None
     min_tokens: Annotated[int, Meta(description="vLLM: no end of sequence before this many tokens.")] | None = None
@@ -235,11 +242,11 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):
 
     messages: Annotated[Any, Meta(description="The conversation, oldest message first.")]
     max_completion_tokens: Annotated[
-        int, Meta(description="Maximum number of tokens to generate; what the context holds if not given.")
+        int, Meta(description="Maximum number of tokens to generate; by default as many as the context holds.")
     ] | None = None  # fmt: skip
     logprobs: Annotated[bool, Meta(description="Returns the log probability of each token.")] | None = None
     top_logprobs: Annotated[
-        int, Meta(description="Returns those of this many most likely tokens, from 0 to 20; only with logprobs.")
+        int, Meta(description="Number of most likely tokens to return at each position, from 0 to 20; needs logprobs.")
     ] | None = None  # fmt: skip
     response_format: Annotated[Any, Meta(description="text, json_object or json_schema.")] = None
     tools: Annotated[Any, Meta(description="Functions that the model may call.")] = None
@@ -251,7 +258,7 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_tokens is not None and self.max_completion_tokens not in {None, self.max_tokens}:
-            raise InvalidValue.of("max_tokens", self.max_tokens, "left out with max_completion_tokens")
+            raise InvalidValue.of("max_tokens", self.max_tokens, "left out, or equal to max_completion_tokens")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidValue.of("top_logprobs", self.top_logprobs, "only with logprobs: true")
 
@@ -271,12 +278,12 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     logprobs: Annotated[
         int, Meta(ge=0, description="Returns the log probability of each token, and of this many most likely ones.")
     ] | None = None  # fmt: skip
-    best_of: Annotated[int, Meta(description="As n.")] | None = None
+    best_of: Annotated[int, Meta(description="Must equal n.")] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise InvalidValue.of("best_of", self.best_of, f"{self.n or 1}, n, or left out")
+            raise InvalidValue.of("best_of", self.best_of, f"{self.n or 1}, which is n, or left out")
 
     @property
     def token_limit(self) -> int:
@@ -293,7 +300,7 @@ class EmbeddingsRequest(Checked, frozen=True, kw_only=True):
         Literal["float", "base64"], Meta(description="Numbers, or float32 in little-endian order as base64.")
     ] | None = None  # fmt: skip
     dimensions: Annotated[
-        int, Meta(ge=1, description="Keeps the first so many components of each vector, scaled to length 1.")
+        int, Meta(ge=1, description="Keeps only this many first components of each vector, scaled to length 1.")
     ] | None = None  # fmt: skip
     user: Annotated[str, Meta(description="Name of the end user, for the server's log.")] | None = None
     timeout: Annotated[float, Meta(gt=0, description="Seconds after which the request ends with 504.")] | None = None
@@ -327,11 +334,13 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
         Annotated[bool, Meta(description="Allows several calls at once; true if not given.")] | None
     ) = None
     include: Annotated[
-        tuple[Literal["message.output_text.logprobs"], ...], Meta(description="What is returned beside the text.")
+        tuple[Literal["message.output_text.logprobs"], ...], Meta(description="Additional data to return.")
     ] | None = None  # fmt: skip
-    top_logprobs: Annotated[int, Meta(description="Returns those of this many most likely tokens.")] | None = None
+    top_logprobs: (
+        Annotated[int, Meta(description="Number of most likely tokens to return at each position.")] | None
+    ) = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n not in {None, 1}:
-            raise InvalidValue.of("n", self.n, "1, as a response is one completion")
+            raise InvalidValue.of("n", self.n, "1, as a response has one completion")

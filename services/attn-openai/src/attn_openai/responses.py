@@ -13,7 +13,7 @@ from typing import Any
 from attn_core.errors import InvalidValue
 from attn_schema import FinishReason, Usage
 
-from attn_openai.caller import Caller
+from attn_openai.caller import HttpCaller
 from attn_openai.chat import ChatTask, ChoiceState, choices_of, logprobs_of
 from attn_openai.requests import SAME_NAMES, ChatCompletionRequest, ResponseRequest
 
@@ -28,7 +28,7 @@ ITEM_TYPES = ("message", "function_call", "function_call_output")
 def as_chat(request: ResponseRequest) -> ChatCompletionRequest:
     """Convert to the equivalent chat completion request; raises `InvalidValue`."""
     if request.max_tokens is not None:
-        raise InvalidValue.of("max_tokens", request.max_tokens, "left out; it is max_output_tokens here")
+        raise InvalidValue.of("max_tokens", request.max_tokens, "left out; use max_output_tokens instead")
     text = request.text if request.text is not None else {}
     if not isinstance(text, dict) or text.keys() - {"format"}:
         raise InvalidValue.of("text", text, "an object with format")
@@ -167,8 +167,8 @@ class ResponseState:
             )  # fmt: skip
             yield self.event("response.content_part.done", **self._place(), content_index=0, part=part)
         else:
-            told = {"arguments": item["arguments"], "name": item["name"]}
-            yield self.event("response.function_call_arguments.done", **self._place(), **told)
+            facts = {"arguments": item["arguments"], "name": item["name"]}
+            yield self.event("response.function_call_arguments.done", **self._place(), **facts)
         yield self.event("response.output_item.done", output_index=self._last, item=item)
 
     @property
@@ -191,7 +191,7 @@ def _deltas(response: ResponseState, state: ChoiceState, parts: list[Any], token
         yield from response.message_delta("", logprobs)
 
 
-async def stream_response(request: ResponseRequest, caller: Caller) -> AsyncGenerator[dict[str, Any], None]:
+async def stream_response(request: ResponseRequest, caller: HttpCaller) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the events of a response."""
     task = await ChatTask.of(as_chat(request), caller)
     response = ResponseState(request, f"resp_{caller.request_id}", task.sampling.temperature)
@@ -217,7 +217,7 @@ async def stream_response(request: ResponseRequest, caller: Caller) -> AsyncGene
     yield response.event(f"response.{status}", response=whole)
 
 
-async def respond(request: ResponseRequest, caller: Caller) -> dict[str, Any]:
+async def respond(request: ResponseRequest, caller: HttpCaller) -> dict[str, Any]:
     """Return the whole response."""
     last: dict[str, Any] = {}
     async with aclosing(stream_response(request, caller)) as events:

@@ -92,7 +92,7 @@ def _config(settings: GatewaySettings, app: Starlette) -> uvicorn.Config:
     try:
         config.load()
     except OSError as error:
-        raise UserError(f"tls_cert, tls_key: HTTP cannot use them: {error.strerror or error}") from error
+        raise UserError(f"tls_cert, tls_key: not usable for HTTP: {error.strerror or error}") from error
     return config
 
 

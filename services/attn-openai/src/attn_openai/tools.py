@@ -90,8 +90,8 @@ class Function:
     @property
     def signature(self) -> str:
         """The function's description for the model, as JSON."""
-        told = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        function = {key: value for key, value in told.items() if value is not None}
+        fields = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        function = {key: value for key, value in fields.items() if value is not None}
         return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 
     @property
@@ -122,7 +122,7 @@ class Tools:
         functions = tuple(Function.read(tool, f"tools[{place}]") for place, tool in enumerate(tools))
         by_name = {function.name: function for function in functions}
         if len(by_name) < len(functions):
-            raise InvalidValue.of("tools", [function.name for function in functions], "functions of different names")
+            raise InvalidValue.of("tools", [function.name for function in functions], "functions with different names")
         choice, named = _choice(tool_choice, by_name)
         return cls(functions, choice, named, parallel is not False)
 
@@ -198,5 +198,5 @@ class CallReader:
             yield held
 
     def _call(self, text: str) -> ToolCall:
-        told = msgspec.json.decode(text.removeprefix(OPENING))
-        return ToolCall(new_call_id(), told["name"], json.dumps(told["arguments"], ensure_ascii=False))
+        call = msgspec.json.decode(text.removeprefix(OPENING))
+        return ToolCall(new_call_id(), call["name"], json.dumps(call["arguments"], ensure_ascii=False))

@@ -22,7 +22,7 @@ from google.protobuf import descriptor_pool, json_format, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from attn_openai.caller import Caller
+from attn_openai.caller import HttpCaller
 
 TENSOR = "attn.v1.Tensor"
 LISTS = "lists"
@@ -88,12 +88,14 @@ def _unpack_tensors(message: Message, values: dict[str, Any]) -> None:
                 _unpack_tensors(part, target)
 
 
-async def call(name: str, request: Message, caller: Caller, *, lists: bool) -> dict[str, Any]:
+async def call(name: str, request: Message, caller: HttpCaller, *, lists: bool) -> dict[str, Any]:
     """Call a method with a single response."""
     return shown(await caller.unary(name, request), lists=lists)
 
 
-async def stream(name: str, request: Message, caller: Caller, *, lists: bool) -> AsyncGenerator[dict[str, Any], None]:
+async def stream(
+    name: str, request: Message, caller: HttpCaller, *, lists: bool
+) -> AsyncGenerator[dict[str, Any], None]:
     """Call a method with a stream of responses, each yielded as `result`."""
     async for answer in caller.calls.stream(name, request, caller.metadata, caller.deadline):
         yield {"result": shown(answer, lists=lists)}
@@ -111,7 +113,7 @@ def openapi(calls: LocalCalls, paths: dict[str, str], requests: dict[str, type[m
     for key, summary in paths.items():
         method, path = key.split()
         path = path.replace(":path}", "}")
-        entry: dict[str, Any] = {"summary": summary, "responses": {"200": {"description": "The answer."}}}
+        entry: dict[str, Any] = {"summary": summary, "responses": {"200": {"description": "The response."}}}
         if "{name}" in path:
             entry["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
         if path in bodies:
@@ -122,13 +124,13 @@ def openapi(calls: LocalCalls, paths: dict[str, str], requests: dict[str, type[m
         found = descriptor_pool.Default().FindMethodByName(f"{service}.{method}")
         answer = _reference(found.output_type, schemas)
         if calls.streams(name):
-            described = {"description": "A line of JSON a message.", "content": {"application/x-ndjson": {
+            described = {"description": "One JSON line per message.", "content": {"application/x-ndjson": {
                 "schema": {"type": "object", "properties": {"result": answer}}}}}  # fmt: skip
         else:
-            described = {"description": "The answer.", **_json(answer)}
+            described = {"description": "The response.", **_json(answer)}
         entries[name] = {
             "post": {
-                "summary": f"{service}.{method}, as over gRPC.",
+                "summary": f"The gRPC method {service}.{method}.",
                 "tags": [service],
                 "requestBody": _json(_reference(found.input_type, schemas)),
                 "responses": {"200": described},
@@ -153,9 +155,10 @@ def _reference(message: Descriptor, schemas: dict[str, Any]) -> dict[str, Any]:
         return KNOWN_MESSAGES[message.full_name]
     if message.full_name not in schemas:
         schemas[message.full_name] = schema = {"type": "object", "additionalProperties": False}
-        told = _descriptions().get(message.full_name, {})
+        descriptions = _descriptions().get(message.full_name, {})
         schema["properties"] = {
-            field.name: _field(field, schemas) | ({"description": told[field.name]} if field.name in told else {})
+            field.name: _field(field, schemas)
+            | ({"description": descriptions[field.name]} if field.name in descriptions else {})
             for field in message.fields
         }
     return {"$ref": f"#/components/schemas/{message.full_name}"}
@@ -217,6 +220,6 @@ def page(document: dict[str, Any]) -> str:
 
 
 def _details(title: str, value: Any, summary: str = "") -> str:
-    told = escape(msgspec.json.format(msgspec.json.encode(value)).decode()) if value else ""
+    text = escape(msgspec.json.format(msgspec.json.encode(value)).decode()) if value else ""
     head = f"<summary><code>{escape(title)}</code> {escape(summary)}</summary>"
-    return f"<details>{head}<pre>{told}</pre></details>" if told else f"<p>{head[9:-10]}</p>"
+    return f"<details>{head}<pre>{text}</pre></details>" if text else f"<p>{head[9:-10]}</p>"

@@ -66,14 +66,14 @@ class DeploymentBackend:
         self._router = PrefixRouter()
         self._streams = Streams()
         self._replicas: dict[str, ReplicaClient] = {}
-        self._where: dict[str, ReplicaClient] = {}
+        self._replica_of_task: dict[str, ReplicaClient] = {}
         self._handle: Any = None
         self._watcher: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._adapters: dict[str, Path] = {}
         self._tokenizer: PromptTokenizer | None = None
         self._joined = self._deployed = False
-        self._asked = False
+        self._wake_requested = False
         """Whether a request has found no replica since `_wake` last requested one."""
         self._background: set[asyncio.Task[Any]] = set()
 
@@ -126,7 +126,7 @@ class DeploymentBackend:
             return await self._cancel(*arguments)
         if method in ("load_adapter", "unload_adapter"):
             return await self._change_adapters(method, *arguments)
-        return await self._ask_any(method, *arguments)
+        return await self._call_any(method, *arguments)
 
     def stats_by_replica(self) -> dict[str, EngineStats]:
         """The engine statistics of each replica, by replica id."""
@@ -187,27 +187,27 @@ class DeploymentBackend:
         free = {name: one for name, one in self._replicas.items() if not one.draining and name not in without}
         loads = {name: replica.load for name, replica in free.items()}
         if not loads:
-            self._asked = True
+            self._wake_requested = True
             self._changed.set()
-            raise EngineLost(f"no replica of model {self._name!r} runs now; one is being started")
+            raise EngineLost(f"no replica of model {self._name!r} is running; one is being started")
         return self._replicas[self._router.choose(blocks, loads)]
 
     async def submit(self, task: TextTask, ticket: StateTicket | None = None) -> None:
         """Submit a task to a suitable replica, with a ticket for the state of its prompt if there is one."""
         replica = self.choose_for(task)
-        self._where[task.id] = replica
+        self._replica_of_task[task.id] = replica
         await replica.submit(task, ticket)
 
     def choose_for(self, task: TextTask, without: Collection[str] = ()) -> ReplicaClient:
         """The replica that suits a task, except those named in `without`; raises `EngineLost` if no other runs."""
         return self._choose(block_hashes(task.prompt, f"{task.tenant}\0{task.adapter}"), without)
 
-    async def _ask_any(self, method: str, argument: Any, *more: str) -> Any:
+    async def _call_any(self, method: str, argument: Any, *more: str) -> Any:
         """Call a method on any replica and return its result; a task that has an id can be cancelled there."""
         replica = self._choose(())
         if method == "attention_maps":
             return await replica.call(method, argument, *more)
-        self._where[argument.id] = replica
+        self._replica_of_task[argument.id] = replica
         replica.tasks.add(argument.id)
         try:
             return await replica.call(method, argument)
@@ -215,21 +215,23 @@ class DeploymentBackend:
             replica.tasks.discard(argument.id)
 
     async def _cancel(self, task_id: str) -> None:
-        replica = self._where.pop(task_id, None)
+        replica = self._replica_of_task.pop(task_id, None)
         if replica is not None:
             await replica.cancel(task_id)
 
     async def _watch(self) -> None:
         """Connect to the replicas that Ray Serve starts, until the model is unloaded."""
         while self._handle is not None:
-            self._where = {name: where for name, where in self._where.items() if name in where.tasks}
+            self._replica_of_task = {
+                name: where for name, where in self._replica_of_task.items() if name in where.tasks
+            }
             calm = self.replicas >= self._deployment.at_first
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), CALM_POLL_SECONDS if calm else POLL_SECONDS)
             self._changed.clear()
             try:
                 await self._connect(await self._addresses())
-                if self._asked and not self.replicas:
+                if self._wake_requested and not self.replicas:
                     await self._wake()
             except Exception as error:  # noqa: BLE001 - Ray has many; those of a control plane that is busy pass
                 log.warning("replicas of %s: %s", self._name, error)
@@ -242,8 +244,8 @@ class DeploymentBackend:
         if self._handle is None:
             return []
         try:
-            asked = self._handle.broadcast("address")
-            answers = await asked.results_async(timeout_s=ADDRESS_SECONDS, return_exceptions=True)
+            broadcast = self._handle.broadcast("address")
+            answers = await broadcast.results_async(timeout_s=ADDRESS_SECONDS, return_exceptions=True)
         except (RayServeException, TimeoutError):
             return []
         found = [answer for answer in answers if isinstance(answer, ReplicaAddress)]
@@ -257,7 +259,7 @@ class DeploymentBackend:
         """Make Ray Serve start a replica when none runs: it starts one for any call that it has to route."""
         from ray.exceptions import RayTaskError
 
-        self._asked = False
+        self._wake_requested = False
         try:
             await asyncio.wait_for(self._handle.address.remote(), WAKE_SECONDS)
         except TimeoutError:
@@ -368,8 +370,8 @@ def total(stats: Mapping[str, EngineStats]) -> EngineStats:
 def fingerprint(folder: Path, config: EngineConfig) -> str:
     """A hash of a model and its engine config, by which replicas are kept when only their number changes."""
     weights = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in weight_files(folder))
-    told = msgspec.json.encode([str(folder), weights, config], enc_hook=str, order="sorted")
-    return hashlib.blake2b(told, digest_size=16).hexdigest()
+    data = msgspec.json.encode([str(folder), weights, config], enc_hook=str, order="sorted")
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def replica_counts(deployment: DeploymentConfig) -> dict[str, Any]:

@@ -95,10 +95,10 @@ class DisaggregatedBackend:
         await asyncio.wait(starts)  # if one fails, the other is not left half started
         info, _ = [start.result() for start in starts]
         if self._drafts:
-            said = (
-                "the draft model computes every prompt where tokens are generated, also one that a prefill replica did"
+            note = (
+                "the draft model of a decode replica computes every prompt, even if a prefill replica has computed it"
             )
-            info = info.replace(note="; ".join(filter(None, (info.note, said))))
+            info = info.replace(note="; ".join(filter(None, (info.note, note))))
         return info
 
     async def scale(self, deployment: DeploymentConfig) -> None:
@@ -188,7 +188,7 @@ class DisaggregatedBackend:
             else:
                 self.outcomes["moved"] += 1
                 return
-        log.warning("task %s: its prompt is computed where it is decoded: %s", task.id, why)
+        log.warning("task %s: the decode replica computes its prompt: %s", task.id, why)
         self.outcomes[why] += 1
         await self.decode.submit(left())
 
@@ -222,7 +222,7 @@ class DisaggregatedBackend:
             ticket: StateTicket = await replica.call("prefill", task)
             answered = True
         except Unavailable as error:
-            raise StateLost(f"prefill replica {replica.id} is gone, or hands its tasks over") from error
+            raise StateLost(f"prefill replica {replica.id} is gone or draining") from error
         except AttnError as error:
             answered = True
             raise NoPrefillError(f"refused: {error.reason}") from error
@@ -254,15 +254,15 @@ def require_movable(folder: Path, config: EngineConfig) -> None:
     `Incompatible` for a model without a state (an encoder) and for one whose state is mostly that of another sequence
     (an encoder-decoder); `InvalidValue` for a cache that cannot export and restore states, and for tensor parallelism.
     """
-    allowed = "left out for this model"
+    remedy = "leave prefill_replicas out for this model"
     if config.tensor_parallel_size > 1:
         raise InvalidValue.of("tensor_parallel_size", config.tensor_parallel_size, "1, with prefill_replicas")
     if is_encoder(folder):
-        raise Incompatible(f"prefill_replicas: {folder.name} is an encoder, which generates nothing; {allowed}")
+        raise Incompatible(f"prefill_replicas: {folder.name} is an encoder, which generates nothing; {remedy}")
     config_file = read_config(folder / "config.json")
     if config_file.get("model_type") == SOURCE or config_file.get("is_encoder_decoder"):
-        message = f"prefill_replicas: {folder.name} is an encoder-decoder model, whose prompt is read by its encoder"
-        raise Incompatible(f"{message} where it decodes; {allowed}")
+        message = f"prefill_replicas: {folder.name} is an encoder-decoder model, whose encoder must run on"
+        raise Incompatible(f"{message} the decode replica; {remedy}")
     if not installed().caches.get(config.kv_cache).portable:
         raise InvalidValue.of(
             "kv_cache", config.kv_cache, "a cache whose states can be exported and restored, with prefill_replicas"

@@ -50,7 +50,7 @@ def require_name(name: str, field: str = "name") -> None:
 
 def served_from(name: str, source: str) -> AlreadyExists:
     """The error for loading a model under a name that is in use for a model of another source."""
-    return AlreadyExists(f"model {name!r} is served from {source}", name=name, source=source)
+    return AlreadyExists(f"model {name!r} is already served from {source}", name=name, source=source)
 
 
 def require_adaptable(adapter: str, config: EngineConfig) -> None:
@@ -68,7 +68,7 @@ def rescaled(served: DeploymentConfig, wanted: DeploymentConfig) -> DeploymentCo
     if wanted.prefill_replicas is None:
         return wanted.replace(prefill_replicas=served.prefill_replicas) if served.prefill_replicas else wanted
     if served.deployed and served.prefill_replicas is None:
-        allowed = "left out, as the model serves without; unload it first, or load a version, NAME@VERSION, with it"
+        allowed = "none, as the model is served without; unload it first, or load a version NAME@VERSION with them"
         raise InvalidValue.of("prefill_replicas", wanted.prefill_replicas, allowed)
     return wanted
 
@@ -159,10 +159,10 @@ class Fleet:
 
     def versions(self, name: str, tenant: str | None = None) -> list[ServedModel]:
         """All versions of a model, or the version that `name` specifies; raises as `find` if there is none."""
-        seen = self.models(tenant)
-        found = [model for model in seen if name in (model.name, base_name(model.name))]
+        visible = self.models(tenant)
+        found = [model for model in visible if name in (model.name, base_name(model.name))]
         if not found:
-            raise UnknownName.of("model", name, {model.name for model in seen})
+            raise UnknownName.of("model", name, {model.name for model in visible})
         owner = tenant or ""
         if all(model.owner != owner for model in found):
             owner = found[0].owner
@@ -355,14 +355,14 @@ class Fleet:
             return False
         config = await self._with_draft(one.config, None)
         if (known.info.source, known.config) != (one.source, config):
-            allowed = "those that it is served with, until it is unloaded; or a version, NAME@VERSION"
+            allowed = "those that it is served with; unload it first, or use a version NAME@VERSION"
             raise InvalidValue.of(f"models.{name}", "another source or engine", allowed)
         if known.deployment != one.deployment and not one.deployment.deployed:
-            allowed = "replicas or max_replicas, as the model has become a deployment"
+            allowed = "replicas or max_replicas, as the model is served by a deployment"
             raise InvalidValue.of(f"models.{name}.deployment", None, allowed)
         served = known.deployment.prefill_replicas
         if served is not None and one.deployment.prefill_replicas is None:
-            allowed = f"{served} or another number, until the model is unloaded; or a version, NAME@VERSION, without"
+            allowed = f"a number, now {served}; for none, unload the model first, or use a version NAME@VERSION"
             raise InvalidValue.of(f"models.{name}.deployment.prefill_replicas", None, allowed)
         rescaled(known.deployment, one.deployment)
         return known.deployment != one.deployment
@@ -388,7 +388,7 @@ class Fleet:
         """The model of this name; raises `PermissionDenied` unless the tenant owns it or is None."""
         model = self.find(name, tenant)
         if tenant is not None and model.owner != tenant:
-            raise PermissionDenied(f"model {name!r} is everybody's; {what} it is for admins", name=name)
+            raise PermissionDenied(f"model {name!r} is shared by all tenants; {what} it is for admins", name=name)
         return model
 
     def _adapters_of(self, model: ServedModel) -> list[ServedModel]:
@@ -433,7 +433,7 @@ class Fleet:
             model = ServedModel(info, base.engine, folder, base.config, base.deployment, owner, base)
         else:
             if base_model:
-                raise InvalidValue.of("base_model", base_model, "none, as the source is no adapter")
+                raise InvalidValue.of("base_model", base_model, "none, as the source is not an adapter")
             info = ModelInfo(name=name, source=source, state=ModelState.LOADING, load_time=now)
             engine = self._make(engine_name(owner, name), folder, config, deployment)
             model = ServedModel(info, engine, folder, config, deployment, owner)
@@ -468,8 +468,8 @@ class Fleet:
         found = [model for model in models.values() if named in (model.name, model.info.source)]
         found = found or list(models.values())
         if len(found) != 1:
-            said = f"the name of one that is loaded: {', '.join(models) or 'there is none'}"
-            raise InvalidValue.of("base_model", named or None, said)
+            allowed = f"the name of a loaded model: {', '.join(models) or 'none is loaded'}"
+            raise InvalidValue.of("base_model", named or None, allowed)
         return found[0]
 
     async def _start(self, model: ServedModel) -> None:

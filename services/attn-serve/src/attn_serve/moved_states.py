@@ -155,13 +155,13 @@ async def fetch(ticket: StateTicket, tls: ReplicaTls | None) -> PromptState:
         await channel.close()
     exported = b"".join(parts)
     if len(exported) != ticket.size:
-        raise StateLost(f"{len(exported)} bytes came of a state of {ticket.size}")
+        raise StateLost(f"received {len(exported)} of the {ticket.size} bytes of a state")
     return replace(ticket.state, exported=exported)
 
 
 async def _parts(channel: grpc.aio.Channel, ticket: StateTicket) -> AsyncIterator[bytes]:
-    ask: Any = channel.unary_stream(messages.STATE)
-    call = ask(ticket.key.encode())
+    fetch_state: Any = channel.unary_stream(messages.STATE)
+    call = fetch_state(ticket.key.encode())
     left = ticket.size
     while True:
         part = await asyncio.wait_for(call.read(), READ_SECONDS)
@@ -170,5 +170,5 @@ async def _parts(channel: grpc.aio.Channel, ticket: StateTicket) -> AsyncIterato
         left -= len(part)
         if left < 0:
             call.cancel()
-            raise StateLost(f"more than {ticket.size} bytes came of a state")
+            raise StateLost(f"received more than the {ticket.size} bytes of a state")
         yield part

@@ -62,7 +62,9 @@ class OtherModels:
         for info in self.named(name, tenant):
             if info.state is ModelState.ELSEWHERE:
                 where = info.state_detail
-                message = f"model {info.name!r} is served {where}, not by this one; ask there, or load it here too"
+                message = (
+                    f"model {info.name!r} is served {where}, not by this one; call that one, or load the model here too"
+                )
                 raise ServedElsewhere(message, model=info.name, where=where)
             raise Unavailable(f"model {info.name!r} is {info.state}: {info.state_detail}", model=info.name)
 
@@ -93,7 +95,7 @@ class OtherModels:
         where = self._where(record.gateway)
         if self._is_here(record):
             if record.key in self.refused:
-                return ModelState.FAILED, f"other gateways serve it, but not this one: {self.refused[record.key]}"
+                return ModelState.FAILED, f"other gateways serve it, but this one failed to: {self.refused[record.key]}"
             return ModelState.LOADING, where
         if self.world.is_gone(record.gateway):
             return ModelState.FAILED, f"it was served {where}, which is gone"

@@ -67,7 +67,7 @@ class RankActors:
             ray.get(done[0])
         except ray.exceptions.RayError as error:
             return str(error).strip().splitlines()[-1]
-        return "it was told to"
+        return "its process finished"
 
     def stop(self, timeout: float) -> None:
         """See `RankLauncher.stop`."""
@@ -85,7 +85,7 @@ def actor_ranks(folder: Path, config: EngineConfig) -> RankGroup:
 
     def lost(error: Exception) -> None:
         message = error.message if isinstance(error, Unavailable) else repr(error)
-        log.error("the engine ends with a rank of its model: %s", message)
+        log.error("the engine exits, as a rank of its model has ended: %s", message)
         os._exit(1)
 
     return RankGroup(folder, config, RankActors(), lost)

@@ -123,7 +123,7 @@ class RayBackend:
         self._streams = streams
         await asyncio.to_thread(require_tensor_parallel, self._folder, self._config)
         gpu = gpu_request(self._config.device, self._config.gpu_memory_utilization, known_gpus())
-        await require_free(gpu, "a smaller --gpu-memory-utilization, or fewer models and jobs")
+        await require_free(gpu, "use a smaller --gpu-memory-utilization, or fewer models and jobs")
         kind = ray.remote(HostActor).options(
             num_cpus=0,
             num_gpus=gpu.num_gpus,

@@ -97,10 +97,10 @@ class RecentRefusals:
             yield
         except OutOfCapacity as error:
             if size.can_be_late and "late_seconds" in error.metadata:
-                self._note(size.kind, size, error)
+                self._record(size.kind, size, error)
             raise
 
-    def _note(self, kind: tuple[str, int], size: RequestSize, error: OutOfCapacity) -> None:
+    def _record(self, kind: tuple[str, int], size: RequestSize, error: OutOfCapacity) -> None:
         now = self._clock()
         if len(self._held) > MOST_SECONDS / SECONDS_A_REFUSAL:
             self._held = {kind: held for kind, held in self._held.items() if held.until > now}

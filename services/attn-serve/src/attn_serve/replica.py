@@ -178,7 +178,7 @@ class ReplicaServer:
     def _session_for_tasks(self, session_id: str) -> Session:
         session = self._sessions.get(session_id)
         if session is None or self._draining:
-            raise EngineLost("the replica takes no more tasks")
+            raise EngineLost("the replica accepts no more tasks")
         return session
 
     async def _begin(
@@ -212,7 +212,9 @@ class ReplicaServer:
                 fetching.cancel()
                 del self._fetching[task.id]
         else:
-            log.warning("task %s: the state is of other weights or settings; its prompt is computed", task.id)
+            log.warning(
+                "task %s: the state was computed with other weights or settings; the prompt is computed here", task.id
+            )
         await self._begin(host, session, "submit", task, state)
 
     async def _fetch(self, task_id: str, ticket: StateTicket) -> PromptState:
@@ -237,9 +239,9 @@ class ReplicaServer:
         if output.error is not None:
             raise output.error
         if output.state is None or self.address is None:
-            raise InternalError("the engine computed a prompt and told no state")
+            raise InternalError("the engine computed a prompt but returned no state")
         if self._sessions.get(session_id) is not session:
-            raise Unavailable("the gateway that asked is gone")
+            raise Unavailable("the gateway that sent the task has disconnected")
         exported = output.state.exported
         return StateTicket(
             target=self.address.target,
@@ -292,7 +294,9 @@ class ReplicaServer:
         """The name of the session that a call belongs to; aborts calls without the secret."""
         given = {key: str(value) for key, value in context.invocation_metadata() or ()}
         if not hmac.compare_digest(given.get(messages.SECRET, "").encode(), self._secret.encode()):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this endpoint is for the gateways of its cluster")
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED, "this endpoint is only for the gateways of its cluster"
+            )
         return given.get(messages.SESSION, "")
 
 
@@ -327,7 +331,7 @@ class ModelReplica:
         self._server = ReplicaServer(lambda deliver: open_host(folder, config, deliver, actor_ranks), tls, model)
         self._shutdown_timeout = shutdown_timeout
         self._error: AttnError | None = None
-        self._told = False
+        self._error_reported = False
         try:
             await self._server.start(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         except AttnError as error:
@@ -337,7 +341,7 @@ class ModelReplica:
     async def address(self) -> ReplicaAddress:
         """The address at which the replica listens; raises the error of loading its model."""
         if self._error is not None:
-            self._told = True
+            self._error_reported = True
             raise self._error
         if self._server.address is None:
             raise InternalError("the replica has no address")
@@ -345,7 +349,7 @@ class ModelReplica:
 
     async def check_health(self) -> None:
         """Raise if the engine has ended, or loading failed and `address` reported it, so that Ray Serve replaces it."""
-        if self._told and self._error is not None:
+        if self._error_reported and self._error is not None:
             raise self._error
         host = self._server.host
         if host is not None and not host.alive:

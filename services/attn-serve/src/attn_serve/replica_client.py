@@ -46,7 +46,7 @@ class ReplicaClient:
         """Whether the connection has broken or was closed."""
         self._channel = messages.open_channel(address.target, tls)
         self._metadata = ((messages.SECRET, address.secret), (messages.SESSION, secrets.token_hex(8)))
-        self._ask: Any = self._channel.unary_unary(messages.CALL)
+        self._call_method: Any = self._channel.unary_unary(messages.CALL)
         self._listener: asyncio.Task[None] | None = None
 
     @property
@@ -69,7 +69,7 @@ class ReplicaClient:
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             await self._channel.close()
             raise EngineLost(f"replica {self.id} does not answer at {self.address.target}") from error
-        self._take(first)
+        self._handle_outputs(first)
         self._listener = asyncio.create_task(self._listen(call), name=f"outputs of replica {self.id}")
 
     async def submit(self, task: TextTask, ticket: StateTicket | None = None) -> None:
@@ -87,7 +87,7 @@ class ReplicaClient:
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the host; raises its error, or `EngineLost` if the connection broke."""
         try:
-            data = await self._ask(messages.encode_call(method, *arguments), metadata=self._metadata)
+            data = await self._call_method(messages.encode_call(method, *arguments), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise EngineLost(f"the connection to replica {self.id} broke: {error.code().name}") from error
         except asyncio.CancelledError:
@@ -119,14 +119,14 @@ class ReplicaClient:
                 data = await asyncio.wait_for(call.read(), SILENCE_SECONDS)
                 if data is grpc.aio.EOF:
                     break
-                self._take(data)
+                self._handle_outputs(data)
         except (grpc.aio.AioRpcError, TimeoutError):
             pass
         finally:
             call.cancel()
             self._report()
 
-    def _take(self, data: Any) -> None:
+    def _handle_outputs(self, data: Any) -> None:
         if data is grpc.aio.EOF:
             raise EngineLost(f"replica {self.id} closed the session")
         sent = messages.decode_outputs(cast("bytes", data))

@@ -231,7 +231,7 @@ def decode_call(data: bytes) -> tuple[str, tuple[Any, ...]]:
         call = _CALL.decode(data)
         arguments = _ARGUMENTS[call.method].decode(call.arguments)
     except (msgspec.MsgspecError, KeyError) as error:
-        raise InternalError(f"a gateway sent what is no call: {type(error).__name__}") from error
+        raise InternalError(f"a gateway sent an invalid call: {type(error).__name__}") from error
     return call.method, tuple(part.received() if isinstance(part, SentTask) else part for part in arguments)
 
 

@@ -73,30 +73,30 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         call = call_of(context)
         self._engine(request.model, call)  # an unknown model is reported before any other error
         size = self._size_of(request, call)
-        asked = await read(GenerateRequest, request)
-        begun_with = asked.resume.model if asked.resume else ""
-        if begun_with and base_name(begun_with) != base_name(asked.model):
-            raise InvalidValue.of("resume.model", begun_with, f"a version of {asked.model!r}")
-        model = self._fleet.choose(begun_with or asked.model, asked.prompt, call.caller.sees)
-        told = "" if model.name == asked.model else model.name
-        task = text_task(asked.prompt, asked.sampling, call, asked.resume)
+        decoded = await read(GenerateRequest, request)
+        first_version = decoded.resume.model if decoded.resume else ""
+        if first_version and base_name(first_version) != base_name(decoded.model):
+            raise InvalidValue.of("resume.model", first_version, f"a version of {decoded.model!r}")
+        model = self._fleet.choose(first_version or decoded.model, decoded.prompt, call.caller.sees)
+        served_name = "" if model.name == decoded.model else model.name
+        task = text_task(decoded.prompt, decoded.sampling, call, decoded.resume)
         with model.engine.refusals.apply(size):
             async with aclosing(model.engine.generate(task)) as deltas:
                 async for delta in deltas:
                     call.spend(len(delta.tokens) + (delta.usage.prompt_tokens if delta.usage else 0))
-                    yield to_message(delta.replace(model=told) if told else delta)
-                    told = ""
+                    yield to_message(delta.replace(model=served_name) if served_name else delta)
+                    served_name = ""
 
     async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> inference_pb2.ScoreResponse:
         """Return the log probabilities of given sequences."""
         call = call_of(context)
         self._engine(request.model, call)
         size = self._size_of(request, call)
-        asked = await read(ScoreRequest, request)
-        engine = self._fleet.choose(asked.model, asked.prompts[0], call.caller.sees).engine
-        params = ScoringParams(top_logprobs=asked.top_logprobs)
+        decoded = await read(ScoreRequest, request)
+        engine = self._fleet.choose(decoded.model, decoded.prompts[0], call.caller.sees).engine
+        params = ScoringParams(top_logprobs=decoded.top_logprobs)
         with engine.refusals.apply(size):
-            scores = await engine.score([text_task(prompt, params, call) for prompt in asked.prompts])
+            scores = await engine.score([text_task(prompt, params, call) for prompt in decoded.prompts])
         usage = Usage(prompt_tokens=sum(len(score.tokens) for score in scores))
         call.spend(usage.prompt_tokens)
         return inference_pb2.ScoreResponse(scores=map(to_message, scores), usage=to_message(usage))
@@ -105,9 +105,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Return the embeddings of texts."""
         call = call_of(context)
         self._engine(request.model, call)
-        asked = await read(EmbedRequest, request)
-        engine = self._fleet.choose(asked.model, Prompt(text=asked.texts[0]), call.caller.sees).engine
-        task = EmbedTask(texts=asked.texts, timeout=call.remaining())
+        decoded = await read(EmbedRequest, request)
+        engine = self._fleet.choose(decoded.model, Prompt(text=decoded.texts[0]), call.caller.sees).engine
+        task = EmbedTask(texts=decoded.texts, timeout=call.remaining())
         response: inference_pb2.EmbedResponse = to_message(await engine.embed(task))
         return response
 

@@ -64,14 +64,14 @@ class SharedFleet(Fleet):
         self._shared = False
         self._configured: frozenset[str] = frozenset()
         self._world = World({}, ())
-        self._seen: object = None
-        self._beaten = 0.0
+        self._seen_version: object = None
+        self._last_heartbeat = 0.0
         self._claims: dict[Key, Record] = {}
         """The records of the models that this gateway serves, as last written or read."""
         self._changing: dict[Key, asyncio.Lock] = {}
         self._refused: dict[Key, tuple[int, float, str]] = {}
         """The models of the place that this gateway failed to serve: generation, time of the attempt, and reason."""
-        self._looking = asyncio.Lock()
+        self._reading = asyncio.Lock()
         self._tasks: dict[Key, asyncio.Task[Any]] = {}
         self._follower: asyncio.Task[None] | None = None
 
@@ -83,13 +83,13 @@ class SharedFleet(Fleet):
         """
         self._gateway, self._shared, self._configured = gateway, shared, frozenset(configured)
         await asyncio.to_thread(self._records.join, gateway, shared=shared)
-        self._beaten = time.monotonic()
-        await self._look()
+        self._last_heartbeat = time.monotonic()
+        await self._read_records()
         left = [record for record in self._world.models if record.place == gateway.place]
         self._follower = asyncio.create_task(self._follow(), name="other gateways")
         if shared:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-            await self._look()  # adapters are loaded after their base models
+            await self._read_records()  # adapters are loaded after their base models
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         else:
             await self._serve_again(left)
@@ -132,7 +132,7 @@ class SharedFleet(Fleet):
         require_name(name)
         owner = tenant or ""
         given = {"deployment": deployment, "tenant": tenant, "traffic": traffic}
-        async with self._alone((owner, name)):
+        async with self._locked((owner, name)):
             if any((whose, name) in self._models for whose in (owner, "")):
                 return await super().load(name, source, config, base_model, **given)  # type: ignore[arg-type]
             wanted = Record(
@@ -160,7 +160,7 @@ class SharedFleet(Fleet):
         try:
             await self.publish()
         except Unavailable as error:
-            log.warning("model %s serves, and is recorded later: %s", name, error.message)
+            log.warning("model %s is served, but could not be recorded yet: %s", name, error.message)
         return model
 
     async def replace_others(self, name: str, tenant: str | None = None) -> None:
@@ -184,10 +184,10 @@ class SharedFleet(Fleet):
                 raise
             if tenant is not None and any(record.owner != tenant for record in left):
                 raise PermissionDenied(
-                    f"model {name!r} is everybody's; unloading it is for admins", name=name
+                    f"model {name!r} is shared by all tenants; unloading it is for admins", name=name
                 ) from None
             await asyncio.to_thread(self._records.remove, left)
-            await self._look()
+            await self._read_records()
 
     async def apply(self, wanted: Mapping[str, Any], former: Collection[str]) -> None:
         """See `Fleet.apply`."""
@@ -230,7 +230,7 @@ class SharedFleet(Fleet):
         return self._gateway
 
     @asynccontextmanager
-    async def _alone(self, key: Key) -> AsyncIterator[None]:
+    async def _locked(self, key: Key) -> AsyncIterator[None]:
         """Lock a model while it is loaded or unloaded: other calls wait, and `_keep_up` ignores its record."""
         async with self._changing.setdefault(key, asyncio.Lock()):
             yield
@@ -271,7 +271,7 @@ class SharedFleet(Fleet):
         if model.info.state is ModelState.LOADING:
             await super()._unload(model, shutdown_timeout)  # this makes its load fail, which frees the name
             return
-        async with self._alone((model.owner, model.name)):
+        async with self._locked((model.owner, model.name)):
             gone = [one for one in (model, *self._adapters_of(model)) if (one.owner, one.name) in self._claims]
             draining = [(self._claims[one.owner, one.name], {"state": ServedState.DRAINING}) for one in gone]
             # The other gateways refuse new requests before the engines stop.
@@ -292,26 +292,26 @@ class SharedFleet(Fleet):
         while True:
             await asyncio.sleep(POLL_SECONDS)
             try:
-                if time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
+                if time.monotonic() - self._last_heartbeat >= HEARTBEAT_SECONDS:
                     await asyncio.to_thread(self._records.beat, self._me)
-                    self._beaten = time.monotonic()
+                    self._last_heartbeat = time.monotonic()
                 version = await asyncio.to_thread(self._database.version)
-                if version != self._seen or self._refused:
-                    await self._look()
-                    self._seen = version
+                if version != self._seen_version or self._refused:
+                    await self._read_records()
+                    self._seen_version = version
                 if away:
-                    log.warning("the records are back")
+                    log.warning("the records of other gateways can be read again")
                 away = False
             except Unavailable as error:
                 if not away:
-                    log.warning("what other gateways serve is not known: %s", error.message)
+                    log.warning("the records of other gateways cannot be read: %s", error.message)
                 away = True
             except Exception:
                 log.exception("the records of other gateways could not be followed; trying again")
 
-    async def _look(self) -> None:
+    async def _read_records(self) -> None:
         """Read the records of all gateways, and follow those of this gateway's place."""
-        async with self._looking:
+        async with self._reading:
             await self.publish()
             # Claims that change here while the records are read are newer than the records.
             before = dict(self._claims)
@@ -368,21 +368,21 @@ class SharedFleet(Fleet):
             self._follow_record(model, record)
 
     def _begin(self, key: Key, work: Any) -> None:
-        task = asyncio.create_task(self._told(key, work), name=f"{key[1]} as other gateways do")
+        task = asyncio.create_task(self._logging_errors(key, work), name=f"{key[1]} as other gateways do")
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
-    async def _told(self, key: Key, work: Any) -> None:
+    async def _logging_errors(self, key: Key, work: Any) -> None:
         try:
             await work
         except AttnError as error:
-            log.warning("model %s, which other gateways serve: %s", key[1], error.message)
+            log.warning("model %s, which other gateways serve, could not be followed: %s", key[1], error.message)
         except Exception:
-            log.exception("model %s, which other gateways serve", key[1])
+            log.exception("model %s, which other gateways serve, could not be followed", key[1])
 
     async def _serve_too(self, record: Record) -> None:
         try:
-            async with self._alone(record.key):
+            async with self._locked(record.key):
                 if record.key not in self._models:
                     await self._attach(record)
             self._refused.pop(record.key, None)
@@ -423,7 +423,7 @@ class SharedFleet(Fleet):
                 await self._load_for(record)
             except AttnError as error:
                 failures.append((replace(record, generation=record.generation + 1), error.message))
-                log.warning("model %s was served before, but not again: %s", record.name, error.message)
+                log.warning("model %s was served before, but could not be loaded again: %s", record.name, error.message)
         for record, detail in failures:
             failed = replace(record, state=ServedState.FAILED, detail=detail, gateway=self._me.id)
             await asyncio.to_thread(self._records.remove, [record])
@@ -432,7 +432,7 @@ class SharedFleet(Fleet):
             if (model := self._models.get(record.key)) is not None:
                 model.info = model.info.replace(traffic=record.traffic)
         await self.publish()
-        await self._look()
+        await self._read_records()
 
     def _follow_record(self, model: ServedModel, record: Record) -> None:
         self._claims[record.key] = record

@@ -65,7 +65,7 @@ def new_shares(present: Mapping[str, float], given: Mapping[str, float]) -> dict
     left = 1 - sum(given.values())
     others = {version: share for version, share in present.items() if version not in given}
     if left < -1e-6 or (left > 1e-6 and not others):
-        allowed = "shares that are 1 together, or less where other versions are loaded"
+        allowed = "shares that sum to 1, or to less if other versions are loaded"
         raise InvalidValue.of("traffic", sum(given.values()), allowed)
     before = sum(others.values())
     scaled = {

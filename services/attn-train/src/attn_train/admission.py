@@ -38,9 +38,15 @@ def check_config(config: TrainingConfig, *, home: Path, settings: TrainSettings)
     """
     model, data = config.model, config.data
     if data.max_pairs and not model.is_encoder_decoder and data.name not in TASKS:
-        raise InvalidValue.of("config.data.max_pairs", data.max_pairs, "0, as the model is no encoder-decoder")
+        raise InvalidValue.of(
+            "config.data.max_pairs",
+            data.max_pairs,
+            "0: the limit applies only to encoder-decoder models and synthetic tasks",
+        )
     if data.languages and not model.is_encoder_decoder:
-        raise InvalidValue.of("config.data.languages", data.languages, "none, as the model is no encoder-decoder")
+        raise InvalidValue.of(
+            "config.data.languages", data.languages, "none: languages apply only to encoder-decoder models"
+        )
     if data.prepared:
         check_prepared(config, home=home, settings=settings)
     elif not data.dataset:
@@ -61,11 +67,15 @@ def _check_teacher(config: TrainingConfig, home: Path, settings: TrainSettings) 
     if "/" in teacher:
         require_inside_models(Path(teacher), "config.objective.teacher", home=home, settings=settings)
     if data_kind_of(config.model) != TEXT or config.data.name in TASKS:
-        raise InvalidValue.of("config.objective.teacher", config.objective.teacher, "none but for texts and chats")
+        raise InvalidValue.of(
+            "config.objective.teacher",
+            config.objective.teacher,
+            "none: a teacher is supported only for training on texts and chats",
+        )
     prepared = config.data.sources
     folder = Path(prepared[0].path if prepared else tokenizer_folder(config.data.tokenizer, home))
     if not (folder / "tokenizer.json").is_file():
-        allowed = "none with a vocabulary that is learned from the data: name the teacher as tokenizer too"
+        allowed = "none with a tokenizer that is learned from the data: set data.tokenizer to the teacher too"
         raise InvalidValue.of("config.objective.teacher", config.objective.teacher, allowed)
     check_teacher(config, home, folder)
 
@@ -79,7 +89,7 @@ def check_job_id(job_id: str) -> None:
 def check_model_name_is_free(job_id: str, home: Path) -> None:
     """Raise `AlreadyExists` if a model with the name of this job exists already."""
     if Layout(home).model(job_id).exists():
-        raise AlreadyExists(f"there is a model {job_id!r} already; choose another job id", job=job_id)
+        raise AlreadyExists(f"a model {job_id!r} exists already; choose another job id", job=job_id)
 
 
 def new_job_id(mechanism: str) -> str:

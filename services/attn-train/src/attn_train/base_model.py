@@ -51,7 +51,7 @@ def base_folder(name: str, home: Path) -> Path:
             raise InvalidValue.of(FIELD, name, "a model's name, or the absolute path of a folder with a config.json")
         return folder
     if is_adapter(models_folder(home) / name):
-        raise InvalidValue.of(FIELD, name, "a model; this is an adapter of one")
+        raise InvalidValue.of(FIELD, name, "a full model, not an adapter")
     raise UnknownName.of("model", name, model_names(home))
 
 
@@ -69,16 +69,22 @@ def completed(config: TrainingConfig, *, home: Path, settings: TrainSettings) ->
     base = _config_of(folder)
     _require_same_model(config, base, folder)
     if config.data.name in TASKS:
-        raise InvalidValue.of("config.data.dataset", config.data.name, "a text, as the base has its own vocabulary")
+        raise InvalidValue.of(
+            "config.data.dataset",
+            config.data.name,
+            "a text: synthetic tasks need a vocabulary of their own, but the base model has a fixed one",
+        )
     length = config.model.max_seq_len or min(base.max_seq_len, SEQUENCE_LENGTH)
     if length > base.max_seq_len:
-        raise InvalidValue.of("config.model.max_seq_len", length, f"1 to {base.max_seq_len}, the context of the base")
+        raise InvalidValue.of(
+            "config.model.max_seq_len", length, f"1 to {base.max_seq_len}, the context length of the base model"
+        )
     family = _family(base)
     model = config.model.replace(family=family, max_seq_len=length)
     for source in config.data.sources:
         require_inside(Path(source.path), "config.data.prepared", (*allowed_roots(home, settings),))
         theirs, ours = PreparedData.open(Path(source.path)).tokenizer, Tokenizer.from_folder(folder)
-        require_same_vocabulary(f"data {source.name}", theirs, "base", ours, field="config.data.prepared")
+        require_same_vocabulary(f"data {source.name}", theirs, "base model", ours, field="config.data.prepared")
     if config.data.prepared:
         return config.replace(model=model)
     if config.data.tokenizer == CHARACTER:
@@ -95,9 +101,11 @@ def _config_of(folder: Path) -> Any:
     try:
         base = config_of(folder)
     except UnknownName as error:
-        raise Incompatible(f"base {folder.name}: it is no decoder: {error.message}", field=FIELD) from error
+        raise Incompatible(f"the base model {folder.name} is not a decoder: {error.message}", field=FIELD) from error
     if hasattr(base, "max_encoder_len"):
-        raise Incompatible(f"base {folder.name}: it reads a source; a base is a decoder", field=FIELD)
+        raise Incompatible(
+            f"the base model {folder.name} is an encoder-decoder; only decoders can be base models", field=FIELD
+        )
     if not (folder / "tokenizer.json").is_file():
         raise InvalidValue.of(FIELD, str(folder), "a model with a tokenizer.json")
     return base
@@ -108,7 +116,9 @@ def _require_same_model(config: TrainingConfig, base: Any, folder: Path) -> None
     model = config.model
     family = _family(base)
     if model.family not in (DECODER, family, family.rpartition("/")[2]):
-        raise InvalidValue.of("config.model.family", model.family, f"{family}, as the base {folder.name} is")
+        raise InvalidValue.of(
+            "config.model.family", model.family, f"{family}, the family of the base model {folder.name}"
+        )
     registry = installed().mechanisms
     for name, given in model.config_fields().items():
         theirs = getattr(base, name, None)
@@ -117,13 +127,15 @@ def _require_same_model(config: TrainingConfig, base: Any, folder: Path) -> None
             same = theirs is not None and registry.full_name(given) == registry.full_name(theirs)
         if name != "max_seq_len" and not same:
             place = name if name in type(model).__struct_fields__ else f"model_options.{name}"
-            raise InvalidValue.of(f"config.model.{place}", given, f"{theirs}, as the base {folder.name} has, or none")
+            raise InvalidValue.of(
+                f"config.model.{place}", given, f"{theirs}, the value of the base model {folder.name}, or none"
+            )
 
 
 def _require_same_tokenizer(base: Path, given: Path) -> None:
     """Raise `Incompatible` for a tokenizer whose vocabulary differs from the base's."""
     theirs, ours = Tokenizer.from_folder(given), Tokenizer.from_folder(base)
-    require_same_vocabulary(f"tokenizer {given.name}", theirs, "base", ours, field="config.data.tokenizer")
+    require_same_vocabulary(f"tokenizer {given.name}", theirs, "base model", ours, field="config.data.tokenizer")
 
 
 def require_same_vocabulary(name: str, theirs: Tokenizer, other: str, ours: Tokenizer, *, field: str) -> None:
@@ -131,14 +143,13 @@ def require_same_vocabulary(name: str, theirs: Tokenizer, other: str, ours: Toke
 
     The message names the first token that differs; `name` and `other` are the names of the two tokenizers' owners.
     """
-    said = f"{name}: another vocabulary"
+    problem = f"the vocabulary of {name} differs from that of the {other}"
     if theirs.vocab_size != ours.vocab_size:
-        sizes = f"{theirs.vocab_size} tokens, the {other} {ours.vocab_size}"
-        raise Incompatible(f"{said}: it has {sizes}", field=field)
+        raise Incompatible(f"{problem}: {theirs.vocab_size} tokens, not {ours.vocab_size}", field=field)
     for token in range(ours.vocab_size):
         if theirs.token(token) != ours.token(token):
             raise Incompatible(
-                f"{said}: token {token} is {theirs.token(token)!r}, not {ours.token(token)!r}", field=field
+                f"{problem}: token {token} is {theirs.token(token)!r}, not {ours.token(token)!r}", field=field
             )
 
 
@@ -167,12 +178,12 @@ def shapes_of_base(config: TrainingConfig, home: Path) -> tuple[nn.Module, LoraA
     return built, _fresh(built, config, AdapterConfig(r=config.lora.lora_rank, lora_alpha=config.lora.alpha), folder)
 
 
-def _fresh(model: Any, config: TrainingConfig, said: AdapterConfig, folder: Path) -> LoraAdapter:
+def _fresh(model: Any, config: TrainingConfig, settings: AdapterConfig, folder: Path) -> LoraAdapter:
     lora = config.lora
     try:
         return LoraAdapter.fresh(
             model,
-            said,
+            settings,
             modules=modules_of(model, folder),
             targets=lora.lora_target_modules,
             dropout=lora.lora_dropout,
@@ -226,7 +237,7 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
         let_gradients_through(model)
     model.add_module(LORA, adapter)
     model.adapted = adapted
-    log(f"LoRA of rank {config.lora.lora_rank} on {len(adapter)} layers of {folder.name}")
+    log(f"training LoRA of rank {config.lora.lora_rank} on {len(adapter)} layers of {folder.name}")
     return BaseModel(folder=folder, loaded=loaded, adapter=adapter)
 
 

@@ -18,7 +18,7 @@ from attn_core.errors import AttnError, CheckpointInvalid, CheckpointWriteFailed
 from attn_models.weights import read_manifest, staged_folder, verify_manifest
 from torch import Tensor
 
-from attn_train.agreement import leads, require_agreed, texts_of_all
+from attn_train.collectives import all_gather_texts, leads, require_no_write_failure
 from attn_train.sharded_checkpoint import Parts, read_whole, write_shards
 
 NAME = re.compile(r"step-(\d{9})")
@@ -155,15 +155,15 @@ class CheckpointFolder:
             if leads(group):
                 _write_first(target, progress, parts, group)
             else:
-                stage = texts_of_all("", group)[0]
+                stage = all_gather_texts("", group)[0]
                 if not stage:
-                    raise OSError("the first worker could not make the folder")
+                    raise OSError("the leading worker could not create the folder")
                 write_shards(Path(stage), parts, group)
         except AttnError as error:
             failure = error
         except OSError as error:
             failure = CheckpointWriteFailed.of(target, error)
-        require_agreed(failure, target, group)
+        require_no_write_failure(failure, target, group)
         return SavedCheckpoint(path=target, step=progress.step)
 
     def prune(self, keep: int) -> None:
@@ -185,16 +185,16 @@ class CheckpointFolder:
 
 def _write_first(target: Path, progress: Progress, parts: Parts, group: dist.ProcessGroup | None) -> None:
     """The leading worker's part of a write: the folder, its own files, and the manifest once all files are written."""
-    told = False
+    announced = False
     try:
         with staged_folder(target) as stage:
-            texts_of_all(str(stage), group)
-            told = True
+            all_gather_texts(str(stage), group)
+            announced = True
             write_shards(stage, parts, group)
             write_progress(stage, progress)
     finally:
-        if not told:
-            texts_of_all("", group)
+        if not announced:
+            all_gather_texts("", group)
 
 
 def step_name(step: int) -> str:

@@ -32,7 +32,9 @@ def check_text(data: DataConfig, *, home: Path, settings: TrainSettings) -> None
         require_known_text(data.name)
         if data.name in TASKS:
             if data.tokenizer not in {CHARACTER, WORD}:
-                raise InvalidValue.of("config.data.tokenizer", data.tokenizer, "none, or 'word': a rule makes words")
+                raise InvalidValue.of(
+                    "config.data.tokenizer", data.tokenizer, "none, or 'word': synthetic tasks consist of words"
+                )
             return
     else:
         check_path(Path(data.path or ""), roots=allowed_roots(home, settings))
@@ -49,22 +51,26 @@ def check_text(data: DataConfig, *, home: Path, settings: TrainSettings) -> None
 def check_prepared(config: TrainingConfig, *, home: Path, settings: TrainSettings) -> None:
     """Raise an error for the first problem with folders of prepared data, or for too few epochs for the steps."""
     if data_kind_of(config.model) != TEXT:
-        raise InvalidValue.of(PREPARED, config.data.prepared, "none but for decoders")
+        raise InvalidValue.of(PREPARED, config.data.prepared, "none: only decoders can train on prepared data")
     for source in config.data.sources:
         if not Path(source.path).is_absolute():
             raise InvalidValue.of(PREPARED, source.path, "an absolute path on the server")
         require_inside(Path(source.path), PREPARED, allowed_roots(home, settings))
     task = open_prepared(config.data.sources).task(config)
     rows = config.optimizer.steps * config.optimizer.batch_size * config.optimizer.gradient_accumulation_steps
-    if rows > task.most_rows:
-        given = f"{config.data.prepared} with at most {task.most_rows:g} sequences of {config.model.sequence_length}"
-        raise InvalidValue.of(PREPARED, given, f"{rows} for all steps: more epochs, or fewer steps")
+    if rows > task.max_rows:
+        given = f"{config.data.prepared} with at most {task.max_rows:g} sequences of {config.model.sequence_length}"
+        raise InvalidValue.of(
+            PREPARED,
+            given,
+            f"at least {rows} sequences, which all steps need: allow more epochs, or train for fewer steps",
+        )
 
 
 def check_conversations(data: DataConfig, home: Path) -> None:
     """Raise `InvalidValue` for the first line that is not a conversation, `UserError` without a chat template."""
     if data.path is None:
-        raise InvalidValue.of(FIELD, data.dataset, f"the path of a .jsonl file, as its format is {data.format}")
+        raise InvalidValue.of(FIELD, data.dataset, f"the path of a .jsonl file, which the format {data.format} needs")
     require_template(Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home)))
     columns = (MESSAGES,) if data.format == "chat" else (PROMPT, CHOSEN, REJECTED)
     for _ in read_lines(Path(data.path), columns):
@@ -74,7 +80,7 @@ def check_conversations(data: DataConfig, home: Path) -> None:
 def check_masked(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
     """Like `check_text`, but synthetic tasks are not allowed: their words cannot be predicted from their neighbours."""
     if data.name in TASKS:
-        raise InvalidValue.of("config.data.dataset", data.name, "a text, not what a rule makes")
+        raise InvalidValue.of("config.data.dataset", data.name, "a text, not a synthetic task")
     check_text(data, home=home, settings=settings)
 
 
@@ -111,8 +117,10 @@ def check_path(path: Path, roots: tuple[Path, ...]) -> None:
 def require_inside(path: Path, field: str, roots: tuple[Path, ...]) -> None:
     """Raise `InvalidValue` for a path that, with symbolic links resolved, is below none of the roots."""
     if not any(path.resolve().is_relative_to(root.resolve()) for root in roots):
-        below = " or ".join(str(root) for root in roots) or "no folder: paths are switched off"
-        raise InvalidValue.of(field, str(path), f"a path below {below}; the server's {DATA_ROOTS} names other folders")
+        below = " or ".join(str(root) for root in roots) or "no folder, as paths are disabled"
+        raise InvalidValue.of(
+            field, str(path), f"a path below {below}; to allow other folders, set {DATA_ROOTS} on the server"
+        )
 
 
 def require_inside_models(path: Path, field: str, *, home: Path, settings: TrainSettings) -> None:
@@ -146,7 +154,9 @@ def check_tokenizer(data: DataConfig, home: Path) -> None:
 def check_tags(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
     """Raise an error for the first problem that would keep the sentences from being read; they are not read."""
     if data.name is not None:
-        raise InvalidValue.of("config.data.dataset", data.name, "the path of .conllu files, for a tagger")
+        raise InvalidValue.of(
+            "config.data.dataset", data.name, "the path of a .conllu file or of a folder with such files"
+        )
     roots = allowed_roots(home, settings)
     path = Path(data.path or "")
     check_path(path, roots=roots)
@@ -162,7 +172,7 @@ FIELD = "config.data.dataset"
 def check_images(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
     """Raise an error for the first problem that would keep the images from being found."""
     if data.tokenizer != CHARACTER:
-        raise InvalidValue.of("config.data.tokenizer", data.tokenizer, "none, as images have no text")
+        raise InvalidValue.of("config.data.tokenizer", data.tokenizer, "none: images are not tokenized")
     if data.name is not None:
         if data.name not in known_images():
             raise UnknownName.of("set of images", data.name, known_images())

@@ -81,9 +81,9 @@ class Dispatcher:
         while True:
             self._woken.clear()
             try:
-                await self._look()
+                await self._dispatch()
             except Exception:
-                log.exception("jobs could not be looked after; trying again")
+                log.exception("the jobs could not be dispatched; trying again")
             try:
                 async with asyncio.timeout(CHECK_SECONDS):
                     await self._woken.wait()
@@ -105,16 +105,16 @@ class Dispatcher:
         if self._host is not None:
             await asyncio.to_thread(self._host.stop, shutdown_timeout)
 
-    async def _look(self) -> None:
+    async def _dispatch(self) -> None:
         jobs = await asyncio.to_thread(self._store.unfinished)
         if not jobs:
             self.schedule = Schedule()
             return
         if self._host is None:
             self._host = await self._make_host()
-        await asyncio.to_thread(self._tend, self._host, jobs)
+        await asyncio.to_thread(self._apply_schedule, self._host, jobs)
 
-    def _tend(self, host: Host, jobs: list[JobRecord]) -> None:
+    def _apply_schedule(self, host: Host, jobs: list[JobRecord]) -> None:
         # A job that was started stays queued in the records until its supervisor is running.
         self._started &= {(job.id, job.attempt) for job in jobs if job.state is JobState.QUEUED}
         begun = {job_id for job_id, _ in self._started}
@@ -126,7 +126,7 @@ class Dispatcher:
             host.ensure(job_id)
         for job_id, why in plan.suspend.items():
             if job_id not in begun:
-                host.suspend(job_id, f"{why}; it goes on when there is room again")
+                host.suspend(job_id, f"{why}; it continues when there is room again")
         self.schedule = plan
 
     def _planned(self, host: Host, jobs: list[JobRecord]) -> Schedule:

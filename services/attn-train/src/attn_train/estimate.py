@@ -63,7 +63,7 @@ def estimated(config: TrainingConfig, home: Path) -> JobEstimate:
     frozen = sum(parameter.numel() for parameter in whole.parameters()) - trained
     layout, optimizer, steps = MeshLayout.of(config), config.optimizer, config.optimizer.steps
     plain, allowed = _priced(config, dataset)
-    said = _said(config, dataset, home, needed=TRAINING_BYTES * trained + 4 * frozen)
+    worker = _worker_measurements(config, dataset, home, needed=TRAINING_BYTES * trained + 4 * frozen)
     checkpoint = CHECKPOINT_BYTES * trained
     # Checkpoints are written from a copy of the state in memory.
     process += checkpoint // layout.dp_shard
@@ -75,17 +75,17 @@ def estimated(config: TrainingConfig, home: Path) -> JobEstimate:
         tokens_per_step=optimizer.gradient_accumulation_steps * _targets(config, dataset),
         parameters=trained + frozen,
         trained_parameters=trained,
-        flops=steps * (plain or said.flops * layout.workers),
+        flops=steps * (plain or worker.flops * layout.workers),
         allowed_flops=steps * allowed,
         process_bytes=process,
-        memory_bytes=sum(said.sizes.values()) + (process if device.type == "cpu" else 0),
+        memory_bytes=sum(worker.sizes.values()) + (process if device.type == "cpu" else 0),
         checkpoint_bytes=checkpoint,
         checkpoints=-(-steps // config.checkpoint.save_steps),
         disk_bytes=checkpoint * (config.checkpoint.save_total_limit + 1) + 4 * trained,
-        seconds_per_step=said.seconds,
-        seconds=steps * said.seconds,
-        timed=said.how,
-        **said.sizes,
+        seconds_per_step=worker.seconds,
+        seconds=steps * worker.seconds,
+        timed=worker.how,
+        **worker.sizes,
     )
 
 
@@ -98,19 +98,19 @@ def _process_bytes() -> int:
     return size
 
 
-def _said(config: TrainingConfig, dataset: Dataset, home: Path, needed: int) -> Measured:
+def _worker_measurements(config: TrainingConfig, dataset: Dataset, home: Path, needed: int) -> Measured:
     """Measure steps of one worker on this machine; if memory is too small for them, use the weights' size alone."""
     free = psutil.virtual_memory().available
     layout = MeshLayout.of(config)
     if needed > SPARE_MEMORY * free and resolve_device(config.device).type == "cpu":
         weights = needed // TRAINING_BYTES * 4
         sizes = {"weight_bytes": weights, "gradient_bytes": weights, "optimizer_bytes": 2 * weights}
-        how = f"no step was run, as {needed} bytes are needed and {free} are free: without activations, and no times"
+        how = f"no step was run, as {needed} bytes are needed and {free} are free: activations and times are not known"
         return Measured(sizes=sizes, seconds=0.0, flops=0.0, how=how)
     probe = StepProbe(config, dataset, lambda: _built(config, dataset, home))
     rows = max(1, config.optimizer.batch_size // layout.dp)
     found = measured(probe, rows, layout, exact=config.data.format != "text")
-    alone = ", without what workers send each other" if layout.workers > 1 else ""
+    alone = ", without the communication between workers" if layout.workers > 1 else ""
     return replace(found, how=found.how + alone)
 
 
@@ -119,10 +119,10 @@ def measured(probe: StepProbe, rows: int, layout: MeshLayout = ALONE, *, exact: 
 
     Measurements with fewer sequences are extrapolated linearly: only weights, gradients and moments do not grow.
     """
-    few = rows if exact else 1
-    probe.peak_bytes(few)
-    (one,) = probe.seconds(few, 1)
-    run = rows if exact else max(min(2, rows), min(rows, int(few * LONGEST_STEP / one)))
+    first = rows if exact else 1
+    probe.peak_bytes(first)
+    (one,) = probe.seconds(first, 1)
+    run = rows if exact else max(min(2, rows), min(rows, int(first * LONGEST_STEP / one)))
     probe.seconds(run, 1)
     (begun,) = probe.seconds(run, 1)
     steps = max(LEAST_STEPS, min(MOST_STEPS, int(TIMED_SECONDS / begun)))
@@ -136,7 +136,7 @@ def measured(probe: StepProbe, rows: int, layout: MeshLayout = ALONE, *, exact: 
         # Noise, such as other processes, could make the slope negative.
         seconds += (rows - run) * max((seconds - slower) / (run - half), 0.5 * seconds / run)
         flops *= rows / run
-        how += f", continued to {rows} rows"
+        how += f", extrapolated to {rows} rows"
     return Measured(sizes=_sizes(probe, int(peak), layout), seconds=seconds, flops=flops, how=how)
 
 
@@ -204,13 +204,13 @@ def _silent(_line: str) -> None:
 def main() -> None:
     """Answer the request on standard input."""
     spin_briefly()
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     keep_freed_memory()
-    torch.set_num_threads(asked["threads"])
-    config = TrainingConfig.from_mapping(asked["config"])
+    torch.set_num_threads(request["threads"])
+    config = TrainingConfig.from_mapping(request["config"])
     answer: dict[str, Any]
     try:
-        answer = {"estimate": msgspec.to_builtins(estimated(config, Path(asked["home"])))}
+        answer = {"estimate": msgspec.to_builtins(estimated(config, Path(request["home"])))}
     except Exception as error:  # noqa: BLE001 -- whatever a mechanism raises is the job's error
         answer = {"error": msgspec.to_builtins(JobError.of(as_attn_error(error)))}
     sys.stdout.write("\n" + json.dumps(answer))
@@ -218,20 +218,21 @@ def main() -> None:
 
 async def estimated_apart(config: TrainingConfig, home: Path, threads: int) -> JobEstimate:
     """Run `estimated` in a separate process; raises the errors that it raised."""
-    asked = {"config": msgspec.to_builtins(config), "home": str(home), "threads": threads}
+    request = {"config": msgspec.to_builtins(config), "home": str(home), "threads": threads}
     program = [sys.executable, "-m", "attn_train.estimate"]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*program, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
-        said, wrong = await process.communicate(json.dumps(asked).encode())
+        output, errors = await process.communicate(json.dumps(request).encode())
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
-        last = wrong.decode(errors="replace").strip().splitlines()[-1:] or [f"it ended with {process.returncode}"]
+        exit_status = f"the process ended with {process.returncode}"
+        last = errors.decode(errors="replace").strip().splitlines()[-1:] or [exit_status]
         raise InternalError(f"the job could not be estimated: {last[0]}")
-    answer = json.loads(said.splitlines()[-1])
+    answer = json.loads(output.splitlines()[-1])
     if "error" in answer:
         raise msgspec.convert(answer["error"], JobError).error()
     return msgspec.convert(answer["estimate"], JobEstimate)

@@ -56,27 +56,29 @@ def _measure(folder: Path) -> Callable[[Path, str, Path, DeviceConfig], dict[str
         return _masked_language_model
     if "classifier.weight" in names:
         return _tagger
-    raise Incompatible(f"{folder}: an encoder that neither tags words nor guesses masked tokens")
+    raise Incompatible(
+        f"{folder}: only encoders for token classification or masked language modelling can be evaluated"
+    )
 
 
-def _image_classifier(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[str, float]:  # noqa: ARG001 - as of the others
+def _image_classifier(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[str, float]:  # noqa: ARG001 - the signature of all of these functions
     classifier = load_image_classifier(folder, _float32(where), device=where.device)
     config = DataConfig(dataset=data) if data in known_images() else _file(data).replace(validation_fraction=0.0)
     images = load_images(config)
     if unknown := sorted(set(images.names) - set(classifier.labels)):
-        allowed = f"those that the model tells apart: {', '.join(classifier.labels)}"
-        raise InvalidValue.of("data", f"images of {', '.join(unknown)}", allowed)
-    found = images.validation if len(images.validation.labels) else images.training
+        allowed = f"the classes of the model: {', '.join(classifier.labels)}"
+        raise InvalidValue.of("data", f"images of the classes {', '.join(unknown)}", allowed)
+    labelled = images.validation if len(images.validation.labels) else images.training
     places = torch.tensor([classifier.labels.index(name) for name in images.names])
-    right = classification_metrics(classifier.model, LabelledImages(found.images, places[found.labels]))
-    return {"images": float(len(found.labels)), "loss": right["loss"], "accuracy": right["right"]}
+    metrics = classification_metrics(classifier.model, LabelledImages(labelled.images, places[labelled.labels]))
+    return {"images": float(len(labelled.labels)), "loss": metrics["loss"], "accuracy": metrics["accuracy"]}
 
 
-def _tagger(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[str, float]:  # noqa: ARG001 - as of the others
+def _tagger(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[str, float]:  # noqa: ARG001 - the signature of all of these functions
     _float32(where)
     tagger, names, tokenizer = load_tagger(folder, device=where.device)
     kept = tokenize_sentences(read_sentences([Path(data)]), tokenizer, names, tagger.encoder.max_seq_len)
-    right = mean_validation_loss(
+    accuracy = mean_validation_loss(
         tagger,
         kept,
         collate,
@@ -85,10 +87,10 @@ def _tagger(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[st
         batches=ALL_BATCHES,
         on_batch=lambda: None,
     )
-    if right is None:
-        allowed = f"at least one of at most {tagger.encoder.max_seq_len} tokens, with tags"
-        raise InvalidValue.of("data", f"{data} without such sentences", allowed)
-    return {"sentences": float(len(kept)), "accuracy": right}
+    if accuracy is None:
+        allowed = f"data with at least one tagged sentence of at most {tagger.encoder.max_seq_len} tokens"
+        raise InvalidValue.of("data", data, allowed)
+    return {"sentences": float(len(kept)), "accuracy": accuracy}
 
 
 def _masked_language_model(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[str, float]:
@@ -96,14 +98,14 @@ def _masked_language_model(folder: Path, data: str, home: Path, where: DeviceCon
     model, tokenizer = load_masked(folder, device=where.device)
     _, ids = _read(data, tokenizer, home)
     masking = Masking(ids, tokenizer, context=model.encoder.max_seq_len, batch=BATCH, seed=VALIDATION_SEED)
-    found = masked_metrics(model, masking, FINAL_BATCHES)
-    return {"tokens": float(len(ids)), "loss": found["loss"], "masked_accuracy": found["right"]}
+    metrics = masked_metrics(model, masking, FINAL_BATCHES)
+    return {"tokens": float(len(ids)), "loss": metrics["loss"], "masked_accuracy": metrics["accuracy"]}
 
 
 def _language_model(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[str, float]:
     loaded = load_model(folder, where.dtype, device=where.device)
     if loaded.max_encoder_len is not None:
-        message = f"{folder}: the model reads a source; attn translate --references says how well it translates"
+        message = f"{folder} is an encoder-decoder: measure its BLEU with attn translate --references"
         raise Incompatible(message)
     if loaded.tokenizer is None:
         raise InvalidValue.of("model", folder, "a model folder with a tokenizer.json")
@@ -118,7 +120,9 @@ def _language_model(folder: Path, data: str, home: Path, where: DeviceConfig) ->
 def _float32(where: DeviceConfig) -> str:
     """Return "float32", for models that are evaluated only in it; raises `InvalidValue` if another type is given."""
     if where.dtype not in (AUTO, "float32", "fp32"):
-        raise InvalidValue.of("dtype", where.dtype, "auto or float32 for a model that classifies")
+        raise InvalidValue.of(
+            "dtype", where.dtype, "auto or float32: only causal language models are evaluated in other types"
+        )
     return "float32"
 
 

@@ -39,7 +39,7 @@ class ThreadBackend:
         from attn_train.worker import work
 
         if assignment.config.workers > 1:
-            message = "several workers are actors of Ray, which this server runs without: workers is 1"
+            message = "several workers need Ray, without which this server runs: use workers=1"
             ended(Failed(error=JobError.of(Incompatible(message, field="config.workers"))))
             return ThreadWorker()
 

@@ -47,7 +47,7 @@ class JobMetrics:
             config = msgspec.to_builtins(job.config)
             self._makers["W&B run"] = lambda: WandbRun(folder, job.id, config)
         self._open: dict[str, MetricsWriter] = {}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
 
     def catch_up(self, read: ReadEvents) -> None:
         """Bring all writers up to date; each failure is logged once. Errors of the database in `read` are raised."""
@@ -73,9 +73,9 @@ class JobMetrics:
                 # Closed so that what it holds, such as the id of a run, is released and another can be opened.
                 if (writer := self._open.pop(name, None)) is not None:
                     writer.close()
-            if self._told.get(name) != str(error):
-                self._told[name] = str(error)
-                log.warning("job %s: its %s cannot be written: %s", self._job_id, name, error)
+            if self._reported.get(name) != str(error):
+                self._reported[name] = str(error)
+                log.warning("job %s: the %s cannot be written: %s", self._job_id, name, error)
 
 
 class WandbRun:

@@ -39,7 +39,7 @@ class Room:
     def lacks(self, needed: Room) -> str:
         """Return, as text, what is missing for `needed`; empty if it fits."""
         if needed.jobs > self.jobs + ROUNDING:
-            return "a job that runs now to end (ATTN_TRAIN_JOBS)"
+            return "a running job to end (ATTN_TRAIN_JOBS)"
         for name, has, wants in (("CPUs", self.cpus, needed.cpus), ("GPUs", self.gpus, needed.gpus)):
             if wants > has + ROUNDING:
                 return f"{wants:g} {name}, of which {max(has, 0):g} are free"
@@ -96,7 +96,7 @@ def scheduled(
         job = queued.pop(0)
         needed = needs(job)
         if never := capacity.lacks(needed):
-            found.waiting[job.id] = f"the cluster has too little: {never}"
+            found.waiting[job.id] = f"the cluster is too small: {never}"
             continue
         lacking = blocked or capacity.without(taken).lacks(needed)
         if not lacking:
@@ -107,17 +107,17 @@ def scheduled(
             continue
         found.waiting[job.id] = f"waits for {lacking}"
         if not blocked:
-            blocked = "its turn"
-            found.suspend |= _leaving(job, needed, working, capacity.without(taken), needs)
+            blocked = "the jobs before it"
+            found.suspend |= _preempted(job, needed, working, capacity.without(taken), needs)
     return found
 
 
-def _leaving(
+def _preempted(
     job: JobRecord, needed: Room, working: Sequence[JobRecord], free: Room, needs: Callable[[JobRecord], Room]
 ) -> dict[str, str]:
     """Return the running jobs of a lower priority to preempt for `job`, with the reason: lowest priority first, then
     newest first; none if all of them together would not make enough room."""
-    leaving = {}
+    preempted = {}
     for lower in sorted(working, key=lambda found: (found.priority, -found.number)):
         if not free.lacks(needed):
             break
@@ -125,8 +125,8 @@ def _leaving(
             free = free + needs(lower)
             # A job that is being cancelled ends anyway.
             if lower.state in AT_WORK:
-                leaving[lower.id] = f"makes room for a job of priority {job.priority}"
-    return {} if free.lacks(needed) else leaving
+                preempted[lower.id] = f"makes room for a job of priority {job.priority}"
+    return {} if free.lacks(needed) else preempted
 
 
 def _sum(rooms: Iterable[Room]) -> Room:

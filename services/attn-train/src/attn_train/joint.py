@@ -48,7 +48,7 @@ def joined(rows: Tensor, layers: Sequence[Any]) -> list[Tensor] | None:
     written into one matrix. Else, or if `can_join` is False, returns None, and the layers are to be called one by one.
     """
     if torch.compiler.is_compiling():
-        return one_product(rows, layers) if casts(rows) and can_join(layers) and lie_as_they_say(layers) else None
+        return one_product(rows, layers) if casts(rows) and can_join(layers) and have_plain_parameters(layers) else None
     joins: Joins | None = getattr(_of_thread, "joins", None)
     return joins(rows, layers) if joins is not None and can_join(layers) else None
 
@@ -82,7 +82,7 @@ def parts_of(layer: Any) -> list[Any]:
     return [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
 
 
-def lie_as_they_say(layers: Sequence[Any]) -> bool:
+def have_plain_parameters(layers: Sequence[Any]) -> bool:
     """Whether all parameters are plain `nn.Parameter` objects, not DTensors of torch.distributed."""
     return all(type(part) is nn.Parameter for layer in layers for part in parts_of(layer))
 

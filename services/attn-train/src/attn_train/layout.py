@@ -49,20 +49,24 @@ def check_layout(model: nn.Module, config: TrainingConfig) -> None:
         return
     _check_batch(config, layout)
     if samples_keys(model):
-        raise Incompatible("layers that sample keys are trained by 1 worker", field="config.workers")
+        raise Incompatible("layers that sample keys can only be trained by 1 worker", field="config.workers")
     if config.data.format == "preference" or config.objective.teacher is not None:
-        raise Incompatible("preferences and teachers are learned from by 1 worker", field="config.workers")
+        raise Incompatible(
+            "training with preferences or a teacher is only supported with 1 worker", field="config.workers"
+        )
     whole = layout.tp == layout.dp_shard == layout.cp == 1
     if config.model.base_model is not None and not whole:
-        message = "a base model is trained by workers with a copy each: dp_shard, tp and cp are 1"
+        message = "training from a base model is not sharded or split: dp_shard, tp and cp must be 1"
         raise Incompatible(message, field="config.model.base_model")
     if config.optimizer.optim == "muon" and not (layout.tp == layout.dp_shard == 1):
-        message = "muon needs whole matrices: dp_shard and tp are 1 with it"
+        message = "muon needs whole matrices: dp_shard and tp must be 1"
         raise Incompatible(message, field="config.optimizer.optim")
     if layout.tp > 1:
         _named(lambda: require_model_split(model, layout.tp), "config.tp")
     if layout.dp_shard > 1 and not blocks_of(model):
-        raise Incompatible(f"a {type(model).__name__} has no blocks to shard: dp_shard is 1", field="config.dp_shard")
+        raise Incompatible(
+            f"a {type(model).__name__} has no blocks to shard: dp_shard must be 1", field="config.dp_shard"
+        )
     if layout.cp > 1:
         _named(lambda: _check_context(model, config), "config.cp")
 
@@ -70,23 +74,25 @@ def check_layout(model: nn.Module, config: TrainingConfig) -> None:
 def _check_batch(config: TrainingConfig, layout: MeshLayout) -> None:
     parts, batch = layout.dp, config.optimizer.batch_size
     if batch % parts:
-        allowed = f"a multiple of the {parts} workers that share its rows"
+        allowed = f"a multiple of {parts}, the number of data-parallel workers"
         raise InvalidValue.of("config.optimizer.batch_size", batch, allowed)
 
 
 def _check_context(model: Any, config: TrainingConfig) -> None:
     if config.data.prepared and config.data.document_mask:
-        raise Incompatible("documents are kept apart by workers that have whole sequences: cp is 1")
+        raise Incompatible("document_mask needs workers with whole sequences: cp must be 1")
     ahead: int = getattr(model.config, "num_nextn_predict_layers", 0)
     if config.model.family != DECODER or ahead:
-        raise Incompatible("only decoders that predict the next token alone are split by tokens: cp is 1")
+        raise Incompatible(
+            "only decoders without multi-token prediction can be split by tokens: for others, cp must be 1"
+        )
     for layer in split_sites(model).values():
         name = getattr(getattr(layer, "mechanism", None), "name", None)
         if name is None:
             continue
         require: Any = getattr(layer, "require_token_split", None)
         if require is None:
-            raise Incompatible(f"mechanism {name!r} cannot be split by tokens: cp is 1 with it", mechanism=name)
+            raise Incompatible(f"mechanism {name!r} cannot be split by tokens: cp must be 1", mechanism=name)
         try:
             require(config.model.sequence_length, config.cp)
         except Incompatible as error:

@@ -79,7 +79,9 @@ def configured(model: ModelConfig, data_fields: Mapping[str, Any]) -> tuple[Mode
     family, given = family_named(model.family), model.with_defaults().config_fields()
     for name in data_fields:
         if name in given:
-            raise InvalidValue.of(f"config.model.model_options.{name}", given[name], "none: the data decide")
+            raise InvalidValue.of(
+                f"config.model.model_options.{name}", given[name], "none: the value follows from the data"
+            )
     with _naming_field(model):
         return family, family.configure({**given, **data_fields})
 
@@ -159,7 +161,7 @@ def model_of_shapes(model: ModelConfig, data: DataConfig) -> Any:
     with _naming_field(model), shapes_only():
         built = family.build(made)
     if getattr(made, "num_nextn_predict_layers", 0) and samples_keys(built):
-        message = "layers that sample keys learn from the next token alone: num_nextn_predict_layers is 0 with them"
+        message = "layers that sample keys do not support multi-token prediction: num_nextn_predict_layers must be 0"
         raise Incompatible(message, field="config.model.model_options.num_nextn_predict_layers")
     if data_kind_of(model) in WRITES and not hasattr(built, "step"):
         raise InvalidValue.of("config.model.family", model.family, "a family of models that generate tokens")
@@ -221,7 +223,7 @@ def _require_memory(parameters: int, device: torch.device, frozen: int = 0) -> N
     where = "this machine" if total is None else str(device)
     total = psutil.virtual_memory().total if total is None else total
     if needed > total:
-        raise OutOfCapacity(f"{parameters} parameters need {needed} bytes to be trained; {where} has {total}")
+        raise OutOfCapacity(f"training {parameters} parameters needs {needed} bytes of memory; {where} has {total}")
 
 
 def _require_disk(parameters: int, keep: int, home: Path) -> None:

@@ -30,8 +30,8 @@ from attn_storage.artifacts import CHUNK, LARGEST_MANIFEST, StoredFile
 from obstore.exceptions import BaseError
 from obstore.store import ObjectStore, from_url
 
-from attn_train.agreement import leads, require_agreed, texts_of_all
 from attn_train.checkpoint import CheckpointFolder, Checkpoints, Progress, require_parts, step_name, write_progress
+from attn_train.collectives import all_gather_texts, leads, require_no_write_failure
 from attn_train.settings import Layout
 from attn_train.sharded_checkpoint import Parts, write_shards
 
@@ -116,8 +116,8 @@ class ObjectCheckpoints:
         target = self._where(progress.step)
         stage = self._scratch / f"stage-{0 if group is None else dist.get_rank(group)}"
         try:
-            _together(lambda: self._new_stage(stage), target, group)
-            token = texts_of_all(secrets.token_hex(8), group)[0]
+            _in_all_workers(lambda: self._new_stage(stage), target, group)
+            token = all_gather_texts(secrets.token_hex(8), group)[0]
             prefix = f"{step_name(progress.step)}-{token}"
 
             def send() -> list[StoredFile]:
@@ -125,17 +125,17 @@ class ObjectCheckpoints:
                     write_progress(stage, progress)
                 return [self._sent(file, prefix) for file in sorted(stage.iterdir())]
 
-            _together(lambda: write_shards(stage, parts, group), target, group)
-            sent = msgspec.json.encode(_together(send, target, group)).decode()
-            told = texts_of_all(sent, group)
-            files = tuple(file for text in told for file in msgspec.json.decode(text, type=list[StoredFile]))
+            _in_all_workers(lambda: write_shards(stage, parts, group), target, group)
+            sent = msgspec.json.encode(_in_all_workers(send, target, group)).decode()
+            listings = all_gather_texts(sent, group)
+            files = tuple(file for text in listings for file in msgspec.json.decode(text, type=list[StoredFile]))
             manifest = Manifest(progress.step, prefix, files, time.time())
 
-            def seal() -> None:
+            def write_manifest() -> None:
                 if leads(group):
                     self._call(obstore.put, _manifest_name(progress.step), msgspec.json.encode(manifest))
 
-            _together(seal, target, group)
+            _in_all_workers(write_manifest, target, group)
         finally:
             shutil.rmtree(stage, ignore_errors=True)
         return self._described(manifest)
@@ -149,7 +149,7 @@ class ObjectCheckpoints:
                 self._call(obstore.delete, _manifest_name(step))
             self._remove_others(steps[-keep:])
         except Unavailable as error:
-            log.warning("old checkpoints stay for now: %s", error.message)
+            log.warning("old checkpoints could not be removed and are kept for now: %s", error.message)
 
     def sweep(self) -> None:
         """See `Checkpoints.sweep`; if the store cannot be reached, the next `prune` does it."""
@@ -157,7 +157,7 @@ class ObjectCheckpoints:
         try:
             self._remove_others(self._steps())
         except Unavailable as error:
-            log.warning("what was left behind stays for now: %s", error.message)
+            log.warning("files of incomplete checkpoints could not be removed and are kept for now: %s", error.message)
 
     def remove(self) -> None:
         """See `Checkpoints.remove`."""
@@ -174,7 +174,7 @@ class ObjectCheckpoints:
             try:
                 prefixes.add(self._manifest(step).prefix)
             except CheckpointInvalid:
-                log.warning("the manifest of step %d is damaged; its files stay", step)
+                log.warning("the manifest of step %d is damaged; no files are removed", step)
                 return
         for path in self._paths():
             if path not in kept and path.partition("/")[0] not in prefixes:
@@ -222,7 +222,7 @@ class ObjectCheckpoints:
             raise CheckpointInvalid.of(where, f"its manifest is damaged: {error}") from error
         names = [manifest.prefix, *(file.path for file in manifest.files)]
         if manifest.step != step or not all(FILE.fullmatch(name) for name in names):
-            raise CheckpointInvalid.of(where, "its manifest is damaged: it names other files")
+            raise CheckpointInvalid.of(where, "its manifest is damaged: it has another step or invalid file names")
         require_parts(where, {file.path: file for file in manifest.files})
         return manifest
 
@@ -261,8 +261,8 @@ class ObjectCheckpoints:
         except BaseError as error:
             raise self._unavailable(error) from error
         if size != file.size or digest.hexdigest() != file.sha256:
-            rule = f"{file.path} is not what was written: {size} bytes, of {file.size}, with another SHA-256"
-            raise CheckpointInvalid.of(self._where(manifest.step), rule)
+            problem = f"{file.path} differs from its manifest in size ({size} bytes of {file.size}) or SHA-256"
+            raise CheckpointInvalid.of(self._where(manifest.step), problem)
 
     def _described(self, manifest: Manifest) -> StoredCheckpoint:
         size = sum(file.size for file in manifest.files)
@@ -286,15 +286,15 @@ class ObjectCheckpoints:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: Exception) -> Unavailable:
-        said = " ".join(str(error).split())[:200]
-        return Unavailable(f"the artefact store {self.url} cannot be used: {said}", store=self.url)
+        reason = " ".join(str(error).split())[:200]
+        return Unavailable(f"the artefact store {self.url} cannot be used: {reason}", store=self.url)
 
 
 def _manifest_name(step: int) -> str:
     return f"{step_name(step)}.json"
 
 
-def _together(work: Callable[[], Any], target: str, group: dist.ProcessGroup | None) -> Any:
+def _in_all_workers(work: Callable[[], Any], target: str, group: dist.ProcessGroup | None) -> Any:
     """Run `work` in every worker of a group, and return this worker's result.
 
     Raises `CheckpointWriteFailed` in all workers if one of them failed.
@@ -307,5 +307,5 @@ def _together(work: Callable[[], Any], target: str, group: dist.ProcessGroup | N
         failure = CheckpointWriteFailed.of(target, error)
     except Unavailable as error:
         failure = CheckpointWriteFailed.of(target, error.message)
-    require_agreed(failure, target, group)
+    require_no_write_failure(failure, target, group)
     return found

@@ -99,7 +99,7 @@ class RayBackend:
             return RayWorker(None)
         assignment = replace(assignment, config=assignment.config.replace(device=gpu.device))
         if gpu.num_gpus > free_gpus():
-            send(LogLine(text=f"waits for {gpu.num_gpus:g} of a GPU; {free_gpus():g} of {known_gpus():g} are free"))
+            send(LogLine(text=f"waits for {gpu.num_gpus:g} GPU; {free_gpus():g} of {known_gpus():g} are free"))
         node = ray.get_runtime_context().get_node_id()
         options = {
             "num_cpus": 1,

@@ -29,7 +29,9 @@ def _peak(config: OptimizerConfig, width: int | None) -> float:
     if config.lr_scheduler_type != "noam":
         return config.learning_rate
     if width is None:
-        raise InvalidValue.of("lr_scheduler_type", "noam", "another one, as the model has no hidden_size")
+        raise InvalidValue.of(
+            "lr_scheduler_type", "noam", "another schedule: this one needs the hidden_size of the model, which has none"
+        )
     return float(config.learning_rate * (width * config.warmup_steps) ** -0.5)
 
 

@@ -29,17 +29,17 @@ def attn_commands() -> list[Command]:
     return [
         Command(
             name="compare-training",
-            summary="Train mechanisms with equal budgets and compare them; the same as compare --train.",
+            summary="Train mechanisms with equal budgets and compare them; same as compare --train.",
             target="attn_train.comparison.command:compare_training_command",
         ),
         Command(
             name="data",
-            summary="Prepare data for training that does not fit into memory, and look at it.",
+            summary="Prepare training data that does not fit into memory, and inspect it.",
             target="attn_train.prepared.command:app",
         ),
         Command(
             name="evaluate",
-            summary="Evaluate a trained model: perplexity or accuracy.",
+            summary="Evaluate a model on data: perplexity or accuracy.",
             target="attn_train.plugin:evaluate_command",
         ),
         Command(
@@ -53,8 +53,10 @@ def attn_commands() -> list[Command]:
 @with_flags
 def evaluate_command(
     *,
-    model: Annotated[str, typer.Argument(help="A trained model of this machine by name, or its folder.")],
-    dataset: Annotated[str, typer.Option(help="A .npz file or folder of images, a treebank, a text, or a name.")],
+    model: Annotated[str, typer.Argument(help="Name of a model on this machine, or a model folder.")],
+    dataset: Annotated[
+        str, typer.Option(help="Data: a text, a .conllu file, an image folder or .npz file, or a dataset name.")
+    ],
     json: Json = False,
     engine: DeviceConfig,
 ) -> None:

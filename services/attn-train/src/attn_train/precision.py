@@ -89,7 +89,7 @@ class Bfloat16Products(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run the replacement of a function, if it has one; other functions are not changed."""
-        functions = IN_TORCH if looked_at() else OWN_IN_BFLOAT16
+        functions = IN_TORCH if operations_are_observed() else OWN_IN_BFLOAT16
         own = functions.get(func)
         return (func if own is None else own)(*args, **(kwargs or {}))
 
@@ -104,11 +104,11 @@ class Float32Products(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run the replacement of a function, if it has one; other functions are not changed."""
-        own = None if looked_at() else OWN.get(func)
+        own = None if operations_are_observed() else OWN.get(func)
         return (func if own is None else own)(*args, **(kwargs or {}))
 
 
-def looked_at() -> bool:
+def operations_are_observed() -> bool:
     """Whether torch traces, or a dispatch mode is active, so that torch's own operations must be run."""
     return torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
 
@@ -226,7 +226,9 @@ def check_blocks(model: nn.Module, config: TrainingConfig) -> None:
     """Raise `InvalidValue` for options of blocks if the model has no blocks or does not support an option."""
     for name in ("torch_compile", "gradient_checkpointing"):
         if getattr(config, name) and not blocks_of(model):
-            raise InvalidValue.of(f"config.{name}", "true", f"false: {type(model).__name__} has no such blocks")
+            raise InvalidValue.of(
+                f"config.{name}", "true", f"false: {type(model).__name__} has no blocks that support it"
+            )
     if config.gradient_checkpointing and any(isinstance(module, Router) for module in model.modules()):
-        allowed = "false where there are experts, whose routers would count every token twice"
+        allowed = "false for models with experts, whose routers would count every token twice"
         raise InvalidValue.of("config.gradient_checkpointing", "true", allowed)

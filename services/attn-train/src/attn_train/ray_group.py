@@ -43,7 +43,7 @@ class RayRankActor:
 
     def work(self, assignment: Assignment, supervisor: Any, rank: int, address: str) -> Outcome:
         """Run this worker's part of an attempt; the leading worker sends messages directly to the supervisor."""
-        from attn_train.meeting import work_in_group
+        from attn_train.group_worker import work_in_group
 
         def send(message: Message) -> None:
             # The result is not awaited; calls from one actor to another arrive in order.
@@ -67,10 +67,10 @@ class RayGroup:
         self._supervisor = supervisor
         self._gpus = gpus
         self._actors: list[Any] = []
-        self._asked: Stop | None = None
+        self._requested_stop: Stop | None = None
         self._killed = threading.Event()
         self._sizes: list[int] = []
-        self._grows = False
+        self._growing = False
 
     def begin(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> None:
         """Start the workers; `ended` is called with their common outcome."""
@@ -88,7 +88,7 @@ class RayGroup:
 
     def stop(self, stop: Stop) -> None:
         """Forward to the leading worker, which informs the others."""
-        self._asked = stop
+        self._requested_stop = stop
         if self._actors:
             self._actors[0].stop.remote(stop)
 
@@ -105,7 +105,7 @@ class RayGroup:
         while True:
             placed = self._placed(config, gpu, send)
             if placed is None:
-                return Stopped(stop=self._asked or Stop.DISCARD)
+                return Stopped(stop=self._requested_stop or Stop.DISCARD)
             group, workers = placed
             try:
                 outcome = self._work(replace(assignment, config=config.replace(workers=workers)), gpu, group)
@@ -113,10 +113,13 @@ class RayGroup:
                 self._end_actors()
                 ray.util.remove_placement_group(group)
             # Only a stop that was made to add workers continues the attempt, and only if no other stop was requested.
-            if not (isinstance(outcome, Stopped) and self._grows and self._asked is None) or self._killed.is_set():
+            if (
+                not (isinstance(outcome, Stopped) and self._growing and self._requested_stop is None)
+                or self._killed.is_set()
+            ):
                 return outcome
-            self._grows = False
-            send(LogLine(text="there is room for more workers, which go on from a checkpoint"))
+            self._growing = False
+            send(LogLine(text="there is room for more workers; training continues from a checkpoint"))
 
     def _work(self, assignment: Assignment, gpu: GpuRequest, group: Any) -> Outcome:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -132,8 +135,8 @@ class RayGroup:
             self._actors.append(ray.remote(RayRankActor).options(**options).remote())
         if self._killed.is_set():
             return Stopped(stop=Stop.DISCARD)
-        if self._asked is not None:
-            self._actors[0].stop.remote(self._asked)
+        if self._requested_stop is not None:
+            self._actors[0].stop.remote(self._requested_stop)
         address = ray.get(self._actors[0].address.remote())
         results = [
             actor.work.remote(assignment, self._supervisor, rank, address) for rank, actor in enumerate(self._actors)
@@ -152,13 +155,13 @@ class RayGroup:
 
     def _grow(self, workers: int, gpu: GpuRequest) -> None:
         """If the cluster has room for a larger group, stop with a checkpoint, from which the larger group resumes."""
-        if self._grows or self._asked is not None:
+        if self._growing or self._requested_stop is not None:
             return
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
         for size in self._sizes:
             more = size - workers
             if 0 < more <= free.get("CPU", 0.0) and more * gpu.num_gpus <= free.get("GPU", 0.0):
-                self._grows = True
+                self._growing = True
                 self._actors[0].stop.remote(Stop.SAVE)
                 return
 
@@ -172,18 +175,19 @@ class RayGroup:
 
         A job that waits for room is STALLED until its workers begin. None if the job was asked to stop meanwhile.
         """
-        told = False
-        while not self._killed.is_set() and self._asked is None:
+        reported = False
+        while not self._killed.is_set() and self._requested_stop is None:
             for workers in self._sizes:
                 bundle = {"CPU": 1.0, **({"GPU": gpu.num_gpus} if gpu.num_gpus else {})}
                 group = ray.util.placement_group([bundle] * workers, strategy="PACK")
                 if group.wait(PLACED_SECONDS):
                     if workers < config.workers:
-                        send(LogLine(text=f"there is room for {workers} of {config.workers} workers, which go on"))
+                        room = f"there is room for {workers} of {config.workers} workers"
+                        send(LogLine(text=f"{room}; training continues with them"))
                     return group, workers
                 ray.util.remove_placement_group(group)
-            if not told:
-                told = True
+            if not reported:
+                reported = True
                 send(Stalled(error=JobError.of(no_room(min(self._sizes)))))
         return None
 

@@ -164,7 +164,7 @@ class TrainingServicer(TrainingServiceServicer):
             raise InvalidValue.of("page_size", request.page_size, f"0 to {LARGEST_PAGE}")
         token = request.page_token
         if token and not (token.isascii() and token.isdecimal() and len(token) <= 15):
-            raise InvalidValue.of("page_token", token, "next_page_token of an earlier page")
+            raise InvalidValue.of("page_token", token, "the next_page_token of an earlier page")
         count = request.page_size or DEFAULT_PAGE
         sees = call_of(context).caller.sees
         jobs = await asyncio.to_thread(self._store.page, int(token) if token else None, count + 1, sees)
@@ -194,7 +194,9 @@ class TrainingServicer(TrainingServiceServicer):
             if job.state.final and job.last_event_id == after:
                 return
             if self.changes.closed:
-                raise Unavailable("the server stops; watch again from the last event seen", after_event_id=after)
+                raise Unavailable(
+                    "the server is shutting down; watch again from the last event received", after_event_id=after
+                )
             if job.last_event_id == after and not await self.changes.beyond(count, HEARTBEAT_SECONDS):
                 yield pb.WatchTrainingJobResponse(heartbeat=pb.Heartbeat(last_event_id=after))
 
@@ -257,7 +259,7 @@ class TrainingServicer(TrainingServiceServicer):
             if (await self._job(job_id, context)).state.final:
                 return
             if self.changes.closed:
-                raise Unavailable("the server stops; the job was asked to stop and is not deleted")
+                raise Unavailable("the server is shutting down; the job was asked to stop but is not deleted")
             await self.changes.beyond(count, HEARTBEAT_SECONDS)
 
     async def _job(self, job_id: str, context: Context) -> JobRecord:
@@ -286,8 +288,8 @@ class TrainingServicer(TrainingServiceServicer):
     def _stalled(self, job: JobRecord, seconds: float) -> JobRecord:
         free = shutil.disk_usage(self._home).free
         full = f"; the disk of {self._home} has {free} bytes left" if free < SMALL_DISK else ""
-        said = f"nothing could be recorded of the job for {seconds + LEASE_SECONDS:.0f} seconds{full}"
-        return msgspec.structs.replace(job, state=JobState.STALLED, error=JobError.of(Unavailable(said)))
+        message = f"the job has recorded nothing for {seconds + LEASE_SECONDS:.0f} seconds{full}"
+        return msgspec.structs.replace(job, state=JobState.STALLED, error=JobError.of(Unavailable(message)))
 
     def _require_visible(self, config: TrainingConfig, tenant: str | None) -> None:
         """Raise `UnknownName` if the configuration names a model of another tenant."""

@@ -81,13 +81,13 @@ def _share(environ: Mapping[str, str], name: str) -> float:
 
 
 def _log_to(environ: Mapping[str, str]) -> str | None:
-    asked = environ.get(LOG_TO) or None
-    if asked not in (None, WANDB):
-        raise InvalidValue.of(LOG_TO, asked, WANDB)
-    if asked is not None and importlib.util.find_spec(WANDB) is None:
-        text = f"{LOG_TO}: {asked!r} needs a library that is not installed: pip install 'attn-train[{WANDB}]'"
-        raise InvalidValue(text, field=LOG_TO, given=asked)
-    return asked
+    target = environ.get(LOG_TO) or None
+    if target not in (None, WANDB):
+        raise InvalidValue.of(LOG_TO, target, WANDB)
+    if target is not None and importlib.util.find_spec(WANDB) is None:
+        text = f"{LOG_TO}: {target!r} needs a library that is not installed: pip install 'attn-train[{WANDB}]'"
+        raise InvalidValue(text, field=LOG_TO, given=target)
+    return target
 
 
 @dataclass(frozen=True)

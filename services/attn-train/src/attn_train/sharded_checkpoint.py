@@ -145,7 +145,7 @@ class _Writer(HuggingFaceStorageWriter):
             for name, item in items.items():
                 data = planner.resolve_data(item)
                 if not isinstance(data, Tensor) or item.tensor_data is None:
-                    raise TypeError(f"{name} is no tensor")
+                    raise TypeError(f"{name} is not a tensor")
                 tensors[name] = data.detach().cpu().contiguous()
                 offsets[name] = {SAVED_OFFSETS_KEY: item.tensor_data.chunk.offsets}
             place = self.folder / self._file_name(part, plan.storage_data)
@@ -172,9 +172,9 @@ def write_shards(folder: Path, parts: Parts, group: dist.ProcessGroup | None = N
     try:
         save(_flat(parts), storage_writer=_Writer(folder), planner=_SavePlanner(), process_group=group, no_dist=alone)
     except CheckpointException as error:
-        told = next(iter(error.failures.values()))[0]
-        kind = OSError if isinstance(told, OSError | SafetensorError) else RuntimeError
-        raise kind(f"{type(told).__name__}: {told}") from error
+        cause = next(iter(error.failures.values()))[0]
+        kind = OSError if isinstance(cause, OSError | SafetensorError) else RuntimeError
+        raise kind(f"{type(cause).__name__}: {cause}") from error
 
 
 def stored_tensors(folder: Path) -> dict[str, dict[str, Tensor]]:

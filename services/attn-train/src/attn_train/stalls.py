@@ -31,21 +31,21 @@ def waits() -> Iterator[float]:
         seconds = min(2 * seconds, LONGEST_WAIT)
 
 
-def is_of_database(error: AttnError) -> bool:
+def is_database_error(error: AttnError) -> bool:
     """Whether the database is unavailable; other `Unavailable` errors mean that another process holds a lease."""
     return isinstance(error, Unavailable) and "database" in error.metadata
 
 
-def persistently(
+def with_retries(
     action: Callable[[], Result],
-    stalled: Callable[[AttnError], None],
+    on_error: Callable[[AttnError], None],
     *,
-    of: Callable[[AttnError], bool],
+    retryable: Callable[[AttnError], bool],
     pause: Callable[[float], bool] | None = None,
 ) -> Result:
-    """Return the result of `action`, retrying it as long as it raises an error for which `of` is True.
+    """Return the result of `action`, retrying it as long as it raises an error for which `retryable` is True.
 
-    `stalled` is called with each error. `pause` waits for the given seconds and returns whether to continue; if not,
+    `on_error` is called with each error. `pause` waits for the given seconds and returns whether to continue; if not,
     the error is raised. With `pause` None, the action is retried without limit.
     """
     pause = pause or pausing(lambda: True)
@@ -53,12 +53,12 @@ def persistently(
         try:
             return action()
         except AttnError as error:
-            if not of(error) or not pause(0.0):
+            if not retryable(error) or not pause(0.0):
                 raise
-            stalled(error)
+            on_error(error)
             if not pause(seconds):
                 raise
-    raise RuntimeError("there is always another wait")
+    raise RuntimeError("unreachable: the waits never end")
 
 
 def pausing(wanted: Callable[[], bool]) -> Callable[[float], bool]:
@@ -66,29 +66,29 @@ def pausing(wanted: Callable[[], bool]) -> Callable[[float], bool]:
 
     def pause(seconds: float) -> bool:
         until = time.monotonic() + seconds
-        while going := wanted():
+        while waiting := wanted():
             left = until - time.monotonic()
             if left <= 0:
                 break
             time.sleep(min(left, POLL))
-        return going
+        return waiting
 
     return pause
 
 
-def is_of_disk(error: AttnError) -> bool:
+def is_disk_error(error: AttnError) -> bool:
     """Whether a file could not be written."""
     return isinstance(error, CheckpointWriteFailed)
 
 
-def is_of_store(error: AttnError) -> bool:
+def is_store_error(error: AttnError) -> bool:
     """Whether the artefact store, or the database, which raises the same error, is unavailable."""
     return isinstance(error, Unavailable)
 
 
-def is_of_files(error: AttnError) -> bool:
+def is_file_error(error: AttnError) -> bool:
     """Whether a file could not be written, or the artefact store is unavailable."""
-    return is_of_disk(error) or is_of_store(error)
+    return is_disk_error(error) or is_store_error(error)
 
 
 def as_disk_error(path: Any, error: OSError) -> OSError | CheckpointWriteFailed:

@@ -122,9 +122,9 @@ class StepProbe:
     def seconds(self, rows: int, steps: int) -> list[float]:
         """Run `steps` steps with `rows` sequences, and return the seconds of each."""
         self._worker.rows = rows
-        told = _Steps(steps, self._trainer.elapsed)
-        self._trainer.run(told, told.flag)
-        return told.seconds
+        reporter = _Steps(steps, self._trainer.elapsed)
+        self._trainer.run(reporter, reporter.flag)
+        return reporter.seconds
 
     def peak_bytes(self, rows: int) -> int:
         """Return the peak bytes of tensors during steps with `rows` sequences, weights and optimizer state included.
@@ -132,10 +132,10 @@ class StepProbe:
         Must be called before the other methods: the tensors that their steps create are not counted.
         """
         self._worker.rows = rows
-        told = _Steps(2, self._trainer.elapsed)
+        reporter = _Steps(2, self._trainer.elapsed)
         with self._live:
             self._live.peak = self._live.now
-            self._trainer.run(told, told.flag)
+            self._trainer.run(reporter, reporter.flag)
         return self._live.peak
 
     @property
@@ -146,9 +146,9 @@ class StepProbe:
     def flops(self, rows: int) -> int:
         """Return the FLOPs of the matrix products of a step, as counted by torch."""
         self._worker.rows = rows
-        told = _Steps(1, self._trainer.elapsed)
+        reporter = _Steps(1, self._trainer.elapsed)
         with FlopCounterMode(display=False) as counter:
-            self._trainer.run(told, told.flag)
+            self._trainer.run(reporter, reporter.flag)
         found: int = counter.get_total_flops()
         return found
 

@@ -28,9 +28,9 @@ KINDS: dict[str, type[Payload]] = {
 """Classes of event payloads, by their field in `JobEvent`."""
 
 
-def to_json(noun: Any) -> str:
+def to_json(struct: Any) -> str:
     """Encode a value as JSON with sorted keys, so that equal values give equal text."""
-    return msgspec.json.encode(noun, order="deterministic").decode()
+    return msgspec.json.encode(struct, order="deterministic").decode()
 
 
 def kind_of(payload: Payload) -> str:
@@ -342,8 +342,8 @@ def _move(
     connection: Connection, job: JobRecord, state: JobState, error: JobError | None, *, attempt: int | None = None
 ) -> None:
     require_transition(job.id, job.state, state)
-    told = to_json(error) if state in (S.FAILED, S.STALLED) and error is not None else None
-    values: dict[str, Any] = {"state": state, "error": told}
+    recorded = to_json(error) if state in (S.FAILED, S.STALLED) and error is not None else None
+    values: dict[str, Any] = {"state": state, "error": recorded}
     if state.final:
         values["ended"] = time.time()
     _set(connection, job.id, **values)

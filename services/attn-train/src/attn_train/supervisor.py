@@ -33,7 +33,7 @@ from attn_train.attempt import (
 from attn_train.job_metrics import JobMetrics
 from attn_train.records import JobRecord, Stop
 from attn_train.settings import Layout
-from attn_train.stalls import is_of_database, is_of_store, pausing, persistently
+from attn_train.stalls import is_database_error, is_store_error, pausing, with_retries
 from attn_train.store import JobStore, Superseded, supervisor_lease
 
 
@@ -60,7 +60,7 @@ class SupervisorSettings:
 
 
 CHECK_NOW = None
-SERVER_STOPS = "the server stops; the job goes on when it starts again"
+SERVER_STOPS = "the server is shutting down; the job continues when it starts again"
 
 Recorded: TypeAlias = TrainingStarted | Metrics | Checkpoint | LogLine | Stalled | GoesOn
 """The messages of a worker that are recorded."""
@@ -92,7 +92,7 @@ class Supervisor:
         try:
             with ExitStack() as held:
                 leases, name = Leases(self._store.database), supervisor_lease(self.job_id)
-                self._patiently(lambda: held.enter_context(leases.held(name)))
+                self._with_database(lambda: held.enter_context(leases.held(name)))
                 try:
                     while self._attempt():
                         pass
@@ -122,7 +122,7 @@ class Supervisor:
         if isinstance(message, Heartbeat):
             return
         try:
-            self._patiently(lambda: self._record(attempt, message))
+            self._with_database(lambda: self._record(attempt, message))
         except Superseded:
             return
         finally:
@@ -140,20 +140,20 @@ class Supervisor:
         else:
             self._store.append(self.job_id, attempt, [message])
 
-    def _patiently(self, work: Callable[[], Result]) -> Result:
+    def _with_database(self, work: Callable[[], Result]) -> Result:
         """Return the result of `work`, which needs the database; it is retried until the database is available, so that
         nothing is lost while it is not."""
 
-        def told(error: AttnError) -> None:
+        def log_wait(error: AttnError) -> None:
             log.warning("job %s waits: %s", self.job_id, error.message)
             if self._last_message is not None:
                 self._last_message = self._last_message[0], time.monotonic()
 
-        return persistently(work, told, of=is_of_database)
+        return with_retries(work, log_wait, retryable=is_database_error)
 
     def _attempt(self) -> bool:
         """Run one attempt; return whether another one is to follow."""
-        job = self._patiently(lambda: _retried(lambda: self._begin(self._store.get(self.job_id))))
+        job = self._with_database(lambda: _retried(lambda: self._begin(self._store.get(self.job_id))))
         if job.state.final:
             return False
         assignment = Assignment(
@@ -178,7 +178,7 @@ class Supervisor:
         # Before the job ends, after which its folder may be deleted at any time.
         self._write_metrics()
         self._close_metrics()
-        return self._patiently(lambda: _retried(lambda: self._conclude(job.attempt, outcome)))
+        return self._with_database(lambda: _retried(lambda: self._conclude(job.attempt, outcome)))
 
     def _begin(self, job: JobRecord) -> JobRecord:
         if job.state is JobState.CANCELLING:
@@ -188,14 +188,14 @@ class Supervisor:
             begun = self._store.change(job.id, job.attempt, JobState.STARTING)
         elif not self._claimed and not job.state.final:
             # The job was running without a supervisor: a worker of that attempt must not write any more.
-            error = JobError.of(Unavailable("the server or the machine went away"))
+            error = JobError.of(Unavailable("the server or the machine was lost"))
             begun = self._store.next_attempt(job.id, job.attempt, error)
         self._claimed = True
         return begun
 
     def _outcome(self, attempt: int, worker: Worker) -> Outcome:
         """Wait until the worker ends, and forward requests to stop."""
-        passed: Stop | None = None
+        forwarded: Stop | None = None
         deadline = float("inf")
         while True:
             try:
@@ -205,10 +205,10 @@ class Supervisor:
             if item is not None and item[0] == attempt:
                 return item[1]
             self._write_metrics()
-            asked = self._asked()
-            if asked is not None and asked is not passed:
-                worker.stop(asked)
-                passed = asked
+            stop = self._requested_stop()
+            if stop is not None and stop is not forwarded:
+                worker.stop(stop)
+                forwarded = stop
                 deadline = min(deadline, time.monotonic() + self._settings.shutdown_timeout)
             if time.monotonic() > deadline:
                 worker.kill()
@@ -232,7 +232,7 @@ class Supervisor:
         if self._metrics is not None:
             self._metrics.close()
 
-    def _asked(self) -> Stop | None:
+    def _requested_stop(self) -> Stop | None:
         """Return how the worker is to stop, or None; while the database is unavailable, only `suspend` counts."""
         try:
             found = self._store.get(self.job_id).stop
@@ -269,21 +269,24 @@ class Supervisor:
         if self._settings.artifacts is None:
             return True
 
-        def told(error: AttnError) -> None:
+        def record_stall(error: AttnError) -> None:
             stalled = JobError.of(error)
-            self._patiently(lambda: self._store.stall(job.id, job.attempt, stalled))
+            self._with_database(lambda: self._store.stall(job.id, job.attempt, stalled))
 
         try:
-            persistently(
-                lambda: self._send(job, path), told, of=is_of_store, pause=pausing(lambda: self._asked() is None)
+            with_retries(
+                lambda: self._send(job, path),
+                record_stall,
+                retryable=is_store_error,
+                pause=pausing(lambda: self._requested_stop() is None),
             )
         except Superseded:
             raise
         except AttnError as error:
             if self._suspended:
                 return False
-            text = f"the model is on this machine alone, in {path}: {error.message}"
-            self._patiently(lambda: self._store.append(job.id, job.attempt, [LogLine(text=text)]))
+            text = f"the model could not be published and is only on this machine, in {path}: {error.message}"
+            self._with_database(lambda: self._store.append(job.id, job.attempt, [LogLine(text=text)]))
             return False
         return True
 

@@ -17,7 +17,6 @@ from attn_models.decoder.mixture_of_experts import update_router_biases
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
-from attn_train.agreement import require_no_failure
 from attn_train.async_checkpoint import AsyncCheckpoints, Stops, Written
 from attn_train.base_model import adapter_of
 from attn_train.checkpoint import (
@@ -28,6 +27,7 @@ from attn_train.checkpoint import (
     read_progress,
     restore_random_states,
 )
+from attn_train.collectives import require_no_failure
 from attn_train.gradient_norms import GradientNorms
 from attn_train.group import Group
 from attn_train.optimizer import (
@@ -158,23 +158,23 @@ class Trainer:
         """
 
         def damaged(found: Saved, error: CheckpointInvalid) -> None:
-            said = f"{error.reason}: the checkpoint of step {found.step} is damaged: {error.message}"
-            (report or NullReporter()).log(f"{said}; training goes on from an earlier one")
+            problem = f"{error.reason}: the checkpoint of step {found.step} is damaged: {error.message}"
+            (report or NullReporter()).log(f"{problem}; training continues from an earlier one")
 
         checkpoints = self._checkpoints
         if checkpoints is None:
             return False
-        newest = self._by_all(lambda: checkpoints.newest_whole(damaged) if self._group.leads else None)
+        newest = self._read_by_all(lambda: checkpoints.newest_whole(damaged) if self._group.leads else None)
         step = self._group.agreed_step(-1 if newest is None else newest.step)
         if step < 0:
             return False
         with ExitStack() as opened:
-            folder = self._by_all(lambda: opened.enter_context(checkpoints.opened(step)))
+            folder = self._read_by_all(lambda: opened.enter_context(checkpoints.opened(step)))
             self._restore(folder)
         self.resumed_from = newest
         return True
 
-    def _by_all(self, read: Callable[[], Read]) -> Read:
+    def _read_by_all(self, read: Callable[[], Read]) -> Read:
         """Return the result of `read`, once all workers have read; raises in all of them if one failed."""
         try:
             found = read()
@@ -224,7 +224,7 @@ class Trainer:
             return self._run(report, stop)
         finally:
             # However the run ends, no checkpoint is being written afterwards.
-            self._tell(self._finished(report), report)
+            self._report_checkpoint(self._finished(report), report)
 
     def _run(self, report: Reporter, stop: StopFlag) -> Stop | None:
         self.model.train()
@@ -238,7 +238,7 @@ class Trainer:
                 return asked
             self._one_step(report)
             if self._writer is not None:
-                self._tell(self._writer.ended(), report)
+                self._report_checkpoint(self._writer.ended(), report)
         self.save(report)
         return None
 
@@ -251,7 +251,7 @@ class Trainer:
         written = self._finished(report)
         if written is not None and written.error is not None:
             raise written.error
-        self._tell(written, report)
+        self._report_checkpoint(written, report)
 
     def _begin_save(self, report: Reporter) -> None:
         """Wait for an earlier checkpoint, then start to write one of this step in the background unless it exists."""
@@ -259,7 +259,7 @@ class Trainer:
             return
         began = time.perf_counter()
         self._writer.stops.waits += self._writer.busy
-        self._tell(self._finished(report), report)
+        self._report_checkpoint(self._finished(report), report)
         if self._group.agreed_step(self._saved_step or 0) == self.step:
             return
         report.flush()
@@ -269,12 +269,12 @@ class Trainer:
     def _finished(self, report: Reporter) -> Written | None:
         return None if self._writer is None else self._writer.finished(report.heartbeat)
 
-    def _tell(self, written: Written | None, report: Reporter) -> None:
+    def _report_checkpoint(self, written: Written | None, report: Reporter) -> None:
         """Report the result of writing a checkpoint."""
         if written is None:
             return
         if written.error is not None:
-            report.log(f"{written.error.reason}: {written.error.message}; the checkpoint before it stays")
+            report.log(f"{written.error.reason}: {written.error.message}; the previous checkpoint is kept")
         elif written.saved is not None:
             self._saved_step = written.step
             if self._group.leads:
@@ -375,7 +375,7 @@ class Trainer:
                 whole = self._gathered()
                 return {} if whole is None else self._task.final_metrics(whole, report.heartbeat)
         except Exception as error:  # noqa: BLE001 -- whatever a measurement raises, the model is trained
-            report.log(f"the last measurement failed: {type(error).__name__}: {error}; the model is kept")
+            report.log(f"the final evaluation failed: {type(error).__name__}: {error}; the model is kept")
             return {}
 
     def _update(self, rate: float, report: Reporter) -> tuple[Tensor, Tensor]:
@@ -408,8 +408,8 @@ class Trainer:
         skipped = self._group.agreed_choice(chosen=self._norms.too_large(length))
         self._norms.add(length, skipped=skipped)
         if skipped:
-            said = "not finite" if not math.isfinite(length) else f"more than {limit:.4g}"
-            report.log(f"step {self.step + 1} is skipped: its gradient norm {length:.4g} is {said}")
+            reason = "not finite" if not math.isfinite(length) else f"more than {limit:.4g}"
+            report.log(f"step {self.step + 1} is skipped: its gradient norm {length:.4g} is {reason}")
         return skipped
 
     def _accumulated(self) -> Tensor:
@@ -448,7 +448,7 @@ class Trainer:
     def _try_save(self, report: Reporter) -> None:
         """Like `save`, but a failure is only reported."""
         self._begin_save(report)
-        self._tell(self._finished(report), report)
+        self._report_checkpoint(self._finished(report), report)
 
 
 def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -55,7 +55,8 @@ class WeightAverage:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
-        of = self._trained
         self._average = {
-            name: state[PREFIX + name].to(of[name].device, copy=True) for name in of if PREFIX + name in state
+            name: state[PREFIX + name].to(weight.device, copy=True)
+            for name, weight in self._trained.items()
+            if PREFIX + name in state
         }

@@ -40,7 +40,7 @@ from attn_train.model import configured
 from attn_train.object_checkpoints import checkpoints_of
 from attn_train.records import Stop, StopFlag
 from attn_train.settings import Layout
-from attn_train.stalls import is_of_disk, is_of_files, pausing, persistently
+from attn_train.stalls import is_disk_error, is_file_error, pausing, with_retries
 from attn_train.tasks.base import Dataset, derived
 from attn_train.tasks.distillation import distilled
 from attn_train.trainer import Trainer
@@ -131,7 +131,7 @@ def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, gr
     trainer = Trainer(model, dataset, config, checkpoints=checkpoints, group=group, rebuild=rebuild)
     waiting = Waiting(reporter, stop, group)
     try:
-        waiting.until_done(partial(trainer.resume, reporter), is_of_files)
+        waiting.until_done(partial(trainer.resume, reporter), is_file_error)
         reporter.log(described)
         reporter.send(TrainingStarted(step=trainer.step, checkpoint=_message(trainer.resumed_from)))
         stopped = waiting.until_done(partial(trainer.run, reporter, stop))
@@ -148,12 +148,12 @@ def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, gr
         path = alone.until_done(lambda: dataset.save(target, whole) if base is None else base.save(target))
         if config.workers > 1 and assignment.artifacts is not None:
             # The supervisor may be on another machine.
-            alone.until_done(lambda: _publish(assignment, Path(path)), is_of_files)
+            alone.until_done(lambda: _publish(assignment, Path(path)), is_file_error)
     except (CheckpointWriteFailed, Unavailable) as error:
         asked = waiting.asked or stop.get()
         if asked is None:
             raise
-        reporter.log(f"{error.reason}: {error.message}; stopped as asked, at the checkpoint before it")
+        reporter.log(f"{error.reason}: {error.message}; stopped as requested, at the previous checkpoint")
         return Stopped(stop=asked)
     reporter.flush()
     return Finished(model_path=str(path))
@@ -169,20 +169,20 @@ class Waiting:
         self.asked: Stop | None = None
         """How the job was asked to stop while it waited, if it was."""
 
-    def until_done(self, work: Callable[[], Result], of: Callable[[AttnError], bool] = is_of_disk) -> Result:
-        """Return the result of `work`, retrying it while it raises an error for which `of` is True; the error is raised
-        when the job is to stop.
+    def until_done(self, work: Callable[[], Result], retryable: Callable[[AttnError], bool] = is_disk_error) -> Result:
+        """Return the result of `work`, retrying it while it raises an error for which `retryable` is True; the error
+        is raised when the job is to stop.
 
         If `work` is a collective, it fails in all workers, and all of them retry when the leading worker does.
         """
         try:
-            return persistently(work, self._tell, of=of, pause=self._pause)
+            return with_retries(work, self._report_stall, retryable=retryable, pause=self._pause)
         finally:
             if self._stalled:
                 self._stalled = False
                 self._reporter.send(GoesOn())
 
-    def _tell(self, error: AttnError) -> None:
+    def _report_stall(self, error: AttnError) -> None:
         if not self._stalled:
             self._stalled = True
             self._reporter.send(Stalled(error=JobError.of(error)))

@@ -30,7 +30,7 @@ def test_jobs_of_one_tenant_start_in_the_order_in_which_they_came():
     found = plan([job(3), job(1), job(2)], slots=2)
     assert found.start == ["j1", "j2"]
     assert list(found.waiting) == ["j3"]
-    assert found.waiting["j3"] == "waits for a job that runs now to end (ATTN_TRAIN_JOBS)"
+    assert found.waiting["j3"] == "waits for a running job to end (ATTN_TRAIN_JOBS)"
     assert (found.position("j3"), found.position("j1")) == (1, 0)
 
 
@@ -60,8 +60,8 @@ def test_a_job_that_does_not_fit_is_waited_for_and_one_that_never_fits_is_passed
     assert found.start == []
     assert found.waiting == {
         "j2": "waits for 4 CPUs, of which 2 are free",
-        "j3": "waits for its turn",
-        "j4": "the cluster has too little: 9 CPUs, of which 8 are free",
+        "j3": "waits for the jobs before it",
+        "j4": "the cluster is too small: 9 CPUs, of which 8 are free",
     }
     assert plan([job(2, workers=9), job(3)], slots=9).start == ["j3"]
 

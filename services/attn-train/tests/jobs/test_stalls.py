@@ -367,8 +367,8 @@ def test_waits_grow_to_the_longest_and_stop_when_nobody_wants_to_wait():
 
     pause = stalls.pausing(lambda: len(tries) < 3)
     with pytest.raises(Unavailable):
-        stalls.persistently(fail, lambda _: None, of=stalls.is_of_database, pause=pause)
+        stalls.with_retries(fail, lambda _: None, retryable=stalls.is_database_error, pause=pause)
     assert len(tries) == 3
     with pytest.raises(Unavailable):
-        stalls.persistently(fail, lambda _: None, of=stalls.is_of_disk)
+        stalls.with_retries(fail, lambda _: None, retryable=stalls.is_disk_error)
     assert len(tries) == 4

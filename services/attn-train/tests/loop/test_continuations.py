@@ -6,7 +6,7 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_schema.training import ModelConfig
-from attn_train.data.synthetic import HELD, NUMBERS, caption_pairs, digits, synthetic_pairs
+from attn_train.data.synthetic import HELD_OUT, NUMBERS, caption_pairs, digits, synthetic_pairs
 from attn_train.model import configured
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.completion import CompletionTask, collate, completion_dataset
@@ -15,7 +15,7 @@ from torch import nn
 
 @pytest.fixture
 def copies():
-    return completion_dataset(synthetic_pairs("copy", 200, 0, longest=4), validation=0.1, longest=12)
+    return completion_dataset(synthetic_pairs("copy", 200, 0, longest=4), validation=0.1, max_length=12)
 
 
 def task(copies, config):
@@ -60,10 +60,10 @@ def test_a_model_that_knows_the_rule_has_no_loss_and_another_has(copies, config)
 def test_texts_are_words_kept_apart_and_no_longer_than_the_context(copies):
     assert (len(copies.training), len(copies.validation)) == (180, 20)
     assert copies.tokenizer.decode(copies.training[0].given).split()[-1] == "="
-    few = completion_dataset(synthetic_pairs("copy", 200, 0, longest=4), validation=0.1, longest=4)
+    few = completion_dataset(synthetic_pairs("copy", 200, 0, longest=4), validation=0.1, max_length=4)
     assert {len(text.given) + len(text.written) for text in few.training} == {4}
-    with pytest.raises(InvalidValue, match="room for at least one"):
-        completion_dataset([("a b", "b a")], validation=0.0, longest=3)
+    with pytest.raises(InvalidValue, match="a length that fits at least one"):
+        completion_dataset([("a b", "b a")], validation=0.0, max_length=3)
 
 
 def test_batches_depend_on_the_seed_alone(copies, config):
@@ -94,12 +94,12 @@ def test_captions_say_which_digits_stand_where():
     known = digits()
     assert len(known) == 1797
     shown = {tuple(shade for row in rows for shade in row): name for rows, name in known}
-    seen = {tuple(shade for row in rows for shade in row) for rows, _ in known[-HELD:]}
+    seen = {tuple(shade for row in rows for shade in row) for rows, _ in known[-HELD_OUT:]}
     for place, (source, said) in enumerate([*training, *validation]):
-        normalize_pixels, words = source.split(), said.split()
-        assert len(normalize_pixels) == 128
-        assert set(map(int, normalize_pixels)) <= set(range(17))
-        halves = [tuple(s for row in range(8) for s in normalize_pixels[16 * row + 8 * side :][:8]) for side in (0, 1)]
+        pixels, words = source.split(), said.split()
+        assert len(pixels) == 128
+        assert set(map(int, pixels)) <= set(range(17))
+        halves = [tuple(s for row in range(8) for s in pixels[16 * row + 8 * side :][:8]) for side in (0, 1)]
         sides = [half for half in halves if any(map(int, half))]
         assert [shown[half] for half in sides] == [word for word in words if word in NUMBERS]
         assert all((half in seen) == (place >= 50) for half in sides)

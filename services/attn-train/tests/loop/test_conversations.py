@@ -65,7 +65,7 @@ GOOD = {"messages": said("user:hi", "assistant:yes")}
         ({"messages": []}, "at least one message"),
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": ["hi"]}, "line 2"),
-        ({"messages": said("user:hi")}, "line 2.*a message of the role assistant"),
+        ({"messages": said("user:hi")}, "line 2.*a message with the role assistant"),
     ],
     ids=str,
 )
@@ -92,7 +92,7 @@ def test_a_template_that_rewrites_what_was_said_is_refused(tmp_path: Path, token
     backend = character_tokenizer(ALPHABET + "0123456789").backend
     other = Tokenizer(backend, TokenizerSettings(chat_template=forgetful, eos_token="."))
     line = {"messages": said("user:hi", "assistant:yes", "user:a", "assistant:b")}
-    with pytest.raises(InvalidValue, match="writes the same when they go on"):
+    with pytest.raises(InvalidValue, match="does not change earlier messages"):
         read_chats(written(tmp_path / "a.jsonl", line), other)
 
 
@@ -101,11 +101,11 @@ def test_conversations_that_do_not_fit_are_counted_and_none_left_is_refused(
 ) -> None:
     long = {"messages": said("user:" + "a" * 50, "assistant:yes")}
     path = written(tmp_path / "a.jsonl", GOOD, long, GOOD)
-    dataset = chat_dataset(path, tokenizer, validation=0.0, longest=30)
+    dataset = chat_dataset(path, tokenizer, validation=0.0, max_length=30)
     assert (len(dataset.training), dataset.left_out) == (2, 1)
-    assert "1 longer ones left out" in dataset.summary
+    assert "1 left out as too long" in dataset.summary
     with pytest.raises(InvalidValue, match="max_seq_len"):
-        chat_dataset(written(tmp_path / "b.jsonl", long), tokenizer, validation=0.0, longest=30)
+        chat_dataset(written(tmp_path / "b.jsonl", long), tokenizer, validation=0.0, max_length=30)
 
 
 def test_preferences_share_their_prompt_and_differ_in_what_is_learned(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -74,14 +74,17 @@ def test_a_folder_of_pictures_has_a_folder_for_each_kind(tmp_path):
         ({"x": PIXELS[:, :5], "y": LABELS}, "square images"),
         ({"x": PIXELS.reshape(30, 36)[:, :35], "y": LABELS}, "square images"),
         ({"x": PIXELS[:0], "y": LABELS[:0]}, "square images"),
-        ({"x": PIXELS, "y": LABELS[:29]}, "a whole number for each image"),
-        ({"x": PIXELS, "y": LABELS / 2}, "a whole number for each image"),
-        ({"x": PIXELS, "y": LABELS - 1}, "labels -1"),
+        ({"x": PIXELS, "y": LABELS[:29]}, "one integer label per image"),
+        ({"x": PIXELS, "y": LABELS / 2}, "one integer label per image"),
+        ({"x": PIXELS, "y": LABELS - 1}, "labels from -1"),
         ({"x": PIXELS.astype("int32"), "y": LABELS}, "uint8"),
         ({"x": PIXELS / 100.0, "y": LABELS}, "from 0 to 1"),
         ({"x": np.full((30, 6, 6), np.nan), "y": LABELS}, "from 0 to 1"),
         ({"x": np.array([{}] * 30, dtype=object), "y": LABELS}, "pickle"),
-        ({"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS[:, :4, :4], "y_test": LABELS}, "tests of the shape"),
+        (
+            {"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS[:, :4, :4], "y_test": LABELS},
+            "test images of the shape",
+        ),
     ],
 )
 def test_what_are_no_images_is_refused(tmp_path, arrays, said):
@@ -100,7 +103,7 @@ def test_files_that_are_no_arrays_or_claim_more_than_they_hold_are_refused(tmp_p
     with zipfile.ZipFile(path, "w") as archive, archive.open("x.npy", "w") as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": (10**9, 28, 28)}
         np.lib.format.write_array_header_1_0(file, header)
-    with pytest.raises(InvalidValue, match="all there"):
+    with pytest.raises(InvalidValue, match="complete arrays"):
         load_images(DataConfig(dataset=str(path)))
 
 
@@ -124,9 +127,9 @@ def test_digits_come_along_and_are_named_after_some_steps(record, tmp_path):
     found = dataset.task(config).final_metrics(model, lambda: None)
     assert found["accuracy"] > 0.4
     loaded = load_image_classifier(dataset.save(tmp_path / "m", model))
-    right = classification_metrics(loaded.model, dataset.validation)["right"]
-    assert right == pytest.approx(found["accuracy"])
+    accuracy = classification_metrics(loaded.model, dataset.validation)["accuracy"]
+    assert accuracy == pytest.approx(found["accuracy"])
     told = loaded.classify(normalize_pixels(dataset.validation.images))
     names = [max(row, key=row.__getitem__) for row in told]
     truth = [dataset.names[label] for label in dataset.validation.labels.tolist()]
-    assert sum(a == b for a, b in zip(names, truth, strict=True)) / len(truth) == pytest.approx(right)
+    assert sum(a == b for a, b in zip(names, truth, strict=True)) / len(truth) == pytest.approx(accuracy)

@@ -11,7 +11,7 @@ from attn_models.decoder.decoder import Decoder
 from attn_testing.pretend_cuda import DEVICE, PretendCudaTensor, pretended_gpu, to_pretended, unwrapped
 from attn_train import joint
 from attn_train.gpu_products import HalfWeights
-from attn_train.joint import can_join, join_products, joined, lie_as_they_say
+from attn_train.joint import can_join, have_plain_parameters, join_products, joined
 from attn_train.model import configured
 from attn_train.precision import blocks_of, forward_precision
 from attn_train.trainer import NullReporter
@@ -238,9 +238,9 @@ def test_weights_of_other_types_are_joined_neither_in_graphs_nor_in_bfloat16_mem
         pass
 
     layers = [nn.Linear(8, 8), nn.Linear(8, 8)]
-    assert lie_as_they_say(layers)
+    assert have_plain_parameters(layers)
     layers[1].weight = nn.Parameter(layers[1].weight.detach().as_subclass(Sharded))
-    assert not lie_as_they_say(layers)
+    assert not have_plain_parameters(layers)
 
 
 def test_within_a_mode_without_weights_in_bfloat16_layers_are_called_one_by_one_and_outside_too(gpu):

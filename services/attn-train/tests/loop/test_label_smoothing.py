@@ -52,7 +52,7 @@ def test_a_decoder_s_loss_is_the_definition_s(decoder, text, config, changed):
 
 def test_a_completion_s_loss_is_the_definition_s_over_what_is_to_be_written(config, changed):
     pairs = [("a b", "b a"), ("c", "c")]
-    made = completion_dataset(pairs, validation=0.0, longest=8)
+    made = completion_dataset(pairs, validation=0.0, max_length=8)
     model = nn.Sequential(nn.Embedding(made.tokenizer.vocab_size, 4), nn.Linear(4, made.tokenizer.vocab_size))
     task = made.task(changed(config, optimizer__label_smoothing=SHARE))
     tokens, targets = task.next_batch()

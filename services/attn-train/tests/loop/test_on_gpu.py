@@ -82,7 +82,7 @@ def test_precisions_are_autocast_on_a_gpu_and_products_of_linear_layers_on_a_cpu
 @pytest.mark.parametrize(
     ("option", "model", "allowed"),
     [
-        ("torch_compile", ModelConfig(family="lstmn_lm", hidden_size=16, max_seq_len=8), "no such blocks"),
+        ("torch_compile", ModelConfig(family="lstmn_lm", hidden_size=16, max_seq_len=8), "no blocks that support it"),
         ("gradient_checkpointing", GPT2.replace(num_experts=4, num_experts_per_tok=1), "experts"),
     ],
 )

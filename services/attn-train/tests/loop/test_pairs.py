@@ -73,7 +73,7 @@ def test_a_last_measurement_that_fails_is_logged_and_the_model_is_kept(tmp_path,
     book, folder = Book(), CheckpointFolder(tmp_path / "checkpoints")
     book.log = lines.append
     assert Trainer(model_of(config, pairs), pairs, config, checkpoints=folder).run(book, StopFlag()) is None
-    assert any("the last measurement failed: MissingPackage" in line and "model is kept" in line for line in lines)
+    assert any("the final evaluation failed: MissingPackage" in line and "model is kept" in line for line in lines)
     assert "loss" in book.values[2]
     assert folder.newest() is not None
 

@@ -105,6 +105,8 @@ def test_the_penalty_is_added_to_the_mean_loss_of_a_word(config):
     task = task_of(config)
     expected = task.loss(plain, batch) + 2.5 * penalty / 6
     torch.testing.assert_close(task.loss(judged, batch), expected, rtol=0, atol=1e-12)
+    judged.take_auxiliary_loss = lambda: 0.25
+    torch.testing.assert_close(task.loss(judged, batch), expected + 0.25, rtol=0, atol=1e-12)
 
 
 def sampler(text):

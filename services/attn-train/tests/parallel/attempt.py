@@ -18,10 +18,10 @@ import torch.distributed as dist
 from attn_schema.training import TrainingConfig
 from attn_train import stalls
 from attn_train.attempt import Assignment
+from attn_train.distributed_group import DistributedGroup
 from attn_train.layout import MeshLayout
 from attn_train.model import resolved
 from attn_train.records import Stop, StopFlag
-from attn_train.together import Together
 from attn_train.worker import work
 
 
@@ -49,7 +49,7 @@ def main():
             file.flush()
 
         flag = StopFlag() if rank else FlagOfFile(folder / "stop")
-        outcome = work(assignment, send, flag, group=Together(MeshLayout.of(config), "cpu"))
+        outcome = work(assignment, send, flag, group=DistributedGroup(MeshLayout.of(config), "cpu"))
     text = json.dumps([type(outcome).__name__, msgspec.to_builtins(outcome)])
     (folder / f"outcome-{rank}.json").write_text(text)
     dist.barrier()

@@ -49,9 +49,9 @@ def trained(run, home):
     dataset = load_dataset(config, home, lambda _: None)
     dtype = getattr(torch, run["dtype"])
     if config.workers > 1:
-        from attn_train.together import Together
+        from attn_train.distributed_group import DistributedGroup
 
-        group = Together(MeshLayout.of(config), "cpu")
+        group = DistributedGroup(MeshLayout.of(config), "cpu")
     else:
         group = Group()
     folder = run.get("checkpoints")

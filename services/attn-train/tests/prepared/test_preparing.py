@@ -18,6 +18,7 @@ import pytest
 import zstandard
 from attn_core.errors import InvalidValue, UserError
 from attn_models.tokenizers import Tokenizer
+from attn_train.prepared import prepare as preparation
 from attn_train.prepared.pools import processes
 from attn_train.prepared.shards import PreparedData
 from pyarrow import ipc, parquet
@@ -207,15 +208,15 @@ BAD = {
     "binary.txt": (lambda path, _: path.write_bytes(b"abc\n\xff\xfe\x00def\n" * 9), "binary"),
     "zeros.txt": (lambda path, _: path.write_bytes(bytes(100)), "binary"),
     "program.exe": (lambda path, _: path.write_bytes(b"MZ"), "jsonl"),
-    "cut.parquet": (truncated, "whole Parquet"),
-    "cut.jsonl.zst": (cut_zst, "cut.jsonl.zst.*cut off"),
-    "cut.jsonl.gz": (cut_gz, "cut.jsonl.gz.*whole"),
-    "no.zst.jsonl.zst": (lambda path, _: path.write_bytes(b"not compressed" * 9), "whole zstd"),
+    "cut.parquet": (truncated, "complete Parquet"),
+    "cut.jsonl.zst": (cut_zst, "cut.jsonl.zst.*last frame is incomplete"),
+    "cut.jsonl.gz": (cut_gz, "cut.jsonl.gz.*complete, readable"),
+    "no.zst.jsonl.zst": (lambda path, _: path.write_bytes(b"not compressed" * 9), "complete zstd"),
     "broken.jsonl": (lambda path, texts: path.write_bytes(jsonl(texts) + b'{"text": "x"\n'), "line at byte.*JSON"),
     "list.jsonl": (lambda path, _: path.write_bytes(b"[1]\n"), "an object"),
     "null.jsonl": (lambda path, texts: path.write_bytes(jsonl(texts) + b'{"text": null}\n'), "a string in every row"),
-    "other.jsonl": (lambda path, _: path.write_bytes(b'{"content": "x"}\n'), "its columns: content"),
-    "other.parquet": (lambda path, _: parquet.write_table(pa.table({"body": ["x"]}), path), "its columns: body"),
+    "other.jsonl": (lambda path, _: path.write_bytes(b'{"content": "x"}\n'), "the columns content"),
+    "other.parquet": (lambda path, _: parquet.write_table(pa.table({"body": ["x"]}), path), "the columns body"),
 }
 
 
@@ -227,6 +228,17 @@ def test_what_cannot_be_read_is_refused_in_one_line_that_names_it(tmp_path, prep
         prepared([tmp_path / name], tmp_path / "out")
     assert "\n" not in refused.value.message
     assert not (tmp_path / "out" / "data.json").exists()
+
+
+def test_byte_pairs_are_learned_from_a_number_of_bytes_not_characters(tmp_path, prepared, monkeypatch):
+    learned_tokenizer, texts = preparation.learned_tokenizer, []
+    monkeypatch.setattr(preparation, "LEARNED_FROM", 600)
+    monkeypatch.setattr(
+        preparation, "learned_tokenizer", lambda name, given: texts.extend(given) or learned_tokenizer(name, given)
+    )
+    as_jsonl(tmp_path / "rows.jsonl", ["ж" * 100] * 8)
+    prepared([tmp_path / "rows.jsonl"], tmp_path / "out", tokenizer="byte_pairs:300")
+    assert len(texts) == 4, "documents of 200 bytes, until they have more than 600"
 
 
 def test_no_data_and_a_missing_tokenizer_are_refused(tmp_path, prepared, lines):
@@ -247,7 +259,7 @@ def test_damaged_shards_are_told_by_size_at_once_and_by_content_when_verified(tm
     ids[5] ^= 1
     ids.tofile(shard)
     PreparedData.open(tmp_path / "out")
-    with pytest.raises(InvalidValue, match=r"train-00001\.tokens, which was changed"):
+    with pytest.raises(InvalidValue, match=r"train-00001\.tokens, which was modified"):
         PreparedData.open(tmp_path / "out", verify=True)
     ids[:-1].tofile(shard)
     with pytest.raises(InvalidValue, match=r"train-00001\.tokens, which has"):

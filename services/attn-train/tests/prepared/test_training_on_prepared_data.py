@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_refused_before_a_job_is_accepted(tmp_path, prepare
     check_config(config(folder), home=tmp_path / "home", settings=settings)
     refused(config(tmp_path / "nowhere"), "attn data prepare")
     refused(config("/etc"), "below")
-    refused(config(f"{folder}:1:1", steps=10_000), "more epochs, or fewer steps")
+    refused(config(f"{folder}:1:1", steps=10_000), "more epochs, or train for fewer steps")
     prepared([lines], tmp_path / "other", tokenizer="byte_pairs:300")
     refused(config(f"{folder},{tmp_path / 'other'}"), "another tokenizer", Incompatible)
     shared = config(folder)
@@ -252,7 +252,7 @@ def test_what_does_not_fit_is_refused_before_a_job_is_accepted(tmp_path, prepare
     refused(shared, "document_mask must be false", Incompatible)
     check_config(shared.replace(data=shared.data.replace(document_mask=False)), home=tmp_path, settings=settings)
     encoder = TrainingConfig(model=ModelConfig(max_encoder_len=8), data=DataConfig(prepared=str(folder)))
-    refused(encoder, "none but for decoders")
+    refused(encoder, "only decoders can train on prepared data")
 
 
 @pytest.mark.parametrize("text", ["a:0", "a:-1", "a,,b", "a:1,a:2", ":1", "a:1:-2", "a:nan"])

@@ -260,7 +260,7 @@ def test_shapes_cost_neither_memory_nor_the_import_of_torchs_compiler():
     [
         ({"workers": 4, "tp": 3}, "config.workers", "a multiple of dp_shard x tp x cp = 1 x 3 x 1 = 3"),
         ({"workers": 2, "min_workers": 3}, "config.min_workers", "at most workers, 2"),
-        ({"workers": 3}, "config.optimizer.batch_size", "a multiple of the 3 workers that share its rows"),
+        ({"workers": 3}, "config.optimizer.batch_size", "a multiple of 3, the number of data-parallel workers"),
         ({"workers": 4, "tp": 4}, "config.tp", "a divisor of the 2 query heads of mechanism 'mha'"),
         ({"workers": 3, "cp": 3}, "config.cp", "a divisor of the 8 tokens of a sequence"),
     ],

@@ -112,7 +112,10 @@ async def test_a_teacher_is_learned_beside_the_text(server, config, submit, watc
         (lambda config: setattr(config.data, "format", "preference"), "column 'messages'.*prompt and chosen"),
         (lambda config: setattr(config.data, "dataset", config.data.dataset.replace("chats", "bad")), "line 17"),
         (lambda config: setattr(config.model, "base_model", "mute"), "no chat template"),
-        (lambda config: setattr(config.objective, "teacher", "stranger"), "teacher stranger: another vocabulary"),
+        (
+            lambda config: setattr(config.objective, "teacher", "stranger"),
+            "vocabulary of teacher stranger differs from that of the model",
+        ),
         (lambda config: setattr(config.objective, "teacher", "nobody"), "nobody"),
         (lambda config: setattr(config.objective, "dpo_beta", 0.1), "no preferences"),
         (lambda config: setattr(config.objective, "distillation_weight", 0.1), "without a teacher"),

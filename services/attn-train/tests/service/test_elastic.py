@@ -134,7 +134,7 @@ def test_a_job_begins_with_fewer_workers_and_takes_more_when_there_is_room(
     group = ray_group.RayGroup(watched.sink, 1.0)
     group.begin(Assignment(job_id="job", attempt=1, config=asked, home=tmp_path, threads=1), told.append, ended.put)
     until(lambda: watched.steps_after(1), "one worker does not begin")
-    assert "there is room for 1 of 3 workers, which go on" in [line.text for line in told]
+    assert "there is room for 1 of 3 workers; training continues with them" in [line.text for line in told]
     for count, other in enumerate(others, start=2):
         ray.kill(other)
         until(lambda count=count: watched.steps_after(count), f"{count} workers do not begin")

@@ -116,7 +116,7 @@ def test_workers_share_weights_rows_and_heads(home):
     for split in (shards, heads):
         assert 0.45 * alone.optimizer_bytes < split.optimizer_bytes < 0.75 * alone.optimizer_bytes
         assert split.parameters == alone.parameters
-    assert "without what workers send" in shards.timed
+    assert "without the communication between workers" in shards.timed
 
 
 def test_without_memory_for_a_step_that_is_said(home, monkeypatch):

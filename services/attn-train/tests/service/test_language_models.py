@@ -102,7 +102,7 @@ async def test_a_rule_takes_no_other_tokens_than_its_words(server, submit):
     config = to_message(read_recipe("turing-machine"))
     config.data.tokenizer = "byte_pairs"
     async with server() as stub:
-        with pytest.raises(grpc.aio.AioRpcError, match="a rule makes words"):
+        with pytest.raises(grpc.aio.AioRpcError, match="synthetic tasks consist of words"):
             await submit(stub, config, "bad")
 
 

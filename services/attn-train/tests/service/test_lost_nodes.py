@@ -168,7 +168,7 @@ def test_an_elastic_job_goes_on_with_what_is_left_of_it(nodes, server, store, jo
     nodes.kill("one")
     job.steps_on("struck")
     assert list(nodes.holding("RayWorkerActor")) + list(nodes.holding("RayRankActor")) == ["two"]
-    assert "there is room for 1 of 2 workers, which go on" in lines_of(store, "struck")
+    assert "there is room for 1 of 2 workers; training continues with them" in lines_of(store, "struck")
     nodes.add("one again", 1)
     job.until(lambda: len(list(nodes.holding("RayRankActor"))) == 2, "it does not take the node that is back")
     job.steps_on("struck")

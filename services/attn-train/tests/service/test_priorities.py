@@ -73,7 +73,7 @@ async def test_a_waiting_job_shows_its_place_and_what_it_waits_for(server, wire_
         listed = (await stub.ListTrainingJobs(pb.ListTrainingJobsRequest())).jobs
         waiting = {job.id: job.waiting_for for job in listed}
     assert "ATTN_TRAIN_JOBS" in waiting["second"]
-    assert waiting["third"] == "waits for its turn"
+    assert waiting["third"] == "waits for the jobs before it"
     assert waiting["first"] == ""
 
 

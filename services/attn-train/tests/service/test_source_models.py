@@ -70,7 +70,7 @@ async def test_every_recipe_is_admitted(server, home, name):
     ("change", "said"),
     [
         (lambda config: setattr(config.model, "family", "rnnsaerch"), "rnnsearch"),
-        (lambda config: set_fields(config.model, {"vocab_size": 9}), "data decide"),
+        (lambda config: set_fields(config.model, {"vocab_size": 9}), "vocab_size"),
         (lambda config: set_fields(config.model, {"mechanism": "gla"}), "cross"),
         (lambda config: set_fields(config.model, {"hiden_size": 3}), "hidden_size"),
         (lambda config: set_fields(config.model, {"hidden_size": -3}), "hidden_size"),

@@ -37,17 +37,17 @@ from attn_cli.options import (
     NumKvHeads,
     Options,
     Sizes,
-    fitting,
     own_groups,
+    supported_sizes,
 )
 from attn_cli.output import human_bytes, human_count, print_facts
 from attn_cli.pictures import draw_curves
 
-CURVES = {"allowed_flops": "FLOPs of a forward pass", "state_bytes": "bytes remembered"}
+CURVES = {"allowed_flops": "FLOPs of a forward pass", "state_bytes": "bytes of state"}
 COUNTS = {"weights": "parameters", "flops": "flops", "allowed": "allowed_flops"}
 TRAINING = "compare-training"
 """The command that compares by training, in a package that may not be installed."""
-SIZES = {"state": "state_bytes", "a token": "state_bytes_per_token"}
+SIZES = {"state": "state_bytes", "per token": "state_bytes_per_token"}
 
 
 class CompareCommand(FlagCommand):
@@ -73,15 +73,17 @@ compare_app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @compare_app.command(name="compare", cls=CompareCommand)
 def compare_command(
-    names: Annotated[list[str], typer.Argument(help="Mechanisms; `attn list mechanisms` names them.")],
-    seq: Annotated[str, typer.Option(metavar="N,N,...", help="Sequence lengths to price.")] = "1024,4096,16384",
+    names: Annotated[list[str], typer.Argument(help="Names of mechanisms; see `attn list mechanisms`.")],
+    seq: Annotated[str, typer.Option(metavar="N,N,...", help="Sequence lengths in tokens.")] = "1024,4096,16384",
     hidden_size: HiddenSize = 512,
     num_heads: NumHeads = 8,
     num_kv_heads: NumKvHeads = None,
     head_dim: HeadDim = None,
     bidirectional: Bidirectional = False,
     dtype: Dtype = "float32",
-    draw: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the curves: PNG, SVG or PDF.")] = None,
+    draw: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the curves to a PNG, SVG or PDF.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compare the compute and the memory of mechanisms, one layer each, as sequences grow.
@@ -118,7 +120,7 @@ def priced(names: list[str], sizes: Sizes, lengths: list[int], dtype: str) -> li
 def row(name: str, sizes: Sizes, length: int, dtype: str) -> dict[str, Any]:
     """The costs of one mechanism at one length."""
     mechanism = installed().mechanisms.get(name)
-    fitted = own_groups(fitting(sizes, mechanism), mechanism, {})
+    fitted = own_groups(supported_sizes(sizes, mechanism), mechanism, {})
     facts = price(mechanism, fitted.config(mechanism, {}), length, dtype)
     kept = ("tokens", "parameters", "flops", "allowed_flops", "state_bytes", "state_bytes_per_token")
     return {"name": name} | {key: facts[key] for key in kept}
@@ -178,7 +180,7 @@ class Workload:
         return family.bytes({"layer": states}, tokens=self.seq, source=self.source, dtype=self.dtype)
 
 
-class Asked(NamedTuple):
+class AttentionChanges(NamedTuple):
     """The changes that the user requests to the model's attention; None, False and empty values change nothing."""
 
     attention: str | None
@@ -221,22 +223,20 @@ class Layers:
 
 
 def cost_command(
-    shape: Annotated[str, typer.Argument(help="A known model; `attn list shapes` names them.")],
-    batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 1,
-    seq: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 1024,
+    shape: Annotated[str, typer.Argument(help="Name of a known model; see `attn list shapes`.")],
+    batch: Annotated[int, typer.Option(min=1, help="Number of sequences.")] = 1,
+    seq: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 1024,
     encoder_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of each input of an encoder beside a decoder; by default as many.")
+        int | None, typer.Option(min=1, help="Tokens per encoder input, for encoder-decoder models; default: --seq.")
     ] = None,
     dtype: Dtype = "bfloat16",
     num_kv_heads: NumKvHeads = None,
-    attention: Annotated[str | None, typer.Option(help="Another mechanism than the model's own.")] = None,
+    attention: Annotated[str | None, typer.Option(help="Mechanism to use in place of the model's own.")] = None,
     bidirectional: Bidirectional = False,
-    kv_cache: Annotated[
-        str | None, typer.Option(help="The cache that keeps the states; `attn list caches` names them.")
-    ] = None,
+    kv_cache: Annotated[str | None, typer.Option(help="Cache that stores the states; see `attn list caches`.")] = None,
     option: Options = None,
     kv_sharing: Annotated[
-        str, typer.Option(help="Layers that share keys and values: cla:N, N neighbours; yoco, the upper half.")
+        str, typer.Option(help="Layers that share keys and values: cla:N (N neighbours) or yoco (the upper half).")
     ] = "",
     json: Json = False,
 ) -> None:
@@ -250,10 +250,10 @@ def cost_command(
         raise MissingPackage.of("attn-models", "the price of a known model")
     model = installed().shapes.get(shape)
     if encoder_len is not None and not model.encoder_layers:
-        raise InvalidValue.of("--encoder-len", encoder_len, f"none: {model.name} has no encoder beside a decoder")
+        raise InvalidValue.of("--encoder-len", encoder_len, f"none, as {model.name} is not an encoder-decoder model")
     work = Workload(batch=batch, seq=seq, source=encoder_len or seq, dtype=dtype_name(dtype), kv_cache=kv_cache)
-    asked = Asked(attention, parse_options(option), num_kv_heads, bidirectional, kv_sharing)
-    facts = attention_costs(model, work, asked)
+    changes = AttentionChanges(attention, parse_options(option), num_kv_heads, bidirectional, kv_sharing)
+    facts = attention_costs(model, work, changes)
     if json:
         print_json(facts)
         return
@@ -268,9 +268,9 @@ def cost_command(
     print_facts(readable)
 
 
-def attention_costs(model: ModelShape, work: Workload, asked: Asked) -> dict[str, Any]:
+def attention_costs(model: ModelShape, work: Workload, changes: AttentionChanges) -> dict[str, Any]:
     """The total costs of all attention layers; FLOPs count only the query-key pairs that the mask allows."""
-    stack = stack_of(model, work, asked)
+    stack = stack_of(model, work, changes)
     own = stack[0]
     sharing = sum(layers.number for layers in stack if layers.config.shares_kv)
     facts: dict[str, Any] = {
@@ -299,8 +299,8 @@ def attention_costs(model: ModelShape, work: Workload, asked: Asked) -> dict[str
         }
     else:
         facts |= {"attention_parameters": forward.parameters, "forward_flops": forward.allowed_flops}
-    changed = asked.attention, asked.num_kv_heads, asked.kv_sharing
-    if not any(changed) and not asked.options and model.parameters is not None:
+    changed = changes.attention, changes.num_kv_heads, changes.kv_sharing
+    if not any(changed) and not changes.options and model.parameters is not None:
         facts["model_parameters"] = model.parameters
         facts["active_parameters"] = model.active_parameters or model.parameters
     return facts if work.kv_cache is None else {"kv_cache": work.kv_cache, **facts}
@@ -312,28 +312,28 @@ def kv_heads(mechanism: Mechanism, config: MechanismConfig) -> int:
     return spec.heads.key_value if spec is not None else config.num_kv_heads or config.num_heads
 
 
-def stack_of(model: ModelShape, work: Workload, asked: Asked) -> list[Layers]:
+def stack_of(model: ModelShape, work: Workload, changes: AttentionChanges) -> list[Layers]:
     """The attention layers of the model; first come those of the decoder (or only stack) with keys of their own."""
-    mechanism = installed().mechanisms.get(asked.attention or model.mechanism)
-    if mechanism.only_cross or asked.options.get("cross"):
-        message = f"mechanism {mechanism.name!r} attends to a source; the layers of {model.name} attend to themselves"
+    mechanism = installed().mechanisms.get(changes.attention or model.mechanism)
+    if mechanism.only_cross or changes.options.get("cross"):
+        message = f"mechanism {mechanism.name!r} computes cross-attention; {model.name} needs self-attention"
         raise Incompatible(message, mechanism=mechanism.name)
-    options = asked.options if asked.attention else {**(model.options or {}), **asked.options}
-    causal = model.causal and not asked.bidirectional
-    groups = model.num_kv_heads if mechanism.can(Capability.GROUPED) or not asked.attention else None
+    options = changes.options if changes.attention else {**(model.options or {}), **changes.options}
+    causal = model.causal and not changes.bidirectional
+    groups = model.num_kv_heads if mechanism.can(Capability.GROUPED) or not changes.attention else None
     sizes = Sizes(
         hidden_size=model.hidden_size,
         num_heads=model.num_heads,
-        num_kv_heads=asked.num_kv_heads or groups,
+        num_kv_heads=changes.num_kv_heads or groups,
         head_dim=model.head_dim,
         causal=causal,
         bias=model.bias,
         max_seq_len=max(work.seq, work.source),
     )
-    if asked.num_kv_heads is None:
+    if changes.num_kv_heads is None:
         sizes = own_groups(sizes, mechanism, options)
     count = model.num_layers
-    shared = checked_kv_sharing(asked.kv_sharing or (), count)
+    shared = checked_kv_sharing(changes.kv_sharing or (), count)
     own = sum(kv_source_layer_of(shared, layer, count) == layer for layer in range(count))
     stack = [Layers(kind="self", number=own, mechanism=mechanism, config=sizes.config(mechanism, options))]
     if own < count:

@@ -166,9 +166,9 @@ def doctor_command(json: Json = False) -> None:
             findings += check()
         except Exception as error:  # noqa: BLE001  a plugin's check may fail in any way and is itself a finding
             findings.append(
-                Finding(subject=owner, ok=False, detail=f"its check failed: {type(error).__name__}: {error}")
+                Finding(subject=owner, ok=False, detail=f"the check itself failed: {type(error).__name__}: {error}")
             )
-    rows = [{"subject": f.subject, "well": "yes" if f.ok else "NO", "detail": f.detail} for f in findings]
+    rows = [{"subject": f.subject, "ok": "yes" if f.ok else "NO", "detail": f.detail} for f in findings]
     if json:
         print_json([{"subject": f.subject, "ok": f.ok, "detail": f.detail} for f in findings])
     else:
@@ -195,4 +195,4 @@ def _torch() -> Finding:
     try:
         return Finding(subject="torch", ok=True, detail=version("torch"))
     except PackageNotFoundError:
-        return Finding(subject="torch", ok=True, detail="not installed; only what needs no tensors works")
+        return Finding(subject="torch", ok=True, detail="not installed; commands that compute with tensors do not work")

@@ -37,7 +37,7 @@ from attn_cli.options import (
     NumKvHeads,
     Options,
     Sizes,
-    fitting,
+    supported_sizes,
 )
 from attn_cli.output import human_bytes, human_count, print_facts
 from attn_cli.pictures import as_text, device_type, draw_grid, view_of
@@ -57,10 +57,12 @@ def show_command(
     num_kv_heads: NumKvHeads = None,
     head_dim: HeadDim = None,
     bidirectional: Bidirectional = False,
-    seq: Annotated[int, typer.Option(min=1, help="Tokens to price.")] = 1024,
+    seq: Annotated[int, typer.Option(min=1, help="Sequence length for the costs, in tokens.")] = 1024,
     dtype: Dtype = "float32",
     option: Options = None,
-    draw: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw its picture: PNG, SVG or PDF.")] = None,
+    draw: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write its picture to a PNG, SVG or PDF.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show a mechanism: its description, states, costs, and the kernels that compute it.
@@ -77,7 +79,7 @@ def show_command(
         head_dim=head_dim,
         causal=not bidirectional,
     )
-    fitted, given = fitting(sizes, mechanism), parse_options(option)
+    fitted, given = supported_sizes(sizes, mechanism), parse_options(option)
     config, shown = fitted.config(mechanism, given), given or dict(mechanism.sketch)
     sketched = fitted.config(mechanism, shown)
     if draw is not None:
@@ -94,17 +96,17 @@ def show_command(
 
 def readable(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts in human-readable form."""
-    said = dict(facts) | {"equation": equation_text(facts["equation"])}
+    shown = dict(facts) | {"equation": equation_text(facts["equation"])}
     for key in ("state_bytes_per_token", "state_bytes"):
-        said[key] = human_bytes(facts[key])
+        shown[key] = human_bytes(facts[key])
     for key in ("flops", "allowed_flops", "parameters"):
-        said[key] = human_count(facts[key])
-    said["capabilities"] = ", ".join(facts["capabilities"]) or "none"
-    said["states"] = "\n".join(map(_in_words, facts["states"])) or "none"
-    said["options"] = ", ".join(f"{name}={value}" for name, value in facts["options"].items()) or "none"
+        shown[key] = human_count(facts[key])
+    shown["capabilities"] = ", ".join(facts["capabilities"]) or "none"
+    shown["states"] = "\n".join(map(_in_words, facts["states"])) or "none"
+    shown["options"] = ", ".join(f"{name}={value}" for name, value in facts["options"].items()) or "none"
     lines = [f"{row['part']}: {row['name']} {row['verdict']} {row['reasons']}".strip() for row in facts["kernels"]]
-    said["kernels"] = "\n".join(lines)
-    return said
+    shown["kernels"] = "\n".join(lines)
+    return shown
 
 
 def _in_words(state: dict[str, Any]) -> str:
@@ -116,7 +118,7 @@ def explain_command(
     name: Annotated[
         str,
         typer.Argument(
-            help=f"A mechanism, as of `attn list mechanisms`; an operation on rows, {', '.join(ROW_FORMS)}; {LINEAR}."
+            help=f"A mechanism (see `attn list mechanisms`), a row-wise operation ({', '.join(ROW_FORMS)}) or {LINEAR}."
         ),
     ],
     hidden_size: HiddenSize = 512,
@@ -124,26 +126,30 @@ def explain_command(
     num_kv_heads: NumKvHeads = None,
     head_dim: HeadDim = None,
     bidirectional: Bidirectional = False,
-    seq: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 1024,
+    seq: Annotated[int, typer.Option(min=1, help="Sequence length in tokens.")] = 1024,
     dtype: Dtype = "float32",
     device: Annotated[
         str,
         typer.Option(metavar=DEVICES.replace(", ", "|").replace(" or ", "|"), help="auto is a GPU if there is one."),
     ] = "cpu",
-    training: Annotated[bool, typer.Option("--training", help="Gradients are needed.")] = False,
-    padded: Annotated[bool, typer.Option("--padded", help="Sequences of different lengths.")] = False,
-    varlen: Annotated[bool, typer.Option("--varlen", help="Documents concatenated without padding.")] = False,
-    dropout: Annotated[bool, typer.Option("--dropout", help="Attention weights are dropped at random.")] = False,
+    training: Annotated[bool, typer.Option("--training", help="The call computes gradients.")] = False,
+    padded: Annotated[
+        bool, typer.Option("--padded", help="The batch is padded, as its sequences differ in length.")
+    ] = False,
+    varlen: Annotated[bool, typer.Option("--varlen", help="The batch concatenates documents without padding.")] = False,
+    dropout: Annotated[bool, typer.Option("--dropout", help="Dropout of attention weights.")] = False,
     rows: Annotated[
         str | None,
-        typer.Option(help="A step of serving that reads a KV cache in place, of rows plain, int8, int4 or latent."),
+        typer.Option(
+            help="Explain a serving step that reads KV cache rows of this form in place: plain, int8, int4 or latent."
+        ),
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option(help="The form of an operation on rows, such as added or pairs; the format of linear's weights."),
+        typer.Option(help="The form of a row-wise operation, such as added or pairs, or the weight format of linear."),
     ] = None,
     outputs: Annotated[
-        int | None, typer.Option(min=1, help="Outputs of a linear layer, whose inputs are --hidden-size.")
+        int | None, typer.Option(min=1, help="Output size of a linear layer; --hidden-size is its input size.")
     ] = None,
     option: Options = None,
     json: Json = False,
@@ -163,7 +169,7 @@ def explain_command(
         show(linear_verdicts(form, hidden_size, outputs, dtype=dtype_name(dtype), device=device), json=json)
         return
     if outputs is not None:
-        raise InvalidValue.of("--outputs", outputs, f"only beside {LINEAR}")
+        raise InvalidValue.of("--outputs", outputs, f"only with {LINEAR}")
     if name in ROW_FORMS:
         known = {"dtype": dtype_name(dtype), "device": device, "gradients": training}
         show(rowwise_verdicts(name, hidden_size, form=form, **known), json=json)
@@ -198,7 +204,7 @@ def whole_rows(mechanism: Mechanism, config: MechanismConfig, call: WholeCall) -
         found += step_verdicts(mechanism, config, call)
         found += recorded_steps(mechanism, config, dtype=call.dtype, device=RECORDED)
     if call.varlen and all(row["verdict"] != "runs" for row in found):
-        note("no kernel here computes documents together: each is computed alone, see without --varlen")
+        note("no kernel here computes documents together: each is computed alone, as shown without --varlen")
     return found
 
 
@@ -206,12 +212,11 @@ def step_rows(mechanism: Mechanism, config: MechanismConfig, call: WholeCall, fo
     """The verdicts on a step that reads the rows of a KV cache of this form in place; raises `InvalidValue` for a call
     with features that no step has, `Incompatible` if the mechanism uses no kernel for such a step."""
     if beyond_a_step(call):
-        allowed = "no --training, --padded, --varlen or --dropout beside it: it is a step of serving"
+        allowed = "a serving step, without --training, --padded, --varlen and --dropout"
         raise InvalidValue.of("--rows", form, allowed)
     found = paged_verdicts(mechanism, config, dtype=call.dtype, device=call.device, rows=form)
     if not found:
-        gathered = f"the steps of mechanism {mechanism.name!r} gather {form} rows"
-        message = f"{gathered}: no kernel is asked to meet them in place"
+        message = f"the steps of mechanism {mechanism.name!r} gather {form} rows: no kernel reads them in place"
         raise Incompatible(message, mechanism=mechanism.name)
     return found
 
@@ -235,7 +240,8 @@ def check_command(
     name: MechanismName,
     option: Options = None,
     tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="The longest sequences that it is tried at; from 26, by default 37.")
+        int | None,
+        typer.Option(metavar="N", help="Length of the longest sequences to test; at least 26, by default 37."),
     ] = None,
     json: Json = False,
 ) -> None:

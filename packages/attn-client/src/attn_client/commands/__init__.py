@@ -1,1 +1,1 @@
-"""The commands that talk to a server; one a file."""
+"""The commands that call a server, each in a file of its own."""

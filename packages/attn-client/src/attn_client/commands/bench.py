@@ -1,4 +1,4 @@
-"""`attn bench serve` and `attn bench latency`, with vLLM's options and report."""
+"""`attn bench serve` and `attn bench latency`, with the options and report of vLLM's commands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BaseUrl = Annotated[str, typer.Option(help="Address of an OpenAI server.", envva
 def backend_of(
     name: BackendName, model: str, base_url: str, connection: ConnectionOptions, *, ignore_eos: bool
 ) -> AttnBackend | OpenAIBackend:
-    """The server that is measured."""
+    """The client of the server that is measured."""
     settings = ClientSettings.of(connection)
     if name == "attn":
         return AttnBackend(settings, model, ignore_eos=ignore_eos)
@@ -53,7 +53,10 @@ def backend_of(
 
 
 def read_requests(path: Path, output_len: int) -> list[LoadRequest]:
-    """The requests of a file of JSON lines with `prompt` and optionally `output_len`; raises `UserError`."""
+    """Read requests from a file of JSON lines with `prompt` and optionally `output_len`.
+
+    Raises `UserError` for a malformed line, `InvalidValue` for an empty file.
+    """
     found = []
     for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
         try:
@@ -67,7 +70,7 @@ def read_requests(path: Path, output_len: int) -> list[LoadRequest]:
 
 
 def parse_goodput(goals: list[str] | None) -> dict[str, float]:
-    """Goals in milliseconds by metric, from "ttft:200"; raises `InvalidValue`."""
+    """Parse goals such as "ttft:200" into milliseconds by metric; raises `InvalidValue` for malformed goals."""
     found = {}
     for goal in goals or ():
         name, _, value = goal.partition(":")
@@ -81,7 +84,7 @@ def parse_goodput(goals: list[str] | None) -> dict[str, float]:
 
 
 def parse_numbers(text: str, field: str) -> list[float]:
-    """Percentiles from "50,99"; raises `InvalidValue`."""
+    """Parse percentiles such as "50,99"; raises `InvalidValue` unless all are numbers from 0 to 100."""
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
@@ -124,7 +127,7 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
     json: Json = False,
     connection: ConnectionOptions,
 ) -> None:
-    """Send requests at a rate, and report throughput, latencies and goodput as vLLM's `vllm bench serve` does.
+    """Send requests at a given rate, and report throughput, latencies and goodput as `vllm bench serve` does.
 
     Example: `attn bench serve --model smollm2-135m-instruct --num-prompts 50 --request-rate 4 --goodput ttft:500`
     """
@@ -162,7 +165,7 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
 
 
 async def _warm_up(server: Backend, request: LoadRequest, count: int) -> None:
-    """Do a request some times; what goes wrong is raised, before anything is measured."""
+    """Send a request `count` times before the measurement; raises the error of a request that fails."""
     for _ in range(count):
         times = RequestTimes(start=time.perf_counter())
         await server(request, times)
@@ -185,13 +188,13 @@ def latency_command(  # noqa: PLR0913 - a command has the options it has
     json: Json = False,
     connection: ConnectionOptions,
 ) -> None:
-    """Measure how long a batch of requests takes from beginning to end, as vLLM's `vllm bench latency` does."""
+    """Measure the end-to-end latency of a batch of requests, as `vllm bench latency` does."""
 
     async def run() -> list[float]:
         spent = []
         async with backend_of(backend, model, base_url, connection, ignore_eos=ignore_eos) as server:
             for number in range(num_iters_warmup + num_iters):
-                # Other prompts each time, or the prefix cache would answer.
+                # New prompts for each batch, which the prefix cache does not hold.
                 requests = random_requests(batch_size, input_len, output_len, seed=number)
                 found, seconds = await run_requests(server, requests, arrivals(batch_size, float("inf"), 1.0, 0))
                 if errors := [times.error for times in found if times.error]:

@@ -23,14 +23,14 @@ from attn_client.conversations import FORMAT, ConversationStore, KeptConversatio
 from attn_client.writer import Writer
 
 MAX_NEW_TOKENS = 512
-"""Of an answer, if not given."""
+"""The default maximum number of tokens in an answer."""
 FORGET = "/new"
 LEAVE = "/bye"
 SHOW = "/image "
 
 
 class KeptOptions(Checked, frozen=True, kw_only=True):
-    """What `attn chat` does with conversations that are kept."""
+    """The options of `attn chat` for saved conversations."""
 
     resume: Annotated[str | None, Meta(description="Go on with a kept conversation: its id, or `last`.")] = None
     list: Annotated[bool, Meta(description="List the conversations that are kept, and where they lie.")] = False
@@ -38,7 +38,7 @@ class KeptOptions(Checked, frozen=True, kw_only=True):
 
 
 class Keeper:
-    """Keeps the conversation with a model after every answer, under its id or a new one."""
+    """Saves the conversation after every answer, under its existing id or a new one."""
 
     def __init__(self, store: ConversationStore, model: str, name: str | None, *, served: bool) -> None:
         self._store, self._model, self._served = store, model, served
@@ -46,7 +46,7 @@ class Keeper:
         self._started = store.read(name).started if name else ""
 
     def keep(self, messages: list[ChatMessage]) -> None:
-        """Write the file; a disk that fails is said and ends no conversation."""
+        """Save all messages; an error of the disk is reported and does not end the conversation."""
         if self._name is None:
             self._name = self._store.new_id()
             self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -60,7 +60,7 @@ class Keeper:
             typer.echo(f"attn: the conversation is not kept: {error.strerror} ({self._store.folder})", err=True)
 
     def begin_anew(self) -> None:
-        """What follows is another conversation."""
+        """Save what follows as a new conversation."""
         self._name = None
 
 
@@ -76,12 +76,12 @@ def chat_command(  # noqa: PLR0913 - a command has the options it has
     engine: EngineConfig,
     connection: ConnectionOptions,
 ) -> None:
-    """Talk with a model, here without a server or, if one is named first, with a server's.
+    """Chat with a model: one that runs on this machine without a server or, if SERVED is given, a server's model.
 
-    A line is a message. Ctrl-C ends an answer, at the prompt the conversation, as Ctrl-D does; `/new` starts another.
-    `/image FILE` shows an image with the next message, to a model that sees images; `--image` with the first.
-    Conversations are kept under $ATTN_HOME/conversations, where you alone can read them, and go on with `--resume`.
-    The options of engines are for a model that runs here. An answer has at most 512 tokens, if not given.
+    Each line is a message. Ctrl-C stops an answer; at the prompt, Ctrl-C or Ctrl-D ends the conversation; `/new` starts
+    another. `/image FILE` adds an image to the next message, for vision-language models; `--image` to the first.
+    Conversations are saved in $ATTN_HOME/conversations, readable only by you; `--resume` continues one.
+    Engine options apply only to a model that runs on this machine. By default an answer has at most 512 tokens.
 
     Examples: `attn pull smollm2-135m-instruct`, then `attn chat`; `attn chat MODEL --address HOST:PORT`;
     `attn chat --list`, then `attn chat --resume last`
@@ -92,7 +92,7 @@ def chat_command(  # noqa: PLR0913 - a command has the options it has
         return
     if served is not None and model is not None:
         raise InvalidValue.of("--model", model, f"either --model or a server's model ({served}), not both")
-    images = read_images(image or ())  # before a model is loaded: a wrong file is said at once
+    images = read_images(image or ())  # before the model is loaded, so that an unreadable file is reported at once
     before: list[ChatMessage] = []
     name = None
     if kept.resume is not None:
@@ -130,9 +130,9 @@ def talk(
     *,
     images: Sequence[bytes] = (),
 ) -> None:
-    """Read lines and write answers until there are no more lines; `keeper` None keeps nothing.
+    """Read messages from standard input and write answers until the input ends; with `keeper` None, nothing is saved.
 
-    The first message comes with `images`, the bytes of image files.
+    `images`, the bytes of image files, are attached to the first message.
     """
     if sampling.max_new_tokens is None:
         sampling = sampling.replace(max_new_tokens=MAX_NEW_TOKENS)
@@ -158,7 +158,7 @@ def talk(
 
 
 def _shown(path: str) -> list[bytes]:
-    """The image of a file; none for one that cannot be read, which is said and ends no conversation."""
+    """Read an image file; if it cannot be read, report that and return an empty list."""
     try:
         return read_images([Path(path).expanduser()])
     except InvalidValue as error:
@@ -172,7 +172,7 @@ def _write(text: str) -> None:
 
 
 def _read(person: bool) -> str | None:  # noqa: FBT001  (whether a terminal is at the other end)
-    """The next line, None at the end."""
+    """Read the next line; None at the end of the input."""
     try:
         return input("> ") if person else (sys.stdin.readline() or None)
     except (EOFError, KeyboardInterrupt):

@@ -14,10 +14,10 @@ from attn_client.writer import Writer
 
 
 class Conversation:
-    """The turns with one model. What the context no longer holds is not shown to it, the oldest turn first.
+    """A conversation with one model. When the context is full, the oldest turns are dropped from the model's prompt.
 
-    `before` are messages of an earlier conversation that goes on, a system message first if it has one. `keep` is given
-    all messages after every answer.
+    `before` are the messages of an earlier conversation to continue, beginning with its system message if it has one.
+    `keep` is called with all messages after every answer.
     """
 
     def __init__(
@@ -38,19 +38,19 @@ class Conversation:
 
     @property
     def messages(self) -> list[ChatMessage]:
-        """What the model is shown."""
+        """The messages of the model's next prompt."""
         return [*self._system, *self._turns]
 
     def forget(self) -> None:
-        """Begin anew; the system message stays."""
+        """Start over; the system message is kept."""
         self._turns.clear()
         self._all.clear()
 
     def answer(self, text: str, write: Callable[[str], None], images: Sequence[bytes] = ()) -> None:
-        """Give the model's answer to a turn, shown `images`, the bytes of image files, to `write`, piece by piece.
+        """Generate the answer to the message `text`, and pass it to `write` piece by piece.
 
-        Ctrl-C ends it, while writing too; what was said by then stays part of the conversation. A turn that fails does
-        not.
+        `images`, the bytes of image files, are attached to the message. Ctrl-C stops the answer, and the part generated
+        by then stays in the conversation. After any other error, the message is removed from it.
         """
         self._turns.append(ChatMessage(role="user", content=text.rstrip("\n"), images=tuple(images)))
         said: list[str] = []

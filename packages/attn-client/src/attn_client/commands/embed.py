@@ -29,11 +29,11 @@ def embed_command(
     engine: DeviceConfig,
     connection: ConnectionOptions,
 ) -> None:
-    """Embed texts and show the cosine similarity of each pair (1 is the same meaning).
+    """Embed texts and print the cosine similarity of each pair (1 is the same meaning); with `--json`, the vectors.
 
-    A server's encoder does it, or with `--model` one that runs here. Examples: `attn pull minilm`, then `attn embed
-    --model minilm "a cat" "a kitten" "the tax return"`, or `attn embed minilm ...` where `attn serve --model minilm`
-    runs; with `--json` the vectors themselves. Device and element type are for an encoder that runs here.
+    The encoder is a server's, or with `--model` one that runs on this machine. Examples: `attn pull minilm`, then `attn
+    embed --model minilm "a cat" "a kitten" "the tax return"`, or `attn embed minilm ...` while `attn serve --model
+    minilm` runs. Device and element type apply only to an encoder that runs on this machine.
     """
     name, texts = (words[0], words[1:]) if model is None else (model, words)
     given = [line for text in texts for line in (sys.stdin.read().splitlines() if text == "-" else [text]) if line]
@@ -57,5 +57,5 @@ def embed_command(
 
 
 def _cosine(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """Of vectors of length 1."""
+    """The cosine similarity of two vectors of length 1."""
     return sum(a * b for a, b in zip(one, other, strict=True))

@@ -1,4 +1,4 @@
-"""Following a job: a progress bar on a terminal, plain lines otherwise, JSON for programs."""
+"""Display of a running job: a progress bar on a terminal, plain lines otherwise, or JSON for programs."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ SHOWN = {
     "masked_accuracy": "masked accuracy {:.1%}",
     "accuracy": "accuracy {:.1%}",
 }
-"""Metrics that people are shown, and how."""
+"""The metrics that are displayed, and their formats."""
 CLASSIFICATION = "accuracy"
-"""Metric of classifiers, which no server runs."""
+"""The metric that marks a job that trained a classifier, a model that cannot be served."""
 
 
 class View(Protocol):
-    """Shows a job and its events."""
+    """Displays a job and its events."""
 
     def show(self, update: TrainingJob | JobEvent) -> None:
-        """Show one update."""
+        """Display one update."""
         ...
 
 
 def follow(client: Client, job_id: str, *, after: int, json: bool) -> TrainingJob:
-    """Show a job until it ends, and return it; raises its error if it failed, `typer.Exit` if it was cancelled."""
+    """Display a job until it ends, and return it; raises its error if it failed, `typer.Exit` if it was cancelled."""
     try:
         with _view(json=json) as view, closing(client.jobs.watch(job_id, after=after)) as updates:
             for update in updates:
@@ -64,7 +64,7 @@ def follow(client: Client, job_id: str, *, after: int, json: bool) -> TrainingJo
 
 
 def describe(metrics: Any) -> str:
-    """Metrics for people, in a fixed order."""
+    """The metrics of `SHOWN` as text, in a fixed order."""
     return "  ".join(form.format(metrics[name]) for name, form in SHOWN.items() if name in metrics)
 
 
@@ -80,7 +80,7 @@ def _view(*, json: bool) -> Iterator[View]:
 
 
 class JsonView:
-    """A line of JSON an event: the fields of the job, then of each event, but for those that are not given."""
+    """Prints one line of JSON for the job, then one for each event; fields that are None are left out."""
 
     def show(self, update: TrainingJob | JobEvent) -> None:
         """Print the update."""
@@ -89,7 +89,7 @@ class JsonView:
 
 
 class LineView:
-    """A line for people an event."""
+    """Prints one line of text for each event."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -106,8 +106,8 @@ class LineView:
 
 
 class BarView:
-    """A bar with the newest values; other events scroll above it. In a narrow terminal the values are cut, and bar,
-    steps and remaining time stay."""
+    """A progress bar with the newest metrics; other events scroll above it. In a narrow terminal the metrics are
+    truncated, and the bar, the steps and the remaining time stay visible."""
 
     def __init__(self, console: Console | None = None) -> None:
         console = console or Console()
@@ -131,7 +131,7 @@ class BarView:
         self._progress.stop()
 
     def show(self, update: TrainingJob | JobEvent) -> None:
-        """Move the bar, or print a line above it."""
+        """Advance the bar, or print a line above it."""
         if isinstance(update, TrainingJob):
             self._progress.update(
                 self._task, description=update.state, total=update.config.optimizer.steps, completed=update.step
@@ -146,7 +146,7 @@ class BarView:
 
 
 def sentence(event: JobEvent) -> str:
-    """An event that is no measurement, for people; empty for what this version does not know."""
+    """The text for an event other than metrics; empty for kinds of events that this version does not know."""
     match event.payload:
         case StateChange(current=current, error=None):
             return str(current)

@@ -51,12 +51,12 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     json: Json = False,
     connection: ConnectionOptions,
 ) -> None:
-    """Generate text: with a server's model, or with `--model` one that runs here; the text appears as it is generated.
+    """Generate text with a server's model or, with `--model`, one that runs on this machine; output is streamed.
 
-    The options of engines are for a model that runs here. With `--regex "(yes|no)"` the text matches that
-    expression, with `--json-schema person.json` it is JSON of that form. Examples: `attn generate
-    smollm2-135m-instruct --chat "Where is Paris?"` asks a server, `attn generate --model smollm2-135m-instruct "Once"`
-    needs none. With `--verbose` it says after the text how many tokens a second were generated.
+    Engine options apply only to a model that runs on this machine. With `--regex "(yes|no)"` the text matches that
+    expression; with `--json-schema person.json` it is JSON that conforms to the schema. Examples: `attn generate
+    smollm2-135m-instruct --chat "Where is Paris?"` uses a server, `attn generate --model smollm2-135m-instruct "Once"`
+    needs none. With `--verbose`, the number of tokens per second is printed after the text.
     """
     name, prompt = _asked(words or [], model, encoder_prompt)
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -64,7 +64,7 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     with ExitStack() as stack:
         writer = writer_for(stack, local=model is not None, connection=connection, engine=engine)
         deltas = writer.generate(name, asked, sampling, timeout=timeout)
-        # Closing cancels, also on a server, also at Ctrl-C.
+        # Closing cancels the request, on a server too; also at Ctrl-C.
         with closing(deltas):
             timed = TimedDeltas(deltas)
             show(timed, json=json, several=sampling.n > 1)
@@ -72,7 +72,7 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
 
 
 class TimedDeltas:
-    """Deltas on their way to the screen, and how fast they came."""
+    """Passes deltas through and measures how fast they arrive."""
 
     def __init__(self, deltas: Iterable[OutputDelta]) -> None:
         self._deltas = deltas
@@ -92,7 +92,7 @@ class TimedDeltas:
             yield delta
 
     def report(self) -> str:
-        """Tokens read and generated, the time to the first and tokens a second after it, in one line."""
+        """One line with the numbers of prompt and generated tokens, time to first token, and tokens per second."""
         prompt = f"{self._usage.prompt_tokens} prompt tokens, " if self._usage else ""
         if self._first is None:
             return f"attn: {prompt}no token generated"
@@ -102,7 +102,10 @@ class TimedDeltas:
 
 
 def _asked(words: list[str], model: str | None, encoder_prompt: str | None) -> tuple[str, str]:
-    """The model and the prompt, which is optional with an encoder prompt; raises `InvalidValue` for other words."""
+    """The model and the prompt from the arguments; the prompt is optional with an encoder prompt.
+
+    Raises `InvalidValue` for a wrong number of arguments.
+    """
     if encoder_prompt is not None and len(words) == (model is None):
         words = [*words, ""]
     if model is not None and len(words) == 1:
@@ -127,7 +130,7 @@ def _prompt(
 
 
 def show(deltas: Iterable[OutputDelta], *, json: bool, several: bool) -> None:
-    """Print a completion as it is generated, or each of several once it is whole; as JSON, every delta as it comes."""
+    """Print a completion as it is generated, or each of several when it is complete; as JSON, each delta on arrival."""
     if json:
         for delta in deltas:
             print_json(delta)
@@ -141,7 +144,7 @@ def show(deltas: Iterable[OutputDelta], *, json: bool, several: bool) -> None:
 
 
 def _show_whole(deltas: Iterable[OutputDelta]) -> None:
-    """Completions that are generated side by side, one after the other, under their numbers."""
+    """Print completions that are generated concurrently, each when it is complete, under its number."""
     texts: dict[int, str] = {}
     for delta in deltas:
         texts[delta.index] = texts.get(delta.index, "") + delta.text

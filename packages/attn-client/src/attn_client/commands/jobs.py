@@ -33,7 +33,7 @@ def list_command(*, json: Json = False, connection: ConnectionOptions) -> None:
 @app.command("show")
 @with_flags
 def show_command(*, job: JobId, connection: ConnectionOptions) -> None:
-    """Show all of a job, as JSON."""
+    """Show all fields of a job, as JSON."""
     with connect(connection) as client:
         print_json(client.jobs.get(job))
 
@@ -47,7 +47,7 @@ def watch_command(
     json: Json = False,
     connection: ConnectionOptions,
 ) -> None:
-    """Follow a job until it ends; a broken connection is made again. Ctrl-C leaves the job running."""
+    """Follow a job until it ends, reconnecting if the connection breaks. Ctrl-C leaves the job running."""
     with connect(connection) as client:
         follow(client, job, after=after, json=json)
 
@@ -60,7 +60,7 @@ def cancel_command(
     discard: Annotated[bool, typer.Option("--discard", help="Stop without a last checkpoint.")] = False,
     connection: ConnectionOptions,
 ) -> None:
-    """Ask a job to stop."""
+    """Cancel a job. It writes a last checkpoint before it stops, unless `--discard` is given."""
     with connect(connection) as client:
         typer.echo(f"{job} is {client.jobs.cancel(job, discard=discard).state}")
 
@@ -73,7 +73,7 @@ def resume_command(
     detach: Annotated[bool, typer.Option("--detach", help="Do not follow it.")] = False,
     connection: ConnectionOptions,
 ) -> None:
-    """Start a failed or cancelled job again from its newest checkpoint."""
+    """Restart a failed or cancelled job from its newest checkpoint."""
     with connect(connection) as client:
         resumed = client.jobs.resume(job)
         if detach:
@@ -90,7 +90,7 @@ def rm_command(
     cancel: Annotated[bool, typer.Option("--cancel", help="Stop it first if it has not ended.")] = False,
     connection: ConnectionOptions,
 ) -> None:
-    """Delete a job that has ended: its record, events, checkpoints and other files. Its finished model stays."""
+    """Delete a job that has ended: its record, events, checkpoints and other files. Its finished model is kept."""
     with connect(connection) as client:
         model = client.jobs.delete(job, cancel=cancel)
     typer.echo(f"{job} is deleted" + (f"; its model stays in {model}" if model else ""))
@@ -99,7 +99,7 @@ def rm_command(
 @app.command("metrics")
 @with_flags
 def metrics_command(*, job: JobId, connection: ConnectionOptions) -> None:
-    """Print what a job has measured so far as lines of JSON, each step once, as in its metrics.jsonl."""
+    """Print a job's metrics so far as JSON lines, one for each measured step, as in its metrics.jsonl."""
     last = -1
     with connect(connection) as client:
         end = client.jobs.get(job).last_event_id

@@ -45,14 +45,15 @@ def map_command(  # noqa: PLR0913 - a command has the options it has
     engine: DeviceConfig,
     connection: ConnectionOptions,
 ) -> None:
-    """Draw the attention weights of a sentence: a grid of heads, queries down, keys across.
+    """Draw the attention weights of a sentence: one heat map for each head, queries down, keys across.
 
     Needs matplotlib: `pip install "attn-client[draw]"`. With `--json`, prints the weights and draws nothing.
 
     With `--html FILE`, writes the attention explorer instead: layers by heads, lines, matrix, rollout, in one file that
     needs no server and no network.
 
-    A server's model computes them, or with `--model` one that runs here; device and element type are for the latter.
+    The model is a server's, or with `--model` one that runs on this machine; device and element type apply to the
+    latter.
 
     Example: `attn map smollm2-135m-instruct "The cat sat on the mat because it was tired." --layer 12`
     """

@@ -52,15 +52,15 @@ def load_command(  # noqa: PLR0913 - flags
     deployment: DeploymentConfig,
     connection: ConnectionOptions,
 ) -> None:
-    """Load a model, a version of one, or a LoRA adapter on one; returns when it answers requests.
+    """Load a model, a version of a model, or a LoRA adapter on a model; returns once it answers requests.
 
-    Example: `attn models load chat ./new --version 2 --traffic 0.1`, or with `--replace` in place of the old version
+    Example: `attn models load chat ./new --version 2 --traffic 0.1`, or with `--replace` to replace the old version
     """
     if version:
         name, source = f"{name}@{version}", source or name
     if replace and (traffic is not None or base_model or "@" not in name):
         raise InvalidValue.of("replace", "true", "given with --version alone, which then gets all traffic")
-    # The server does not know this shell's folder.
+    # The server has another working directory, so local paths are made absolute.
     folder, draft = (
         str(Path(text).resolve()) if text and Path(text).exists() else text for text in (source, engine.draft_model)
     )
@@ -91,14 +91,14 @@ def scale_command(
     deployment: DeploymentConfig,
     connection: ConnectionOptions,
 ) -> None:
-    """Change how many engines serve a model; requests that run go on.
+    """Change the number of engines that serve a model; running requests are not interrupted.
 
     Example: `attn models scale chat 3`, or `attn models scale chat --min-replicas 0 --max-replicas 4`
     """
     if number is not None:
         if deployment.replicas not in (None, number):
             raise InvalidValue.of("replicas", deployment.replicas, f"left out with N, which is {number}")
-        # Made anew, as `replace` checks nothing.
+        # Construct a new object, because `replace` does not validate.
         deployment = DeploymentConfig(**msgspec.structs.asdict(deployment) | {"replicas": number})
     with connect(connection) as client:
         model = client.models.scale(name, deployment)
@@ -115,9 +115,9 @@ def traffic_command(
     ],
     connection: ConnectionOptions,
 ) -> None:
-    """Divide the requests for a model among its versions; each conversation stays with one.
+    """Divide the requests for a model among its versions; each conversation stays with one version.
 
-    Example: `attn models traffic chat 2=0.5`, and to roll back `attn models traffic chat 1=1`
+    Example: `attn models traffic chat 2=0.5`; to roll back, `attn models traffic chat 1=1`
     """
     given = {}
     for text in traffic:
@@ -141,7 +141,7 @@ def unload_command(
     ] = None,
     connection: ConnectionOptions,
 ) -> None:
-    """Take a model out of service."""
+    """Unload a model."""
     with connect(connection) as client:
         client.models.unload(name, shutdown_timeout=shutdown_timeout)
     typer.echo(f"{name} is unloaded")
@@ -149,7 +149,7 @@ def unload_command(
 
 @app.command("local")
 def local_command(*, json: Json = False) -> None:
-    """List the models of this machine: those that were pulled, converted or trained, and those half fetched."""
+    """List the models on this machine: pulled, converted or trained ones, and incomplete downloads."""
     models = _store().models()
     if json:
         print_json([_local_facts(model) for model in models])
@@ -176,10 +176,10 @@ def _local_facts(model: LocalModel) -> dict[str, Any]:
 def rm_command(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names, as `attn models local` lists them.")],
 ) -> None:
-    """Delete models of this machine, and what a cut off fetch left of them."""
+    """Delete models from this machine, including incomplete downloads."""
     store = _store()
     known = [model.name for model in store.models()]
-    for name in names:  # all or none
+    for name in names:  # check all names first, so that all or none are deleted
         if name not in known:
             raise UnknownName.of("model of this machine", name, known)
     for name in dict.fromkeys(names):
@@ -187,19 +187,19 @@ def rm_command(
 
 
 class LocalStore(Protocol):
-    """The models of this machine."""
+    """The store of the models on this machine."""
 
     def models(self) -> Sequence[LocalModel]:
-        """All of them, by name."""
+        """All models, sorted by name."""
         ...
 
     def remove(self, name: str) -> int:
-        """Delete one; the bytes that are free again."""
+        """Delete the model of this name; returns the number of bytes freed."""
         ...
 
 
 class LocalModel(Protocol):
-    """A model on this machine; `nbytes` on the disk, `origin` in words."""
+    """A model on this machine; `nbytes` is its size on disk, `origin` a text that describes where it came from."""
 
     name: str
     path: Path
@@ -210,7 +210,7 @@ class LocalModel(Protocol):
 
 
 def _store() -> LocalStore:
-    """The store of the first plugin that offers one; raises `MissingPackage` without one."""
+    """The store of the first plugin that provides one; raises `MissingPackage` if none does."""
     for _, open_store in installed().offers("attn_local_stores"):
         store: LocalStore = open_store()
         return store

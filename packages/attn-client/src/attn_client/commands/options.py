@@ -1,4 +1,4 @@
-"""Options that the commands share, and where a model is: on a server or in this process."""
+"""Options that several commands share, and the choice between a server's model and one in this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Images = Annotated[
 
 
 def read_images(paths: Sequence[Path]) -> list[bytes]:
-    """The bytes of image files; raises `InvalidValue` for one that cannot be read."""
+    """Read image files as bytes; raises `InvalidValue` for one that cannot be read."""
     try:
         return [path.read_bytes() for path in paths]
     except OSError as error:
@@ -39,7 +39,7 @@ class LocalWriter(Writer, AbstractContextManager["LocalWriter"], Protocol):
     """A client that runs models in this process."""
 
     def __enter__(self) -> Self:
-        """Itself; leaving stops its models."""
+        """Return the client itself; leaving the context stops its models."""
         ...
 
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
@@ -55,21 +55,24 @@ class LocalWriter(Writer, AbstractContextManager["LocalWriter"], Protocol):
         heads: Sequence[int] = (),
         gradients: bool = False,
     ) -> list[AttentionMap]:
-        """The attention weights of a prompt, one map a layer, the first with gradients if they are asked for."""
+        """The attention weights of a prompt, one map for each layer; with `gradients`, the first map has gradients."""
         ...
 
     def only_chat_model(self) -> str:
-        """The one model of this machine that can chat."""
+        """The name of the only model on this machine that has a chat template."""
         ...
 
 
 def connect(options: ConnectionOptions) -> Client:
-    """A client for these options; raises `InvalidValue` for a file that cannot be read."""
+    """Make a client from these options; raises `InvalidValue` for a file that cannot be read."""
     return Client(ClientSettings.of(options))
 
 
 def here(engine: EngineConfig | None = None) -> LocalWriter:
-    """The client of this process, from the first plugin that offers one; raises `MissingPackage` without one."""
+    """Make a client that runs models in this process, with the first plugin that provides one.
+
+    Raises `MissingPackage` if no plugin does.
+    """
     for _, open_client in installed().offers("attn_local_clients"):
         client: LocalWriter = open_client(engine or EngineConfig())
         return client
@@ -77,16 +80,16 @@ def here(engine: EngineConfig | None = None) -> LocalWriter:
 
 
 def writer_for(stack: ExitStack, *, local: bool, connection: ConnectionOptions, engine: EngineConfig) -> Writer:
-    """A client of this process with this engine, or of a server, which has engines of its own.
+    """Make a client that runs models in this process with the given engine, or a client of a server.
 
-    Raises `InvalidValue` for an option of the other.
+    Raises `InvalidValue` for an option that only applies to the other kind.
     """
     refuse_options_of_the_other(local=local, connection=connection, engine=engine)
     return stack.enter_context(here(engine) if local else connect(connection))
 
 
 def refuse_options_of_the_other(*, local: bool, connection: ConnectionOptions, engine: DeviceConfig) -> None:
-    """Raise `InvalidValue` for how to reach a server beside a model here, or an engine's option beside a server."""
+    """Raise `InvalidValue` for a connection option with a local model, or an engine option with a server's model."""
     if local:
         _refuse_connection_options(connection)
     else:
@@ -94,7 +97,7 @@ def refuse_options_of_the_other(*, local: bool, connection: ConnectionOptions, e
 
 
 def _refuse_connection_options(connection: ConnectionOptions) -> None:
-    """What the environment says of a server is for the commands that ask one, so it is no error here."""
+    """Raise `InvalidValue` for connection options, except values that come from environment variables."""
     for info in flag_fields(ConnectionOptions):
         given = getattr(connection, info.name)
         if given != info.default and str(given) != os.environ.get(info.extra["envvar"]):

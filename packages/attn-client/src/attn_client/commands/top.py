@@ -1,4 +1,4 @@
-"""`attn top`: models, requests and jobs of a server, live."""
+"""`attn top`: a live display of a server's models, requests and jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a server said at a time of `time.monotonic()`; jobs that have ended are left out."""
+    """The state of a server at one time (of `time.monotonic()`); jobs that have ended are left out."""
 
     time: float
     models: list[ModelInfo]
@@ -36,7 +36,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, client: Client) -> Snapshot:
-        """Ask a server now. A model that cannot answer has no stats, a server without training no jobs."""
+        """Query a server. A model that does not answer has no stats; a server without training has no jobs."""
         models = client.models.list()
         stats = {}
         for model in models:
@@ -52,14 +52,14 @@ class Snapshot:
         return cls(time.monotonic(), models, stats, jobs)
 
     def plain(self) -> dict[str, Any]:
-        """Models, each with its stats or null, and jobs, as JSON has them."""
+        """The models, each with its stats or None, and the jobs, as values for JSON."""
         models = [
             msgspec.to_builtins(model, enc_hook=str) | {"stats": self.stats.get(model.name)} for model in self.models
         ]
         return {"models": models, "jobs": self.jobs}
 
     def model_rows(self, before: Snapshot | None) -> list[Row]:
-        """A row a model; rates are those since `before`."""
+        """One table row for each model; rates are computed from the difference to `before`."""
         return [self._model_row(model, before) for model in self.models]
 
     def _model_row(self, model: ModelInfo, before: Snapshot | None) -> Row:
@@ -79,7 +79,7 @@ class Snapshot:
         }
 
     def job_rows(self) -> list[Row]:
-        """A row a job."""
+        """One table row for each job."""
         return [
             {
                 "job": job.id,
@@ -95,7 +95,7 @@ class Snapshot:
         if earlier is None or before is None:
             return "-"
         more = getattr(now, field) - getattr(earlier, field)
-        # A counter that fell is that of a new engine.
+        # A counter that decreased belongs to a new engine.
         return f"{more / (self.time - before.time):,.1f}" if more >= 0 else "-"
 
 
@@ -104,7 +104,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def picture(snapshot: Snapshot, before: Snapshot | None, address: str) -> Group:
-    """The tables of a moment."""
+    """The tables of one snapshot, with a title line."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table
@@ -131,9 +131,9 @@ def top_command(
     json: Json = False,
     connection: ConnectionOptions,
 ) -> None:
-    """Watch what a server does: its models with their requests, KV cache and tokens a second, and its open jobs.
+    """Show a live view of a server: its models with their requests, KV cache and tokens per second, and its open jobs.
 
-    Into a pipe or with `--json` it looks once.
+    In a pipe, or with `--json`, prints the current state once.
     """
     with connect(connection) as client:
         snapshot = Snapshot.of(client)

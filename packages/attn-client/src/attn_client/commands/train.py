@@ -43,11 +43,12 @@ def train_command(  # noqa: PLR0913 - options, given by name
     json: Json = False,
     connection: ConnectionOptions,
 ) -> None:
-    """Train a model on the server and watch it. The job goes on if this command ends; Ctrl-C leaves it running.
+    """Train a model on the server and follow the job. It continues on the server if this command ends, also at Ctrl-C.
 
     Examples: `attn train --mechanism gqa --num-kv-heads 2 --dataset shakespeare`, `attn train --recipe rnnsearch
-    --batch-size 16`, `attn train --from smollm2-135m-instruct --lora-rank 8 --dataset my.txt`. Options change a recipe.
-    Fields of the model's config that have no option are given by name: `--model-options 'pattern=["linear", "mha"]'`.
+    --batch-size 16`, `attn train --from smollm2-135m-instruct --lora-rank 8 --dataset my.txt`. Options override a
+    recipe. Fields of the model's config without an option of their own are given by name: `--model-options
+    'pattern=["linear", "mha"]'`.
     """
     data, model = training.data, training.model
     config = training.replace(
@@ -68,7 +69,7 @@ def train_command(  # noqa: PLR0913 - options, given by name
 
 
 def show_estimate(estimate: JobEstimate, *, json: bool) -> None:
-    """What a job would cost, as a table for people."""
+    """Print the estimated cost of a job, as text or as JSON."""
     if json:
         print_json(estimate)
         return
@@ -103,11 +104,11 @@ def _bytes(size: int) -> str:
 
 
 def _mixture(sources: Sequence[PreparedSource]) -> str:
-    """Folders of prepared data as the server needs them."""
+    """The text form of a mixture of prepared folders, with absolute paths for the server."""
     absolute = (replace(source, path=str(Path(source.path).expanduser().absolute())) for source in sources)
     return ",".join(source.text for source in absolute)
 
 
 def _folder(name: str | None) -> str | None:
-    """A folder of this machine as an absolute path, as the server needs it; a name as it is."""
+    """The absolute path, for the server, if `name` is a folder on this machine; any other name is returned as given."""
     return str(Path(name).expanduser().resolve()) if name and Path(name).expanduser().is_dir() else name

@@ -21,9 +21,9 @@ from attn_client.writer import Writer
 
 Option = typer.Option
 NAMED = 10
-"""Unknown words that are named."""
+"""The maximum number of unknown words that are listed."""
 AT_ONCE = 32
-"""Sentences asked for side by side: what fills a batch, and what a small server takes."""
+"""The number of concurrent requests: enough to fill a batch, and accepted by a small server."""
 
 
 @with_flags
@@ -41,7 +41,7 @@ def translate_command(
 ) -> None:
     """Translate each line of a text with an encoder-decoder model, such as RNNsearch.
 
-    Examples: `attn translate my-job "a dog runs"` asks a server, `attn translate --model my-job --num-beams 5 - <
+    Examples: `attn translate my-job "a dog runs"` uses a server, `attn translate --model my-job --num-beams 5 - <
     test.en` needs none. `--references test.de` measures BLEU with sacrebleu: `pip install "attn-client[bleu]"`.
     """
     name, text = _asked(words, model)
@@ -78,7 +78,7 @@ def translations(writer: Writer, model: str, lines: Sequence[str], sampling: Sam
 
 
 def unknown_words(writer: Writer, model: str, lines: Sequence[str]) -> list[str]:
-    """The words of the lines that the model's vocabulary has no token for, each once."""
+    """The words in the lines for which the model's vocabulary has no token, each once."""
 
     def look_up(line: str) -> tuple[str, ...]:
         return writer.tokenize(model, Prompt(text="", encoder_prompt=EncoderPrompt(text=line))).unknown

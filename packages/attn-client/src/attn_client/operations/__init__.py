@@ -1,4 +1,4 @@
-"""Calls as data: what is sent and what the answer becomes, without any input or output."""
+"""Remote calls as data: the request, and the conversion of its response; nothing here does any input or output."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Operation(Generic[Response, Result]):
-    """One call: its full method name, its request, the type of the answer and what that becomes for the caller.
+    """One call: its full gRPC method name, request, response type, and the function that converts a response.
 
-    `repeatable` says whether nothing is done twice where it is sent twice.
+    `repeatable` is whether the call is idempotent, so that it may safely be sent twice.
     """
 
     method: str
@@ -28,11 +28,11 @@ class Operation(Generic[Response, Result]):
 
 @dataclass(frozen=True)
 class Page(Generic[Result]):
-    """Some of a list, and the token of the rest; empty if this is all."""
+    """One page of a list, and the token of the next page; empty on the last page."""
 
     items: list[Result]
     following: str
 
 
 def nothing(_: Message) -> None:
-    """The result of a call that only does something."""
+    """Convert the response of a call that has no result."""

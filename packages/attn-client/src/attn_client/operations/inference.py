@@ -1,4 +1,4 @@
-"""Requests to models."""
+"""Calls of the inference service."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SERVICE = "/attn.v1.InferenceService"
 
 
 def generate(request: GenerateRequest) -> Operation[Any, OutputDelta]:
-    """Completions of a prompt, in deltas."""
+    """Generate the completions of a prompt, as a stream of deltas."""
     return Operation(
         f"{SERVICE}/Generate", to_message(request), message_class(OutputDelta), partial(from_message, OutputDelta)
     )
@@ -40,7 +40,7 @@ def generate(request: GenerateRequest) -> Operation[Any, OutputDelta]:
 def score(
     model: str, prompts: Sequence[PromptLike], top_logprobs: int
 ) -> Operation[pb.ScoreResponse, list[SequenceScore]]:
-    """The log probabilities of sequences."""
+    """Compute the log probabilities of sequences."""
     request = ScoreRequest(model=model, prompts=tuple(map(Prompt.of, prompts)), top_logprobs=top_logprobs)
 
     def result(answer: pb.ScoreResponse) -> list[SequenceScore]:
@@ -50,7 +50,7 @@ def score(
 
 
 def embed(model: str, texts: Sequence[str]) -> Operation[Any, list[tuple[float, ...]]]:
-    """A vector for each text; raises `InvalidValue` for anything but texts."""
+    """Compute one vector for each text; raises `InvalidValue` if `texts` is not a list of texts."""
     if isinstance(texts, str):
         raise InvalidValue.of("texts", texts, "a list of texts")
     request = EmbedRequest(model=model, texts=tuple(texts))
@@ -65,7 +65,7 @@ def embed(model: str, texts: Sequence[str]) -> Operation[Any, list[tuple[float, 
 
 
 def tokenize(model: str, prompt: PromptLike) -> Operation[Any, Tokenization]:
-    """The tokens of a prompt."""
+    """Tokenise a prompt."""
     request = TokenizeRequest(model=model, prompt=Prompt.of(prompt))
     return Operation(
         f"{SERVICE}/Tokenize", to_message(request), message_class(Tokenization), partial(from_message, Tokenization)
@@ -75,7 +75,7 @@ def tokenize(model: str, prompt: PromptLike) -> Operation[Any, Tokenization]:
 def attention_maps(
     model: str, prompt: PromptLike, layers: Sequence[int], heads: Sequence[int], *, gradients: bool = False
 ) -> Operation[Any, AttentionMap]:
-    """The attention weights of a prompt, layer by layer."""
+    """Compute the attention weights of a prompt, as a stream with one map for each layer."""
     request = AttentionMapsRequest(
         model=model, prompt=Prompt.of(prompt), layers=tuple(layers), heads=tuple(heads), gradients=gradients
     )
@@ -88,7 +88,7 @@ def attention_maps(
 
 
 def engine_stats(model: str) -> Operation[Any, EngineStats]:
-    """How busy a model is."""
+    """Get the load and counters of a model's engine."""
     request = pb.GetEngineStatsRequest(model=model)
     return Operation(
         f"{SERVICE}/GetEngineStats", request, message_class(EngineStats), partial(from_message, EngineStats)

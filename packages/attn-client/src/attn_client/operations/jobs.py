@@ -1,4 +1,4 @@
-"""Training jobs."""
+"""Calls of the training service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SERVICE = "/attn.v1.TrainingService"
 def submit(
     config: TrainingConfig, job_id: str, *, validate_only: bool, priority: int = 0
 ) -> Operation[pb.SubmitTrainingJobResponse, TrainingJob]:
-    """Record and start a job."""
+    """Submit a job."""
     request = pb.SubmitTrainingJobRequest(
         config=to_message(config), job_id=job_id, validate_only=validate_only, priority=priority
     )
@@ -26,7 +26,7 @@ def submit(
 
 
 def estimate(config: TrainingConfig, job_id: str) -> Operation[pb.EstimateTrainingJobResponse, JobEstimate]:
-    """What a job would cost."""
+    """Estimate the cost of a job."""
     request = pb.EstimateTrainingJobRequest(config=to_message(config), job_id=job_id)
 
     def estimated(answer: pb.EstimateTrainingJobResponse) -> JobEstimate:
@@ -36,13 +36,13 @@ def estimate(config: TrainingConfig, job_id: str) -> Operation[pb.EstimateTraini
 
 
 def get(job_id: str) -> Operation[pb.GetTrainingJobResponse, TrainingJob]:
-    """One job."""
+    """Get one job."""
     request = pb.GetTrainingJobRequest(id=job_id)
     return Operation(f"{SERVICE}/GetTrainingJob", request, pb.GetTrainingJobResponse, _job)
 
 
 def list_jobs(token: str) -> Operation[pb.ListTrainingJobsResponse, Page[TrainingJob]]:
-    """A page of jobs."""
+    """List jobs, one page for each call."""
     request = pb.ListTrainingJobsRequest(page_token=token)
 
     def page(answer: pb.ListTrainingJobsResponse) -> Page[TrainingJob]:
@@ -52,7 +52,7 @@ def list_jobs(token: str) -> Operation[pb.ListTrainingJobsResponse, Page[Trainin
 
 
 def watch(job_id: str, after: int) -> Operation[pb.WatchTrainingJobResponse, TrainingJob | JobEvent | None]:
-    """The job and its events after one; None for a heartbeat."""
+    """Stream the job, then its events with ids above `after`; None for a heartbeat."""
     request = pb.WatchTrainingJobRequest(id=job_id, after_event_id=after)
 
     def update(answer: pb.WatchTrainingJobResponse) -> TrainingJob | JobEvent | None:
@@ -74,7 +74,7 @@ def cancel(job_id: str, *, discard: bool) -> Operation[pb.CancelTrainingJobRespo
 
 
 def resume(job_id: str) -> Operation[pb.ResumeTrainingJobResponse, TrainingJob]:
-    """Start a job again."""
+    """Restart a job."""
     request = pb.ResumeTrainingJobRequest(id=job_id)
     return Operation(f"{SERVICE}/ResumeTrainingJob", request, pb.ResumeTrainingJobResponse, _job)
 

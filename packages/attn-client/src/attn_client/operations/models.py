@@ -1,4 +1,4 @@
-"""Models and mechanisms of the server."""
+"""Calls of the model service and the mechanism catalogue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CATALOG = "/attn.v1.CatalogService"
 
 
 def list_models(token: str) -> Operation[pb.ListModelsResponse, Page[ModelInfo]]:
-    """A page of models."""
+    """List models, one page for each call."""
     request = pb.ListModelsRequest(page_token=token)
 
     def page(answer: pb.ListModelsResponse) -> Page[ModelInfo]:
@@ -30,7 +30,7 @@ def _model(answer: pb.GetModelResponse | pb.LoadModelResponse | pb.ScaleModelRes
 
 
 def get_model(name: str) -> Operation[pb.GetModelResponse, ModelInfo]:
-    """One model."""
+    """Get one model."""
     request = pb.GetModelRequest(name=name)
     return Operation(f"{SERVICE}/GetModel", request, pb.GetModelResponse, _model)
 
@@ -45,9 +45,9 @@ def load_model(
     *,
     replace: bool = False,
 ) -> Operation[pb.LoadModelResponse, ModelInfo]:
-    """Load a model, a version of one, or an adapter on a model.
+    """Load a model, a version of a model, or an adapter on a model.
 
-    Raises `InvalidValue` for settings of an engine that no message carries, such as `num_threads`.
+    Raises `InvalidValue` for engine settings that the protobuf message does not carry, such as `num_threads`.
     """
     for settings in (engine, deployment):
         if settings is not None:
@@ -65,7 +65,7 @@ def load_model(
 
 
 def scale_model(name: str, deployment: DeploymentConfig) -> Operation[pb.ScaleModelResponse, ModelInfo]:
-    """Change how many engines serve a model."""
+    """Change the number of engines that serve a model."""
     request = pb.ScaleModelRequest(name=name, deployment=to_message(deployment))
     return Operation(f"{SERVICE}/ScaleModel", request, pb.ScaleModelResponse, _model)
 
@@ -81,13 +81,13 @@ def set_traffic(name: str, shares: Mapping[str, float]) -> Operation[pb.SetTraff
 
 
 def unload_model(name: str, shutdown_timeout: float | None) -> Operation[pb.UnloadModelResponse, None]:
-    """Take a model out of service."""
+    """Unload a model."""
     request = pb.UnloadModelRequest(name=name, shutdown_timeout=shutdown_timeout)
     return Operation(f"{SERVICE}/UnloadModel", request, pb.UnloadModelResponse, nothing)
 
 
 def list_mechanisms(token: str) -> Operation[catalog_pb2.ListMechanismsResponse, Page[Mechanism]]:
-    """A page of mechanisms."""
+    """List mechanisms, one page for each call."""
     request = catalog_pb2.ListMechanismsRequest(page_token=token)
 
     def page(answer: catalog_pb2.ListMechanismsResponse) -> Page[Mechanism]:
@@ -97,7 +97,7 @@ def list_mechanisms(token: str) -> Operation[catalog_pb2.ListMechanismsResponse,
 
 
 def get_mechanism(name: str) -> Operation[catalog_pb2.GetMechanismResponse, Mechanism]:
-    """One mechanism."""
+    """Get one mechanism."""
     return Operation(
         f"{CATALOG}/GetMechanism",
         catalog_pb2.GetMechanismRequest(name=name),

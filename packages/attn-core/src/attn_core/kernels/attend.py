@@ -38,7 +38,7 @@ class Varlen:
     def __post_init__(self) -> None:
         if len(self.queries) != len(self.keys):
             given = len(self.queries), len(self.keys)
-            raise InvalidValue.of("varlen.queries, keys", given, "one number of each for every text")
+            raise InvalidValue.of("varlen.queries, keys", given, "equal numbers of entries, one per document")
         for name, lengths in (("queries", self.queries), ("keys", self.keys)):
             for length in lengths:
                 require_whole(f"varlen.{name}", length, ge=0)
@@ -109,9 +109,9 @@ def check_varlen(operands: AttentionInputs) -> None:
         return
     for name, lengths, rows in (("queries", varlen.queries, operands.query), ("keys", varlen.keys, operands.key)):
         if sum(lengths) != rows.shape[1]:
-            raise InvalidValue.of(f"varlen.{name}", sum(lengths), f"{rows.shape[1]} in all, as there are rows")
+            raise InvalidValue.of(f"varlen.{name}", sum(lengths), f"a total of {rows.shape[1]}, the number of {name}")
     if operands.query_positions is not None or operands.key_positions is not None:
-        raise InvalidValue.of("positions", "given", "none beside packed texts, in which they start anew")
+        raise InvalidValue.of("positions", "given", "None for concatenated documents, where positions restart in each")
 
 
 TILE = 64
@@ -285,10 +285,10 @@ SPECS: dict[str, AttentionSpec] = {}
 def named_spec(spec: AttentionSpec) -> str:
     """Add the spec to `SPECS` by a name that is the same in every process, which is returned; "" for a spec that holds
     functions or tensors, which is not added."""
-    said = repr(spec)
-    if " at 0x" in said or "tensor(" in said:
+    text = repr(spec)
+    if " at 0x" in text or "tensor(" in text:
         return ""
-    name = hashlib.sha256(said.encode()).hexdigest()
+    name = hashlib.sha256(text.encode()).hexdigest()
     SPECS[name] = spec
     return name
 

@@ -69,7 +69,11 @@ class OneOf:
         entries = value if isinstance(value, tuple) else (value,)
         if all(entry in self.values for entry in entries):
             return None
-        return f"{value!r} is not of {', '.join(map(repr, self.values)) or 'nothing'}"
+        if not self.values:
+            return f"{value!r} is not supported"
+        if len(self.values) == 1 and not isinstance(value, tuple):
+            return f"must be {self.values[0]!r}, not {value!r}"
+        return f"{value!r} is not one of {', '.join(map(repr, self.values))}"
 
 
 @dataclass(frozen=True)
@@ -148,10 +152,10 @@ class Kernel(ABC, Generic[P]):
     def refusals(self, problem: P) -> list[str]:
         """Every reason why this problem is not accepted; empty if it is."""
         if type(problem) is not self.problem:
-            other = problem.operation
-            if other == self.operation:
-                other = f"what more a {type(problem).__name__} says than a {self.problem.__name__}"
-            return [f"operation: computes {self.operation}, not {other}"]
+            if problem.operation == self.operation:
+                own, given = self.problem.__name__, type(problem).__name__
+                return [f"operation: accepts a {own}, not a {given}, which may have more fields"]
+            return [f"operation: computes {self.operation}, not {problem.operation}"]
         reasons = []
         for field, default in problem.defaults().items():
             condition = self.accepts.get(field)

@@ -46,19 +46,19 @@ def explain(kernels: Iterable[K], problem: Problem, name: str | None = None) -> 
     """
     verdicts = []
     for kernel in kernels:
-        absent = kernel.available()
-        reasons = [absent] if absent else kernel.refusals(problem)
+        unavailable = kernel.available()
+        reasons = [unavailable] if unavailable else kernel.refusals(problem)
         if kernel.alters and kernel.name != name:
-            reasons.append(f"only by name: {kernel.alters}")
+            reasons.append(f"only used if selected by name: {kernel.alters}")
         verdicts.append(Verdict(kernel, tuple(reasons), None) if reasons else accepting(kernel, problem))
     return sorted(verdicts, key=lambda verdict: (not verdict.accepted, verdict.cost or 0.0, verdict.kernel.name))
 
 
 def accepting(kernel: K, problem: Problem) -> Verdict[K]:
     """The verdict of a kernel that accepts; a measured cost takes precedence over a predicted one."""
-    share, device = measured_share(problem, kernel.name)
-    cost = kernel.cost(problem) if share is None else share
-    return Verdict(kernel, (), cost, None if share is None else device, kernel.remark(problem))
+    relative_time, device = measured_share(problem, kernel.name)
+    cost = kernel.cost(problem) if relative_time is None else relative_time
+    return Verdict(kernel, (), cost, None if relative_time is None else device, kernel.remark(problem))
 
 
 def choose(kernels: Registry[K], problem: Problem, name: str | None = None) -> K:
@@ -66,13 +66,13 @@ def choose(kernels: Registry[K], problem: Problem, name: str | None = None) -> K
 
     Raises `KernelRefused` where the named kernel, or every kernel, refuses; a named kernel is never replaced silently.
     """
-    asked = [kernels.get(name)] if name else list(kernels)
-    verdicts = explain(asked, problem, name)
+    candidates = [kernels.get(name)] if name else list(kernels)
+    verdicts = explain(candidates, problem, name)
     if verdicts and verdicts[0].accepted:
         return verdicts[0].kernel
-    said = "; ".join(f"{verdict.kernel.name} ({', '.join(verdict.reasons)})" for verdict in verdicts)
+    refusals = "; ".join(f"{verdict.kernel.name} ({', '.join(verdict.reasons)})" for verdict in verdicts)
     what = f"kernel {name!r} refuses" if name else "no installed kernel accepts"
-    raise KernelRefused(f"{what} {problem.operation}: {said or 'none is installed'}", kernel=name or "")
+    raise KernelRefused(f"{what} {problem.operation}: {refusals or 'none is installed'}", kernel=name or "")
 
 
 _said: set[str] = set()
@@ -87,7 +87,7 @@ def say_once(text: str) -> None:
 
 def say_replaced(kernel: str, why: str) -> None:
     """Warn once that this device cannot run a kernel, so that another kernel is used."""
-    say_once(f"kernel {kernel} does not run on this chip, the next one computes: {why}")
+    say_once(f"kernel {kernel} cannot run on this device, the next one is used instead: {why}")
 
 
 class Replaceable:
@@ -147,12 +147,12 @@ class KernelTable(Generic[K]):
         name: str | None = None,
     ) -> None:
         self.registry = registry
-        offered: Any = kind  # a class, which may be abstract: type[K] would be refused
+        kernel_class: Any = kind  # a class, which may be abstract: type[K] would be refused
         self.kind = kind
         self.problem = problem
         self.name = name
-        asked = (kernel for kernel in registry if name in (None, kernel.name))
-        self.kernels: tuple[K, ...] = tuple(kernel for kernel in asked if isinstance(kernel, offered))
+        selected = (kernel for kernel in registry if name in (None, kernel.name))
+        self.kernels: tuple[K, ...] = tuple(kernel for kernel in selected if isinstance(kernel, kernel_class))
         self._chosen: dict[tuple[Any, ...], int] = {}
         self._failed: dict[tuple[Any, ...], set[str]] = {}
 
@@ -227,11 +227,11 @@ class KernelTable(Generic[K]):
         index = self._chosen.get(key)
         if index is None:
             failed = self._failed.get(call, ())
-            able_here = [kernel for kernel in self.kernels if kernel.name not in failed]
-            verdicts = explain(able_here, self.problem(*call), self.name)
+            candidates = [kernel for kernel in self.kernels if kernel.name not in failed]
+            verdicts = explain(candidates, self.problem(*call), self.name)
             best = verdicts[0] if verdicts else None
-            able = best is not None and best.cost is not None and best.cost < below
-            index = self._chosen[key] = self.kernels.index(best.kernel) if able and best is not None else NONE
+            acceptable = best is not None and best.cost is not None and best.cost < below
+            index = self._chosen[key] = self.kernels.index(best.kernel) if acceptable and best is not None else NONE
         return index
 
     def required_index(self, call: tuple[Any, ...]) -> int:

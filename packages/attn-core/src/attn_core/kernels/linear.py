@@ -91,13 +91,13 @@ class LinearKernel(Kernel[LinearProblem]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if hasattr(cls, "weights"):
-            asked = {"exact": cls.exact, "float32": cls.float32, "weight_only": cls.weight_only}
+            guarantees = {"exact": cls.exact, "float32": cls.float32, "weight_only": cls.weight_only}
             cls.accepts = {
                 "weights": OneOf(cls.weights),
                 "dtype": Anything(),
                 "device": OneOf(*cls.devices),
                 **cls.sizes,
-                **{field: Anything() for field, offered in asked.items() if offered},
+                **{field: Anything() for field, guaranteed in guarantees.items() if guaranteed},
             }
         super().__init_subclass__(**kwargs)
 
@@ -139,10 +139,15 @@ def linear_problem(form: str, sizes: tuple[int, int], *, quantization: str, dtyp
 
 def explain_linear(kernels: Iterable[LinearKernel], problem: LinearProblem) -> list[Verdict[LinearKernel]]:
     """The verdicts, as from `explain`, of the kernels of the problem's format that are as exact as it requires."""
-    told = {"exact": problem.exact, "float32": problem.float32, "weight_only": problem.weight_only}
-    asked = (kernel for kernel in kernels if kernel.weights == problem.weights)
+    requirements = {"exact": problem.exact, "float32": problem.float32, "weight_only": problem.weight_only}
+    candidates = (kernel for kernel in kernels if kernel.weights == problem.weights)
     return explain(
-        [kernel for kernel in asked if all(getattr(kernel, f) for f, wanted in told.items() if wanted)], problem
+        [
+            kernel
+            for kernel in candidates
+            if all(getattr(kernel, f) for f, required in requirements.items() if required)
+        ],
+        problem,
     )
 
 
@@ -156,10 +161,10 @@ def choose_linear(kernels: Iterable[LinearKernel], problem: LinearProblem, name:
     verdicts = explain_linear([kernel for kernel in kernels if name in (None, kernel.name)], problem)
     if verdicts and verdicts[0].accepted:
         return verdicts[0].kernel
-    said = "; ".join(f"{verdict.kernel.name} ({', '.join(verdict.reasons)})" for verdict in verdicts)
+    refusals = "; ".join(f"{verdict.kernel.name} ({', '.join(verdict.reasons)})" for verdict in verdicts)
     named = f" called {name!r}" if name else ""
     raise KernelRefused(
         f"no linear kernel{named} packs {problem.outputs} x {problem.inputs} weights as {problem.weights}: "
-        f"{said or 'none is installed'}",
+        f"{refusals or 'none is installed'}",
         weights=problem.weights,
     )

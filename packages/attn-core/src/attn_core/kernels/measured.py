@@ -75,7 +75,7 @@ class CostTable:
         for row in content["rows"]:
             times = {str(name): None if time is None else float(time) for name, time in row["microseconds"].items()}
             if any(time is not None and not 0 < time < math.inf for time in times.values()):
-                raise ValueError(f"times that are no times: {times}")
+                raise ValueError(f"times must be positive and finite: {times}")
             fields = {name: value for name, value in row.items() if name != "microseconds"}
             rows.append(Times(call=MeasuredCall(**fields), microseconds=times))
         device, origin = str(content["device"]), dict(content["origin"])
@@ -145,8 +145,8 @@ def measured_share(problem: Problem, kernel: str) -> tuple[float | None, str | N
     asked, table = problem.measured_as(), table_here()
     if asked is None or table is None:
         return None, None
-    share = table.share(MeasuredCall(**asked), kernel)
-    return share, None if share is None else table.device
+    relative_time = table.share(MeasuredCall(**asked), kernel)
+    return relative_time, None if relative_time is None else table.device
 
 
 @cache
@@ -181,7 +181,7 @@ def read(path: Path) -> CostTable | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        log.warning("%s is passed by, costs are predicted: %s: %s", path, type(error).__name__, error)
+        log.warning("%s is ignored, predicted costs are used instead: %s: %s", path, type(error).__name__, error)
         return None
 
 

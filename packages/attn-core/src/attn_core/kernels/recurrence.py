@@ -224,8 +224,8 @@ class RecurrenceDispatcher:
         """The kernel, as from `kernel`; raises `KernelRefused` where no kernel accepts."""
         kernel = self.kernel(steps, before, single=single)
         if kernel is None:
-            asked = f"kernel {self.name!r} does not compute" if self.name else "no installed kernel computes"
-            raise KernelRefused(f"{asked} this recurrence; attn-variants brings one", kernel=self.name or "")
+            refusal = f"kernel {self.name!r} does not compute" if self.name else "no installed kernel computes"
+            raise KernelRefused(f"{refusal} this recurrence; attn-variants provides one", kernel=self.name or "")
         return kernel
 
     def kernel(

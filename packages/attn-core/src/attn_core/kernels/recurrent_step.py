@@ -77,7 +77,7 @@ class RecurrentStepSpec:
         if self.norm_heads < 0 or (self.norm_heads and self.num_heads % self.norm_heads):
             raise InvalidValue.of("norm_heads", self.norm_heads, f"0, or a divisor of the {self.num_heads} heads")
         if self.step_size and self.decay_form != "softplus":
-            raise InvalidValue.of("decay_form", self.decay_form, "softplus, of which step sizes are a part")
+            raise InvalidValue.of("decay_form", self.decay_form, "softplus, which computes the step sizes")
 
     @property
     def channels(self) -> int:
@@ -189,8 +189,8 @@ class RecurrentStepDispatcher:
     """Chooses the kernels of one layer's decode steps among `kernels`, usually `installed().kernels`."""
 
     def __init__(self, kernels: Registry[Kernel[Any]]) -> None:
-        offered: Any = RecurrentStepKernel
-        self.table: KernelTable[RecurrentStepKernel] = KernelTable(kernels, offered, _problem)
+        kernel_class: Any = RecurrentStepKernel
+        self.table: KernelTable[RecurrentStepKernel] = KernelTable(kernels, kernel_class, _problem)
         self._able: bool | None = None
 
     @property
@@ -223,12 +223,12 @@ class RecurrentStepDispatcher:
         if self.table.find(*call, below=PLAIN) is None:
             return None
         in_place = getattr(view, "in_place", None)
-        kept = None if in_place is None else in_place()
-        if kept is None:
+        slots_in_place = None if in_place is None else in_place()
+        if slots_in_place is None:
             return None
         if request is not None:
-            kept = SlotsInPlace(kept.fields, kept.slots[request : request + 1])
-        given = inputs(kept)
+            slots_in_place = SlotsInPlace(slots_in_place.fields, slots_in_place.slots[request : request + 1])
+        given = inputs(slots_in_place)
         return self.table.run_below(call, lambda kernel: kernel.run(given), below=PLAIN)
 
     def single_tokens(

@@ -112,8 +112,8 @@ def _call_of(selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInp
     gradients = any(rows.requires_grad for rows in (query, blocks.key, blocks.value))
     given = operands.key_padding_mask, operands.query_positions, operands.key_positions
     # bool(), because torch.compile makes a symbolic value of a comparison of lengths.
-    behind = bool(operands.query.shape[1] != operands.key.shape[1])
-    return query.dtype, query.device.type, gradients, behind or any(part is not None for part in given)
+    other_keys = bool(operands.query.shape[1] != operands.key.shape[1])
+    return query.dtype, query.device.type, gradients, other_keys or any(part is not None for part in given)
 
 
 def _problem(

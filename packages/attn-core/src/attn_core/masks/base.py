@@ -136,7 +136,7 @@ class Pair(Mask):
     def __post_init__(self) -> None:
         numbers = {part.heads for part in self.parts} - {None}
         if len(numbers) > 1:
-            raise InvalidValue.of("mask.heads", sorted(map(str, numbers)), "one number of heads in all parts of a mask")
+            raise InvalidValue.of("mask.heads", sorted(map(str, numbers)), "the same number of heads in all its parts")
 
     @property
     def parts(self) -> tuple[Mask, Mask]:
@@ -290,7 +290,7 @@ class PerHead(Mask):
             raise InvalidValue.of("per_head.masks", self.masks, allowed)
 
     def allows(self, query: Positions, key: Positions) -> Any:
-        raise InvalidValue.of("per_head.head", None, "the number of a head: ask mask.of_head(head)")
+        raise InvalidValue.of("per_head.head", None, "the index of a head, set by mask.of_head(head)")
 
     @property
     def heads(self) -> int:
@@ -388,7 +388,7 @@ def pinned_positions(mask: Mask, count: int) -> tuple[int, ...]:
 def told(field: str, length: Positions | None) -> Positions:
     """`length`, the number of keys that a mask is bound to; raises `InvalidValue` if it is None."""
     if length is None:
-        raise InvalidValue.of(field, length, "the number of keys: ask mask.over(keys)")
+        raise InvalidValue.of(field, length, "the number of keys, set by mask.over(keys)")
     return length
 
 

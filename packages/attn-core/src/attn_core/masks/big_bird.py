@@ -67,9 +67,9 @@ class BigBird(Mask):
         seen = near | (column == 0) | (column == last) | (row == 0) | (row == last)
         inner = (column >= 1) & (column < last) & (row >= 1) & (row < last) & (near ^ True)
         # Blocks that may be drawn are ranked: those right of the window move up by the excluded blocks.
-        rank = column - 1 - (column > row) * self._excluded(row, last)
+        rank = column - 1 - (column > row) * self._num_excluded(row, last)
         for share in range(self.random):
-            seen = seen | (inner & (rank == self._drawn(row, last, share)))
+            seen = seen | (inner & (rank == self._drawn_rank(row, last, share)))
         return seen | (length <= self.dense_below)
 
     def runs(self, query: int, keys: int) -> Runs:
@@ -83,9 +83,9 @@ class BigBird(Mask):
             return run(0, keys)
         columns = {0, last, row - 1, row, row + 1}
         for share in range(self.random if 0 < row < last else 0):
-            rank = self._drawn(row, last, share)
+            rank = self._drawn_rank(row, last, share)
             column = rank + 1
-            columns.add(column if column < row - 1 else column + self._excluded(row, last))
+            columns.add(column if column < row - 1 else column + self._num_excluded(row, last))
         places = sorted(column for column in columns if 0 <= column <= last)
         return merged((column * self.block, min(keys, (column + 1) * self.block)) for column in places)
 
@@ -94,15 +94,15 @@ class BigBird(Mask):
             return super().count(queries, keys)
         return sum(self.of_head(head).count(queries, keys) for head in range(self.heads))
 
-    def _excluded(self, row: Positions, last: Positions) -> Any:
+    def _num_excluded(self, row: Positions, last: Positions) -> Any:
         """The number of blocks from 1 to `last`, exclusive, that are in the window of block `row`."""
         return 3 - (row == 1) * 1 - (row == last - 1) * 1
 
-    def _drawn(self, row: Positions, last: Positions, share: int) -> Any:
+    def _drawn_rank(self, row: Positions, last: Positions, share: int) -> Any:
         """The rank, among the blocks that may be drawn, of the one that is drawn for a row from a share."""
         if self.head is None:
-            raise InvalidValue.of("big_bird.head", self.head, "the number of a head: ask mask.of_head(head)")
-        blocks = last - 1 - self._excluded(row, last)
+            raise InvalidValue.of("big_bird.head", self.head, "the index of a head, set by mask.of_head(head)")
+        blocks = last - 1 - self._num_excluded(row, last)
         first, stop = share * blocks // self.random, (share + 1) * blocks // self.random
         width = stop - first
         # Avoids a division by zero where a share is empty; nothing is drawn there, because `inner` is false.

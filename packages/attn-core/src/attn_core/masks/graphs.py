@@ -25,7 +25,7 @@ class Dense(Mask):
 
     def __post_init__(self) -> None:
         if len({len(row) for row in self.rows}) > 1:
-            raise InvalidValue.of("dense.rows", [len(row) for row in self.rows], "rows of one length")
+            raise InvalidValue.of("dense.rows", [len(row) for row in self.rows], "rows of equal length")
 
     @classmethod
     def of(cls, rows: Iterable[Iterable[object]]) -> Self:
@@ -174,7 +174,7 @@ class Tree(Mask):
         found = [node]
         while (parent := self.parents[found[-1]]) >= 0:
             if parent in found:
-                raise InvalidValue.of("tree.parents", self.parents, f"no cycles; {[*found, parent]} is one")
+                raise InvalidValue.of("tree.parents", self.parents, f"no cycle such as {[*found, parent]}")
             found.append(parent)
         return found
 

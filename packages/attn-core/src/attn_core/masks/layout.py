@@ -40,7 +40,7 @@ def blocks(mask: Mask, queries: int, keys: int, block: int) -> BlockLayout:
     """
     require_whole("block", block, ge=1)
     if mask.heads is not None:
-        raise InvalidValue.of("mask", mask, "a mask that is the same for all heads: ask mask.of_head(head)")
+        raise InvalidValue.of("mask", mask, "a mask that is the same for all heads, such as mask.of_head(head)")
     bound = mask.over(keys)
     full, partial = [], []
     for start in range(0, queries, block):

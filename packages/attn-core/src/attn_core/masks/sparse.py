@@ -32,15 +32,15 @@ class GlobalKeys(Mask):
         return is_one_of(key, self.positions) & (query == query)
 
     def reach(self, keys: int | None) -> Reach:
-        return Reach.of(0, of_keys(self._among(keys)))
+        return Reach.of(0, of_keys(self._positions_below(keys)))
 
     def runs(self, query: int, keys: int) -> Runs:
-        return of_keys(self._among(keys))
+        return of_keys(self._positions_below(keys))
 
     def count(self, queries: int, keys: int) -> int:
-        return queries * len(self._among(keys))
+        return queries * len(self._positions_below(keys))
 
-    def _among(self, keys: int | None) -> list[int]:
+    def _positions_below(self, keys: int | None) -> list[int]:
         return sorted({position for position in self.positions if keys is None or position < keys})
 
 
@@ -53,14 +53,14 @@ class GlobalTokens(GlobalKeys):
 
     def reach(self, keys: int | None) -> Reach:
         """All keys up to the last global token, which sees everything before it."""
-        return Reach.of(0, run(0, max(self._among(keys), default=-1) + 1))
+        return Reach.of(0, run(0, max(self._positions_below(keys), default=-1) + 1))
 
     def runs(self, query: int, keys: int) -> Runs:
         return run(0, keys) if query in self.positions else super().runs(query, keys)
 
     def count(self, queries: int, keys: int) -> int:
         rows = sum(keys - queries <= position < keys for position in set(self.positions))
-        return rows * keys + (queries - rows) * len(self._among(keys))
+        return rows * keys + (queries - rows) * len(self._positions_below(keys))
 
 
 def is_one_of(position: Positions, positions: tuple[int, ...]) -> Any:

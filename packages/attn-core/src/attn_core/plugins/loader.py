@@ -123,9 +123,9 @@ def _load(
     if names is not None and owner not in names:
         return record(PluginStatus.NOT_SELECTED, f"{SELECTION} does not name {owner}")
     try:
-        misfit = _misfit(metadata)
-        if misfit:
-            return record(*misfit)
+        unmet = _unmet_requirement(metadata)
+        if unmet:
+            return record(*unmet)
         _register(manager, point.load(), f"{owner}:{point.name}")
     except KeyboardInterrupt:
         raise
@@ -134,7 +134,7 @@ def _load(
     return record(PluginStatus.OK)
 
 
-def _misfit(metadata: PackageMetadata) -> tuple[PluginStatus, str] | None:
+def _unmet_requirement(metadata: PackageMetadata) -> tuple[PluginStatus, str] | None:
     """Why the requirements of a distribution are not met, from its metadata alone; None if they are."""
     for text in metadata.get_all("Requires-Dist") or ():
         try:
@@ -147,9 +147,9 @@ def _misfit(metadata: PackageMetadata) -> tuple[PluginStatus, str] | None:
             return PluginStatus.MISSING_DEPENDENCY, f"needs {need}, which is not installed"
         if canonicalize_name(need.name) != CORE:
             continue
-        have = _core_version()
-        if not need.specifier.contains(have, prereleases=True):
-            return PluginStatus.INCOMPATIBLE, f"was built for {need}, this is {CORE} {have}"
+        core = _core_version()
+        if not need.specifier.contains(core, prereleases=True):
+            return PluginStatus.INCOMPATIBLE, f"requires {need}, but {CORE} {core} is installed"
     return None
 
 
@@ -185,9 +185,9 @@ def _require_hooks(manager: pluggy.PluginManager, plugin: ModuleType | object) -
     known = [name for name, item in vars(hooks).items() if manager.parse_hookspec_opts(hooks, name) and callable(item)]
     for name in known:
         if callable(getattr(plugin, name, None)) and manager.parse_hookimpl_opts(plugin, name) is None:
-            raise TypeError(f"{name} is not marked as a hook: put @attn_core.hookimpl above it")
+            raise TypeError(f"{name} is not marked as a hook: decorate it with @attn_core.hookimpl")
     if not manager.get_hookcallers(plugin):
-        raise TypeError(f"has none of the hooks: {', '.join(known)}, each with @attn_core.hookimpl above it")
+        raise TypeError(f"implements none of the hooks {', '.join(known)}, decorated with @attn_core.hookimpl")
 
 
 def new_manager() -> pluggy.PluginManager:

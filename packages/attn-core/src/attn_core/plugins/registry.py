@@ -38,12 +38,12 @@ class Registry(Generic[Item]):
         """Add an item of the distribution `owner`; raises `InvalidValue` for a bad, repeated or guarded name."""
         given: object = item.name
         if not isinstance(given, str) or not given or "/" in given:
-            raise InvalidValue.of(f"name of a {self.kind} of {owner}", given, "a word without '/'")
+            raise InvalidValue.of(f"name of a {self.kind} of {owner}", given, "a non-empty string without '/'")
         full = f"{owner}/{item.name}"
         if full in self._items:
             raise InvalidValue(f"{owner} registers the {self.kind} {item.name!r} twice", name=full)
         if f"{self._guarded}/{given}" in self._items:
-            raise InvalidValue.of(f"{self.kind} of {owner}", given, f"a name that {self._guarded} does not have")
+            raise InvalidValue.of(f"{self.kind} of {owner}", given, f"a name that {self._guarded} does not register")
         self._items[full] = item
 
     def __iter__(self) -> Iterator[Item]:
@@ -64,8 +64,8 @@ class Registry(Generic[Item]):
         unknown = UnknownName.of(self.kind, name, self.names(), self.speaking_of(name))
         since = ", ".join(self._installed_since())
         if since:
-            told = f"{unknown.message}; installed since this process started: {since}. Start it anew, `attn serve` too"
-            raise UnknownName(told, **unknown.metadata | {"installed_since": since})
+            hint = f"installed since this process started: {since}; restart it and `attn serve` to load them"
+            raise UnknownName(f"{unknown.message}; {hint}", **unknown.metadata | {"installed_since": since})
         raise unknown
 
     def name_of(self, item: Item) -> str:

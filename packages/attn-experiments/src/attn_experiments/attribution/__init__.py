@@ -1,1 +1,1 @@
-"""What an output depends on: attention, rollout, integrated gradients and Shapley values, and how they differ."""
+"""Attribution of outputs to input tokens: attention, rollout, integrated gradients, Shapley values, comparisons."""

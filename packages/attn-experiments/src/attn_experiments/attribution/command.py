@@ -1,4 +1,4 @@
-"""`attn attribute`: the words that an output depends on, by several methods side by side."""
+"""`attn attribute`: the tokens that an output depends on, according to several methods side by side."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def attribute_command(
 ) -> None:
     """Show which tokens the next one depends on: attention, rollout, integrated gradients, Shapley values.
 
-    Red tokens speak for it, blue ones against it. The first two are weights of the last token's query, from the last
-    layer and through all; the others are shares of the log-probability beside empty (zero) embeddings.
+    Red tokens make it more likely, blue ones less. Attention and rollout are the weights of the last token's query, in
+    the last layer and through all layers; the others are contributions to the log-probability, relative to a baseline
+    of zero embeddings.
 
     Example: `attn attribute smollm2-135m-instruct "The capital of France is" --html why.html`
     """
@@ -63,7 +64,10 @@ def attribute_command(
 
 
 def wanted(loaded: Any, given: str | None, ids: list[int]) -> int:
-    """The id of the next token: the one given, which must be one token, or the most likely."""
+    """The id of the target token: that of the text `given`, else the most likely next token.
+
+    Raises `InvalidValue` if the text is not exactly one token.
+    """
     if given is None:
         with torch.inference_mode():
             return int(loaded.model(torch.tensor([ids]))[0, -1].argmax())
@@ -74,7 +78,7 @@ def wanted(loaded: Any, given: str | None, ids: list[int]) -> int:
 
 
 def attributed(model: nn.Module, tokens: Tensor, target: int, chosen: tuple[str, ...]) -> dict[str, Tensor]:
-    """A share of each token [tokens] by method."""
+    """The contribution of each token [tokens], by method."""
     model.requires_grad_(requires_grad=False)
     embedding = embedding_of(model)
     rows = embedding(tokens).detach()
@@ -89,7 +93,7 @@ def attributed(model: nn.Module, tokens: Tensor, target: int, chosen: tuple[str,
 
 
 def show(found: dict[str, Tensor], tokens: list[str], title: str, page: Path | None, json: bool) -> None:  # noqa: FBT001
-    """Coloured text, the methods' agreement, and the page."""
+    """Print the coloured text and the methods' agreement, and write the HTML page if `page` is given."""
     shares = {name: values.tolist() for name, values in found.items()}
     agreements = [
         {"methods": f"{one} and {other}", "kendall_tau": round(kendall_tau(found[one].abs(), found[other].abs()), 2)}

@@ -1,7 +1,8 @@
-"""How far explanations agree, and whether another attention would have given the same output.
+"""Agreement between explanations, and tests of whether other attention weights give the same output.
 
-The tests of Jain and Wallace 2019 (arXiv 1902.10186): correlation with gradients and leaving words out, permuted and
-adversarial weights; those of Wiegreffe and Pinter 2019 (arXiv 1908.04626) retrain, and are in the experiment of CL-58.
+The tests of Jain and Wallace 2019 (arXiv 1902.10186): correlation with gradients and with leave-one-out, permuted and
+adversarial weights. Those of Wiegreffe and Pinter 2019 (arXiv 1908.04626) retrain the model; the experiment of CL-58
+has them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from attn_core.errors import InvalidValue
 from torch import Tensor
 
 OutputOf = Callable[[Tensor], Tensor]
-"""Probabilities [batch, classes] from attention weights [batch, tokens]: the rest of the model, held fixed."""
+"""Computes probabilities [batch, classes] from attention weights [batch, tokens], with all else in the model fixed."""
 
 
 def kendall_tau(one: Tensor, other: Tensor) -> float:
@@ -43,7 +44,7 @@ def jensen_shannon(one: Tensor, other: Tensor) -> Tensor:
 
 
 def permuted_change(weights: Tensor, output_of: OutputOf, times: int, generator: torch.Generator) -> Tensor:
-    """The median total variation of the output [batch] where each row of weights is shuffled, over `times` shuffles."""
+    """The total variation [batch] of the output after shuffling each row of weights: the median of `times` shuffles."""
     before = output_of(weights)
     changes = []
     for _ in range(times):
@@ -53,7 +54,7 @@ def permuted_change(weights: Tensor, output_of: OutputOf, times: int, generator:
 
 
 class Adversary(NamedTuple):
-    """Other weights [batch, tokens], how far they are from the model's, and how far the output moved, [batch] each."""
+    """Adversarial weights [batch, tokens], their divergence from the model's, and the output's change, [batch] each."""
 
     weights: Tensor
     divergence: Tensor
@@ -63,10 +64,11 @@ class Adversary(NamedTuple):
 def adversarial_weights(
     weights: Tensor, output_of: OutputOf, *, most: float = 0.01, steps: int = 200, rate: float = 0.1
 ) -> Adversary:
-    """Weights as far from the model's as can be found, whose output differs by at most `most` in total variation.
+    """Search for weights far from the model's whose output differs by at most `most` in total variation.
 
-    Gradient ascent on the Jensen-Shannon divergence less a penalty for what is beyond `most`, from a few random starts,
-    as equations 4 to 6 of Jain and Wallace; the best that keeps the bound is returned, the model's own where none does.
+    Gradient ascent on the Jensen-Shannon divergence minus a penalty for exceeding `most`, from three random starts
+    (equations 4 to 6 of Jain and Wallace). Returns the best weights within the bound, or the model's own if there are
+    none.
     """
     before, best = output_of(weights).detach(), weights.clone()
     divergence = torch.zeros(len(weights), dtype=weights.dtype)

@@ -1,6 +1,7 @@
-"""How much each input token contributes to an output: integrated gradients, Shapley values, attention, rollout.
+"""The contribution of each input token to an output: integrated gradients, Shapley values, attention, rollout.
 
-captum computes the first two where it has them; attention and rollout are read from the model's own layers.
+Integrated gradients and sampled Shapley values are computed by captum; attention and rollout use the weights of the
+model's own layers.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
 
 Score = Callable[[Tensor], Tensor]
-"""A number [batch] from embedded tokens [batch, tokens, width]; every row is one input."""
+"""Computes one number [batch] for each input from embedded tokens [batch, tokens, width]."""
 EXACT = 10
-"""Tokens up to which Shapley values are summed over all subsets."""
+"""The maximum number of tokens for which Shapley values are computed exactly, over all subsets."""
 
 
 @contextmanager
 def replaced_embeddings(embedding: nn.Embedding, rows: Tensor) -> Iterator[None]:
-    """Let the embedding layer answer with these rows [batch, tokens, width], whatever tokens it is asked for."""
+    """Context in which the embedding layer returns `rows` [batch, tokens, width] for any input."""
     handle = embedding.register_forward_hook(lambda _module, _args, _out: rows)
     try:
         yield
@@ -32,7 +33,7 @@ def replaced_embeddings(embedding: nn.Embedding, rows: Tensor) -> Iterator[None]
 
 
 def embedding_of(model: nn.Module) -> nn.Embedding:
-    """The token embedding of a model; raises `Incompatible` for one without."""
+    """The token embedding layer of a model; raises `Incompatible` if it has none."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] == "embedding":
             return module
@@ -52,7 +53,9 @@ def next_token_score(model: nn.Module, tokens: Tensor, target: int) -> Score:
 
 
 class Attribution(NamedTuple):
-    """A share of each token [tokens], and by how much their sum misses the difference of the output, |Σ - ΔF|."""
+    """The contribution of each token [tokens], and the completeness error |Σ - ΔF|: the distance of the contributions'
+    sum from the difference of the outputs for the input and for the baseline.
+    """
 
     shares: Tensor
     missing: float
@@ -61,8 +64,8 @@ class Attribution(NamedTuple):
 def integrated_gradients(score: Score, rows: Tensor, baseline: Tensor, steps: int = 64) -> Attribution:
     """(x - x') ∫ ∂F/∂x along the line from the baseline (Sundararajan et al. 2017, arXiv 1703.01365), by captum.
 
-    `rows` and `baseline` are embedded tokens [tokens, width]; a token's share is the sum over its width. The integral
-    is a Gauss-Legendre sum of `steps` gradients.
+    `rows` and `baseline` are embedded tokens [tokens, width]; a token's contribution is the sum over its width. The
+    integral is approximated by Gauss-Legendre quadrature with `steps` gradients.
     """
     from captum.attr import IntegratedGradients
 
@@ -78,10 +81,10 @@ def integrated_gradients(score: Score, rows: Tensor, baseline: Tensor, steps: in
 
 
 def shapley_values(score: Score, rows: Tensor, baseline: Tensor, *, samples: int = 512, seed: int = 0) -> Attribution:
-    """Each token's mean contribution over the orders in which tokens can join (Lundberg and Lee 2017, 1705.07874).
+    """Each token's mean contribution over all orders of adding tokens (Lundberg and Lee 2017, arXiv 1705.07874).
 
-    A token that has not joined stands as its row of the baseline. Exact up to `EXACT` tokens, over all subsets; beyond
-    by captum over random orders, with about `samples` subsets.
+    A token that has not been added is replaced by its row of the baseline. Exact up to `EXACT` tokens, over all
+    subsets; for more tokens, captum samples random orders, with about `samples` subsets.
     """
 
     def of_subsets(present: Tensor) -> Tensor:
@@ -100,14 +103,14 @@ def shapley_values(score: Score, rows: Tensor, baseline: Tensor, *, samples: int
 
 
 def batches(count: int, size: int = 64) -> Iterator[slice]:
-    """Slices of at most `size` that cover `count`."""
+    """Slices of at most `size` elements that cover `count` elements."""
     return (slice(start, start + size) for start in range(0, count, size))
 
 
 def exact_shapley(value: Callable[[Tensor], Tensor], players: int) -> Tensor:
     """Σ over subsets S without i of |S|! (n - |S| - 1)! / n! times v(S + i) - v(S), float64 [players].
 
-    `value` takes subsets [subsets, players], bool, and gives a number for each. There are 2^players of them.
+    `value` takes subsets [subsets, players], bool, and returns a number for each. All 2^players subsets are evaluated.
     """
     subsets = torch.tensor(list(itertools.product([False, True], repeat=players)))
     worth, sizes = value(subsets).double(), subsets.sum(1)
@@ -125,7 +128,7 @@ def exact_shapley(value: Callable[[Tensor], Tensor], players: int) -> Tensor:
 def sampled_shapley(value: Callable[[Tensor], Tensor], players: int, samples: int, seed: int) -> Tensor:
     """An unbiased estimate of the Shapley values over random orders of the players, by captum.
 
-    About `samples` subsets are tried, at least one whole order. The shares add up whatever the orders are.
+    About `samples` subsets are evaluated, at least one whole order. For any orders, the values sum to v(all) - v(none).
     """
     from captum.attr import ShapleyValueSampling
 
@@ -145,10 +148,10 @@ def sampled_shapley(value: Callable[[Tensor], Tensor], players: int, samples: in
 
 @contextmanager
 def recorded_attention(model: nn.Module) -> Iterator[list[Tensor]]:
-    """The weights [batch, heads, query, key] of every attention layer, in the order in which they are computed.
+    """Context that records the weights [batch, heads, query, key] of every attention layer, in order of computation.
 
-    A layer is what a model keeps under the name `attention`. Raises `Incompatible`, when the model runs, where a
-    mechanism has no weights.
+    Attention layers are the submodules with the name `attention`. Raises `Incompatible` in the model's forward pass if
+    a mechanism has no weights.
     """
     maps: list[Tensor] = []
 
@@ -167,7 +170,10 @@ def recorded_attention(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def attention_maps(model: nn.Module, tokens: Tensor) -> list[Tensor]:
-    """The weights [heads, query, key] of every layer for tokens [tokens]."""
+    """The attention weights [heads, query, key] of every layer for tokens [tokens].
+
+    Raises `Incompatible` for a model without attention layers.
+    """
     with torch.no_grad(), recorded_attention(model) as maps:
         model(tokens[None])
     if not maps:
@@ -176,10 +182,10 @@ def attention_maps(model: nn.Module, tokens: Tensor) -> list[Tensor]:
 
 
 def rollout(maps: list[Tensor]) -> Tensor:
-    """Attention through all layers, [query, key]: the product of (A + I) / 2, A the mean over heads, rows summing to 1.
+    """Attention rollout [query, key]: the product over layers of (A + I) / 2, with A the mean over heads.
 
-    Abnar and Zuidema 2020 (arXiv 2005.00928), section 3; the identity stands for the residual. Raises `InvalidValue`
-    for layers whose queries are not their keys.
+    Rows are normalised to sum to 1; the identity represents the residual connection (Abnar and Zuidema 2020, arXiv
+    2005.00928, section 3). Raises `InvalidValue` unless all layers have square weights of the same size.
     """
     if not maps or any(found.shape[-1] != found.shape[-2] or found.shape[1:] != maps[0].shape[1:] for found in maps):
         shapes = [list(found.shape) for found in maps]

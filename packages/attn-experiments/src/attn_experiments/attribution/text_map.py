@@ -1,4 +1,4 @@
-"""A heat map over the words of a text: coloured in the terminal, and as a page of HTML."""
+"""A heat map over the tokens of a text, as coloured text in the terminal and as an HTML page."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def intensities(shares: Sequence[float]) -> list[float]:
 
 
 def colour(intensity: float) -> tuple[int, int, int]:
-    """White for 0, red towards 1, blue towards -1."""
+    """The RGB colour of an intensity: white for 0, red towards 1, blue towards -1."""
     fade = round(255 * (1 - min(abs(intensity), 1.0)))
     return (255, fade, fade) if intensity >= 0 else (fade, fade, 255)
 
 
 def coloured(tokens: Sequence[str], shares: Sequence[float]) -> Text:
-    """The text with each token on its colour, for a terminal; `str` of it is the plain text."""
+    """The text for a terminal, with each token on a background of its colour; `str` of it is the plain text."""
     found = Text()
     for token, intensity in zip(tokens, intensities(shares), strict=True):
         red, green, blue = colour(intensity)
@@ -43,12 +43,12 @@ def coloured(tokens: Sequence[str], shares: Sequence[float]) -> Text:
 
 
 def visible(token: str) -> str:
-    """A token in which a line break can be seen."""
+    """A token with line breaks replaced by a visible symbol."""
     return token.replace("\n", "⏎")
 
 
 def as_html(tokens: Sequence[str], methods: Mapping[str, Sequence[float]], title: str, caption: str) -> str:
-    """A page with the text once for each method; the number stands in a tooltip. Texts are escaped."""
+    """An HTML page with the text once for each method, and each token's number in a tooltip. Texts are escaped."""
     rows = []
     for name, shares in methods.items():
         words = []

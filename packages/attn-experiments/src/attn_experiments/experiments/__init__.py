@@ -1,1 +1,1 @@
-"""One function for each claim that is measured by an experiment; `claims.toml` names them."""
+"""The experiments: one function for each claim that is measured by one; `claims.toml` names them."""

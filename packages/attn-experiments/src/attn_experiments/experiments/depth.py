@@ -1,4 +1,4 @@
-"""Deep stacks with and without residuals, norms before and after, and the loss around what was learned: 29, 30, 50."""
+"""Claims 29, 30 and 50: residual connections, pre- and post-norm and RMSNorm in deep stacks; loss landscapes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH, DEPTH, SYMBOLS, TOKENS = 32, 10, 8, 18
 
 
 class Stack(nn.Module):
-    """Blocks of causal attention and feed-forward, each after a norm; `residual` adds what entered to what leaves."""
+    """Blocks of causal attention and a feed-forward layer, each after a norm; `residual` adds residual connections."""
 
     def __init__(self, *, residual: bool, depth: int = DEPTH) -> None:
         super().__init__()
@@ -45,13 +45,13 @@ class Stack(nn.Module):
 
 
 def stack(seed: int, *, residual: bool) -> Stack:
-    """A stack of its own weights."""
+    """A stack whose weights are initialised from the seed."""
     torch.manual_seed(seed)
     return Stack(residual=residual)
 
 
 def losses_of(model: nn.Module, steps: int, seed: int, *, warmup: int = 20, rate: float = 2e-3) -> list[float]:
-    """What a model learns of texts that repeat."""
+    """Train a model to predict the next token of repeating texts (see `repeats`), and return its losses."""
     data = repeats(32 * steps, seed).view(steps, 32, -1)
     return learn(
         model,
@@ -66,7 +66,7 @@ Plane = list[list[float]]
 
 
 def directions(model: nn.Module, seed: int) -> list[list[Tensor]]:
-    """Two random directions, every filter as long as the model's own (Li et al. 2018, arXiv 1712.09913, section 4)."""
+    """Two random directions, with filter-wise normalisation (Li et al. 2018, arXiv 1712.09913, section 4)."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(2):
@@ -74,7 +74,9 @@ def directions(model: nn.Module, seed: int) -> list[list[Tensor]]:
         for weight in model.parameters():
             drawn = torch.randn(weight.shape, generator=generator)
             if weight.ndim < 2:
-                direction.append(torch.zeros_like(weight))  # biases and gains stay, as in the paper's figures
+                direction.append(
+                    torch.zeros_like(weight)
+                )  # biases and gains are not perturbed, as in the paper's figures
                 continue
             own, other = (rows.detach().flatten(1).norm(dim=1) for rows in (weight, drawn))
             direction.append(drawn * (own / other).view(-1, *[1] * (weight.ndim - 1)))
@@ -84,7 +86,7 @@ def directions(model: nn.Module, seed: int) -> list[list[Tensor]]:
 
 @torch.no_grad()
 def landscape(model: nn.Module, loss: Callable[[], Tensor], *, points: int = 13, reach: float = 1.0) -> Plane:
-    """The loss [points, points] on a plane around the weights, which are as before when it is done."""
+    """The loss [points, points] on a plane through the weights, along two random directions; restores the weights."""
     before = [weight.clone() for weight in model.parameters()]
     one, other = directions(model, seed=0)
     steps = torch.linspace(-reach, reach, points).tolist()
@@ -102,14 +104,14 @@ def landscape(model: nn.Module, loss: Callable[[], Tensor], *, points: int = 13,
 
 
 def roughness(plane: Sequence[Sequence[float]]) -> float:
-    """The mean absolute second difference along both directions by the spread of the losses: 0 for a plane."""
+    """The mean absolute second difference along both directions, divided by the range of the losses: 0 for a plane."""
     grid = torch.tensor(plane).clamp(max=50)
     bends = torch.cat([grid.diff(n=2, dim=0).abs().flatten(), grid.diff(n=2, dim=1).abs().flatten()])
     return float(bends.mean() / (grid.max() - grid.min()).clamp(min=1e-9))
 
 
 def draw_landscapes(planes: dict[str, Plane], path: Path) -> None:
-    """Filled contours of the logarithm of the loss, one panel a model; writes PNG, SVG or PDF."""
+    """Draw filled contours of the logarithm of the loss, one panel for each model, as PNG, SVG or PDF."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6 * len(planes), 4.2), layout="constrained")
@@ -124,7 +126,7 @@ def draw_landscapes(planes: dict[str, Plane], path: Path) -> None:
 
 
 def residuals(settings: Settings) -> Result:
-    """CL-50: a deep stack with and without residuals: what it learns, its first gradients, the loss around it."""
+    """CL-50: a deep stack with and without residual connections: final loss, initial gradients and loss landscape."""
     steps, rows, finals = settings.steps(250), [], {}
     lines, planes = {}, {}
     for name, residual in (("with residuals", True), ("without", False)):
@@ -166,7 +168,7 @@ def residuals(settings: Settings) -> Result:
 
 
 def gradient_ratio(model: Stack) -> float:
-    """The norm of the gradient of the first block's value weights by that of the last's."""
+    """The gradient norm of the first block's value weights, divided by that of the last block's."""
     tokens = repeats(32, 5)
     layers: list[Any] = list(model.attention)
     loss = next_token_loss(model(tokens)[:, :-1], tokens[:, 1:])
@@ -175,13 +177,13 @@ def gradient_ratio(model: Stack) -> float:
 
 
 def decoder(seed: int, **fields: Any) -> Any:
-    """A decoder of twelve blocks."""
+    """A decoder of twelve blocks, with weights initialised from the seed."""
     sizes = {"vocab_size": SYMBOLS, "max_seq_len": TOKENS, "hidden_size": WIDTH, "num_layers": 12, "num_heads": 4}
     return build("decoder", seed, **sizes, **fields)
 
 
 def pre_norm(settings: Settings) -> Result:
-    """CL-29: norms before and after, twelve blocks, with and without a warm-up of the rate."""
+    """CL-29: pre-norm and post-norm decoders of twelve blocks, with and without a warm-up of the learning rate."""
     steps, rows, finals = settings.steps(150), [], {}
     for place in ("pre", "post"):
         for warmup in (0, 50):
@@ -204,7 +206,7 @@ def pre_norm(settings: Settings) -> Result:
 
 
 def rms_norm(settings: Settings) -> Result:
-    """CL-30: RMSNorm in place of LayerNorm."""
+    """CL-30: RMSNorm in place of LayerNorm, in decoders of twelve blocks."""
     ends: dict[str, list[float]] = {"layer": [], "rms": []}
     for seed in range(settings.seeds):
         for norm, found in ends.items():
@@ -222,5 +224,5 @@ def rms_norm(settings: Settings) -> Result:
 
 
 def spread_of(values: Sequence[float]) -> float:
-    """The highest less the lowest."""
+    """The range of the values: the highest minus the lowest."""
     return max(values) - min(values)

@@ -1,11 +1,11 @@
-"""CL-58: is attention an explanation? The tests of both sides, on texts whose label is known word by word.
+"""CL-58: is attention an explanation? The tests of both sides of the debate, on texts with a known deciding word.
 
-A text is words 2 to 61; 6 of them are good, 6 bad, the others say nothing. The first that is good or bad decides the
-label, whatever follows, so the word that matters is known; one label in ten is wrong while the model learns, so that it
-stays in doubt. The model reads with a GRU in both directions, attends once with Bahdanau's score
-(`alignment`) from a learned query, and names the label: the model of Jain and Wallace 2019 (arXiv 1902.10186), of
-whose tests these are small ones, with the answers of Wiegreffe and Pinter 2019 (arXiv 1908.04626), and the
-combinatorial shortcut of Bai et al. 2021 (arXiv 2006.05656).
+A text consists of the word ids 2 to 61, of which 6 are good, 6 are bad and the others are neutral. The first good or
+bad word decides the label, whatever follows. One label in ten is wrong in training, so that the model stays uncertain.
+The model is a bidirectional GRU, one attention with Bahdanau's score (`alignment`) from a learned query, and a linear
+classifier: that of Jain and Wallace 2019 (arXiv 1902.10186). The tests are small versions of theirs, of those that
+Wiegreffe and Pinter 2019 (arXiv 1908.04626) propose in response, and of the combinatorial shortcut of Bai et al. 2021
+(arXiv 2006.05656).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from attn_experiments.small_models import layer, learn, mean
 WORDS, TOKENS, GOOD, BAD = 62, 10, range(2, 8), range(8, 14)
 WIDTH, STEPS, TESTED = 24, 300, 40
 DOUBT = 0.1
-"""The share of wrong labels in training."""
+"""The fraction of wrong labels in training."""
 MOVED = 0.01
-"""The most that an adversary may move the output, in total variation (Jain and Wallace, section 4.2)."""
+"""The maximum change of the output by adversarial weights, in total variation (Jain and Wallace, section 4.2)."""
 
 
 def texts(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Tokens [count, TOKENS] and labels [count]; no text is undecided."""
+    """Random tokens [count, TOKENS] and their labels [count]; every text has at least one good or bad word."""
     tokens = torch.randint(14, WORDS, (4 * count, TOKENS), generator=generator)
     telling = torch.rand(tokens.shape, generator=generator) < 0.35
     tokens = torch.where(telling, torch.randint(2, 14, tokens.shape, generator=generator), tokens)
@@ -45,20 +45,21 @@ def texts(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def deciding(tokens: Tensor) -> Tensor:
-    """The place [batch] of the word that decides: the first good or bad one."""
+    """The position [batch] of the deciding word: the first good or bad one."""
     return (said(tokens) != 0).int().argmax(-1)
 
 
 def said(tokens: Tensor) -> Tensor:
-    """1 for a good word, -1 for a bad one, else 0."""
+    """The polarity of each word: 1 for good, -1 for bad, 0 for neutral."""
     good, bad = ((tokens >= words.start) & (tokens < words.stop) for words in (GOOD, BAD))
     return good.long() - bad.long()
 
 
 class AttentionClassifier(nn.Module):
-    """embedding, GRU both ways or nothing, one attention of ours from a learned query, two classes.
+    """A classifier: embedding, optional bidirectional GRU, one attention layer with a learned query, two classes.
 
-    `contextual` False leaves the GRU out; `silent` True hides the words from all but the attention's scores.
+    `contextual` False omits the GRU; with `silent` True the values are learned position vectors, so that the words only
+    affect the attention weights.
     """
 
     def __init__(self, *, contextual: bool = True, silent: bool = False) -> None:
@@ -71,17 +72,17 @@ class AttentionClassifier(nn.Module):
         self.places = nn.Parameter(torch.randn(TOKENS, WIDTH)) if silent else None
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Rows [batch, tokens, width]."""
+        """The hidden states [batch, tokens, width] that are attended to."""
         rows: Tensor = self.embedding(tokens)
         return rows if self.reader is None else self.reader(rows)[0]
 
     def weights(self, rows: Tensor) -> Tensor:
-        """Attention [batch, tokens]."""
+        """The attention weights [batch, tokens]."""
         found: Tensor = self.attention.weights(self.ask.expand(len(rows), -1, -1), rows)[:, 0, 0]
         return found
 
     def classify(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """Logits [batch, 2] with these weights; what is summed is only the place where words are silent."""
+        """Logits [batch, 2] with the given attention weights; with `silent`, the values are the position vectors."""
         values = rows if self.places is None else self.places.expand(len(rows), -1, -1)
         summed = torch.einsum("bk,bkd->bd", weights, self.attention.value(values))
         logits: Tensor = self.classes(self.attention.output(summed))
@@ -94,19 +95,22 @@ class AttentionClassifier(nn.Module):
 
 
 class UniformClassifier(AttentionClassifier):
-    """Every word weighs as much as any other: is attention needed at all? (Wiegreffe and Pinter, section 3.2)."""
+    """A classifier with uniform weights, to test whether attention is needed (Wiegreffe and Pinter, section 3.2)."""
 
     def weights(self, rows: Tensor) -> Tensor:
-        """1 / tokens each."""
+        """Uniform weights, 1 / tokens each."""
         return torch.full(rows.shape[:2], 1 / rows.shape[1])
 
 
 class GuidedClassifier(AttentionClassifier):
-    """Words without context, weighed by another model's attention: are its weights of use elsewhere? (section 3.4)."""
+    """A classifier without GRU that uses another model's attention weights, or uniform ones without a guide.
+
+    It tests whether the weights are useful outside of their model (Wiegreffe and Pinter, section 3.4).
+    """
 
     def __init__(self, guide: AttentionClassifier | None) -> None:
         super().__init__(contextual=False)
-        self.guide = [guide]  # in a list, so that its weights are not this model's to train
+        self.guide = [guide]  # in a list, so that its weights are not registered as this model's parameters
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [batch, 2]."""
@@ -118,7 +122,7 @@ class GuidedClassifier(AttentionClassifier):
 
 
 def fit(model: nn.Module, seed: int, steps: int) -> nn.Module:
-    """A classifier that has learned."""
+    """Train a classifier and return it."""
     generator = torch.Generator().manual_seed(seed)
 
     def loss(_step: int) -> Tensor:
@@ -132,13 +136,13 @@ def fit(model: nn.Module, seed: int, steps: int) -> nn.Module:
 
 @torch.inference_mode()
 def accuracy(model: nn.Module) -> float:
-    """The share of new texts that are named right."""
+    """The classification accuracy on 500 new texts."""
     tokens, labels = texts(500, torch.Generator().manual_seed(99))
     return float((model(tokens).argmax(-1) == labels).float().mean())
 
 
 def importance(model: AttentionClassifier, tokens: Tensor) -> dict[str, Tensor]:
-    """What each method makes of one text [tokens]: how much each word matters for the class that is named."""
+    """The importance of each word of one text [tokens] for the predicted class, by method."""
     rows = model.embedding(tokens).detach()
     named = int(model(tokens[None])[0].argmax())
 
@@ -167,7 +171,7 @@ def importance(model: AttentionClassifier, tokens: Tensor) -> dict[str, Tensor]:
 
 
 def agreements(model: AttentionClassifier, tokens: Tensor) -> dict[str, tuple[float, float]]:
-    """By method: the mean of Kendall's τ with attention, and how often its most important word is the deciding one."""
+    """By method: the mean Kendall's τ with attention, and how often its most important word is the deciding one."""
     found: dict[str, list[tuple[float, float]]] = {}
     for text in tokens:
         place, methods = int(deciding(text[None])[0]), importance(model, text)
@@ -178,7 +182,7 @@ def agreements(model: AttentionClassifier, tokens: Tensor) -> dict[str, tuple[fl
 
 
 def counterfactuals(model: AttentionClassifier, tokens: Tensor) -> dict[str, float]:
-    """What permuted and adversarial weights do to the output."""
+    """The effect of permuted and of adversarial weights on the output."""
     with torch.no_grad():
         rows = model.read(tokens)
         weights = model.weights(rows)
@@ -197,7 +201,7 @@ def counterfactuals(model: AttentionClassifier, tokens: Tensor) -> dict[str, flo
 
 
 def answers(model: AttentionClassifier, seed: int, steps: int, tokens: Tensor) -> dict[str, float]:
-    """What the answer of Wiegreffe and Pinter asks, and the shortcut."""
+    """The tests of Wiegreffe and Pinter, which retrain models, and that of the combinatorial shortcut."""
     torch.manual_seed(seed + 50)
     other = fit(AttentionClassifier(), seed + 50, steps)
     uniform = fit(UniformClassifier(), seed, steps)
@@ -218,7 +222,7 @@ def answers(model: AttentionClassifier, seed: int, steps: int, tokens: Tensor) -
 
 
 def attention_is_not_explanation(settings: Settings) -> Result:
-    """CL-58: all the tests, over seeds."""
+    """CL-58: all tests of this module, over several seeds."""
     steps, tokens = settings.steps(STEPS), texts(TESTED, torch.Generator().manual_seed(7))[0]
     methods: list[Mapping[str, tuple[float, float]]] = []
     numbers: list[dict[str, float]] = []

@@ -1,4 +1,4 @@
-"""What keys, values and heads are for: claims 7, 19, 20 and 39, on texts in which a word must be found again."""
+"""Claims 7, 19, 20 and 39: the purpose of keys, values and heads, on texts in which a word must be retrieved."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NAMES, MEANINGS, ASKED = 6, 4, 6
 
 
 def dictionary(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Names with meanings that differ from text to text, a token a pair, then questions for the meanings of two names.
+    """Texts that pair names with random meanings, one token for a pair, and then ask for the meanings of two names.
 
-    Tokens [count, NAMES + ASKED]; answers [count, ASKED], both meanings as one token.
+    Returns tokens [count, NAMES + ASKED] and answers [count, ASKED], in which both meanings are one token.
     """
     names = torch.rand(count, NAMES, generator=generator).argsort(1)
     meanings = torch.randint(MEANINGS, (count, NAMES), generator=generator)
@@ -33,7 +33,7 @@ def dictionary(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def lookup_model(heads: int, seed: int) -> Any:
-    """One block of width 16, with as many weights whatever the number of its heads."""
+    """A decoder with one block of width 16; its number of parameters does not depend on the number of heads."""
     return build(
         "decoder",
         seed,
@@ -49,13 +49,13 @@ def lookup_model(heads: int, seed: int) -> Any:
 
 @torch.inference_mode()
 def answered(model: Any) -> float:
-    """The share of questions of new texts that are answered right."""
+    """The fraction of questions in new texts that are answered correctly."""
     tokens, wanted = dictionary(500, torch.Generator().manual_seed(99))
     return float((model(tokens)[:, NAMES:].argmax(-1) == wanted).float().mean())
 
 
 def two_heads(settings: Settings) -> Result:
-    """CL-19: two things to be found at each place, by one head and by two of half its size."""
+    """CL-19: retrieval of two items at each position, with one head and with two heads of half its size."""
     rows, lines = [], {}
     shares: dict[int, list[list[float]]] = {1: [], 2: []}
     for heads, seed in ((heads, seed) for seed in range(settings.seeds) for heads in shares):
@@ -88,26 +88,28 @@ def two_heads(settings: Settings) -> Result:
 
 
 def repeats(count: int, seed: int) -> Tensor:
-    """Tokens [count, 18]: six random symbols of eight, three times over."""
+    """Tokens [count, 18]: six random symbols out of eight, repeated three times."""
     drawn = random.Random(seed)
     rows = [[drawn.randrange(8) for _ in range(6)] for _ in range(count)]
     return torch.tensor([row * 3 for row in rows])
 
 
 def repeating(model: Any, steps: int, seed: int) -> None:
-    """Teach a decoder to go on with what repeats."""
+    """Train a decoder to continue repeating texts; see `repeats`."""
     data = repeats(32 * steps, seed).view(steps, 32, -1)
     learn(model, lambda step: next_token_loss(model(data[step])[:, :-1], data[step][:, 1:]), steps, rate=4e-3)
 
 
 def copier(seed: int) -> Any:
-    """A decoder of two blocks and four heads."""
+    """A decoder of two blocks with four heads each, for repeating texts."""
     sizes = {"vocab_size": 8, "max_seq_len": 18, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
     return build("decoder", seed, **sizes)
 
 
 def pooled_heads(settings: Settings) -> Result:
-    """CL-39: four key/value heads become two, as means, as first heads or anew; the same quarter of training again."""
+    """CL-39: four key/value heads reduced to two by mean pooling, first heads or random weights, then trained again for
+    a quarter of the steps.
+    """
     held_out = repeats(50, 12345).flatten().tolist()
     lost: dict[str, list[float]] = {method: [] for method in METHODS}
     left: dict[str, list[float]] = {method: [] for method in METHODS}
@@ -142,7 +144,7 @@ def pooled_heads(settings: Settings) -> Result:
 
 
 def tied(model: Any, one: str, other: str) -> Any:
-    """The decoder with two projections of each layer as one."""
+    """Share the weights of two projections of each layer, and return the decoder."""
     for block in model.blocks:
         setattr(block.attention, other, getattr(block.attention, one))
     return model
@@ -156,7 +158,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 
 
 def english(count: int, seed: int) -> Tensor:
-    """Windows [count, 64] of characters of Python's own help texts, English with examples; the rarest are one token."""
+    """Windows [count, 64] of characters from Python's help texts, in English; all rare characters are one token."""
     from pydoc_data.topics import topics
 
     text = "".join(topics[name] for name in sorted(topics))
@@ -168,19 +170,19 @@ def english(count: int, seed: int) -> Tensor:
 
 
 def writer(seed: int) -> Any:
-    """A decoder of characters."""
+    """A character-level decoder for English text."""
     sizes = {"vocab_size": 64, "max_seq_len": 64, "hidden_size": 48, "num_layers": 2, "num_heads": 4}
     return build("decoder", seed, **sizes)
 
 
 def writing(model: Any, steps: int, seed: int) -> None:
-    """Teach a decoder English."""
+    """Train a decoder on English text; see `english`."""
     data = english(16 * steps, seed).view(steps, 16, -1)
     learn(model, lambda step: next_token_loss(model(data[step])[:, :-1], data[step][:, 1:]), steps, rate=4e-3)
 
 
 def separate_values(settings: Settings) -> Result:
-    """CL-7: language models whose values are their keys, beside those whose queries are, with as many weights."""
+    """CL-7: language models with shared weights for keys and values, against ones with shared queries and keys."""
     rows, statements = [], {}
     for task, (make, teach, held_out, length) in {
         "what repeats": (copier, repeating, repeats(100, 12345), 18),
@@ -215,7 +217,10 @@ IT = FRAME.split().index("it")
 
 
 def sentences(count: int, drawn: random.Random, *, new: bool) -> tuple[list[list[str]], list[str]]:
-    """Sentences and what `it` is in each; pairs of nouns are others where they are `new`, and either may come first."""
+    """Random sentences, and the noun that `it` refers to in each; either noun may come first.
+
+    With `new`, the pairs of nouns are disjoint from those without.
+    """
     found: list[list[str]] = []
     meant: list[str] = []
     while len(found) < count:
@@ -233,12 +238,12 @@ def sentences(count: int, drawn: random.Random, *, new: bool) -> tuple[list[list
 
 
 def ids(words: Sequence[Sequence[str]]) -> Tensor:
-    """Token ids of sentences of one length."""
+    """The token ids of sentences, which must have the same length."""
     return torch.tensor([[VOCABULARY.index(word) for word in sentence] for sentence in words])
 
 
 def referent(settings: Settings) -> Result:
-    """CL-20: "the animal did not cross the street because it was too tired", or "too wide": what `it` looks at."""
+    """CL-20: "the animal did not cross the street because it was too tired", or "too wide": what `it` attends to."""
     rows, verdicts = [], []
     for seed in range(settings.seeds):
         drawn = random.Random(seed)
@@ -273,14 +278,17 @@ def referent(settings: Settings) -> Result:
 
 
 def reader(seed: int) -> Any:
-    """An encoder that names a word at every place."""
+    """An encoder that predicts a word at every position."""
     sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 64, "max_seq_len": 12}
     encoder = {"vocab_size": len(VOCABULARY), **sizes}
     return build("masked_lm", seed, **encoder)
 
 
 def looked(weights: Tensor, texts: Sequence[Sequence[str]], meant: Sequence[str]) -> dict[str, float]:
-    """Weights [batch, heads, key] of `it` on both nouns: of the head that tells them apart best, and of all."""
+    """The mean attention of `it` to both nouns, for the head that separates them best and over all heads.
+
+    `weights` are those of the query `it`, [batch, heads, key].
+    """
     nouns = {*ANIMATE, *PLACES}
     at = [text.index(noun) for text, noun in zip(texts, meant, strict=True)]
     other = [

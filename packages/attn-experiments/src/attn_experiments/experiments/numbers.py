@@ -1,4 +1,4 @@
-"""Claims of numbers alone, by our own scores, features and masks: 12, 22, 44."""
+"""Claims 12, 22 and 44, which are numerical and need no training: scaling of scores, and Performer's features."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = (4, 16, 64, 256)
 
 
 def weights_of(mechanism: str, size: int, keys: int, pairs: int, generator: torch.Generator) -> torch.Tensor:
-    """Weights [pairs, keys] of unit-variance queries over unit-variance keys, by a layer that projects nothing."""
+    """Attention weights [pairs, keys] of unit-variance queries and keys, by a layer with identity projections."""
     own = layer(mechanism, hidden_size=size, num_heads=1, causal=False).double()
     with torch.no_grad():
         for part in (own.query, own.key):
@@ -24,7 +24,7 @@ def weights_of(mechanism: str, size: int, keys: int, pairs: int, generator: torc
 
 
 def scaling(settings: Settings) -> Result:
-    """CL-22 and CL-44: the variance of scores, and what is left of the softmax's gradient, by the size of a head."""
+    """CL-22 and CL-44: the variance of scores, and the size of the softmax's gradient, by head size."""
     rows: list[dict[str, object]] = []
     lines: dict[str, list[tuple[float, float]]] = {"not scaled": [], "scaled by 1/√d": []}
     for size in SIZES:
@@ -56,7 +56,7 @@ def scaling(settings: Settings) -> Result:
 
 
 def performer(settings: Settings) -> Result:
-    """CL-12: the error of Performer's layer against exact attention, by the number of its random features."""
+    """CL-12: the error of Performer attention relative to exact attention, by the number of random features."""
     size, tokens = 16, 32
     rows: list[dict[str, object]] = []
     lines: dict[str, list[tuple[float, float]]] = {}

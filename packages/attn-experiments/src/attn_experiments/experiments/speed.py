@@ -1,4 +1,4 @@
-"""Claims of time, measured on this machine with one thread: 9, 53 and 57."""
+"""Claims 9, 53 and 57, about speed, measured on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOISE = "times of a busy machine vary"
 
 
 def seconds(action: Callable[[], object], times: int = 3) -> float:
-    """The least processor time of a few calls, after one that is not counted."""
+    """The minimum processor time, in seconds, of `times` calls after one warm-up call."""
     action()
     found = []
     for _ in range(times):
@@ -31,12 +31,12 @@ def seconds(action: Callable[[], object], times: int = 3) -> float:
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The power of the size that fits the values best."""
+    """The exponent of the power law that fits the values best (the slope of log value over log size)."""
     return statistics.linear_regression([math.log(s) for s in sizes], [math.log(v) for v in values]).slope
 
 
 def growth(name: str, lengths: Sequence[int], **options: Any) -> list[float]:
-    """Processor seconds of one layer over sequences of these lengths; the matrices of the equation where it has any."""
+    """The processor seconds of one layer for sequences of these lengths; SDPA computes full matrices (MATH backend)."""
     found = []
     torch.manual_seed(0)
     own = layer(
@@ -50,7 +50,7 @@ def growth(name: str, lengths: Sequence[int], **options: Any) -> list[float]:
 
 
 def square_of_the_length(settings: Settings) -> Result:
-    """CL-9 and CL-53: time of a layer by the length, for attention over all pairs and for others."""
+    """CL-9 and CL-53: the time of a layer by sequence length, for full attention and for linear-time mechanisms."""
     lengths = [settings.steps(length) for length in (512, 1024, 2048, 4096)]
     kinds = {"mha": {}, "linear": {}, "performer": {"features": 32}, "linformer": {"rank": 32}}
     rows, lines, slopes = [], {}, {}
@@ -72,7 +72,7 @@ def square_of_the_length(settings: Settings) -> Result:
 
 
 def in_python(size: int) -> Callable[[], object]:
-    """The product of two matrices in plain Python."""
+    """A function that multiplies two matrices in plain Python."""
     drawn = random.Random(0)
     one, other = ([[drawn.random() for _ in range(size)] for _ in range(size)] for _ in range(2))
     columns = list(zip(*other, strict=True))
@@ -80,25 +80,25 @@ def in_python(size: int) -> Callable[[], object]:
 
 
 def in_numpy(size: int) -> Callable[[], object]:
-    """By numpy's BLAS, float32."""
+    """A function that multiplies two matrices with numpy's BLAS, in float32."""
     one, other = (np.random.default_rng(seed).random((size, size), dtype=np.float32) for seed in (0, 1))
     return lambda: one @ other
 
 
 def in_torch(size: int, dtype: torch.dtype = torch.float32) -> Callable[[], object]:
-    """By torch."""
+    """A function that multiplies two matrices with torch."""
     one, other = (torch.rand(size, size).to(dtype) for _ in range(2))
     return lambda: one @ other
 
 
 def by_loops_of_torch(size: int) -> Callable[[], object]:
-    """Row by row in torch: what calls cost."""
+    """A function that multiplies two matrices row by row with torch, to show the overhead of calls."""
     one, other = torch.rand(size, size), torch.rand(size, size)
     return lambda: [row @ other for row in one]
 
 
 def products(settings: Settings) -> Result:
-    """CL-57: GFLOPS of the product of two matrices, from plain Python to a BLAS with all threads."""
+    """CL-57: the GFLOPS of a matrix product, from plain Python to a BLAS with all threads."""
     size, threads = settings.steps(768), torch.get_num_threads()
     cases: list[tuple[str, int, Callable[[], object], int]] = [
         ("plain Python", settings.steps(96), in_python(settings.steps(96)), 1),

@@ -1,7 +1,7 @@
-"""Models of 2014 to 2017 translate a language that a rule makes: claims 2, 3, 4, 5 and 8.
+"""Claims 2, 3, 4, 5 and 8: translation of an artificial language with models of 2014 to 2017.
 
-A sentence is words 3 to 42. The rule replaces each by another word; in the task "exchanged" neighbours also change
-places, in the task "words" the order stays. Since the rule is known, so is which source word a target word comes from.
+A sentence consists of the word ids 3 to 42. Translation replaces each word by another one; with `exchanged`,
+neighbouring words are also swapped. Since the rule is known, the source word of each target word is known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEPS, BATCH, TESTS = 700, 48, 60
 
 @dataclass(frozen=True)
 class Language:
-    """The rule: which word replaces which, and whether neighbours change places."""
+    """The artificial language pair: a fixed replacement of words, and whether neighbouring words are swapped."""
 
     exchanged: bool
 
@@ -34,13 +34,13 @@ class Language:
         return torch.randint(FIRST, FIRST + WORDS, (count, length), generator=generator)
 
     def aligned(self, length: int) -> list[int]:
-        """The place in the source of each word of the target."""
+        """The source position of each target word."""
         if not self.exchanged:
             return list(range(length))
         return [min(place ^ 1, length - 1) if (place ^ 1) < length else place for place in range(length)]
 
     def targets(self, sources: Tensor) -> Tensor:
-        """Translations [count, length]: word w becomes the word 7 w + 5, cyclically."""
+        """The translations [count, length]: word w, counted from 0, becomes 7 w + 5 modulo the number of words."""
         moved = sources[:, self.aligned(sources.shape[1])]
         return (7 * (moved - FIRST) + 5) % WORDS + FIRST
 
@@ -60,13 +60,13 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 def framed(targets: Tensor) -> tuple[Tensor, Tensor]:
-    """What the decoder reads, and what it should say: begin, words; words, end."""
+    """The decoder's inputs (begin token, words) and targets (words, end token)."""
     edge = torch.ones_like(targets[:, :1])
     return torch.cat([BEGIN * edge, targets], 1), torch.cat([targets, END * edge], 1)
 
 
 def trained(name: str, language: Language, seed: int, steps: int) -> Any:
-    """A model that has learned from sentences of 1 to `TRAINED` words, those of a batch of one length."""
+    """Train a model on sentences of 1 to `TRAINED` words; all sentences of a batch have the same length."""
     family, fields = MODELS[name]
     model, generator = build(family, seed, **SIZES, **fields), torch.Generator().manual_seed(1000 + seed)
 
@@ -82,7 +82,7 @@ def trained(name: str, language: Language, seed: int, steps: int) -> Any:
 
 @torch.inference_mode()
 def right(model: Any, language: Language, length: int) -> float:
-    """The share of words at their place in what the model says by itself of new sentences, greedily."""
+    """The fraction of words that are correct, position by position, in greedy translations of new sentences."""
     sources = language.sources(TESTS, length, torch.Generator().manual_seed(length))
     said = torch.full((TESTS, 1), BEGIN)
     for _ in range(length):
@@ -91,7 +91,7 @@ def right(model: Any, language: Language, length: int) -> float:
 
 
 def measured(names: Sequence[str], language: Language, settings: Settings) -> dict[str, list[dict[int, float]]]:
-    """By model and seed, the share of right words by length."""
+    """The fraction of correct words by sentence length, for each model and seed."""
     found: dict[str, list[dict[int, float]]] = {name: [] for name in names}
     for seed in range(settings.seeds):
         for name in names:
@@ -102,12 +102,12 @@ def measured(names: Sequence[str], language: Language, settings: Settings) -> di
 
 
 def middle(runs: Sequence[Mapping[int, float]], length: int) -> float:
-    """The median over the seeds."""
+    """The median over the seeds for sentences of this length."""
     return sorted(run[length] for run in runs)[len(runs) // 2]
 
 
 def table(found: Mapping[str, Sequence[Mapping[int, float]]]) -> list[dict[str, Any]]:
-    """A row for each model, a column for each length."""
+    """The result table: one row for each model, one column for each sentence length."""
     return [
         {"model": name} | {f"{length} words": spread([run[length] for run in runs]) for length in LENGTHS}
         for name, runs in found.items()
@@ -115,13 +115,13 @@ def table(found: Mapping[str, Sequence[Mapping[int, float]]]) -> list[dict[str, 
 
 
 def curves(title: str, found: Mapping[str, Sequence[Mapping[int, float]]]) -> Curves:
-    """Medians by length."""
+    """The curves of the medians by sentence length."""
     lines = {name: [(float(n), middle(runs, n)) for n in LENGTHS] for name, runs in found.items()}
     return Curves(title=title, x="words of the sentence", y="share of right words", lines=lines)
 
 
 def fixed_vector(settings: Settings) -> Result:
-    """CL-4: a sentence in one vector, against RNNsearch, which looks back at all of it."""
+    """CL-4: an encoder-decoder with one fixed vector for a sentence, against RNNsearch, which attends to all of it."""
     found = measured(("LSTM, source forwards", "RNNsearch"), Language(exchanged=True), settings)
     vector, search = found["LSTM, source forwards"], found["RNNsearch"]
     verdict, because = judged(
@@ -138,7 +138,7 @@ def fixed_vector(settings: Settings) -> Result:
 
 
 def reversed_source(settings: Settings) -> Result:
-    """CL-2: reading the source backwards."""
+    """CL-2: the effect of reversing the source sentence."""
     names = ("LSTM, source forwards", "LSTM, source backwards")
     rows: list[dict[str, Any]] = []
     statements: dict[str, bool] = {}
@@ -158,7 +158,7 @@ def reversed_source(settings: Settings) -> Result:
 
 
 def long_sentences(settings: Settings) -> Result:
-    """CL-3: whether an LSTM that reads backwards has trouble on long sentences."""
+    """CL-3: whether an LSTM with reversed source sentences gets worse on long sentences."""
     found = measured(("LSTM, source backwards",), Language(exchanged=False), settings)
     runs = found["LSTM, source backwards"]
     verdict, because = judged(
@@ -173,7 +173,7 @@ def long_sentences(settings: Settings) -> Result:
 
 
 def transformer(settings: Settings) -> Result:
-    """CL-8, in small: a Transformer against an LSTM that has as many steps of as many sentences."""
+    """CL-8, at small scale: a Transformer against an LSTM and RNNsearch, with equal steps and batch sizes."""
     found = measured(("LSTM, source forwards", "RNNsearch", "Transformer"), Language(exchanged=True), settings)
     best = {name: middle(runs, TRAINED) for name, runs in found.items()}
     verdict, because = judged(
@@ -190,7 +190,7 @@ def transformer(settings: Settings) -> Result:
 
 @torch.inference_mode()
 def found_alignments(model: Any, language: Language, length: int, sentences: int = 30) -> tuple[float, float]:
-    """How often the most attended source word is the one that was translated, and the weight on that one."""
+    """How often the most attended source word is the aligned one, and the mean attention weight of the aligned word."""
     sources = language.sources(sentences, length, torch.Generator().manual_seed(77))
     read, _ = framed(language.targets(sources))
     gold, hits, weight = torch.tensor(language.aligned(length)), [], []
@@ -202,7 +202,7 @@ def found_alignments(model: Any, language: Language, length: int, sentences: int
 
 
 def alignments(settings: Settings) -> Result:
-    """CL-5: attention weights of RNNsearch against the known alignment."""
+    """CL-5: the attention weights of RNNsearch, compared with the known alignment."""
     language, rows, shares = Language(exchanged=True), [], []
     for seed in range(settings.seeds):
         model = trained("RNNsearch", language, seed, settings.steps(STEPS))

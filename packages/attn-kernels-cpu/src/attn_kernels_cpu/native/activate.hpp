@@ -7,16 +7,16 @@
 #include "gemm.hpp"
 
 // An activation and its derivative at the same x; the compiler removes the one that is not used.
-struct Bent {
+struct ValueAndSlope {
   Floats value, slope;
 };
 
 // x clamped to ±20, beyond which all of these activations are linear in float32; NaN stays NaN.
-static inline Floats held(Floats x) { return smaller(all(20.0f), larger(all(-20.0f), x)); }
+static inline Floats clamped(Floats x) { return smaller(all(20.0f), larger(all(-20.0f), x)); }
 
 // x / (1 + e^-x).
 struct Silu {
-  static Bent at(Floats x) {
+  static ValueAndSlope at(Floats x) {
     Floats power = exp16(all(0.0f) - x), share = all(1.0f) / (all(1.0f) + power);
     Floats above = larger(all(-200.0f), x);
     return {above * share, fmadd(smaller(all(200.0f), above), power * share * share, share)};
@@ -25,8 +25,8 @@ struct Silu {
 
 // x Φ(x), with the normal distribution Φ by the erfc of Abramowitz and Stegun, 7.1.26, whose error is below 1.5e-7.
 struct Gelu {
-  static Bent at(Floats x) {
-    Floats near = held(x), size = larger(near, all(0.0f) - near), z = size * all(0.70710678f);
+  static ValueAndSlope at(Floats x) {
+    Floats near = clamped(x), size = larger(near, all(0.0f) - near), z = size * all(0.70710678f);
     Floats power = exp16(all(0.0f) - z * z), t = all(1.0f) / fmadd(z, all(0.3275911f), all(1.0f));
     Floats p = fmadd(t, all(1.061405429f), all(-1.453152027f));
     p = fmadd(p, t, all(1.421413741f));
@@ -42,23 +42,23 @@ struct Gelu {
 
 // x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 = x / (1 + e^-2u).
 struct GeluTanh {
-  static Bent at(Floats x) {
+  static ValueAndSlope at(Floats x) {
     const float a = 1.5957691216f, b = 0.0713548163f;
-    Floats near = held(x), square = near * near, twice = near * fmadd(square, all(b), all(a));
+    Floats near = clamped(x), square = near * near, twice = near * fmadd(square, all(b), all(a));
     Floats power = exp16(all(0.0f) - twice), share = all(1.0f) / (all(1.0f) + power);
     Floats change = power * share * share * fmadd(square, all(3.0f * b), all(a));
     return {larger(all(-20.0f), x) * share, fmadd(near, change, share)};
   }
 };
 
-constexpr int64_t STRETCH = 4096;  // elements that a thread takes at a time
+constexpr int64_t CHUNK = 4096;  // elements that a thread takes at a time
 
 template <class Take>
 static void each_sixteen(int64_t count, int threads, Take take) {
-  const int64_t stretches = (count + STRETCH - 1) / STRETCH;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && stretches > 1)
-  for (int64_t s = 0; s < stretches; s++)
-    for (int64_t i = s * STRETCH; i < std::min(count, (s + 1) * STRETCH); i += 16)
+  const int64_t chunks = (count + CHUNK - 1) / CHUNK;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && chunks > 1)
+  for (int64_t s = 0; s < chunks; s++)
+    for (int64_t i = s * CHUNK; i < std::min(count, (s + 1) * CHUNK); i += 16)
       take(i, (int)std::min<int64_t>(16, count - i));
 }
 

@@ -119,28 +119,28 @@ static void multiply_share(const Pairs& pairs, const RowTiles& x, Share tiles, S
   Unfinished<Parts, Pairs> left{pairs, x};
   auto between = [&] { left.some(each); };
   auto place = [&](int pair, int tile) { return Place{pair, tile * x.per, std::min(x.per, x.rows - tile * x.per)}; };
-  int turn = 0;
-  const bool few = x.rows < x.per;
-  if (few) configure_few(x.rows * Parts::ROWS);
+  int buffer = 0;
+  const bool partial = x.rows < x.per;
+  if (partial) configure_rows(x.rows * Parts::ROWS);
   for (int first = some.first; first < some.last; first += many) {
     const int last = std::min(some.last, first + many);
     for (int tile = tiles.first; tile < tiles.last; tile += 2) {
       const uint16_t* from = x.at + tile * row;
       const bool two = tile + 1 < tiles.last;
-      for (int pair = first; pair < last; pair++, turn ^= 1) {
+      for (int pair = first; pair < last; pair++, buffer ^= 1) {
         const uint16_t* panel = weights + pairs.panel(pair) * apart;
         if (two) {
-          sums_of_two<Dots, DEEP>(from, row, panel, other, x.blocks, sums[turn], between);
-          left.take(sums[turn], place(pair, tile), place(pair, tile + 1));
+          sums_of_two<Dots, DEEP>(from, row, panel, other, x.blocks, sums[buffer], between);
+          left.take(sums[buffer], place(pair, tile), place(pair, tile + 1));
         } else {
-          sums_of_one<Dots, DEEP>(from, panel, other, x.blocks, sums[turn], between);
-          left.take(sums[turn], place(pair, tile), {});
+          sums_of_one<Dots, DEEP>(from, panel, other, x.blocks, sums[buffer], between);
+          left.take(sums[buffer], place(pair, tile), {});
         }
       }
     }
   }
   left.some(2 * x.per);
-  if (few) configure_tiles();
+  if (partial) configure_tiles();
 }
 
 // The division of products among threads: by rows if there are many, so that a thread's rows stay in its cache from one
@@ -164,7 +164,7 @@ struct Team {
   Share rows(const RowTiles& x) const { return by_rows ? x.rows_of(tiles(x)) : part_of(x.rows, threads, thread); }
 
   // A barrier, if this thread needs results of other threads.
-  void meet() const {
+  void synchronize() const {
     if (by_rows) return;
 #pragma omp barrier
   }
@@ -188,7 +188,7 @@ static void multiply_tiles(const Linear& l, const float* x, int rows, Into to, i
   {
     Team team{omp_get_num_threads(), omp_get_thread_num(), by_rows};
     cut_rows(l, side_by_side(x, l.inputs), tiled, team.rows(tiled));
-    team.meet();
+    team.synchronize();
     configure_tiles();
     team.multiply<Parts>(Neighbours{l, to}, tiled);
     release_tiles();

@@ -50,8 +50,8 @@ static inline void softmax_row(float* scores, int count) {
     store16(scores + j, weight);
     total = total + weight;
   }
-  Floats share = all(1.0f / sum_of(total));
-  for (int j = 0; j < whole; j += 16) store16(scores + j, load16(scores + j) * share);
+  Floats inverse_total = all(1.0f / sum_of(total));
+  for (int j = 0; j < whole; j += 16) store16(scores + j, load16(scores + j) * inverse_total);
 }
 
 // Weighted sums of values for some query heads that share them; `weights` has a row of `stride` elements for each head.

@@ -24,10 +24,10 @@ using SplitOf = Split<OF, std::is_same_v<Element, float> ? OF : 1>;
 
 // Permutations of two groups of sixteen numbers: interleaved, from one register; of the upper halves of 32-bit elements
 // in two registers, interleaved or in order.
-alignas(64) static constexpr uint16_t IN_TURNS[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-alignas(64) static constexpr uint16_t UPPER_IN_TURNS[32] = {1,  33, 3,  35, 5,  37, 7,  39, 9,  41, 11, 43, 13, 45, 15, 47,
-                                                            17, 49, 19, 51, 21, 53, 23, 55, 25, 57, 27, 59, 29, 61, 31, 63};
+alignas(64) static constexpr uint16_t INTERLEAVE[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+alignas(64) static constexpr uint16_t UPPER_INTERLEAVE[32] = {1,  33, 3,  35, 5,  37, 7,  39, 9,  41, 11, 43, 13, 45, 15, 47,
+                                                              17, 49, 19, 51, 21, 53, 23, 55, 25, 57, 27, 59, 29, 61, 31, 63};
 alignas(64) static constexpr uint16_t UPPER_HALVES[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                                                           33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
 
@@ -57,15 +57,15 @@ static inline void neighbours(const uint16_t* at, __m512i parts[PARTS]) { parts[
 
 // Interleaves sixteen numbers and sixteen others, which are zero if `second` is null.
 template <int PARTS>
-static inline void in_turns(const float* first, const float* second, __m512i parts[PARTS]) {
-  split32<PARTS>(_mm512_loadu_ps(first), second ? _mm512_loadu_ps(second) : _mm512_setzero_ps(), UPPER_IN_TURNS, parts);
-  if (PARTS == 1) parts[0] = _mm512_permutexvar_epi16(_mm512_load_si512(IN_TURNS), parts[0]);
+static inline void interleave(const float* first, const float* second, __m512i parts[PARTS]) {
+  split32<PARTS>(_mm512_loadu_ps(first), second ? _mm512_loadu_ps(second) : _mm512_setzero_ps(), UPPER_INTERLEAVE, parts);
+  if (PARTS == 1) parts[0] = _mm512_permutexvar_epi16(_mm512_load_si512(INTERLEAVE), parts[0]);
 }
 template <int PARTS>
-static inline void in_turns(const uint16_t* first, const uint16_t* second, __m512i parts[PARTS]) {
+static inline void interleave(const uint16_t* first, const uint16_t* second, __m512i parts[PARTS]) {
   __m512i low = _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i*)first));
   if (second) low = _mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i*)second), 1);
-  parts[0] = _mm512_permutexvar_epi16(_mm512_load_si512(IN_TURNS), low);
+  parts[0] = _mm512_permutexvar_epi16(_mm512_load_si512(INTERLEAVE), low);
 }
 
 // 2^x for weights that are split into PARTS numbers, by a minimax polynomial for the fraction of x: of degree four,
@@ -94,7 +94,7 @@ static inline __m512 two_to_the(__m512 x) {
 
 // The buffers of a task: one tile of sixteen query rows at a time, and either all blocks of keys and values or a single
 // block that is overwritten.
-struct Roomed {
+struct AmxBuffers {
   uint16_t *queries, *keys, *values;  // tiles [size / 32, OF], blocks of [size / 32, KEPT, 2] and of [size / 16, KEPT]
   float *scores, *out;                // [blocks, 16, ROW], in which weights overwrite scores, and [16, size]
   int size;
@@ -105,7 +105,7 @@ struct AmxRoom {
   std::vector<int> seen;  // the number of keys that each row sees
 
   template <int OF, int KEPT>
-  Roomed with(Split<OF, KEPT> split, int blocks, int kept, int size) {
+  AmxBuffers with(Split<OF, KEPT> split, int blocks, int kept, int size) {
     size_t each = (size_t)kept * DEPTH * size * KEPT;
     return {queries.of(16 * size * OF), keys.of(each), values.of(each),
             (float*)scores.of((size_t)blocks * 16 * split.ROW * 2), (float*)out.of(16 * size * 2), size};
@@ -114,7 +114,7 @@ struct AmxRoom {
 
 // The cached keys and values of a head: `count` rows with the numbers `numbers`, of `size` elements each.
 template <class Element>
-struct Remembered {
+struct CachedHead {
   const Element *keys, *values;
   int64_t key_row, value_row;
   const int64_t* numbers;
@@ -138,7 +138,7 @@ struct Remembered {
 
 // Transposes block `b` of keys: tiles [size / 32, PARTS, 2, 16 pairs of elements, 16 keys]. The last key is repeated.
 template <int PARTS, class Element>
-static inline void turn_block(const Remembered<Element>& m, int b, uint16_t* to) {
+static inline void transpose_block(const CachedHead<Element>& m, int b, uint16_t* to) {
   for (int d = 0; d < m.size; d += DEPTH, to += PARTS * 2 * TILE)
     for (int half = 0; half < 2; half++) {
       __m512 lanes[PARTS][16];
@@ -150,7 +150,7 @@ static inline void turn_block(const Remembered<Element>& m, int b, uint16_t* to)
         for (int part = 0; part < PARTS; part++) lanes[part][i] = _mm512_castsi512_ps(parts[part]);
       }
       for (int part = 0; part < PARTS; part++) {
-        turn16(lanes[part]);
+        transpose16(lanes[part]);
         for (int i = 0; i < 16; i++) _mm512_store_ps(to + (2 * part + half) * TILE + i * 32, lanes[part][i]);
       }
     }
@@ -159,7 +159,7 @@ static inline void turn_block(const Remembered<Element>& m, int b, uint16_t* to)
 // Copies block `b` of keys, not transposed: tiles [2, size / 32, PARTS, 16 keys, 32 elements]. The last key is
 // repeated.
 template <int PARTS, class Element>
-static inline void cut_block(const Remembered<Element>& m, int b, uint16_t* to) {
+static inline void cut_block(const CachedHead<Element>& m, int b, uint16_t* to) {
   for (int i = 0; i < DEPTH; i++) {
     const int row = b * DEPTH + i;
     m.expect_key(row + DEPTH);
@@ -176,7 +176,7 @@ static inline void cut_block(const Remembered<Element>& m, int b, uint16_t* to) 
 // Copies elements from `first` on of block `b` of values: tiles [elements / 16, PARTS, 16 pairs of keys, 16 elements],
 // zero past the last value. Returns whether all are finite: a weight of zero does not cancel NaN or infinity.
 template <int PARTS, class Element>
-static inline bool pair_block(const Remembered<Element>& m, int b, int first, int elements, uint16_t* to) {
+static inline bool pair_block(const CachedHead<Element>& m, int b, int first, int elements, uint16_t* to) {
   const __m512i exponent = _mm512_set1_epi16(0x7f80);
   __mmask32 broken = 0;
   for (int d = first; d < first + elements; d += 16, to += PARTS * TILE)
@@ -188,7 +188,7 @@ static inline bool pair_block(const Remembered<Element>& m, int b, int first, in
           m.expect_value(row + DEPTH, first, elements);
           m.expect_value(row + 1 + DEPTH, first, elements);
         }
-        in_turns<PARTS>(m.value(row) + d, row + 1 < m.count ? m.value(row + 1) + d : nullptr, two);
+        interleave<PARTS>(m.value(row) + d, row + 1 < m.count ? m.value(row + 1) + d : nullptr, two);
       }
       broken |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(two[0], exponent), exponent);
       for (int part = 0; part < PARTS; part++) _mm512_store_si512(to + part * TILE + i * 32, two[part]);
@@ -198,7 +198,7 @@ static inline bool pair_block(const Remembered<Element>& m, int b, int first, in
 
 // Writes a query, scaled, as row `row` of the tiles.
 template <int OF>
-static inline void put_query(const Roomed& r, int row, const float* query, float scale) {
+static inline void put_query(const AmxBuffers& r, int row, const float* query, float scale) {
   const __m512 factor = _mm512_set1_ps(scale);
   for (int d = 0; d < r.size; d += 16)
     put_parts(_mm512_mul_ps(_mm512_loadu_ps(query + d), factor), OF,
@@ -208,7 +208,7 @@ static inline void put_query(const Roomed& r, int row, const float* query, float
 // The scores of the tile of rows with the first `blocks` blocks of keys, two blocks at a time, so that products of four
 // tiles are in flight.
 template <int OF, int KEPT>
-static inline void score_blocks(Split<OF, KEPT>, const Roomed& r, int blocks) {
+static inline void score_blocks(Split<OF, KEPT>, const AmxBuffers& r, int blocks) {
   constexpr int ROW = Split<OF, KEPT>::ROW;
   const size_t block = (size_t)DEPTH * r.size * KEPT;
   written();
@@ -242,17 +242,17 @@ static inline void score_blocks(Split<OF, KEPT>, const Roomed& r, int blocks) {
   }
 }
 
-static inline void turn_tile(const float* from, float* to, int next) {
+static inline void transpose_tile(const float* from, float* to, int next) {
   __m512 rows[16];
   for (int i = 0; i < 16; i++) rows[i] = _mm512_load_ps(from + i * 16);
-  turn16(rows);
+  transpose16(rows);
   for (int i = 0; i < 16; i++) _mm512_store_ps(to + i * next, rows[i]);
 }
 
 // The scores of block `b`, with the same bits as `score_blocks`, for transposed queries and keys that are not
 // transposed, in the first block of `r`.
 template <int OF, int KEPT>
-static inline void score_as_they_lie(Split<OF, KEPT>, const Roomed& r, int b) {
+static inline void score_transposed(Split<OF, KEPT>, const AmxBuffers& r, int b) {
   constexpr int ROW = Split<OF, KEPT>::ROW;
   alignas(64) float sums[2][256];
   const size_t half = (size_t)16 * r.size * KEPT;
@@ -271,13 +271,13 @@ static inline void score_as_they_lie(Split<OF, KEPT>, const Roomed& r, int b) {
       }
   _tile_stored(0, sums[0], 64);
   _tile_stored(1, sums[1], 64);
-  for (int h = 0; h < 2; h++) turn_tile(sums[h], r.scores + b * 16 * ROW + h * 16, ROW);
+  for (int h = 0; h < 2; h++) transpose_tile(sums[h], r.scores + b * 16 * ROW + h * 16, ROW);
 }
 
 // Masks for the first `count` of thirty-two scores.
-struct Few {
+struct LaneMasks {
   __mmask16 low, high;
-  explicit Few(int count)
+  explicit LaneMasks(int count)
       : low(count >= 16 ? 0xffff : (1u << count) - 1), high(count >= 32 ? 0xffff : count > 16 ? (1u << (count - 16)) - 1 : 0) {}
 };
 
@@ -291,9 +291,9 @@ static inline __m512 highest(const float* scores, int seen) {
     high = _mm512_max_ps(_mm512_load_ps(scores + b * 16 * ROW + 16), high);
   }
   if (b * DEPTH < seen) {
-    Few few(seen - b * DEPTH);
-    low = _mm512_mask_max_ps(low, few.low, _mm512_load_ps(scores + b * 16 * ROW), low);
-    high = _mm512_mask_max_ps(high, few.high, _mm512_load_ps(scores + b * 16 * ROW + 16), high);
+    LaneMasks mask(seen - b * DEPTH);
+    low = _mm512_mask_max_ps(low, mask.low, _mm512_load_ps(scores + b * 16 * ROW), low);
+    high = _mm512_mask_max_ps(high, mask.high, _mm512_load_ps(scores + b * 16 * ROW + 16), high);
   }
   return _mm512_set1_ps(_mm512_reduce_max_ps(_mm512_max_ps(low, high)));
 }
@@ -321,9 +321,9 @@ static inline float weigh_row(Split<OF, KEPT>, float* scores, int blocks, int se
     put_weights<OF>(scores, low, high);
   }
   if (b < blocks) {
-    Few few(seen - b++ * DEPTH);
-    __m512 low = _mm512_maskz_mov_ps(few.low, two_to_the<OF>(_mm512_sub_ps(_mm512_load_ps(scores), top)));
-    __m512 high = _mm512_maskz_mov_ps(few.high, two_to_the<OF>(_mm512_sub_ps(_mm512_load_ps(scores + 16), top)));
+    LaneMasks mask(seen - b++ * DEPTH);
+    __m512 low = _mm512_maskz_mov_ps(mask.low, two_to_the<OF>(_mm512_sub_ps(_mm512_load_ps(scores), top)));
+    __m512 high = _mm512_maskz_mov_ps(mask.high, two_to_the<OF>(_mm512_sub_ps(_mm512_load_ps(scores + 16), top)));
     low_total = _mm512_add_ps(low_total, low);
     high_total = _mm512_add_ps(high_total, high);
     put_weights<OF>(scores, low, high);
@@ -335,7 +335,7 @@ static inline float weigh_row(Split<OF, KEPT>, float* scores, int blocks, int se
 // The outputs of the tile of rows over the first `blocks` blocks of values, from element `d` on: PANELS (four or two)
 // panels of sixteen elements. `block(b, d, elements)` returns the address of these elements of a block.
 template <int PANELS, int OF, int KEPT, class Block>
-static inline void mix_panels(Split<OF, KEPT>, const Roomed& r, int blocks, int d, Block block) {
+static inline void mix_panels(Split<OF, KEPT>, const AmxBuffers& r, int blocks, int d, Block block) {
   constexpr int ROW = Split<OF, KEPT>::ROW, NEXT = KEPT * TILE;
   const float* weights = r.scores;
   _tile_zero(0);
@@ -371,7 +371,7 @@ static inline void mix_panels(Split<OF, KEPT>, const Roomed& r, int blocks, int 
 }
 
 template <class Parts, class Block>
-static inline void mix_blocks(Parts parts, const Roomed& r, int blocks, Block block) {
+static inline void mix_blocks(Parts parts, const AmxBuffers& r, int blocks, Block block) {
   int d = 0;
   for (; d + 64 <= r.size; d += 64) mix_panels<4>(parts, r, blocks, d, block);
   for (; d < r.size; d += 32) mix_panels<2>(parts, r, blocks, d, block);
@@ -379,11 +379,11 @@ static inline void mix_blocks(Parts parts, const Roomed& r, int blocks, Block bl
 
 // Copies all blocks, with keys transposed; returns whether all values are finite.
 template <int KEPT, class Element>
-static bool take_blocks(const Roomed& r, const Remembered<Element>& m) {
+static bool copy_blocks(const AmxBuffers& r, const CachedHead<Element>& m) {
   bool numbers_only = true;
   for (int b = 0; b < m.blocks(); b++) {
     const size_t at = (size_t)b * DEPTH * r.size * KEPT;
-    turn_block<KEPT>(m, b, r.keys + at);
+    transpose_block<KEPT>(m, b, r.keys + at);
     numbers_only &= pair_block<KEPT>(m, b, 0, r.size, r.values + at);
   }
   return numbers_only;
@@ -392,7 +392,7 @@ static bool take_blocks(const Roomed& r, const Remembered<Element>& m) {
 // Attends query rows to the blocks in `r`: row i is at `from(i)` and sees `seen[i]` keys, never fewer than the row
 // before it. `put(i, out, share)` receives the output of row i, which is to be multiplied by `share`.
 template <int OF, int KEPT, class From, class Put>
-static void attend_tiled(Split<OF, KEPT> split, const Roomed& r, From from, const int* seen, int rows, float scale, Put put) {
+static void attend_tiled(Split<OF, KEPT> split, const AmxBuffers& r, From from, const int* seen, int rows, float scale, Put put) {
   float totals[16];
   auto block = [&](int b, int d, int) { return r.values + ((size_t)b * r.size + d) * DEPTH * KEPT; };
   for (int first = 0; first < rows; first += 16) {
@@ -408,7 +408,7 @@ static void attend_tiled(Split<OF, KEPT> split, const Roomed& r, From from, cons
 // Like `attend_tiled`, for the rows of one token, which sees all keys: `r` has room for one block of keys and one of
 // values, which stay in the L1 cache.
 template <int OF, int KEPT, class Element, class From, class Put>
-static void attend_alone(Split<OF, KEPT> split, const Roomed& r, const Remembered<Element>& m, From from, int rows, float scale,
+static void attend_alone(Split<OF, KEPT> split, const AmxBuffers& r, const CachedHead<Element>& m, From from, int rows, float scale,
                          Put put) {
   float totals[16];
   auto block = [&](int b, int d, int elements) {
@@ -419,10 +419,10 @@ static void attend_alone(Split<OF, KEPT> split, const Roomed& r, const Remembere
   for (int first = 0; first < rows; first += 16) {
     const int here = std::min(16, rows - first);
     for (int i = 0; i < here; i++) put_query<OF>(r, i, from(first + i), scale * 1.44269504f);
-    for (int t = 0; t < r.size / DEPTH * OF; t++) turn_tile((float*)r.queries + t * 256, (float*)r.queries + t * 256, 16);
+    for (int t = 0; t < r.size / DEPTH * OF; t++) transpose_tile((float*)r.queries + t * 256, (float*)r.queries + t * 256, 16);
     for (int b = 0; b < m.blocks(); b++) {
       cut_block<KEPT>(m, b, r.keys);
-      score_as_they_lie(split, r, b);
+      score_transposed(split, r, b);
     }
     for (int i = 0; i < here; i++) totals[i] = weigh_row(split, r.scores + i * split.ROW, m.blocks(), m.count);
     mix_blocks(split, r, m.blocks(), block);

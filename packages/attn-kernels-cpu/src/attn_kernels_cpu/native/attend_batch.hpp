@@ -6,10 +6,10 @@
 #include "attend_amx.hpp"
 #endif
 
-constexpr int FEWEST = 4;             // the fewest neighbours for which transposing keys pays
-constexpr int MOST = 32;              // the most tokens of a tile
-constexpr int MOST_IN_TILES = 128;    // the same with AMX
-constexpr int WEIGHTS = 128 * 1024;  // the most floats of a tile's weights, to stay in the L2 cache
+constexpr int MIN_TOKENS = 4;            // the fewest neighbours for which transposing keys pays
+constexpr int MAX_TOKENS = 32;           // the most tokens of a tile
+constexpr int MAX_TOKENS_AMX = 128;      // the same with AMX
+constexpr int MAX_WEIGHTS = 128 * 1024;  // the most floats of a tile's weights, to stay in the L2 cache
 
 // Queries [tokens, query heads, size] with a token stride of `width`, and their outputs: contiguous rows `out`, or,
 // with AMX, bfloat16 tiles if `tiles` has any.
@@ -47,13 +47,14 @@ static std::vector<Tile> tiles_of(const Attention& a) {
   const int tokens = a.tokens, queries = a.group();
   std::vector<Tile> tiles;
   for (int t = 0; t < tokens;) {
-    int last = t + 1, most = std::max(FEWEST, std::min(MOST, WEIGHTS / (queries * (seen.count[t] + MOST + 32))));
-    if (a.parts) most = MOST_IN_TILES;
+    const int keys = seen.count[t] + MAX_TOKENS + 32;
+    int last = t + 1, most = std::max(MIN_TOKENS, std::min(MAX_TOKENS, MAX_WEIGHTS / (queries * keys)));
+    if (a.parts) most = MAX_TOKENS_AMX;
     for (; last < tokens && last - t < most; last++) {
       int64_t moved = seen.start[last] - seen.start[last - 1];
       if ((moved != 0 && (moved != 1 || a.parts)) || moved + seen.count[last] != seen.count[last - 1] + 1) break;
     }
-    if (last - t < FEWEST) last = t + 1;
+    if (last - t < MIN_TOKENS) last = t + 1;
     tiles.push_back({t, last - t});
     t = last;
   }
@@ -89,7 +90,7 @@ static void attend_in_tiles(const Attention& a, Tile tile, int shared) {
   const Element* keys = (const Element*)a.key.at + shared * a.key.head;
   const Element* values = (const Element*)a.value.at + shared * a.value.head;
   const int64_t* numbers = a.seen.numbers + a.seen.start[tile.token];
-  const Remembered<Element> memory{keys, values, a.key.row, a.value.row, numbers, room.seen.back(), size};
+  const CachedHead<Element> memory{keys, values, a.key.row, a.value.row, numbers, room.seen.back(), size};
   auto token = [&](int row) { return tile.token + row / queries; };
   auto head = [&](int row) { return shared * queries + row % queries; };
   auto from = [&](int row) { return a.query(token(row), head(row)); };
@@ -103,9 +104,9 @@ static void attend_in_tiles(const Attention& a, Tile tile, int shared) {
         _mm512_storeu_ps(a.out(token(row), head(row)) + d, values);
     }
   };
-  const Roomed r = room.with(Of(), memory.blocks(), tile.tokens == 1 ? 1 : memory.blocks(), size);
+  const AmxBuffers r = room.with(Of(), memory.blocks(), tile.tokens == 1 ? 1 : memory.blocks(), size);
   if (tile.tokens == 1) return attend_alone(Of(), r, memory, from, rows, a.scale, put);
-  if (take_blocks<Of::KEPT_PARTS>(r, memory)) return attend_tiled(Of(), r, from, room.seen.data(), rows, a.scale, put);
+  if (copy_blocks<Of::KEPT_PARTS>(r, memory)) return attend_tiled(Of(), r, from, room.seen.data(), rows, a.scale, put);
   // NaN and infinity must not reach rows that do not see them, not even with a weight of zero.
   for (int i = 0; i < tile.tokens; i++) attend_in_tiles<PARTS, Element>(a, {tile.token + i, 1}, shared);
 }

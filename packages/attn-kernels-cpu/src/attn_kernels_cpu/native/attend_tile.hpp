@@ -3,24 +3,24 @@
 #pragma once
 #include "attend.hpp"
 
-// Transposes sixteen cached keys [16, size] into `turned` [size, 16]; the last of `here` keys is repeated.
+// Transposes sixteen cached keys [16, size] into `transposed` [size, 16]; the last of `here` keys is repeated.
 template <class Element>
-static inline void turn_keys(const Element* keys, int64_t row, const int64_t* numbers, int here, int size,
-                             float* turned) {
+static inline void transpose_keys(const Element* keys, int64_t row, const int64_t* numbers, int here, int size,
+                                  float* transposed) {
   for (int d = 0; d < size; d += 16) {
     Floats lanes[16];
     for (int i = 0; i < 16; i++) lanes[i] = load16(keys + numbers[std::min(i, here - 1)] * row + d);
-    turn16(lanes);
-    for (int i = 0; i < 16; i++) store16(turned + (d + i) * 16, lanes[i]);
+    transpose16(lanes);
+    for (int i = 0; i < 16; i++) store16(transposed + (d + i) * 16, lanes[i]);
   }
 }
 
 // Partial sums of ROWS queries with sixteen keys, equal to lane `lane` of the sums in `scores_of` for each key.
 template <int ROWS>
-static inline void lane_sums(const float* queries, const float* turned, int lane, int size, Floats sums[ROWS]) {
+static inline void lane_sums(const float* queries, const float* transposed, int lane, int size, Floats sums[ROWS]) {
   for (int r = 0; r < ROWS; r++) sums[r] = all(0.0f);
   for (int d = lane; d < size; d += 16) {
-    Floats key = load16(turned + d * 16);
+    Floats key = load16(transposed + d * 16);
     for (int r = 0; r < ROWS; r++) sums[r] = fmadd(all(queries[r * size + d]), key, sums[r]);
   }
 }
@@ -32,30 +32,30 @@ static inline void added(Floats to[ROWS], const Floats other[ROWS]) {
 
 // Partial sums of lanes 4 q to 4 q + 3, added in the order of `sums16`.
 template <int ROWS>
-static inline void quarter(const float* queries, const float* turned, int q, int size, Floats sums[ROWS]) {
+static inline void quarter(const float* queries, const float* transposed, int q, int size, Floats sums[ROWS]) {
   Floats other[ROWS], last[ROWS];
-  lane_sums<ROWS>(queries, turned, 4 * q, size, sums);
-  lane_sums<ROWS>(queries, turned, 4 * q + 2, size, other);
+  lane_sums<ROWS>(queries, transposed, 4 * q, size, sums);
+  lane_sums<ROWS>(queries, transposed, 4 * q + 2, size, other);
   added<ROWS>(sums, other);
-  lane_sums<ROWS>(queries, turned, 4 * q + 1, size, other);
-  lane_sums<ROWS>(queries, turned, 4 * q + 3, size, last);
+  lane_sums<ROWS>(queries, transposed, 4 * q + 1, size, other);
+  lane_sums<ROWS>(queries, transposed, 4 * q + 3, size, last);
   added<ROWS>(other, last);
   added<ROWS>(sums, other);
 }
 
 template <int ROWS>
-static inline void half_of_lanes(const float* queries, const float* turned, int half, int size, Floats sums[ROWS]) {
+static inline void half_of_lanes(const float* queries, const float* transposed, int half, int size, Floats sums[ROWS]) {
   Floats other[ROWS];
-  quarter<ROWS>(queries, turned, 2 * half, size, sums);
-  quarter<ROWS>(queries, turned, 2 * half + 1, size, other);
+  quarter<ROWS>(queries, transposed, 2 * half, size, sums);
+  quarter<ROWS>(queries, transposed, 2 * half + 1, size, other);
   added<ROWS>(sums, other);
 }
 
 template <int ROWS>
-static inline void score_rows(const float* queries, const float* turned, int size, float scale, float* out, int stride) {
+static inline void score_rows(const float* queries, const float* transposed, int size, float scale, float* out, int stride) {
   Floats sums[ROWS], other[ROWS], factor = all(scale);
-  half_of_lanes<ROWS>(queries, turned, 0, size, sums);
-  half_of_lanes<ROWS>(queries, turned, 1, size, other);
+  half_of_lanes<ROWS>(queries, transposed, 0, size, sums);
+  half_of_lanes<ROWS>(queries, transposed, 1, size, other);
   added<ROWS>(sums, other);
   for (int r = 0; r < ROWS; r++) store16(out + (size_t)r * stride, sums[r] * factor);
 }
@@ -100,8 +100,8 @@ template <class Element>
 static void mix_tile(const float* weights, int stride, const Element* values, int64_t row, const int64_t* numbers,
                      const Span* spans, int rows, int size, float* out) {
   for (int r = 0; r < rows;) {
-    constexpr int MOST_MIXED = Shape::MIXED_ROWS;
-    int many = rows - r >= MOST_MIXED ? MOST_MIXED : rows - r >= 4 ? 4 : 1;
+    constexpr int MAX_MIXED = Shape::MIXED_ROWS;
+    int many = rows - r >= MAX_MIXED ? MAX_MIXED : rows - r >= 4 ? 4 : 1;
     Span common = spans[r];
     for (int i = 1; i < many; i++) common = {std::max(common.first, spans[r + i].first), std::min(common.last, spans[r + i].last)};
     if (common.first > common.last) common = {spans[r].last, spans[r].last};
@@ -112,7 +112,7 @@ static void mix_tile(const float* weights, int stride, const Element* values, in
     };
     // Keys before and after those that all rows see are added for each row separately, in order.
     for (int i = 0; i < many; i++) alone(i, spans[r + i].first, std::min(common.first, spans[r + i].last));
-    if (many == MOST_MIXED) mix_rows<MOST_MIXED>(from, stride, values, row, numbers, common.first, common.last, size, to);
+    if (many == MAX_MIXED) mix_rows<MAX_MIXED>(from, stride, values, row, numbers, common.first, common.last, size, to);
     else if (many == 4) mix_rows<4>(from, stride, values, row, numbers, common.first, common.last, size, to);
     else alone(0, common.first, common.last);
     for (int i = 0; i < many; i++) alone(i, std::max(common.last, spans[r + i].first), spans[r + i].last);
@@ -121,7 +121,7 @@ static void mix_tile(const float* weights, int stride, const Element* values, in
 }
 
 struct TileRoom {
-  std::vector<float> queries, turned, weights, out;
+  std::vector<float> queries, transposed, weights, out;
   std::vector<Span> spans;
 };
 
@@ -133,17 +133,17 @@ static void attend_rows(const Memory& key, const Memory& value, int shared, cons
   const Element* values = (const Element*)value.at + shared * value.head;
   int rows = room.spans.size(), stride = (count + 15) / 16 * 16 + 16;  // the last sixteen of a row may exceed the tile
   room.weights.resize((size_t)rows * stride);
-  room.turned.resize(size * 16);
+  room.transposed.resize(size * 16);
   room.out.assign((size_t)rows * size, 0.0f);
   float* weights = room.weights.data();
   for (int j = 0; j < count; j += 16) {
-    turn_keys(keys, key.row, numbers + j, std::min(16, count - j), size, room.turned.data());
+    transpose_keys(keys, key.row, numbers + j, std::min(16, count - j), size, room.transposed.data());
     int r = 0;
     for (; r + 4 <= rows; r += 4)
       if (j < room.spans[r + 3].last)
-        score_rows<4>(room.queries.data() + r * size, room.turned.data(), size, scale, weights + (size_t)r * stride + j, stride);
+        score_rows<4>(room.queries.data() + r * size, room.transposed.data(), size, scale, weights + (size_t)r * stride + j, stride);
     for (; r < rows; r++)
-      score_rows<1>(room.queries.data() + r * size, room.turned.data(), size, scale, weights + (size_t)r * stride + j, stride);
+      score_rows<1>(room.queries.data() + r * size, room.transposed.data(), size, scale, weights + (size_t)r * stride + j, stride);
   }
   for (int r = 0; r < rows; r++)
     softmax_row(weights + (size_t)r * stride + room.spans[r].first, room.spans[r].last - room.spans[r].first);

@@ -14,7 +14,7 @@ struct Heads4 {
   int64_t batch, token, head;
 
   Matrix matrix(int b, int h, int first) const { return {at + b * batch + h * head + first * token, token, 1}; }
-  Matrix turned(int b, int h, int first) const { return {at + b * batch + h * head + first * token, 1, token}; }
+  Matrix transposed(int b, int h, int first) const { return {at + b * batch + h * head + first * token, 1, token}; }
   Product product(int b, int h, int first, bool add) const {
     return {at + b * batch + h * head + first * token, token, nullptr, add};
   }
@@ -93,7 +93,7 @@ static void attention_of_head(const WholeAttention& a, int b, int h, WholeAttent
   for (int q = 0; q < a.queries; q += QUERIES_TOGETHER) {
     const int here = std::min(QUERIES_TOGETHER, a.queries - q), keys = a.seen(q + here - 1);
     float* scores = room.scores.data();
-    gemm(a.query.matrix(b, h, q), a.key.turned(b, s, 0), here, keys, a.key_size, {scores, keys, nullptr, false});
+    gemm(a.query.matrix(b, h, q), a.key.transposed(b, s, 0), here, keys, a.key_size, {scores, keys, nullptr, false});
     for (int i = 0; i < here; i++) {
       const int seen = a.seen(q + i);
       float* row = scores + (int64_t)i * keys;
@@ -120,13 +120,13 @@ static void attention(const WholeAttention& a) {
 }
 
 // The gradient of scores: change[j] = weights[j] * (change[j] - Σ weights * change) * scale. The sum is computed as the
-// product of the query's output `out` and its gradient `came`.
-static void score_changes(const float* weights, const float* came, const float* out, const WholeAttention& a, int keys,
+// product of the query's output `out` and its gradient `out_change`.
+static void score_changes(const float* weights, const float* out_change, const float* out, const WholeAttention& a, int keys,
                           float* change) {
   Floats dots = all(0.0f);
   for (int d = 0; d < a.value_size; d += 16) {
     const int some = std::min(16, a.value_size - d);
-    dots = fmadd(load_lanes(came + d, some), load_lanes(out + d, some), dots);
+    dots = fmadd(load_lanes(out_change + d, some), load_lanes(out + d, some), dots);
   }
   const Floats mean = all(sum_of(dots)), scale = all(a.scale);
   for (int j = 0; j < keys; j += 16) {
@@ -141,20 +141,20 @@ static void attention_changes_of_head(const WholeAttention& a, const WholeAttent
   for (int q = 0; q < a.queries; q += QUERIES_TOGETHER) {
     const int here = std::min(QUERIES_TOGETHER, a.queries - q), keys = a.seen(q + here - 1);
     float *scores = room.scores.data(), *changes = room.changes.data();
-    const Matrix queries = a.query.matrix(b, h, q), came = c.change.matrix(b, h, q), out = a.out.matrix(b, h, q);
-    gemm(queries, a.key.turned(b, s, 0), here, keys, a.key_size, {scores, keys, nullptr, false});
-    gemm(came, a.value.turned(b, s, 0), here, keys, a.value_size, {changes, keys, nullptr, false});
+    const Matrix queries = a.query.matrix(b, h, q), out_change = c.change.matrix(b, h, q), out = a.out.matrix(b, h, q);
+    gemm(queries, a.key.transposed(b, s, 0), here, keys, a.key_size, {scores, keys, nullptr, false});
+    gemm(out_change, a.value.transposed(b, s, 0), here, keys, a.value_size, {changes, keys, nullptr, false});
     for (int i = 0; i < here; i++) {
       const int seen = a.seen(q + i);
       float *row = scores + (int64_t)i * keys, *change = changes + (int64_t)i * keys;
       weigh(row, seen, keys, a.scale, seen ? a.logs[((int64_t)b * a.heads + h) * a.queries + q + i] : 0.0f);
       const float* factors = a.dropout ? factors_of(a, b, h, q + i, seen, room) : nullptr;
       if (factors) multiply_by(factors, seen, change);
-      score_changes(row, came.at + i * came.row, out.at + i * out.row, a, keys, change);
+      score_changes(row, out_change.at + i * out_change.row, out.at + i * out.row, a, keys, change);
       // Values are multiplied by the weights after dropout.
       if (factors) multiply_by(factors, seen, row);
     }
-    gemm({scores, 1, keys}, came, keys, a.value_size, here, c.value.product(b, s, 0, true));
+    gemm({scores, 1, keys}, out_change, keys, a.value_size, here, c.value.product(b, s, 0, true));
     gemm({changes, 1, keys}, queries, keys, a.key_size, here, c.key.product(b, s, 0, true));
     gemm({changes, keys, 1}, a.key.matrix(b, s, 0), here, a.key_size, keys, c.query.product(b, h, q, false));
   }

@@ -30,7 +30,7 @@ struct LayerStep : Step {
   Memory key, value;
 };
 
-static inline Floats turned_by(Floats x, Floats partner, const float* cosines, const float* sines) {
+static inline Floats rotated_by(Floats x, Floats partner, const float* cosines, const float* sines) {
   return fmadd(partner, load16(sines), x * load16(cosines));
 }
 
@@ -38,24 +38,24 @@ static inline Floats turned_by(Floats x, Floats partner, const float* cosines, c
 static inline void rotate_halves(float* x, const float* cosines, const float* sines, int half) {
   for (int i = 0; i < half; i += 16) {
     Floats first = load16(x + i), second = load16(x + i + half);
-    store16(x + i, turned_by(first, second, cosines + i, sines + i));
-    store16(x + i + half, turned_by(second, first, cosines + i + half, sines + i + half));
+    store16(x + i, rotated_by(first, second, cosines + i, sines + i));
+    store16(x + i + half, rotated_by(second, first, cosines + i + half, sines + i + half));
   }
 }
 
 static inline void rotate_head(float* x, const float* cosines, const float* sines, int rotated, bool interleaved) {
   if (!interleaved && rotated % 32 == 0) return rotate_halves(x, cosines, sines, rotated / 2);
-  float turned[512];
+  float rotated_head[512];
   int half = rotated / 2;
   for (int i = 0; i < rotated; i++) {
     int partner = interleaved ? i ^ 1 : (i < half ? i + half : i - half);
-    turned[i] = std::fma(x[partner], sines[i], x[i] * cosines[i]);
+    rotated_head[i] = std::fma(x[partner], sines[i], x[i] * cosines[i]);
   }
-  std::memcpy(x, turned, sizeof(float) * rotated);
+  std::memcpy(x, rotated_head, sizeof(float) * rotated);
 }
 
 template <class Element>
-static inline void remember(const float* rows, const Memory& memory, int64_t target, const Heads& heads) {
+static inline void write_cache(const float* rows, const Memory& memory, int64_t target, const Heads& heads) {
   for (int h = 0; h < heads.shared; h++) {
     Element* to = (Element*)memory.at + target * memory.row + h * memory.head;
     for (int d = 0; d < heads.size; d += 16) store16(to + d, load16(rows + h * heads.size + d));
@@ -71,11 +71,11 @@ static inline void place_token(float* row, const Block& b, const LayerStep& s, i
       rotate_head(row + h * heads.size, cosines, sines, b.rotated, b.interleaved);
   }
   if (s.key.format == FLOAT32) {
-    remember<float>(key, s.key, s.targets[t], heads);
-    remember<float>(value, s.value, s.targets[t], heads);
+    write_cache<float>(key, s.key, s.targets[t], heads);
+    write_cache<float>(value, s.value, s.targets[t], heads);
   } else {
-    remember<uint16_t>(key, s.key, s.targets[t], heads);
-    remember<uint16_t>(value, s.value, s.targets[t], heads);
+    write_cache<uint16_t>(key, s.key, s.targets[t], heads);
+    write_cache<uint16_t>(value, s.value, s.targets[t], heads);
   }
 }
 

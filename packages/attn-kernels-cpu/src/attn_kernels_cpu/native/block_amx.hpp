@@ -58,9 +58,9 @@ struct TiledBlock {
   void project(const Team& team) const {
     const Linear& l = *b.projections;
     cut_rows(l, normed(b.attention_gain), entering, team.rows(entering));
-    team.meet();
+    team.synchronize();
     team.multiply<Parts>(Neighbours{l, Into{rows, (size_t)l.outputs, false}}, entering);
-    team.meet();
+    team.synchronize();
     Share mine = team.rows(entering);
     for (int t = mine.first; t < mine.last; t++) place_token(rows + (size_t)t * l.outputs, b, s, t);
   }
@@ -68,24 +68,24 @@ struct TiledBlock {
   void join(const Team& team) const {
     if (!attention.rows.tiles.x.at) {
       cut_rows(*b.output, side_by_side(out, b.output->inputs), attended, team.rows(attended));
-      team.meet();
+      team.synchronize();
     }
     team.multiply<Parts>(Neighbours{*b.output, into_hidden()}, attended);
-    team.meet();
+    team.synchronize();
   }
 
   void feed_forward(const Team& team) const {
     cut_rows(*b.both, normed(b.feed_forward_gain), between, team.rows(between));
-    team.meet();
+    team.synchronize();
     if (DIRECT) {
       team.multiply<Parts>(Gated<ToTiles>{*b.both, {gated}}, between);
     } else {
       // The buffer of the queries is reused: slower threads may still read the output of attention, but not queries.
       team.multiply<Parts>(Gated<ToRows>{*b.both, {rows, (size_t)b.down->inputs}}, between);
-      team.meet();
+      team.synchronize();
       cut_rows(*b.down, side_by_side(rows, b.down->inputs), gated, team.rows(gated));
     }
-    team.meet();
+    team.synchronize();
     team.multiply<Parts>(Neighbours{*b.down, into_hidden()}, gated);
   }
 };

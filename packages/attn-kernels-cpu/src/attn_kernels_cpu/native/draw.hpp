@@ -208,7 +208,7 @@ static inline int64_t draw_token(const float* logits, int size, const Draw& d, D
     scores = room.processed.data();
   }
   Leader leader;
-  leader.see(scores, size, 0);
+  leader.update(scores, size, 0);
   int64_t token = leader.finite_place();
   if (token >= 0 && d.inverse > 0) {
     const bool ranked = d.top_k > 0 || d.top_p < 1;
@@ -233,7 +233,7 @@ static void draw_tokens(const float* logits, int rows, int size, const Draw* dra
 static inline void logprobs_of(const float* logits, int size, int64_t token, int top, DrawRoom& room, float* own,
                                int64_t* ids, float* values) {
   Leader leader;
-  leader.see(logits, size, 0);
+  leader.update(logits, size, 0);
   const Floats highest = all(leader.value), none = all(-std::numeric_limits<float>::infinity());
   double sums[16] = {}, total = 0;
   for (int i = 0; i < size; i += 16) {

@@ -32,12 +32,12 @@ static inline Floats load_lanes(const float* at, int count) {
 }
 
 // Transposes `count` (at most sixteen) rows of `depth` elements, `step` apart, into [depth, 16], padded with zeros.
-static void turn_rows(const float* from, int64_t step, int count, int depth, float* to) {
+static void transpose_rows(const float* from, int64_t step, int count, int depth, float* to) {
   int k = 0;
   for (; k + 16 <= depth; k += 16) {
     Floats lanes[16];
     for (int i = 0; i < 16; i++) lanes[i] = i < count ? load16(from + i * step + k) : all(0.0f);
-    turn16(lanes);
+    transpose16(lanes);
     for (int i = 0; i < 16; i++) store16(to + (k + i) * 16, lanes[i]);
   }
   for (; k < depth; k++)
@@ -52,13 +52,13 @@ static void pack_columns(Matrix b, int depth, int columns, float* to) {
     if (b.column == 1) {
       for (int k = 0; k < depth; k++) store16(to + k * 16, load_lanes(from + k * b.row, here));
     } else {
-      turn_rows(from, b.column, here, depth, to);
+      transpose_rows(from, b.column, here, depth, to);
     }
   }
 }
 
-// Multiplies ROWS rows by PANELS panels. Element (r, k) of the rows is at[r * row + k], or at[k * 16 + r] if TURNED.
-template <int ROWS, int PANELS, bool TURNED>
+// Multiplies ROWS rows by PANELS panels. Element (r, k) of the rows is at[r * row + k], or at[k * 16 + r] if TRANSPOSED.
+template <int ROWS, int PANELS, bool TRANSPOSED>
 static void gemm_tile(const float* at, int64_t row, const float* b, int depth, int columns, Product to) {
   Floats sum[ROWS][PANELS];
 #pragma GCC unroll 16
@@ -72,7 +72,7 @@ static void gemm_tile(const float* at, int64_t row, const float* b, int depth, i
     for (int p = 0; p < PANELS; p++) w[p] = load16(b + ((int64_t)p * depth + k) * 16);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
-      Floats x = all(TURNED ? at[k * 16 + r] : at[r * row + k]);
+      Floats x = all(TRANSPOSED ? at[k * 16 + r] : at[r * row + k]);
 #pragma GCC unroll 4
       for (int p = 0; p < PANELS; p++) sum[r][p] = fmadd(x, w[p], sum[r][p]);
     }
@@ -87,27 +87,27 @@ static void gemm_tile(const float* at, int64_t row, const float* b, int depth, i
     }
 }
 
-template <int ROWS, bool TURNED>
+template <int ROWS, bool TRANSPOSED>
 static void gemm_panels(const float* at, int64_t row, const float* b, int depth, int columns, Product to) {
   constexpr int PANELS = Shape::PANELS;
   for (int n = 0; n < columns;) {
     const Product here = {to.at + n, to.stride, to.bias ? to.bias + n : nullptr, to.add};
     const float* panel = b + (int64_t)n * depth;
     if (columns - n > (PANELS - 1) * 16) {
-      gemm_tile<ROWS, PANELS, TURNED>(at, row, panel, depth, columns - n, here);
+      gemm_tile<ROWS, PANELS, TRANSPOSED>(at, row, panel, depth, columns - n, here);
       n += PANELS * 16;
     } else {
-      gemm_tile<ROWS, 1, TURNED>(at, row, panel, depth, columns - n, here);
+      gemm_tile<ROWS, 1, TRANSPOSED>(at, row, panel, depth, columns - n, here);
       n += 16;
     }
   }
 }
 
 template <int ROWS>
-static void gemm_rows(Matrix a, int rows, const float* b, int depth, int columns, Product to, float* turned) {
+static void gemm_rows(Matrix a, int rows, const float* b, int depth, int columns, Product to, float* transposed) {
   if (a.column == 1) return gemm_panels<ROWS, false>(a.at, a.row, b, depth, columns, to);
-  for (int k = 0; k < depth; k++) store16(turned + k * 16, load_lanes(a.at + k * a.column, rows));
-  gemm_panels<ROWS, true>(turned, 0, b, depth, columns, to);
+  for (int k = 0; k < depth; k++) store16(transposed + k * 16, load_lanes(a.at + k * a.column, rows));
+  gemm_panels<ROWS, true>(transposed, 0, b, depth, columns, to);
 }
 
 // The packing buffer of the calling thread.
@@ -120,7 +120,7 @@ static float* gemm_room() {
 // to [rows, columns] (+)= a [rows, depth] b [depth, columns] + bias, on the calling thread.
 static void gemm(Matrix a, Matrix b, int rows, int columns, int depth, Product to) {
   constexpr int MANY = Shape::FLOAT_ROWS;
-  float *packed = gemm_room(), *turned = packed + GEMM_DEPTH * GEMM_COLUMNS;
+  float *packed = gemm_room(), *transposed = packed + GEMM_DEPTH * GEMM_COLUMNS;
   for (int n = 0; n < columns; n += GEMM_COLUMNS)
     for (int m = 0; m < rows; m += GEMM_ROWS)
       // One iteration even for depth 0, whose product is zero.
@@ -134,13 +134,13 @@ static void gemm(Matrix a, Matrix b, int rows, int columns, int depth, Product t
           const Matrix here = a.from(i, k);
           const int left = last - i;
           if (left >= MANY) {
-            gemm_rows<MANY>(here, MANY, packed, deep, wide, there, turned);
+            gemm_rows<MANY>(here, MANY, packed, deep, wide, there, transposed);
             i += MANY;
           } else if (left >= 4) {
-            gemm_rows<4>(here, 4, packed, deep, wide, there, turned);
+            gemm_rows<4>(here, 4, packed, deep, wide, there, transposed);
             i += 4;
           } else {
-            gemm_rows<1>(here, 1, packed, deep, wide, there, turned);
+            gemm_rows<1>(here, 1, packed, deep, wide, there, transposed);
             i++;
           }
         }

@@ -41,7 +41,7 @@ WITH_BFLOAT16 static void pack_column_pairs(Matrix b, int depth, int columns, fl
       Floats lanes[16];
       for (int i = 0; i < 16; i++)
         lanes[i] = i < here ? pairs_of_row(from + i * b.column + 2 * k, depth - 2 * k) : all(0.0f);
-      turn16(lanes);
+      transpose16(lanes);
       for (int i = 0; i < std::min(16, pairs - k); i++) store16(to + (k + i) * 16, lanes[i]);
     }
   }
@@ -85,8 +85,8 @@ template <int ROWS>
 WITH_BFLOAT16 static void pairs_rows(Matrix a, const float* b, int depth, int columns, Product to, float* room) {
   constexpr int PANELS = Shape::PANELS;
   const int pairs = (depth + 1) / 2;
-  const bool turned = a.column != 1;
-  if (turned) {
+  const bool transposed = a.column != 1;
+  if (transposed) {
     for (int k = 0; k < depth; k += 2) {
       Floats second = k + 1 < depth ? load_lanes(a.at + (k + 1) * a.column, ROWS) : all(0.0f);
       store16(room + k * 8, pairs_of_rows(load_lanes(a.at + k * a.column, ROWS), second));
@@ -96,7 +96,7 @@ WITH_BFLOAT16 static void pairs_rows(Matrix a, const float* b, int depth, int co
       for (int k = 0; k < pairs; k += 16)
         store16(room + r * PAIRS_DEPTH + k, pairs_of_row(a.at + r * a.row + 2 * k, depth - 2 * k));
   }
-  const int64_t row = turned ? 1 : PAIRS_DEPTH, step = turned ? 16 : 1;
+  const int64_t row = transposed ? 1 : PAIRS_DEPTH, step = transposed ? 16 : 1;
   for (int n = 0; n < columns;) {
     const Product here = {to.at + n, to.stride, to.bias ? to.bias + n : nullptr, to.add};
     const float* panel = b + (int64_t)n * pairs;

@@ -8,9 +8,9 @@
 // Selects these products, and tells sums.hpp that the sums are complete.
 struct Groups : OnePart {};
 
-constexpr int FEW = 4;  // the fewest rows for which a tile of sixteen pays
+constexpr int MIN_TILE_ROWS = 4;  // the fewest rows for which a tile of sixteen pays
 
-static inline bool enough_rows(const Linear& l, int rows) { return l.format != INT4 || rows >= FEW; }
+static inline bool enough_rows(const Linear& l, int rows) { return l.format != INT4 || rows >= MIN_TILE_ROWS; }
 
 // Unpacks the nibbles of a panel [groups, 4, 64] into bytes [groups, 8, 64].
 static inline void widen_panel(const uint8_t* packed, int groups, uint8_t* wide) {

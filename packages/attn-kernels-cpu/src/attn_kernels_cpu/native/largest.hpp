@@ -19,7 +19,7 @@ struct Leader {
   int64_t place = -1;
 
   // Updates the maximum with the next `count` outputs, which begin at index `first`.
-  void see(const float* outputs, int count, int64_t first) {
+  void update(const float* outputs, int count, int64_t first) {
     Floats most = all(value);
     uint32_t missing = 0;
     for (int i = 0; i < count; i += 16) {
@@ -28,10 +28,10 @@ struct Leader {
       most = larger(most, values);
     }
     float largest = missing ? std::numeric_limits<float>::quiet_NaN() : largest_of(most);
-    if (!(largest <= value)) meet({largest, first + first_place(outputs, count, largest)});
+    if (!(largest <= value)) merge({largest, first + first_place(outputs, count, largest)});
   }
 
-  void meet(const Leader& later) {
+  void merge(const Leader& later) {
     if (std::isnan(later.value) || later.value > value) *this = later;
   }
 
@@ -87,11 +87,11 @@ static void find_largest(const Linear& l, int rows, int64_t* places, int threads
     for (int first = mine.first; first < mine.last; first += many) {
       const Linear some = some_panels(l, 2 * first, 2 * std::min(mine.last, first + many));
       product(some, Into{outputs.data(), stride, false});
-      for (int r = 0; r < rows; r++) leaders[r].see(outputs.data() + r * stride, some.outputs, (int64_t)first * PAIR);
+      for (int r = 0; r < rows; r++) leaders[r].update(outputs.data() + r * stride, some.outputs, (int64_t)first * PAIR);
     }
   }
   for (int r = 0; r < rows; r++) {
-    for (int t = 1; t < threads; t++) found[0][r].meet(found[t][r]);
+    for (int t = 1; t < threads; t++) found[0][r].merge(found[t][r]);
     places[r] = found[0][r].finite_place();
   }
 }

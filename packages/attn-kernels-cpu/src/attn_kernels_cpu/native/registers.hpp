@@ -36,7 +36,7 @@ struct FewRows {
       for (int i = 0; i < 6; i++) of[count].rows[i] = count;
   }
 };
-static inline void configure_few(int rows) {
+static inline void configure_rows(int rows) {
   static constexpr FewRows configs;
   _tile_loadconfig(&configs.of[rows]);
 }

@@ -179,7 +179,7 @@ static inline __m256 sums8(const Floats r[8]) {
 }
 static inline Floats sums16(const Floats rows[16]) { return {sums8(rows), sums8(rows + 8)}; }
 
-static inline void turn8(__m256 rows[8]) {
+static inline void transpose8(__m256 rows[8]) {
   __m256 a[8], b[8];
   for (int i = 0; i < 4; i++) {
     a[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
@@ -196,13 +196,13 @@ static inline void turn8(__m256 rows[8]) {
     rows[4 + c] = _mm256_permute2f128_ps(b[c], b[4 + c], 0x31);
   }
 }
-static inline void turn16(Floats rows[16]) {
+static inline void transpose16(Floats rows[16]) {
   __m256 part[2][2][8];
   for (int i = 0; i < 16; i++) {
     part[i / 8][0][i % 8] = rows[i].low;
     part[i / 8][1][i % 8] = rows[i].high;
   }
-  for (int i = 0; i < 4; i++) turn8(part[i / 2][i % 2]);
+  for (int i = 0; i < 4; i++) transpose8(part[i / 2][i % 2]);
   for (int i = 0; i < 16; i++) rows[i] = {part[0][i / 8][i % 8], part[1][i / 8][i % 8]};
 }
 

@@ -106,7 +106,7 @@ static inline Floats sums16(const Floats rows[16]) {
 }
 
 // Transposes sixteen rows: lane i of row d becomes lane d of row i.
-static inline void turn16(Floats rows[16]) {
+static inline void transpose16(Floats rows[16]) {
   __m512 a[16], b[16];
   for (int i = 0; i < 8; i++) {
     a[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);

@@ -169,7 +169,7 @@ static inline float float_of_half(uint16_t x) {
   return (float)half;
 }
 
-static inline void turn4(float32x4_t rows[4]) {
+static inline void transpose4(float32x4_t rows[4]) {
   float32x4x2_t low = vtrnq_f32(rows[0], rows[1]), high = vtrnq_f32(rows[2], rows[3]);
   rows[0] = vcombine_f32(vget_low_f32(low.val[0]), vget_low_f32(high.val[0]));
   rows[1] = vcombine_f32(vget_low_f32(low.val[1]), vget_low_f32(high.val[1]));
@@ -183,23 +183,23 @@ static inline Floats sums16(const Floats rows[16]) {
     for (int q = 0; q < 4; q++) {
       float32x4_t four[4];
       for (int r = 0; r < 4; r++) four[r] = rows[4 * i + r].of[q];
-      turn4(four);
+      transpose4(four);
       quarters[q] = vaddq_f32(vaddq_f32(four[0], four[2]), vaddq_f32(four[1], four[3]));
     }
     return vaddq_f32(vaddq_f32(quarters[0], quarters[1]), vaddq_f32(quarters[2], quarters[3]));
   });
 }
 
-static inline void turn16(Floats rows[16]) {
-  Floats turned[16];
+static inline void transpose16(Floats rows[16]) {
+  Floats transposed[16];
   for (int i = 0; i < 4; i++)
     for (int j = 0; j < 4; j++) {
       float32x4_t four[4];
       for (int r = 0; r < 4; r++) four[r] = rows[4 * i + r].of[j];
-      turn4(four);
-      for (int r = 0; r < 4; r++) turned[4 * j + r].of[i] = four[r];
+      transpose4(four);
+      for (int r = 0; r < 4; r++) transposed[4 * j + r].of[i] = four[r];
     }
-  std::memcpy(rows, turned, sizeof turned);
+  std::memcpy(rows, transposed, sizeof transposed);
 }
 
 using Fours = int8x16_t;

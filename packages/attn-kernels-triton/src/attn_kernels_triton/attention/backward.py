@@ -97,16 +97,16 @@ class Division(NamedTuple):
 
 def parts_of(plan: Plan, tiles: int, device: torch.device) -> Division:
     """The smallest number of parts, at most that of key tiles, that occupies the most multiprocessors."""
-    owners, many = plan.batch * plan.shape.heads // plan.shape.group, processors(device)
+    owner_programs, multiprocessors = plan.batch * plan.shape.heads // plan.shape.group, processors(device)
     each = plan.batch * plan.shape.heads * plan.shape.queries * power_of_two(plan.sizes.key_size) * 4
     most = max(1, min(MOST, tiles, MEMORY // max(1, each)))
-    found = [Division(count, share(count * owners, many)) for count in range(1, most + 1)]
+    found = [Division(count, share(count * owner_programs, multiprocessors)) for count in range(1, most + 1)]
     return max(found, key=lambda one: (round(one.filled, 2), -one.number))
 
 
-def share(programs: int, many: int) -> float:
-    """The share of `many` multiprocessors that are occupied, with one program on each at a time."""
-    return programs / (max(1, -(-programs // many)) * many)
+def share(programs: int, multiprocessors: int) -> float:
+    """The share of `multiprocessors` multiprocessors that are occupied, with one program on each at a time."""
+    return programs / (max(1, -(-programs // multiprocessors)) * multiprocessors)
 
 
 PADDED = 128
@@ -159,8 +159,8 @@ class Dense(NamedTuple):
         """TMA descriptors of queries, the gradient of the output, lse, delta, keys and values."""
         inputs = self.work.inputs
         lines = (TensorDescriptor.from_tensor(line, [1, choice.queries]) for line in (self.lse, self.delta))
-        asked = described(inputs.query, choice.queries), described(self.work.change, choice.queries)
-        return *asked, *lines, described(inputs.key, choice.keys), described(inputs.value, choice.keys)
+        query_side = described(inputs.query, choice.queries), described(self.work.change, choice.queries)
+        return *query_side, *lines, described(inputs.key, choice.keys), described(inputs.value, choice.keys)
 
 
 def dense_launches(plan: Plan, work: Backwards, choices: tuple[Choice, ...]) -> list[Launch]:

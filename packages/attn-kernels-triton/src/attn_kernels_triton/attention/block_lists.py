@@ -143,7 +143,7 @@ def listed_by_query(entries: list[Entry], grid: Grid, bits: Tensor, heads: int |
         slots=integers([entry.slot for row in partial for entry in row], bits),
         bits=bits,
         heads=None if heads is None else grid.rows,
-        turns=None,
+        group_heads=None,
         size=grid.size,
     )
 
@@ -152,19 +152,19 @@ def listed_by_key(entries: list[Entry], grid: Grid, bits: Tensor, shared: tuple[
     """The lists of block columns; if masks differ per head, `shared` is the number of key/value heads and the number of
     query heads of each."""
     owners, group = shared or (1, 1)
-    met: list[list[Entry]] = [[] for _ in range(owners * grid.columns)]
+    by_column: list[list[Entry]] = [[] for _ in range(owners * grid.columns)]
     for entry in entries:
-        met[entry.head // group * grid.columns + entry.column].append(entry)
-    ordered = [entry for column in met for entry in column]
+        by_column[entry.head // group * grid.columns + entry.column].append(entry)
+    ordered = [entry for column in by_column for entry in column]
     return Blocks(
         full_starts=None,
         full=None,
-        partial_starts=starts(met, bits),
+        partial_starts=starts(by_column, bits),
         partial=integers([entry.row for entry in ordered], bits),
         slots=integers([entry.slot for entry in ordered], bits),
         bits=bits,
         heads=None if shared is None else grid.columns,
-        turns=None if shared is None else integers([entry.head % group for entry in ordered], bits),
+        group_heads=None if shared is None else integers([entry.head % group for entry in ordered], bits),
         size=grid.size,
     )
 

@@ -38,9 +38,9 @@ def attend(name: str, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     """
     given, numbers = given_places(operands)
     weights = [operands.parameters[weight] for weight in spec.weights]
-    said = " ".join([name, *given])
+    names = " ".join([name, *given])
     rows = operands.query, operands.key, operands.value
-    out: Tensor = attend_named(*rows, list(given.values()), weights, said, numbers)[0]
+    out: Tensor = attend_named(*rows, list(given.values()), weights, names, numbers)[0]
     return out
 
 
@@ -70,11 +70,11 @@ STARTS = ("query_starts", "key_starts")
 SEED = "seed"
 
 
-def understood(
-    said: str, rows: Sequence[Tensor], places: Sequence[Tensor], weights: Sequence[Tensor], numbers: Sequence[float]
+def parse_call(
+    names: str, rows: Sequence[Tensor], places: Sequence[Tensor], weights: Sequence[Tensor], numbers: Sequence[float]
 ) -> Call:
     """Rebuild spec and operands from the arguments of an operator; raises `InvalidValue`, see `checks`."""
-    name, *given = said.split(" ")
+    name, *given = names.split(" ")
     spec = SPECS[name]
     query, key, value = rows
     parameters = dict(zip(spec.weights, weights, strict=True))
@@ -141,7 +141,7 @@ def attend_named(
     `spec` is the name of the spec followed by the names of the tensors in `places`, separated by spaces, see
     `given_places`; `weights` are the parameters of the spec in order.
     """
-    call = understood(spec, (query, key, value), places, weights, numbers)
+    call = parse_call(spec, (query, key, value), places, weights, numbers)
 
     def replace() -> tuple[Tensor, Tensor]:
         out, lse = shapes_of(query, value)
@@ -175,7 +175,7 @@ def attend_named_backward(
 
     `saved` are queries, keys, values, output and lse; the other arguments are those of `attend_named`.
     """
-    call = understood(spec, saved[:3], places, weights, numbers)
+    call = parse_call(spec, saved[:3], places, weights, numbers)
 
     def replace() -> list[Tensor]:
         return gradients_of(call.next, [*saved[:3], *weights], [change])
@@ -231,7 +231,7 @@ def _(_change: Tensor, saved: list[Tensor], _places: list[Tensor], weights: list
     return [torch.empty_like(part) for part in (*saved[:3], *weights)]
 
 
-def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Save what the backward pass needs (`setup_context`)."""
     query, key, value, places, weights, ctx.spec, ctx.numbers = inputs
     ctx.places = len(places)
@@ -246,4 +246,4 @@ def back(ctx: Any, change: Tensor, _lse: Tensor | None) -> tuple[Any, ...]:
     return *found[:3], [None] * len(places), found[3:], None, None
 
 
-attend_named.register_autograd(back, setup_context=remember)
+attend_named.register_autograd(back, setup_context=save_for_backward)

@@ -42,8 +42,8 @@ def texts_of(mask: Mask, operands: AttentionInputs) -> VarlenDocuments | None:
         return None if band is None else VarlenDocuments(laid(varlen, batch), band)
     found = varlen_band_of(mask)
     # Dropout counts rows from the start of the batch row, not of the text.
-    said = operands.key_padding_mask, operands.query_positions, operands.key_positions, operands.dropout
-    if found is None or any(part is not None for part in said):
+    excluding = operands.key_padding_mask, operands.query_positions, operands.key_positions, operands.dropout
+    if found is None or any(part is not None for part in excluding):
         return None
     return VarlenDocuments(laid(segments(found.lengths, queries, keys), batch), found.band)
 
@@ -64,10 +64,10 @@ def segments(lengths: tuple[int, ...], queries: int, keys: int) -> Varlen:
     """
     bounds = [min(bound, keys) for bound in starts(lengths)]
     offset = keys - queries
-    held = [stop - start for start, stop in pairwise(bounds)]
-    asked = [max(0, stop - offset) - max(0, start - offset) for start, stop in pairwise(bounds)]
+    key_counts = [stop - start for start, stop in pairwise(bounds)]
+    query_counts = [max(0, stop - offset) - max(0, start - offset) for start, stop in pairwise(bounds)]
     before, behind = max(0, -offset), keys - bounds[-1]
-    return Varlen((before, *asked, 0, queries - before - sum(asked)), (0, *held, behind, 0))
+    return Varlen((before, *query_counts, 0, queries - before - sum(query_counts)), (0, *key_counts, behind, 0))
 
 
 def longest(lengths: Iterable[int]) -> int:

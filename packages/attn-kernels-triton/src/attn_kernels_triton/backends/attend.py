@@ -66,7 +66,7 @@ class TritonAttend(InGraph):
         reasons = []
         if problem.dropout and max(problem.key_size, problem.value_size) > MAX_HEAD_DIM_DROPOUT:
             reasons.append(
-                f"dropout: for sizes up to {MAX_HEAD_DIM_DROPOUT}, beyond which its words leave no registers"
+                f"dropout: supported for head sizes up to {MAX_HEAD_DIM_DROPOUT}; larger ones need too many registers"
             )
         learned = " and ".join(sorted(LEARNED.intersection(problem.modifiers)))
         return reasons + (biased_refusals(learned, problem) if learned else [])
@@ -97,16 +97,17 @@ def biased_refusals(learned: str, problem: AttendProblem) -> list[str]:
     """
     reasons = []
     if problem.gradients and problem.has_positions:
-        reasons.append(f"gradients: to {learned} where positions are given")
+        reasons.append(f"gradients: of {learned} are not supported with explicit positions")
     if max(problem.key_size, problem.value_size) > MAX_HEAD_DIM_LEARNED_BIAS:
         reasons.append(wide_biases(learned))
     if problem.mask not in BIASED_MASKS:
-        reasons.append(f"mask: {problem.mask!r} beside {learned}, which has registers for {sorted(BIASED_MASKS)}")
+        supported = ", ".join(sorted(BIASED_MASKS))
+        reasons.append(f"mask: {problem.mask!r} cannot be combined with {learned}; masks that can: {supported}")
     if problem.dropout:
-        reasons.append(f"dropout: beside {learned}, which together leave no registers")
+        reasons.append(f"dropout: cannot be combined with {learned}; both together need too many registers")
     return reasons
 
 
 def wide_biases(learned: str) -> str:
     """Why learned biases of these names are refused for wide heads."""
-    return f"modifiers: {learned} for sizes up to {MAX_HEAD_DIM_LEARNED_BIAS}, beyond which they leave no registers"
+    return f"modifiers: {learned}: head sizes above {MAX_HEAD_DIM_LEARNED_BIAS} need too many registers"

@@ -32,7 +32,7 @@ class OnGpu:
         """Why the device is refused, or None if it is accepted."""
         if value == "cuda" or (value == "cpu" and interpreted()):
             return None
-        return f"{value!r} is not of 'cuda'"
+        return f"{value!r} is not 'cuda'"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class InOrder:
         if -1 not in places and places == sorted(places) and len(set(value)) == len(value):
             return None
         allowed = ", then ".join(" and ".join(words) for words in self.stages)
-        return f"{value!r} is not some of {allowed}, each once"
+        return f"{value!r} is not a sequence of {allowed}, each at most once"
 
 
 MODIFIERS = InOrder((("soft_cap",), ("alibi", "t5_bias", "relative_bias")))

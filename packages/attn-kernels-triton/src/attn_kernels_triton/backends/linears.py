@@ -53,7 +53,7 @@ class TritonInt4(TritonLinear):
     """Weights in GGUF's Q4_1 format: 4 bits, with a step (scale) and a minimum per 32 inputs."""
 
     name = "triton_int4"
-    summary = "4-bit weights with a step and a least value per 32 inputs (Q4_1), inputs in 16 bits, on a GPU"
+    summary = "4-bit weights with a step and a minimum per 32 inputs (Q4_1), inputs in 16 bits, on a GPU"
     weights: ClassVar[str] = "int4"
     bits = 5.0
 
@@ -86,12 +86,12 @@ def in_blocks() -> list[LinearKernel]:
     found: list[LinearKernel] = []
     for form in BLOCK_FORMATS:
         bits = HELD_BITS[form]
-        said = {
+        attributes = {
             "name": f"triton_{form}",
-            "summary": f"{form} weights as they are stored, {bits:g} bits each here, inputs in 16 bits, on a GPU",
+            "summary": f"{form} weights without requantization, {bits:g} bits each, inputs in 16 bits, on a GPU",
             "weights": form,
             "bits": bits,
             "sizes": {"inputs": MultipleOf(256 if form in LARGE_BLOCKS else 32), "outputs": Anything()},
         }
-        found.append(type(f"TritonBlocks{form.title()}", (TritonBlocks,), said)())
+        found.append(type(f"TritonBlocks{form.title()}", (TritonBlocks,), attributes)())
     return found

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 HELD_BITS = {"fp8": 8.0, "fp8_channel": 8.0, "fp8_block": 8.25}
 """Bits per weight on the device, including scales: each output has its own scale per 128 inputs, where a file stores
 one for a block of 128 outputs."""
-SAID = {
+WEIGHT_SUMMARIES = {
     "fp8": "FP8 weights (e4m3) with a scale per output",
-    "fp8_channel": "FP8 weights as they are stored, with a scale per output",
-    "fp8_block": "FP8 weights as they are stored, with a scale per 128 inputs of an output",
+    "fp8_channel": "FP8 weights of a checkpoint, with a scale per output",
+    "fp8_block": "FP8 weights of a checkpoint, with a scale per 128 inputs of an output",
 }
 
 
@@ -70,9 +70,11 @@ class TritonFp8W8A8(TritonLinear):
 
     def remark(self, problem: LinearProblem) -> str | None:
         """How inputs are quantized, and that a static input scale of the checkpoint is not used."""
-        shared = " and 128 inputs" if problem.weights == "fp8_block" else ""
-        unread = ", also where a checkpoint has a static scale (input_scale)" if problem.weights in FP8_FORMATS else ""
-        return f"inputs are rounded to FP8 with a scale for each row{shared}{unread}"
+        group = " and 128 inputs" if problem.weights == "fp8_block" else ""
+        ignored = (
+            "; a static scale (input_scale) of the checkpoint is ignored" if problem.weights in FP8_FORMATS else ""
+        )
+        return f"inputs are quantized to FP8 with a dynamic scale per row{group}{ignored}"
 
 
 def without_e4m3() -> str | None:
@@ -81,26 +83,26 @@ def without_e4m3() -> str | None:
         return None
     gpu = devices.nvidia_gpu()
     if gpu is None:
-        return "only GPUs of NVIDIA: the FP8 of AMD's MI300 is e4m3fnuz, whose bits mean other numbers"
+        return "an NVIDIA GPU is required: the FP8 format of AMD's MI300 is e4m3fnuz, another encoding than e4m3fn"
     if gpu.capability < FP8_CAPABILITY:
-        had, needed = (".".join(map(str, part)) for part in (gpu.capability, FP8_CAPABILITY))
-        return f"{gpu.name} does not multiply FP8: its compute capability is {had}, needed is {needed}"
+        present, needed = (".".join(map(str, part)) for part in (gpu.capability, FP8_CAPABILITY))
+        return f"{gpu.name} cannot multiply FP8: its compute capability is {present}, required is {needed} or more"
     return None
 
 
 def in_fp8() -> list[LinearKernel]:
     """Two kernels for each format: one with inputs in FP8 (W8A8) and one with inputs in 16 bits (W8A16)."""
-    kinds = {"w8a8": (TritonFp8W8A8, "inputs in FP8, too"), "w8a16": (TritonFp8W8A16, "inputs in 16 bits")}
+    kinds = {"w8a8": (TritonFp8W8A8, "inputs in FP8"), "w8a16": (TritonFp8W8A16, "inputs in 16 bits")}
     found: list[LinearKernel] = []
     for form, bits in HELD_BITS.items():
         sizes: dict[str, Condition] = {"inputs": MultipleOf(128)} if form == "fp8_block" else {}
-        for way, (kind, inputs) in kinds.items():
-            said = {
-                "name": f"triton_{form}_{way}",
-                "summary": f"{SAID[form]}, {inputs}, on a GPU",
+        for suffix, (kind, inputs) in kinds.items():
+            attributes = {
+                "name": f"triton_{form}_{suffix}",
+                "summary": f"{WEIGHT_SUMMARIES[form]}, {inputs}, on a GPU",
                 "weights": form,
                 "bits": bits,
                 "sizes": {**TritonLinear.sizes, **sizes},
             }
-            found.append(type(f"{kind.__name__}{form.title()}", (kind,), said)())
+            found.append(type(f"{kind.__name__}{form.title()}", (kind,), attributes)())
     return found

@@ -28,7 +28,7 @@ class TritonPaged(PagedAttendKernel):
     """
 
     name = "triton_paged"
-    summary = "decoding and chunks of prompts over pages on a GPU, int8 and int4 codes too"
+    summary = "attention over a paged KV cache on a GPU, for decoding and prompt chunks, also in int8 and int4"
     static = True
     static_mixed = True
     accepts: ClassVar[Mapping[str, Condition]] = {
@@ -61,7 +61,7 @@ class TritonPaged(PagedAttendKernel):
             reasons.append(wide_biases(learned))
         if problem.rows == "int4":
             sizes = {"key_size": problem.key_size, "value_size": problem.value_size}
-            wanted = f"is not a multiple of {GROUP}, as int4 needs"
+            wanted = f"is not a multiple of {GROUP}, which an int4 cache requires"
             reasons += [f"{field}: {size} {wanted}" for field, size in sizes.items() if size % GROUP]
         return reasons
 
@@ -94,7 +94,7 @@ class TritonLatent(TritonPaged):
     """
 
     name = "triton_latent"
-    summary = "absorbed latent attention (MLA) over pages on a GPU"
+    summary = "absorbed latent attention (MLA) over a paged KV cache on a GPU"
     # Prefill uses expanded keys and values: in the absorbed form each query-key pair costs several times as much.
     static_mixed = False
     accepts: ClassVar[Mapping[str, Condition]] = {

@@ -46,7 +46,9 @@ class OnRegisters(RecurrenceKernel):
         if MAX_KEY_SIZE_PER_CHANNEL < problem.key_size <= MAX_KEY_SIZE:
             for field, value in (("dtype", "float32"), ("decay", "channel")):
                 if getattr(problem, field) == value:
-                    reasons.append(f"{field}: {value!r} is for key_size up to {MAX_KEY_SIZE_PER_CHANNEL}")
+                    reasons.append(
+                        f"{field}: {value!r} is supported for key_size up to {MAX_KEY_SIZE_PER_CHANNEL} only"
+                    )
         return reasons
 
 

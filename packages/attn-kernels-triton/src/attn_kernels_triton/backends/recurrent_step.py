@@ -22,7 +22,7 @@ class TritonRecurrentStep(RecurrentStepKernel):
     """Everything between the input projections and the output projection of a layer in one to three kernels."""
 
     name = "triton_recurrent_step"
-    summary = "decode steps of linear recurrences on a GPU, over states in place"
+    summary = "decode steps of linear recurrences on a GPU, with states updated in place"
     accepts: ClassVar[Mapping[str, Condition]] = {
         "num_heads": Anything(),
         "num_key_heads": Anything(),
@@ -57,15 +57,15 @@ class TritonRecurrentStep(RecurrentStepKernel):
         """Refuse combinations of stages that the kernels do not support, and rows that are too long for the norm."""
         reasons = []
         if problem.rotary != "none" and (problem.taps or problem.feature_map != "none"):
-            reasons.append("rotary: only of queries and keys as they are projected")
+            reasons.append("rotary: cannot follow a convolution or a feature map")
         if problem.step_size and problem.decay != "head":
-            reasons.append(f"step_size: only where heads fade, not {problem.decay!r}")
+            reasons.append(f"step_size: requires one decay per head, given is {problem.decay!r}")
         if problem.normalizer:
-            beside = {"delta_rule": problem.delta_rule, "skip": problem.skip, "norm_heads": problem.norm_heads > 1}
-            reasons += [f"normalizer: not beside {name}" for name, there in beside.items() if there]
+            used = {"delta_rule": problem.delta_rule, "skip": problem.skip, "norm_heads": problem.norm_heads > 1}
+            reasons += [f"normalizer: cannot be combined with {name}" for name, present in used.items() if present]
         row = problem.norm_heads * problem.value_size
         if row > MAX_NORM_ROW:
-            reasons.append(f"norm_heads: {row} elements that are normed together are more than {MAX_NORM_ROW}")
+            reasons.append(f"norm_heads: {row} elements normalized together are more than {MAX_NORM_ROW}")
         return reasons
 
     def cost(self, problem: RecurrentStepProblem) -> float:  # noqa: ARG002 -- the same for all

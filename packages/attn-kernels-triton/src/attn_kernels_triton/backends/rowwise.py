@@ -61,7 +61,7 @@ class TritonRmsNorm(InOnePass, NormKernel):
     """RMSNorm, optionally with the residual addition before it, in one pass; all gradients in another pass."""
 
     name = "triton_rms_norm"
-    summary = "RMSNorm, also of a sum, on a GPU, with gradients"
+    summary = "RMSNorm, optionally fused with a residual addition, on a GPU, with gradients"
     accepts: ClassVar[Mapping[str, Condition]] = accepts(RMS_NORM, AtMost(MAX_NORM_ROW))
 
     def norm(self, rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
@@ -86,7 +86,7 @@ class TritonRotary(InOnePass, RotaryKernel):
     """
 
     name = "triton_rotary"
-    summary = "rotary positions on a GPU, with gradients"
+    summary = "rotary embedding on a GPU, with gradients"
     accepts: ClassVar[Mapping[str, Condition]] = accepts(ROTARY, AtMost(1024))
 
     def rotate(self, rows: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) -> Tensor:
@@ -130,7 +130,7 @@ class TritonCrossEntropy(InOnePass, CrossEntropyKernel):
     """Cross-entropy that reads logits twice, mostly from the L2 cache the second time, without a float32 copy."""
 
     name = "triton_cross_entropy"
-    summary = "cross-entropy over large vocabularies on a GPU, gradients in the place of logits"
+    summary = "cross-entropy over large vocabularies on a GPU, with gradients that overwrite the logits"
     accepts: ClassVar[Mapping[str, Condition]] = accepts(CROSS_ENTROPY, AtLeast(1))
 
     def losses(self, logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> Tensor:

@@ -71,9 +71,10 @@ class Blocks(NamedTuple):
 
     `full` and `partial` hold the block columns, and `slots` the index into `bits` [slot, size, size / 32] of each
     partial block. For programs that own keys, rows and columns are exchanged, and full blocks are among the partial
-    ones. If masks differ per head, `heads` is the number of block rows of a head and, for owners of keys, `turns` is
-    the index of a block's query head among those that share the keys; else both are None. `map` [head or 1, row,
-    column] is the slot of every block, 0 if it is full and -1 if it is empty; None for kernels that do not read it.
+    ones. If masks differ per head, `heads` is the number of block rows of a head and, for owners of keys,
+    `group_heads` is the index of a block's query head among those that share the keys; else both are None. `map` [head
+    or 1, row, column] is the slot of every block, 0 if it is full and -1 if it is empty; None for kernels that do not
+    read it.
     """
 
     full_starts: Any
@@ -83,7 +84,7 @@ class Blocks(NamedTuple):
     slots: Any
     bits: Any
     heads: Any
-    turns: Any
+    group_heads: Any
     size: Any
     map: Any = None
 

@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 
 from attn_kernels_triton.kernels.common import (
+    apply_mask,
+    dropout_mask,
     first_key,
     first_query,
     first_sum,
-    hidden,
-    kept,
     keys_of,
     listed,
     listed_tile,
@@ -68,16 +68,16 @@ def gradient_to_queries(call):
         first = block * call.tile.queries + keys - queries
         reach = (call.rule.left, call.rule.right) if places.key is None else (None, None)
         span = spans(call, first, first + call.tile.queries - 1, reach, keys, call.tile.keys)
-        summed = walk(call, here, summed, span, ask=False)
-        summed = walk(call, here, summed, span, ask=True)
+        summed = walk(call, here, summed, span, masked=False)
+        summed = walk(call, here, summed, span, masked=True)
     else:
         row = block * call.tile.queries // call.blocks.size
         if call.blocks.heads is not None:
             row += head * call.blocks.heads
         start, stop = listed(call.blocks.partial_starts, call.blocks, row, call.tile.keys)
-        summed = walk(call, here, summed, (start, stop, stop, stop), ask=True)
+        summed = walk(call, here, summed, (start, stop, stop, stop), masked=True)
         start, stop = listed(call.blocks.full_starts, call.blocks, row, call.tile.keys)
-        summed = walk(call, here, summed, (start, start, stop, stop), ask=False)
+        summed = walk(call, here, summed, (start, start, stop, stop), masked=False)
     if call.rule.cap is None:
         summed *= call.rule.scale
     start = first_query(call, call.first, start_of(call.first, batch, head), text)
@@ -85,35 +85,35 @@ def gradient_to_queries(call):
 
 
 @triton.jit
-def walk(call, here, summed, span, ask: tl.constexpr):
-    """Add the gradients from the unmasked tiles of a span or, if `ask`, from those before and behind them, with mask
+def walk(call, here, summed, span, masked: tl.constexpr):
+    """Add the gradients from the unmasked tiles of a span or, if `masked`, from those before and behind them, with mask
     checks.
 
     Both ends share one loop: a second one would need too many registers.
     """
     start, whole_start, whole_stop, stop = span
     count = whole_stop - whole_start
-    if ask:
+    if masked:
         count = whole_start - start + stop - whole_stop
     for index in range(count):
         step = whole_start + index
-        if ask:
+        if masked:
             step = start + index
             step = tl.where(step < whole_start, step, step - whole_start + whole_stop)
         slot = 0
         if call.blocks.size is None:
             tile = step
-        elif ask:
+        elif masked:
             tile = listed_tile(call.blocks, call.blocks.partial, step, call.tile.keys)
             slot = tl.load(call.blocks.slots + step // (call.blocks.size // call.tile.keys))
         else:
             tile = listed_tile(call.blocks, call.blocks.full, step, call.tile.keys)
-        summed = meet_keys(call, here, summed, (tile * call.tile.keys, slot), ask)
+        summed = add_query_gradient(call, here, summed, (tile * call.tile.keys, slot), masked)
     return summed
 
 
 @triton.jit
-def meet_keys(call, here, summed, there, ask: tl.constexpr):
+def add_query_gradient(call, here, summed, there, masked: tl.constexpr):
     """Add the gradient of queries from one tile of keys."""
     query, change, lse, delta, batch, head, owner, rows, at, text = here
     places = call.places
@@ -121,7 +121,7 @@ def meet_keys(call, here, summed, there, ask: tl.constexpr):
     count = keys_of(call, text)
     start_key = first_key(call, call.key, start_of(call.key, batch, owner), text)
     start_value = first_key(call, call.value, start_of(call.value, batch, owner), text)
-    if ask:
+    if masked:
         key = read(call.key, start_key, keys, count, call.tile.key_size, call.tile.key_width)
         value = read(call.value, start_value, keys, count, call.tile.value_size, call.tile.value_width)
     else:
@@ -130,19 +130,19 @@ def meet_keys(call, here, summed, there, ask: tl.constexpr):
     products = tl.dot(query, tl.trans(key), input_precision="ieee")
     key_at = places_of(places.key, places.key_batch, batch, keys, count, 0)
     powers, slope = logits(call, products, head, at[:, None], key_at[None, :])
-    if ask:
+    if masked:
         who = (batch, head, there[1], text)
         pairs, positions = (rows[:, None], keys[None, :]), (at[:, None], key_at[None, :])
         powers = tl.where(pairs[1] < count, powers, float("-inf"))
-        powers = hidden(call, powers, who, pairs, positions)
-    shares = tl.exp2(powers - lse[:, None])
-    rise = tl.dot(change, tl.trans(value), input_precision="ieee")
+        powers = apply_mask(call, powers, who, pairs, positions)
+    weights = tl.exp2(powers - lse[:, None])
+    dp = tl.dot(change, tl.trans(value), input_precision="ieee")
     if call.dropout.state is not None:
-        rise = tl.where(kept(call, (batch, head, text), rows, there[0]), rise * call.dropout.scale, 0.0)
-    turn = shares * (rise - delta[:, None])
+        dp = tl.where(dropout_mask(call, (batch, head, text), rows, there[0]), dp * call.dropout.scale, 0.0)
+    ds = weights * (dp - delta[:, None])
     if call.rule.cap is not None:
-        turn *= slope
-    return tl.dot(turn.to(key.dtype), key, summed, input_precision="ieee")
+        ds *= slope
+    return tl.dot(ds.to(key.dtype), key, summed, input_precision="ieee")
 
 
 @triton.jit
@@ -163,14 +163,14 @@ def gradient_to_keys(call):
     to_value = tl.zeros([call.tile.keys, call.tile.value_width], tl.float32)
     # All heads that share these keys are processed in one loop: a nested one would need more registers and would
     # interrupt the software pipeline between heads.
-    start, in_a_row = met(call, owner, block, text)
+    start, in_a_row = query_tiles_of(call, owner, block, text)
     steps = in_a_row
-    if call.blocks.size is None or call.blocks.turns is None:
+    if call.blocks.size is None or call.blocks.group_heads is None:
         steps = in_a_row * shape.group
     for step in range(steps):
-        first, slot, turn = visited(call, start, in_a_row, step)
-        to_key, to_value = meet_queries(
-            call, here, owner * shape.group + turn, (to_key, to_value), (first, slot, block * call.tile.keys)
+        first, slot, group_head = query_tile_of(call, start, in_a_row, step)
+        to_key, to_value = add_key_gradients(
+            call, here, owner * shape.group + group_head, (to_key, to_value), (first, slot, block * call.tile.keys)
         )
     if call.rule.cap is None:
         to_key *= call.rule.scale
@@ -183,7 +183,7 @@ def gradient_to_keys(call):
 
 
 @triton.jit
-def met(call, owner, block, text):
+def query_tiles_of(call, owner, block, text):
     """The first query tile that attends to a tile of keys, and how many do; with block lists, steps through them."""
     if call.blocks.size is None:
         queries = queries_of(call, text)
@@ -200,25 +200,25 @@ def met(call, owner, block, text):
 
 
 @triton.jit
-def visited(call, start, count, step):
+def query_tile_of(call, start, count, step):
     """The first query of the tile of a step, the slot of its bits, and the index of its head within the group."""
     if call.blocks.size is None:
-        turn = step // count
-        first = (start + step - turn * count) * call.tile.queries
+        group_head = step // count
+        first = (start + step - group_head * count) * call.tile.queries
         slot = 0
     else:
-        turn = step // count
-        within = start + step - turn * count
+        group_head = step // count
+        place = start + step - group_head * count
         several = call.blocks.size // call.tile.queries
-        first = listed_tile(call.blocks, call.blocks.partial, within, call.tile.queries) * call.tile.queries
-        slot = tl.load(call.blocks.slots + within // several)
-        if call.blocks.turns is not None:
-            turn = tl.load(call.blocks.turns + within // several)
-    return first, slot, turn
+        first = listed_tile(call.blocks, call.blocks.partial, place, call.tile.queries) * call.tile.queries
+        slot = tl.load(call.blocks.slots + place // several)
+        if call.blocks.group_heads is not None:
+            group_head = tl.load(call.blocks.group_heads + place // several)
+    return first, slot, group_head
 
 
 @triton.jit
-def meet_queries(call, here, head, sums, there):
+def add_key_gradients(call, here, head, sums, there):
     """Add the gradients of keys and values from one tile of queries of a head."""
     key, value, batch, keys, at, text = here
     to_key, to_value = sums
@@ -238,17 +238,17 @@ def meet_queries(call, here, head, sums, there):
     powers, slope = logits(call, products, head, query_at[None, :], at[:, None])
     # Keys behind the last one need no mask: their sums are never written.
     who, pairs = (batch, head, there[1], text), (rows[None, :], keys[:, None])
-    powers = hidden(call, powers, who, pairs, (query_at[None, :], at[:, None]))
-    shares = tl.exp2(powers - lse[None, :])
-    left = shares
+    powers = apply_mask(call, powers, who, pairs, (query_at[None, :], at[:, None]))
+    weights = tl.exp2(powers - lse[None, :])
+    kept_weights = weights
     if call.dropout.state is not None:
-        stays = tl.trans(kept(call, (batch, head, text), rows, there[2]).to(tl.int8)) != 0
-        left = tl.where(stays, shares, 0.0)
-    to_value = tl.dot(left.to(change.dtype), change, to_value, input_precision="ieee")
-    rise = tl.dot(value, tl.trans(change), input_precision="ieee")
+        stays = tl.trans(dropout_mask(call, (batch, head, text), rows, there[2]).to(tl.int8)) != 0
+        kept_weights = tl.where(stays, weights, 0.0)
+    to_value = tl.dot(kept_weights.to(change.dtype), change, to_value, input_precision="ieee")
+    dp = tl.dot(value, tl.trans(change), input_precision="ieee")
     if call.dropout.state is not None:
-        rise = tl.where(stays, rise * call.dropout.scale, 0.0)
-    turn = shares * (rise - delta[None, :])
+        dp = tl.where(stays, dp * call.dropout.scale, 0.0)
+    ds = weights * (dp - delta[None, :])
     if call.rule.cap is not None:
-        turn *= slope
-    return tl.dot(turn.to(query.dtype), query, to_key, input_precision="ieee"), to_value
+        ds *= slope
+    return tl.dot(ds.to(query.dtype), query, to_key, input_precision="ieee"), to_value

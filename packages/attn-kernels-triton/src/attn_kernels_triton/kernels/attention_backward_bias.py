@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 
 from attn_kernels_triton.kernels.common import (
+    apply_mask,
+    dropout_mask_at,
     first_key,
     first_query,
     first_sum,
-    hidden,
-    kept_anywhere,
     keys_of,
     logits,
     queries_of,
@@ -67,12 +67,12 @@ def along(call, number, heads, diagonal, summed):
     stop = tl.minimum(tl.cdiv(tl.maximum(keys - first, 0), call.tile.queries), tl.cdiv(queries, call.tile.queries))
     for index in range(stop - start):
         step = start + index
-        summed += changed(call, (batch, heads, text), step * call.tile.queries, first + step * call.tile.queries)
+        summed += ds_of(call, (batch, heads, text), step * call.tile.queries, first + step * call.tile.queries)
     return summed
 
 
 @triton.jit
-def changed(call, who, row, key):
+def ds_of(call, who, row, key):
     """The gradients of the scores of a tile that begins at query `row` and key `key`."""
     batch, heads, text = who
     head, owner = heads
@@ -95,13 +95,13 @@ def changed(call, who, row, key):
         slot = slot_of(call, head, pairs, count)
         powers = tl.where(slot >= 0, powers, float("-inf"))
         slot = tl.maximum(slot, 0)
-    powers = hidden(call, powers, (batch, head, slot, text), pairs, (at[:, None], keys[None, :]))
+    powers = apply_mask(call, powers, (batch, head, slot, text), pairs, (at[:, None], keys[None, :]))
     powers = tl.where(real[None, :], powers, float("-inf"))
-    shares = tl.exp2(powers - lse[:, None])
-    rise = tl.dot(change, tl.trans(value), input_precision="ieee")
+    weights = tl.exp2(powers - lse[:, None])
+    dp = tl.dot(change, tl.trans(value), input_precision="ieee")
     if call.dropout.state is not None:
-        rise = tl.where(kept_anywhere(call, (batch, head, text), rows, keys), rise * call.dropout.scale, 0.0)
-    return shares * (rise - delta[:, None])
+        dp = tl.where(dropout_mask_at(call, (batch, head, text), rows, keys), dp * call.dropout.scale, 0.0)
+    return weights * (dp - delta[:, None])
 
 
 @triton.jit

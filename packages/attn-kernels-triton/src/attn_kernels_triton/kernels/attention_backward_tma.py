@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.kernels.attention_backward import met
+from attn_kernels_triton.kernels.attention_backward import query_tiles_of
 from attn_kernels_triton.kernels.common import LOG2_E, owned_keys, owned_queries, read, spans, start_of, write
 
 NEVER = tl.constexpr(2**31 - 1)
@@ -47,27 +47,27 @@ def gradient_to_dense_keys(call, queries, changes, lse, delta, keys, values):
     value = tile_at(values, (batch, owner, first), call.tile.keys, call.tile.value_width)
     to_key = tl.zeros([call.tile.keys, call.tile.key_width], tl.float32)
     to_value = tl.zeros([call.tile.keys, call.tile.value_width], tl.float32)
-    start, in_a_row = met(call, owner, block, text)
+    start, in_a_row = query_tiles_of(call, owner, block, text)
     # Computed outside of the loop: integers that are 1 are constants, which Triton 3.6 loses inside loops.
     first_head = owner * shape.group
     first_line = batch * shape.heads + first_head
     # All heads that share these keys are processed in one loop, so that the software pipeline is not interrupted.
     for step in range(in_a_row * shape.group):
-        turn = step // in_a_row
-        place = batch, first_head + turn, (start + step - turn * in_a_row) * call.tile.queries
+        group_head = step // in_a_row
+        place = batch, first_head + group_head, (start + step - group_head * in_a_row) * call.tile.queries
         query = tile_at(queries, place, call.tile.queries, call.tile.key_width)
         change = tile_at(changes, place, call.tile.queries, call.tile.value_width)
-        shares = shares_of(
-            call, (key, query), place, (first, line_at(lse, call, first_line + turn, place[2])), ragged=False
+        weights = weights_of(
+            call, (key, query), place, (first, line_at(lse, call, first_line + group_head, place[2])), ragged=False
         )
-        to_value = tl.dot(shares.to(change.dtype), change, to_value)
+        to_value = tl.dot(weights.to(change.dtype), change, to_value)
         # The accumulator starts at -delta, so that delta takes no registers of its own.
         below = (
             tl.zeros([call.tile.keys, call.tile.queries], tl.float32)
-            - line_at(delta, call, first_line + turn, place[2])[None, :]
+            - line_at(delta, call, first_line + group_head, place[2])[None, :]
         )
-        rise = tl.dot(value, tl.trans(change), below)
-        to_key = tl.dot((shares * rise).to(query.dtype), query, to_key)
+        dp = tl.dot(value, tl.trans(change), below)
+        to_key = tl.dot((weights * dp).to(query.dtype), query, to_key)
     rows = first + tl.arange(0, call.tile.keys)
     to_key *= call.rule.scale
     write(call.first, start_of(call.first, batch, owner), rows, shape.keys, to_key, call.tile.key_size)
@@ -87,7 +87,7 @@ def line_at(sums, call, number, row):
 
 
 @triton.jit
-def shares_of(call, tiles, place, here, ragged: tl.constexpr):
+def weights_of(call, tiles, place, here, ragged: tl.constexpr):
     """The attention weights [key, query] of a tile of keys, from row `here[0]` on, and a tile of queries with lse
     `here[1]`.
 
@@ -132,7 +132,7 @@ def gradient_to_dense_queries(call, queries, changes, lse, delta, keys, values):
         there = batch, owner, step * call.tile.keys
         key = tile_at(keys, there, call.tile.keys, call.tile.key_width)
         value = tile_at(values, there, call.tile.keys, call.tile.value_width)
-        summed = meet(call, here, (key, value, there[2]), summed, ask=False)
+        summed = add_query_gradient(call, here, (key, value, there[2]), summed, masked=False)
     # Both ends share one loop: a second one would need too many registers.
     for index in range(whole_start - start + stop - whole_stop):
         step = start + index
@@ -140,19 +140,19 @@ def gradient_to_dense_queries(call, queries, changes, lse, delta, keys, values):
         there = batch, owner, step * call.tile.keys
         key = tile_at(keys, there, call.tile.keys, call.tile.key_width)
         value = tile_at(values, there, call.tile.keys, call.tile.value_width)
-        summed = meet(call, here, (key, value, there[2]), summed, ask=True)
+        summed = add_query_gradient(call, here, (key, value, there[2]), summed, masked=True)
     start_query = start_of(call.first, batch, head)
     write(call.first, start_query, rows, shape.queries, summed * call.rule.scale, call.tile.key_size)
 
 
 @triton.jit
-def meet(call, here, there, summed, ask: tl.constexpr):
-    """Add the gradient of queries from one tile of keys; pairs are checked against the mask if `ask`."""
+def add_query_gradient(call, here, there, summed, masked: tl.constexpr):
+    """Add the gradient of queries from one tile of keys; pairs are checked against the mask if `masked`."""
     query, change, lse, delta, at = here
     key, value, first = there
     products = tl.dot(query, tl.trans(key))
-    rise = tl.dot(change, tl.trans(value))
-    if ask:
+    dp = tl.dot(change, tl.trans(value))
+    if masked:
         column = tl.arange(0, call.tile.keys)[None, :]
         last = tl.zeros_like(at) + call.shape.keys - 1
         if call.rule.right is not None:
@@ -160,9 +160,9 @@ def meet(call, here, there, summed, ask: tl.constexpr):
         products = tl.where(column <= (last - first)[:, None], products, float("-inf"))
         if call.rule.left is not None:
             products = tl.where(column >= (at - call.rule.left - first)[:, None], products, float("-inf"))
-    shares = tl.exp2(products * (call.rule.scale * LOG2_E) - lse[:, None])
-    changed = shares * (rise - delta[:, None])
-    return tl.dot(changed.to(key.dtype), key, summed)
+    weights = tl.exp2(products * (call.rule.scale * LOG2_E) - lse[:, None])
+    ds = weights * (dp - delta[:, None])
+    return tl.dot(ds.to(key.dtype), key, summed)
 
 
 @triton.jit
@@ -185,32 +185,34 @@ def gradients_joined(call, queries, changes, lse, delta, keys, values):
     value = tile_at(values, (batch, owner, first), call.tile.keys, call.tile.value_width)
     to_key = tl.zeros([call.tile.keys, call.tile.key_width], tl.float32)
     to_value = tl.zeros([call.tile.keys, call.tile.value_width], tl.float32)
-    start, in_a_row = met(call, owner, block, text)
+    start, in_a_row = query_tiles_of(call, owner, block, text)
     # Programs behind the last tile have no keys.
     in_a_row = tl.where(first < shape.keys, in_a_row, 0)
     # Computed outside of the loop: Triton 3.6 loses constants, such as integers that are 1, inside loops.
     first_head = owner * group
     first_line = batch * shape.heads + first_head
     ragged: tl.constexpr = call.parts.ragged is not None
-    turn, tile = 0, start
+    group_head, tile = 0, start
     for _ in range(in_a_row * group):
-        place = batch, first_head + turn, tile * call.tile.queries
+        place = batch, first_head + group_head, tile * call.tile.queries
         query = tile_at(queries, place, call.tile.queries, call.tile.key_width)
         change = tile_at(changes, place, call.tile.queries, call.tile.value_width)
-        shares = shares_of(call, (key, query), place, (first, line_at(lse, call, first_line + turn, place[2])), ragged)
-        to_value = tl.dot(shares.to(change.dtype), change, to_value)
+        weights = weights_of(
+            call, (key, query), place, (first, line_at(lse, call, first_line + group_head, place[2])), ragged
+        )
+        to_value = tl.dot(weights.to(change.dtype), change, to_value)
         # The accumulator starts at -delta, so that delta takes no registers of its own.
         below = (
             tl.zeros([call.tile.keys, call.tile.queries], tl.float32)
-            - line_at(delta, call, first_line + turn, place[2])[None, :]
+            - line_at(delta, call, first_line + group_head, place[2])[None, :]
         )
-        rise = tl.dot(value, tl.trans(change), below)
-        changed = (shares * rise).to(query.dtype)
-        to_key = tl.dot(changed, query, to_key)
-        tl.atomic_add(sums_at(call, part, first_line + turn, place[2]), tl.dot(tl.trans(changed), key), sem="relaxed")
+        dp = tl.dot(value, tl.trans(change), below)
+        ds = (weights * dp).to(query.dtype)
+        to_key = tl.dot(ds, query, to_key)
+        tl.atomic_add(sums_at(call, part, first_line + group_head, place[2]), tl.dot(tl.trans(ds), key), sem="relaxed")
         tile += 1
         last = tile == start + in_a_row
-        turn += last.to(tl.int32)
+        group_head += last.to(tl.int32)
         tile = tl.where(last, start, tile)
     rows = first + tl.arange(0, call.tile.keys)
     to_key *= call.rule.scale

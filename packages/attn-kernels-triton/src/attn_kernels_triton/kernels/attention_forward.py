@@ -11,11 +11,11 @@ import triton.language as tl
 
 from attn_kernels_triton.kernels.common import (
     LOG2_E,
+    apply_mask,
+    dropout_mask,
     first_key,
     first_query,
     first_sum,
-    hidden,
-    kept,
     keys_of,
     listed,
     listed_tile,
@@ -42,26 +42,26 @@ def attend_forward(call):
     start_query = first_query(call, call.query, start_of(call.query, batch, head), text)
     query = read(call.query, start_query, rows, queries, call.tile.key_size, call.tile.key_width)
     here = (query, batch, head, rows, at, text, head // call.shape.group)
-    running = begun(call, head)
+    running = initial_sums(call, head)
     if call.blocks.size is None:
         first = block * call.tile.queries + keys - queries
         reach = (call.rule.left, call.rule.right) if places.key is None else (None, None)
         span = spans(call, first, first + call.tile.queries - 1, reach, keys, call.tile.keys)
-        running = walk(call, here, running, span, ask=False)
-        running = walk(call, here, running, span, ask=True)
+        running = walk(call, here, running, span, masked=False)
+        running = walk(call, here, running, span, masked=True)
     else:
         row = block * call.tile.queries // call.blocks.size
         if call.blocks.heads is not None:
             row += head * call.blocks.heads
         start, stop = listed(call.blocks.partial_starts, call.blocks, row, call.tile.keys)
-        running = walk(call, here, running, (start, stop, stop, stop), ask=True)
+        running = walk(call, here, running, (start, stop, stop, stop), masked=True)
         start, stop = listed(call.blocks.full_starts, call.blocks, row, call.tile.keys)
-        running = walk(call, here, running, (start, start, stop, stop), ask=False)
+        running = walk(call, here, running, (start, start, stop, stop), masked=False)
     finish(call, (batch, head, block, text), running)
 
 
 @triton.jit
-def begun(call, head):
+def initial_sums(call, head):
     """The initial accumulator, total and maximum of the online softmax, which contain the sink alone."""
     total = tl.zeros([call.tile.queries], tl.float32)
     top = tl.full([call.tile.queries], float("-inf"), tl.float32)
@@ -72,36 +72,36 @@ def begun(call, head):
 
 
 @triton.jit
-def walk(call, here, running, span, ask: tl.constexpr):
-    """Attend to the unmasked tiles of a span or, if `ask`, to those before and behind them, with mask checks.
+def walk(call, here, running, span, masked: tl.constexpr):
+    """Attend to the unmasked tiles of a span or, if `masked`, to those before and behind them, with mask checks.
 
     Both ends share one loop: a second one would need too many registers.
     """
     summed, total, top = running
     start, whole_start, whole_stop, stop = span
     count = whole_stop - whole_start
-    if ask:
+    if masked:
         count = whole_start - start + stop - whole_stop
     for index in range(count):
         step = whole_start + index
-        if ask:
+        if masked:
             step = start + index
             step = tl.where(step < whole_start, step, step - whole_start + whole_stop)
         slot = 0
         if call.blocks.size is None:
             tile = step
-        elif ask:
+        elif masked:
             tile = listed_tile(call.blocks, call.blocks.partial, step, call.tile.keys)
             slot = tl.load(call.blocks.slots + step // (call.blocks.size // call.tile.keys))
         else:
             tile = listed_tile(call.blocks, call.blocks.full, step, call.tile.keys)
-        summed, total, top = meet(call, here, (summed, total, top), (tile * call.tile.keys, slot), ask)
+        summed, total, top = attend_tile(call, here, (summed, total, top), (tile * call.tile.keys, slot), masked)
     return summed, total, top
 
 
 @triton.jit
-def meet(call, here, running, there, ask: tl.constexpr):
-    """Attend to one tile of keys; pairs are checked against the mask if `ask`."""
+def attend_tile(call, here, running, there, masked: tl.constexpr):
+    """Attend to one tile of keys; pairs are checked against the mask if `masked`."""
     query, batch, head, rows, at, text, owner = here
     summed, total, top = running
     places = call.places
@@ -109,31 +109,31 @@ def meet(call, here, running, there, ask: tl.constexpr):
     count = keys_of(call, text)
     start_key = first_key(call, call.key, start_of(call.key, batch, owner), text)
     start_value = first_key(call, call.value, start_of(call.value, batch, owner), text)
-    if ask:
+    if masked:
         key = read(call.key, start_key, keys, count, call.tile.key_size, call.tile.key_width)
     else:
         key = read_whole(call.key, start_key, keys, call.tile.key_size, call.tile.key_width)
     products = tl.dot(query, tl.trans(key), input_precision="ieee")
     key_at = places_of(places.key, places.key_batch, batch, keys, count, 0)
     powers, _ = logits(call, products, head, at[:, None], key_at[None, :])
-    if ask:
+    if masked:
         who = (batch, head, there[1], text)
         pairs, positions = (rows[:, None], keys[None, :]), (at[:, None], key_at[None, :])
         powers = tl.where(pairs[1] < count, powers, float("-inf"))
-        powers = hidden(call, powers, who, pairs, positions)
+        powers = apply_mask(call, powers, who, pairs, positions)
     highest = tl.maximum(top, tl.max(powers, 1))
     # If nothing has been visible yet, subtract 0 instead of -inf, which would give NaN.
     base = tl.where(highest == float("-inf"), 0.0, highest)
-    shares = tl.exp2(powers - base[:, None])
-    faded = tl.exp2(top - base)
-    total = total * faded + tl.sum(shares, 1)
+    weights = tl.exp2(powers - base[:, None])
+    rescale = tl.exp2(top - base)
+    total = total * rescale + tl.sum(weights, 1)
     if call.dropout.state is not None:
-        shares = tl.where(kept(call, (batch, head, text), rows, there[0]), shares, 0.0)
-    if ask:
+        weights = tl.where(dropout_mask(call, (batch, head, text), rows, there[0]), weights, 0.0)
+    if masked:
         value = read(call.value, start_value, keys, count, call.tile.value_size, call.tile.value_width)
     else:
         value = read_whole(call.value, start_value, keys, call.tile.value_size, call.tile.value_width)
-    summed = tl.dot(shares.to(value.dtype), value, summed * faded[:, None], input_precision="ieee")
+    summed = tl.dot(weights.to(value.dtype), value, summed * rescale[:, None], input_precision="ieee")
     return summed, total, highest
 
 
@@ -168,22 +168,22 @@ def attend_dense(call, queries, keys, values):
         call, first, first + call.tile.queries - 1, (call.rule.left, call.rule.right), shape.keys, call.tile.keys
     )
     start, whole_start, whole_stop, stop = span
-    running = begun(call, head)
+    running = initial_sums(call, head)
     owner = head // shape.group
     for step in range(whole_start, whole_stop):
-        key, value = fetched(call, keys, values, (batch, owner, step * call.tile.keys))
-        running = meet_dense(call, (query, block), (key, value, step), running, ask=False)
+        key, value = load_tiles(call, keys, values, (batch, owner, step * call.tile.keys))
+        running = attend_dense_tile(call, (query, block), (key, value, step), running, masked=False)
     # Both ends share one loop: a second one would need too many registers.
     for index in range(whole_start - start + stop - whole_stop):
         step = start + index
         step = tl.where(step < whole_start, step, step - whole_start + whole_stop)
-        key, value = fetched(call, keys, values, (batch, owner, step * call.tile.keys))
-        running = meet_dense(call, (query, block), (key, value, step), running, ask=True)
+        key, value = load_tiles(call, keys, values, (batch, owner, step * call.tile.keys))
+        running = attend_dense_tile(call, (query, block), (key, value, step), running, masked=True)
     finish(call, (batch, head, block, text), running)
 
 
 @triton.jit
-def fetched(call, keys, values, place):
+def load_tiles(call, keys, values, place):
     """Load a tile of keys and one of values."""
     batch, owner, row = place
     key = tl.reshape(keys.load([batch, owner, row, 0]), (call.tile.keys, call.tile.key_width))
@@ -192,28 +192,28 @@ def fetched(call, keys, values, place):
 
 
 @triton.jit
-def meet_dense(call, here, there, running, ask: tl.constexpr):
-    """Attend to one tile of keys; pairs are checked against the mask if `ask`."""
+def attend_dense_tile(call, here, there, running, masked: tl.constexpr):
+    """Attend to one tile of keys; pairs are checked against the mask if `masked`."""
     query, block = here
     key, value, step = there
     summed, total, top = running
     products = tl.dot(query, tl.trans(key))
-    if ask:
-        products = within(call, products, block, step)
+    if masked:
+        products = apply_band(call, products, block, step)
     scale = call.rule.scale * LOG2_E
     highest = tl.maximum(top, tl.max(products, 1) * scale)
     base = highest
-    if ask:
+    if masked:
         # If nothing has been visible yet, subtract 0 instead of -inf, which would give NaN.
         base = tl.where(highest == float("-inf"), 0.0, highest)
-    shares = tl.exp2(products * scale - base[:, None])
-    faded = tl.exp2(top - base)
-    summed = tl.dot(shares.to(value.dtype), value, summed * faded[:, None])
-    return summed, total * faded + tl.sum(shares, 1), highest
+    weights = tl.exp2(products * scale - base[:, None])
+    rescale = tl.exp2(top - base)
+    summed = tl.dot(weights.to(value.dtype), value, summed * rescale[:, None])
+    return summed, total * rescale + tl.sum(weights, 1), highest
 
 
 @triton.jit
-def within(call, products, block, step):
+def apply_band(call, products, block, step):
     """The products with -inf where a query does not see a key: each pair is compared with the bounds of its row."""
     shape = call.shape
     column = tl.arange(0, call.tile.keys)[None, :]

@@ -139,25 +139,25 @@ def compute(call, here, who, span, group: gl.constexpr):
         stages: gl.constexpr = call.stages
         mbarrier.wait(barriers.index(group), 0)
         query = query_here.index(group).reshape([ROWS, call.tile.key_width])
-        products = multiplied(call, query, here, 0)
+        products = start_scores(call, query, here, 0)
         products = warpgroup_mma_wait(0, deps=[products])
         mbarrier.arrive(barriers.index(2 + 2 * stages), count=1)
-        shares, _, total, top = softened(call, products, (first, stop - 1), (total, top), ask=True)
-        running = (weights_of(call, shares, sum_layout), summed, total, top)
+        unnormalized, _, total, top = softmax_step(call, products, (first, stop - 1), (total, top), masked=True)
+        running = (weights_of(call, unnormalized, sum_layout), summed, total, top)
         # Partly masked tiles at the end, then unmasked tiles, then partly masked tiles at the start.
         edge = gl.maximum(stop - whole_stop, 1)
-        running = walk(call, here, query, running, (first, 1, edge, stop), ask=True)
+        running = walk(call, here, query, running, (first, 1, edge, stop), masked=True)
         whole = gl.maximum(stop - whole_start, edge)
-        running = walk(call, here, query, running, (first, edge, whole, stop), ask=False)
+        running = walk(call, here, query, running, (first, edge, whole, stop), masked=False)
         if call.rule.left is not None:
-            running = walk(call, here, query, running, (first, whole, stop - start, stop), ask=True)
+            running = walk(call, here, query, running, (first, whole, stop - start, stop), masked=True)
         weights, summed, total, top = running
-        summed = warpgroup_mma_wait(0, deps=[added(call, here, weights, summed, stop - start - 1)])
+        summed = warpgroup_mma_wait(0, deps=[start_outputs(call, here, weights, summed, stop - start - 1)])
     finish(call, (batch, head, first), summed, total, top)
 
 
 @gluon.jit
-def multiplied(call, query, here, step):
+def start_scores(call, query, here, step):
     """Start the asynchronous product of queries and the keys of a step."""
     _, key_here, _, barriers = here
     stages: gl.constexpr = call.stages
@@ -170,7 +170,7 @@ def multiplied(call, query, here, step):
 
 
 @gluon.jit
-def added(call, here, weights, summed, step):
+def start_outputs(call, here, weights, summed, step):
     """Start the asynchronous product of weights and the values of a step, added to `summed`."""
     _, _, value_here, barriers = here
     stages: gl.constexpr = call.stages
@@ -181,7 +181,7 @@ def added(call, here, weights, summed, step):
 
 
 @gluon.jit
-def walk(call, here, query, running, steps, ask: gl.constexpr):
+def walk(call, here, query, running, steps, masked: gl.constexpr):
     """Attend to the tiles of a range of steps.
 
     Both products of an iteration are in flight at once. The assembler places the exponentials behind the second wait,
@@ -194,42 +194,42 @@ def walk(call, here, query, running, steps, ask: gl.constexpr):
     stages: gl.constexpr = call.stages
     sum_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, call.tile.value_width, 16])
     for step in range(begin, end):
-        products = multiplied(call, query, here, step)
-        adding = added(call, here, weights, summed, step - 1)
+        products = start_scores(call, query, here, step)
+        outputs = start_outputs(call, here, weights, summed, step - 1)
         products = warpgroup_mma_wait(1, deps=[products])
         mbarrier.arrive(barriers.index(2 + 2 * stages + step % stages), count=1)
-        shares, faded, total, top = softened(call, products, (first, stop - 1 - step), (total, top), ask)
-        summed, weights = warpgroup_mma_wait(0, deps=[adding, weights_of(call, shares, sum_layout)])
+        unnormalized, rescale, total, top = softmax_step(call, products, (first, stop - 1 - step), (total, top), masked)
+        summed, weights = warpgroup_mma_wait(0, deps=[outputs, weights_of(call, unnormalized, sum_layout)])
         mbarrier.arrive(barriers.index(2 + 3 * stages + (step - 1) % stages), count=1)
-        summed = summed * gl.convert_layout(faded, gl.SliceLayout(1, sum_layout))[:, None]
+        summed = summed * gl.convert_layout(rescale, gl.SliceLayout(1, sum_layout))[:, None]
     return weights, summed, total, top
 
 
 @gluon.jit
-def softened(call, products, place, running, ask: gl.constexpr):
+def softmax_step(call, products, place, running, masked: gl.constexpr):
     """A step of the online softmax: unnormalized weights of a tile, the factor for earlier sums, total and maximum."""
     total, top = running
-    if ask:
-        products = within(call, products, place)
+    if masked:
+        products = apply_band(call, products, place)
     scale = call.rule.scale * LOG2_E
     highest = gl.maximum(top, gl.max(products, 1) * scale)
     base = highest
-    if ask:
+    if masked:
         # If nothing has been visible yet, subtract 0 instead of -inf, which would give NaN.
         base = gl.where(highest == float("-inf"), 0.0, highest)
-    shares = gl.exp2(products * scale - base[:, None])
-    faded = gl.exp2(top - base)
-    return shares, faded, total * faded + gl.sum(shares, 1), highest
+    unnormalized = gl.exp2(products * scale - base[:, None])
+    rescale = gl.exp2(top - base)
+    return unnormalized, rescale, total * rescale + gl.sum(unnormalized, 1), highest
 
 
 @gluon.jit
-def weights_of(call, shares, sum_layout: gl.constexpr):
+def weights_of(call, unnormalized, sum_layout: gl.constexpr):
     """The weights in the dtype and register layout of a matrix operand."""
-    return gl.convert_layout(shares.to(call.out.data.dtype.element_ty), gl.DotOperandLayout(0, sum_layout, 2))
+    return gl.convert_layout(unnormalized.to(call.out.data.dtype.element_ty), gl.DotOperandLayout(0, sum_layout, 2))
 
 
 @gluon.jit
-def within(call, products, place):
+def apply_band(call, products, place):
     """The products with -inf where a query does not see a key."""
     first, step = place
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, call.tile.keys, 16])

@@ -217,7 +217,7 @@ def places_of(given, stride, batch, rows, count, offset):
 
 
 @triton.jit
-def hidden(call, powers, who, pairs, places):
+def apply_mask(call, powers, who, pairs, places):
     """The logits with -inf where a pair is masked; the caller masks keys that do not exist.
 
     `who` is batch, head, slot of the block's bits, and text, see `text_at`; `pairs` are the numbers of queries and
@@ -252,7 +252,7 @@ def hidden(call, powers, who, pairs, places):
 
 
 @triton.jit
-def counted(call, who):
+def philox_counters(call, who):
     """The dropout seed, the two Philox counters that a whole tile shares, and the threshold of the random words."""
     batch, head, text = who
     state = call.dropout.state
@@ -264,9 +264,9 @@ def counted(call, who):
 
 
 @triton.jit
-def kept(call, who, rows, first):
+def dropout_mask(call, who, rows, first):
     """The dropout mask of a tile [query, key] whose keys begin at `first`, a multiple of 4."""
-    seed, row, offset, threshold = counted(call, who)
+    seed, row, offset, threshold = philox_counters(call, who)
     queries: tl.constexpr = call.tile.queries
     keys: tl.constexpr = call.tile.keys
     key = tl.zeros([queries, keys // 4], tl.uint32) + (first // 4 + tl.arange(0, keys // 4))[None, :].to(tl.uint32)
@@ -277,9 +277,9 @@ def kept(call, who, rows, first):
 
 
 @triton.jit
-def kept_anywhere(call, who, rows, keys):
+def dropout_mask_at(call, who, rows, keys):
     """The dropout mask of a tile [query, key] with arbitrary keys."""
-    seed, row, offset, threshold = counted(call, who)
+    seed, row, offset, threshold = philox_counters(call, who)
     key = tl.zeros([call.tile.queries, call.tile.keys], tl.uint32) + (keys // 4)[None, :].to(tl.uint32)
     query = key * 0 + rows[:, None].to(tl.uint32)
     zero, one, two, three = tl.philox(seed, key, query, row + key * 0, offset + key * 0)

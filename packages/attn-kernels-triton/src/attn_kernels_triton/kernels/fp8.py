@@ -8,15 +8,15 @@ import triton
 import triton.language as tl
 
 from attn_kernels_triton.kernels.arguments import NOTHING_DROPPED, Dropped, Places, Rows, Rule, Shape, Tile
-from attn_kernels_triton.kernels.attention_forward import begun, finish, within
+from attn_kernels_triton.kernels.attention_forward import apply_band, finish, initial_sums
 from attn_kernels_triton.kernels.common import LOG2_E, owned_queries, read, spans, start_of
 
 
-class Codes(NamedTuple):
+class MakeCodes(NamedTuple):
     """The argument of the kernel that quantizes `rows`, `count` per head, of `heads` heads.
 
     `rotation` [width, width], of the dtype of the rows, is multiplied with them first; None for no rotation. `codes`
-    [batch, head, row, width], or [batch, head, width, row] if `turned`, are padded to whole blocks; `scales` are
+    [batch, head, row, width], or [batch, head, width, row] if `transposed`, are padded to whole blocks; `scales` are
     [batch, head, block], float32.
     """
 
@@ -28,11 +28,11 @@ class Codes(NamedTuple):
     scales: Any
     size: Any
     width: Any
-    turned: Any
+    transposed: Any
 
 
-class Coded(NamedTuple):
-    """The argument of the attention kernel over codes; `lse` as in `Forward`, scales as in `Codes`."""
+class AttendCodes(NamedTuple):
+    """The argument of the attention kernel over codes; `lse` as in `Forward`, scales as in `MakeCodes`."""
 
     query_scales: Any
     key_scales: Any
@@ -67,14 +67,14 @@ def make_codes(call):
     across = tl.arange(0, call.width)
     if call.rotation is not None:
         rotation = tl.load(call.rotation + across[:, None] * call.width + across[None, :])
-        turned = tl.dot(found, rotation, input_precision="ieee")
+        rotated = tl.dot(found, rotation, input_precision="ieee")
     else:
-        turned = found.to(tl.float32)
-    highest = tl.max(tl.abs(turned))
+        rotated = found.to(tl.float32)
+    highest = tl.max(tl.abs(rotated))
     scale = tl.where(highest == 0.0, 1.0, highest / LARGEST)
-    codes = (turned / scale).to(tl.float8e4nv)
+    codes = (rotated / scale).to(tl.float8e4nv)
     first = tl.cast(batch * call.heads + head, tl.int64) * call.width * blocks * BLOCK
-    if call.turned:
+    if call.transposed:
         # FP8 matrix instructions need the codes that they sum over contiguous in memory.
         tl.store(call.codes + first + across[None, :] * (blocks * BLOCK) + rows[:, None], codes)
     else:
@@ -102,25 +102,25 @@ def attend_codes(call, queries, keys, values):
     start, whole_start, whole_stop, stop = spans(
         call, first, first + call.tile.queries - 1, reach, shape.keys, call.tile.keys
     )
-    summed, total, top = begun(call, head)
+    summed, total, top = initial_sums(call, head)
     total *= LIFTED
     for step in range(whole_start, whole_stop):
-        key, value, scales = fetched(call, keys, values, owner, step)
-        summed, total, top = meet(
-            call, (query, scale, block), (key, value, scales, step), (summed, total, top), ask=False
+        key, value, scales = load_tiles(call, keys, values, owner, step)
+        summed, total, top = attend_tile(
+            call, (query, scale, block), (key, value, scales, step), (summed, total, top), masked=False
         )
     for index in range(whole_start - start + stop - whole_stop):
         step = start + index
         step = tl.where(step < whole_start, step, step - whole_start + whole_stop)
-        key, value, scales = fetched(call, keys, values, owner, step)
-        summed, total, top = meet(
-            call, (query, scale, block), (key, value, scales, step), (summed, total, top), ask=True
+        key, value, scales = load_tiles(call, keys, values, owner, step)
+        summed, total, top = attend_tile(
+            call, (query, scale, block), (key, value, scales, step), (summed, total, top), masked=True
         )
     finish(call, (batch, head, block, text), (summed / LIFTED, total / LIFTED, top))
 
 
 @triton.jit
-def fetched(call, keys, values, owner, step):
+def load_tiles(call, keys, values, owner, step):
     """Load the codes of a tile of keys and of one of values, and their scales."""
     blocks = tl.cdiv(call.shape.keys, BLOCK)
     key = keys.load([owner * blocks * BLOCK + step * call.tile.keys, 0])
@@ -130,21 +130,21 @@ def fetched(call, keys, values, owner, step):
 
 
 @triton.jit
-def meet(call, here, there, running, ask: tl.constexpr):
-    """Attend to one tile of keys; pairs are checked against the mask if `ask`."""
+def attend_tile(call, here, there, running, masked: tl.constexpr):
+    """Attend to one tile of keys; pairs are checked against the mask if `masked`."""
     query, scale, block = here
     key, value, scales, step = there
     summed, total, top = running
     key_scale, value_scale = scales
     products = tl.dot(query, tl.trans(key))
-    if ask:
-        products = within(call, products, block, step)
+    if masked:
+        products = apply_band(call, products, block, step)
     scale *= key_scale
     highest = tl.maximum(top, tl.max(products, 1) * scale)
     # If nothing has been visible yet, subtract 0 instead of -inf, which would give NaN.
     base = tl.where(highest == float("-inf"), 0.0, highest)
-    shares = tl.exp2(products * scale - (base - LIFT)[:, None])
-    faded = tl.exp2(top - base)
+    weights = tl.exp2(products * scale - (base - LIFT)[:, None])
+    rescale = tl.exp2(top - base)
     # The sums of each tile are accumulated in float32: FP8 tensor cores accumulate with less precision.
-    part = tl.dot(shares.to(value.dtype), tl.trans(value))
-    return summed * faded[:, None] + part * value_scale, total * faded + tl.sum(shares, 1), highest
+    part = tl.dot(weights.to(value.dtype), tl.trans(value))
+    return summed * rescale[:, None] + part * value_scale, total * rescale + tl.sum(weights, 1), highest

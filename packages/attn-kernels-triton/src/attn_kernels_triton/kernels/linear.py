@@ -15,7 +15,7 @@ HALF = tl.constexpr(16)
 upper four bits."""
 
 
-class Codes(NamedTuple):
+class QuantizedWeights(NamedTuple):
     """Quantized weights [outputs, inputs]: a weight is (code - zero) * step + least.
 
     `data` has `width` bytes per output: int8, or for 4 `bits` uint8 with inputs j and j + 16 of a group of 32 in a
@@ -49,21 +49,21 @@ class Product(NamedTuple):
     """The argument of both kernels: `rows` [row, inputs] and `out` [row, outputs] with `count` rows; `bias` [outputs]
     or None.
 
-    The inputs are split into `shares` of `share` loop iterations, whose sums are added in order. `parts` [shares, row,
-    outputs], float32, holds the sums if each program takes one split; it is None if a program takes all. Rows in e4m3
-    have `scales` [row, 1], or [row, groups] for the groups of the weights.
+    The inputs are split into `splits` of `split_steps` loop iterations, whose sums are added in order. `parts` [splits,
+    row, outputs], float32, holds the sums if each program takes one split; it is None if a program takes all. Rows in
+    e4m3 have `scales` [row, 1], or [row, groups] for the groups of the weights.
     """
 
     rows: Matrix
-    codes: Codes
+    codes: QuantizedWeights
     bias: Any
     out: Matrix
     parts: Any
     count: Any
     inputs: Any
     outputs: Any
-    share: Any
-    shares: Any
+    split_steps: Any
+    splits: Any
     tile: LinearTile
     scales: Matrix = NO_MATRIX
 
@@ -76,14 +76,14 @@ def multiply_codes(call):
     rows = tl.program_id(0) // across % down * call.tile.rows + tl.arange(0, call.tile.rows)
     if call.parts is None:
         total = tl.zeros([call.tile.outputs, call.tile.rows], tl.float32)
-        for share in range(call.shares):
-            total += summed(call, outputs, rows, share)
+        for split in range(call.splits):
+            total += summed(call, outputs, rows, split)
         finish(call, total, outputs, rows)
     else:
-        share = tl.program_id(0) // across // down
-        start = call.parts + (share.to(tl.int64) * call.count + rows[None, :]) * call.outputs
+        split = tl.program_id(0) // across // down
+        start = call.parts + (split.to(tl.int64) * call.count + rows[None, :]) * call.outputs
         inside = (outputs < call.outputs)[:, None] & (rows < call.count)[None, :]
-        tl.store(start + outputs[:, None], summed(call, outputs, rows, share), mask=inside)
+        tl.store(start + outputs[:, None], summed(call, outputs, rows, split), mask=inside)
 
 
 @triton.jit
@@ -97,8 +97,8 @@ def add_parts(call):
     start = call.parts + rows[None, :].to(tl.int64) * call.outputs + outputs[:, None]
     # Computed outside of the loop: Triton 3.6 loses integers of tuples inside loops.
     step = tl.cast(call.count, tl.int64) * call.outputs
-    for share in range(call.shares):
-        total += tl.load(start + share * step, mask=inside, other=0.0)
+    for split in range(call.splits):
+        total += tl.load(start + split * step, mask=inside, other=0.0)
     finish(call, total, outputs, rows)
 
 
@@ -119,17 +119,17 @@ def finish(call, total, outputs, rows):
 
 
 @triton.jit
-def summed(call, outputs, rows, share):
+def summed(call, outputs, rows, split):
     """The sums [output, row] over the inputs of one split."""
-    return summed_e4m3(call, outputs, rows, share) if call.codes.e4m3 else summed_numbers(call, outputs, rows, share)
+    return summed_e4m3(call, outputs, rows, split) if call.codes.e4m3 else summed_numbers(call, outputs, rows, split)
 
 
 @triton.jit
-def summed_numbers(call, outputs, rows, share):
+def summed_numbers(call, outputs, rows, split):
     """Like `summed`, for integer codes."""
     # Triton 3.6 loses integers and constants of tuples inside loops: all that they need is computed before.
-    turn_inputs: tl.constexpr = call.tile.inputs
-    halves: tl.constexpr = turn_inputs // 2
+    step_inputs: tl.constexpr = call.tile.inputs
+    halves: tl.constexpr = step_inputs // 2
     bits: tl.constexpr = call.codes.bits
     group: tl.constexpr = call.codes.group
     zero: tl.constexpr = call.codes.zero
@@ -138,7 +138,7 @@ def summed_numbers(call, outputs, rows, share):
     real, known = (rows < call.count)[:, None], (outputs < call.outputs)[:, None]
     data = call.codes.data + outputs[:, None].to(tl.int64) * call.codes.width
     inputs, width = call.inputs + 0, call.codes.width + 0
-    stop = tl.minimum((share + 1) * call.share, tl.cdiv(call.inputs, turn_inputs))
+    stop = tl.minimum((split + 1) * call.split_steps, tl.cdiv(call.inputs, step_inputs))
     if group is not None:
         groups = call.codes.groups + 0
         first_group = outputs[:, None] * groups
@@ -146,8 +146,8 @@ def summed_numbers(call, outputs, rows, share):
         groups = 0
         first_group = outputs[:, None]
     scales = (call.codes.steps, call.codes.leasts, call.codes.zeros)
-    for turn in range(share * call.share, stop):
-        first = turn * turn_inputs
+    for iteration in range(split * call.split_steps, stop):
+        first = iteration * step_inputs
         where = (first, first_group, groups, known)
         if bits == 4:
             places = tl.arange(0, halves)
@@ -161,7 +161,7 @@ def summed_numbers(call, outputs, rows, share):
             weights = numbers(scales, found >> 4, where, group, HALF, zero)
             sums = tl.dot(weights.to(upper.dtype), tl.trans(upper), sums)
         else:
-            column = first + tl.arange(0, turn_inputs)[None, :]
+            column = first + tl.arange(0, step_inputs)[None, :]
             found = tl.load(data + column, mask=known & (column < width), other=0)
             taken = tl.load(source + column, mask=real & (column < inputs), other=0.0)
             weights = numbers(scales, found, where, group, group, zero)

@@ -85,53 +85,53 @@ def code_of(found, scale):
     Values are clamped by comparisons, which keep NaN, while minimum and maximum would drop it.
     """
     infinite = tl.abs(found) == float("inf")
-    share = tl.where(infinite, tl.where(found > 0.0, LARGEST, -LARGEST), tl.div_rn(found, scale))
-    share = tl.where(share > LARGEST, LARGEST, share)
-    return tl.where(share < -LARGEST, -LARGEST, share).to(tl.float8e4nv)
+    scaled = tl.where(infinite, tl.where(found > 0.0, LARGEST, -LARGEST), tl.div_rn(found, scale))
+    scaled = tl.where(scaled > LARGEST, LARGEST, scaled)
+    return tl.where(scaled < -LARGEST, -LARGEST, scaled).to(tl.float8e4nv)
 
 
 @triton.jit
-def summed_e4m3(call, outputs, rows, share):
+def summed_e4m3(call, outputs, rows, split):
     """The sums [output, row] over the inputs of one split.
 
     If rows are codes, too, tensor cores multiply in FP8. They accumulate with less precision than float32 (14 bits on
     Hopper, arXiv 2412.19437, section 3.3.2), so the sums of each loop iteration are accumulated in float32.
     """
     # Triton 3.6 loses integers and constants of tuples inside loops: all that they need is computed before.
-    turn_inputs: tl.constexpr = call.tile.inputs
-    half: tl.constexpr = turn_inputs // 2
+    step_inputs: tl.constexpr = call.tile.inputs
+    half: tl.constexpr = step_inputs // 2
     group: tl.constexpr = call.codes.group
     coded: tl.constexpr = call.scales.data is not None
     sums = tl.zeros([call.tile.outputs, call.tile.rows], tl.float32)
     source = call.rows.data + rows[:, None].to(tl.int64) * call.rows.row
     real, known = (rows < call.count)[:, None], (outputs < call.outputs)[:, None]
     data = call.codes.data + outputs[:, None].to(tl.int64) * call.codes.width
-    stop = tl.minimum((share + 1) * call.share, tl.cdiv(call.inputs, turn_inputs))
+    stop = tl.minimum((split + 1) * call.split_steps, tl.cdiv(call.inputs, step_inputs))
     steps = first_steps(call, outputs)
     scales = steps
     if coded:
         scales = starts_of(call.scales, rows[:, None])
     places, bounds = (data, source, known, real), (call.codes.width + 0, call.inputs + 0)
-    for turn in range(share * call.share, stop):
-        first = turn * turn_inputs
+    for iteration in range(split * call.split_steps, stop):
+        first = iteration * step_inputs
         if coded:
-            found, taken = fetched(places, bounds, first + tl.arange(0, turn_inputs)[None, :])
+            found, taken = load_codes_and_rows(places, bounds, first + tl.arange(0, step_inputs)[None, :])
             part = tl.dot(found, tl.trans(taken))
             if group is not None:
                 # Both scales are multiplied first: a product of codes times the scale of one row may overflow float32.
-                step = tl.load(steps + turn, mask=known, other=0.0)
-                sums += part * (step * tl.trans(tl.load(scales + turn, mask=real, other=0.0)))
+                step = tl.load(steps + iteration, mask=known, other=0.0)
+                sums += part * (step * tl.trans(tl.load(scales + iteration, mask=real, other=0.0)))
             else:
                 sums += part * tl.load(steps, mask=known, other=0.0)
         else:
             # Widened in two halves: all weights of an iteration at once would need too many registers.
             places_of_half = tl.arange(0, half)[None, :]
-            found, taken = fetched(places, bounds, first + places_of_half)
-            found_later, taken_later = fetched(places, bounds, first + half + places_of_half)
+            found, taken = load_codes_and_rows(places, bounds, first + places_of_half)
+            found_later, taken_later = load_codes_and_rows(places, bounds, first + half + places_of_half)
             if group is not None:
                 part = tl.dot(widened(found, taken.dtype), tl.trans(taken))
                 part = tl.dot(widened(found_later, taken.dtype), tl.trans(taken_later), part)
-                sums += part * tl.load(steps + turn, mask=known, other=0.0)
+                sums += part * tl.load(steps + iteration, mask=known, other=0.0)
             else:
                 sums = tl.dot(widened(found, taken.dtype), tl.trans(taken), sums)
                 sums = tl.dot(widened(found_later, taken.dtype), tl.trans(taken_later), sums)
@@ -148,7 +148,7 @@ def first_steps(call, outputs):
 
 
 @triton.jit
-def fetched(places, bounds, column):
+def load_codes_and_rows(places, bounds, column):
     """Load the codes [output, input] and rows [row, input] of these inputs, with zeros outside."""
     data, source, known, real = places
     width, inputs = bounds

@@ -16,7 +16,7 @@ from attn_kernels_triton.kernels.arguments import Rows, Rule
 from attn_kernels_triton.kernels.common import LOG2_E, logits
 
 
-class Memory(NamedTuple):
+class CachedRows(NamedTuple):
     """The cached rows [row, head, size] of all requests (keys or values), and their strides.
 
     They are int8 codes if the scale `step` [row, head] is given, and 4-bit codes if `step` [row, head, group] and the
@@ -32,7 +32,7 @@ class Memory(NamedTuple):
     low: Any = None
 
 
-NO_MEMORY = Memory(None, None, None)
+NO_CACHE = CachedRows(None, None, None)
 
 
 class PagedTile(NamedTuple):
@@ -54,7 +54,7 @@ class PagedTile(NamedTuple):
 class Paged(NamedTuple):
     """The argument of the paged attention kernel.
 
-    `query` and `out` are [1, token, head, size]. `value` is `NO_MEMORY` if values are the first part of keys, `rest` if
+    `query` and `out` are [1, token, head, size]. `value` is `NO_CACHE` if values are the first part of keys, `rest` if
     keys have no second part. `numbers` [request, place], with stride `stride`, are the cache rows from position
     `firsts[request]` on (from 0 if `firsts` is None); if `page` is given, they are the numbers of pages of `page` rows.
     `items` [item, 7], see `paged.schedule.Item`: request, first token, first row, number of rows, first key, end of the
@@ -66,9 +66,9 @@ class Paged(NamedTuple):
     """
 
     query: Rows
-    key: Memory
-    rest: Memory
-    value: Memory
+    key: CachedRows
+    rest: CachedRows
+    value: CachedRows
     out: Rows
     numbers: Any
     stride: Any
@@ -112,16 +112,16 @@ AT_ONCE = tl.constexpr(8)
 
 
 @triton.jit
-def read_memory(memory, number, head, inside, size: tl.constexpr, width: tl.constexpr, into: tl.constexpr):
+def read_cached(cache, number, head, inside, size: tl.constexpr, width: tl.constexpr, into: tl.constexpr):
     """Load rows [row, width] of a head, with zeros where not `inside`.
 
     Int8 codes are converted to `into` without their scale: every dtype represents them exactly.
     """
-    if memory.low is not None:
-        found = read_fours(memory, number, head, inside, size, width, into)
+    if cache.low is not None:
+        found = read_int4(cache, number, head, inside, size, width, into)
     else:
         across = tl.arange(0, width)
-        at = memory.data + (number * memory.row + tl.cast(head, tl.int64) * memory.head)[:, None] + across[None, :]
+        at = cache.data + (number * cache.row + tl.cast(head, tl.int64) * cache.head)[:, None] + across[None, :]
         if size == width:
             found = tl.load(at, mask=inside[:, None], other=0).to(into)
         else:
@@ -139,30 +139,30 @@ def times(number, stride):
 
 
 @triton.jit
-def read_scale(memory, number, head, inside):
+def read_scale(cache, number, head, inside):
     """Load the scales of int8 codes, [row], float32."""
-    place = memory.step + times(number, memory.step_row) + times(head, memory.step_head)
+    place = cache.step + times(number, cache.step_row) + times(head, cache.step_head)
     return tl.load(place, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def read_fours(memory, number, head, inside, size: tl.constexpr, width: tl.constexpr, into: tl.constexpr):
+def read_int4(cache, number, head, inside, size: tl.constexpr, width: tl.constexpr, into: tl.constexpr):
     """Load and dequantize rows [row, width] of 4-bit codes, two in a byte, with a step and a minimum per `GROUP`."""
     rows: tl.constexpr = number.shape[0]
     half: tl.constexpr = width // 2
     groups: tl.constexpr = width // GROUP
     across = tl.arange(0, half)
-    at = memory.data + (number * memory.row + tl.cast(head, tl.int64) * memory.head)[:, None] + across[None, :]
+    at = cache.data + (number * cache.row + tl.cast(head, tl.int64) * cache.head)[:, None] + across[None, :]
     pairs = tl.load(at, mask=inside[:, None] & (across[None, :] < size // 2), other=0)
     # A code in the upper four bits of the fraction of 1 gives 1 + code / 16, which avoids integer conversions.
     wide = pairs.to(tl.int32)
     low_half, high_half = (wide << 19) & FRACTION | BITS_OF_1, (wide << 15) & FRACTION | BITS_OF_1
     codes = tl.interleave(low_half, high_half).to(tl.float32, bitcast=True)
     across = tl.arange(0, groups)
-    place = (times(number, memory.step_row) + times(head, memory.step_head))[:, None] + across[None, :]
+    place = (times(number, cache.step_row) + times(head, cache.step_head))[:, None] + across[None, :]
     known = inside[:, None] & (across[None, :] < size // GROUP)
-    step = tl.load(memory.step + place, mask=known, other=0.0).to(tl.float32) * 16.0
-    low = tl.load(memory.low + place, mask=known, other=0.0).to(tl.float32) - step
+    step = tl.load(cache.step + place, mask=known, other=0.0).to(tl.float32) * 16.0
+    low = tl.load(cache.low + place, mask=known, other=0.0).to(tl.float32) - step
     step = tl.reshape(tl.broadcast_to(step[:, :, None], (rows, groups, GROUP)), (rows, width))
     low = tl.reshape(tl.broadcast_to(low[:, :, None], (rows, groups, GROUP)), (rows, width))
     return (low + step * codes).to(into)
@@ -194,23 +194,23 @@ def attend_paged(call):
     tiles = tl.cdiv(stop - start, call.tile.keys)
     if call.seen is None:
         for step in range(tiles):
-            running = meet(call, here, running, start + step * call.tile.keys, in_tree=False)
+            running = attend_keys(call, here, running, start + step * call.tile.keys, in_tree=False)
     else:
         # Keys before the tree are visible to all its tokens, so their tiles need no tree mask.
         before = tl.maximum(tl.minimum(tl.load(call.bases + request), stop) - start, 0) // call.tile.keys
         for step in range(before):
-            running = meet(call, here, running, start + step * call.tile.keys, in_tree=False)
+            running = attend_keys(call, here, running, start + step * call.tile.keys, in_tree=False)
         for step in range(before, tiles):
-            running = meet(call, here, running, start + step * call.tile.keys, in_tree=True)
+            running = attend_keys(call, here, running, start + step * call.tile.keys, in_tree=True)
     summed, total, top = running
     if slot < 0:
         finish(call, (token, head, real), summed, total, top)
     else:
-        keep(call, (token, head, real), slot + owner, owner, running)
+        write_partial(call, (token, head, real), slot + owner, owner, running)
 
 
 @triton.jit
-def keep(call, rows, slot, owner, running):
+def write_partial(call, rows, slot, owner, running):
     """Write partial results to a slot; if rows belong to several requests, `slot` is relative to the first of each."""
     token, head, real = rows
     summed, total, top = running
@@ -246,49 +246,49 @@ def read_query(call, token, head, real, first, size: tl.constexpr, width: tl.con
 
 
 @triton.jit
-def meet(call, here, running, start, in_tree: tl.constexpr):
+def attend_keys(call, here, running, start, in_tree: tl.constexpr):
     """Attend to one tile of keys, from position `start` on; some may belong to a draft tree if `in_tree`."""
     query, rest, head, at, owner, numbers, stop, own = here
     summed, total, top = running
     keys = start + tl.arange(0, call.tile.keys)
     inside = keys < stop
-    number = rows_in_memory(call, numbers, keys, inside)
-    key = read_memory(call.key, number, owner, inside, call.tile.key_size, call.tile.key_width, query.dtype)
+    number = cache_rows_of(call, numbers, keys, inside)
+    key = read_cached(call.key, number, owner, inside, call.tile.key_size, call.tile.key_width, query.dtype)
     products = tl.dot(query, tl.trans(key), input_precision="ieee")
     if call.rest.data is not None:
-        other = read_memory(call.rest, number, owner, inside, call.tile.rest_size, call.tile.rest_width, query.dtype)
+        other = read_cached(call.rest, number, owner, inside, call.tile.rest_size, call.tile.rest_width, query.dtype)
         products = tl.dot(rest, tl.trans(other), products, input_precision="ieee")
     if call.key.step is not None and call.key.low is None:
         products *= read_scale(call.key, number, owner, inside)[None, :]
     key_at = keys
     if in_tree:
-        key_at = places_in_tree(call, own, keys, inside)
+        key_at = tree_positions(call, own, keys, inside)
     powers, _ = logits(call, products, head[:, None], at[:, None], key_at[None, :])
     seen = inside[None, :] & (key_at[None, :] <= at[:, None])
     if call.rule.left is not None:
         seen = seen & (at[:, None] - key_at[None, :] <= call.rule.left)
     if in_tree:
-        seen = seen & seen_in_tree(call, own, keys, inside)
+        seen = seen & tree_mask(call, own, keys, inside)
     powers = tl.where(seen, powers, float("-inf"))
     highest = tl.maximum(top, tl.max(powers, 1))
     # If nothing has been visible yet, subtract 0 instead of -inf, which would give NaN.
     base = tl.where(highest == float("-inf"), 0.0, highest)
-    shares = tl.exp2(powers - base[:, None])
-    faded = tl.exp2(top - base)
-    total = total * faded + tl.sum(shares, 1)
+    weights = tl.exp2(powers - base[:, None])
+    rescale = tl.exp2(top - base)
+    total = total * rescale + tl.sum(weights, 1)
     if call.value.data is None:
         value = key
     else:
-        value = read_memory(call.value, number, owner, inside, call.tile.value_size, call.tile.value_width, query.dtype)
+        value = read_cached(call.value, number, owner, inside, call.tile.value_size, call.tile.value_width, query.dtype)
         if call.value.step is not None and call.value.low is None:
             # The scale is applied to the weights: one multiplication per key instead of one per element of its row.
-            shares *= read_scale(call.value, number, owner, inside)[None, :]
-    summed = tl.dot(shares.to(value.dtype), value, summed * faded[:, None], input_precision="ieee")
+            weights *= read_scale(call.value, number, owner, inside)[None, :]
+    summed = tl.dot(weights.to(value.dtype), value, summed * rescale[:, None], input_precision="ieee")
     return summed, total, highest
 
 
 @triton.jit
-def rows_in_memory(call, numbers, keys, inside):
+def cache_rows_of(call, numbers, keys, inside):
     """The cache rows of keys, int64."""
     if call.page is None:
         number = tl.cast(tl.load(numbers + keys, mask=inside, other=0), tl.int64)
@@ -299,7 +299,7 @@ def rows_in_memory(call, numbers, keys, inside):
 
 
 @triton.jit
-def places_in_tree(call, own, keys, inside):
+def tree_positions(call, own, keys, inside):
     """The positions of keys; those of a tree are the positions of its tokens, not their slots."""
     _, request, begin = own
     since = keys - tl.load(call.bases + request)
@@ -308,7 +308,7 @@ def places_in_tree(call, own, keys, inside):
 
 
 @triton.jit
-def seen_in_tree(call, own, keys, inside):
+def tree_mask(call, own, keys, inside):
     """The tree mask [row, key]: which keys of the tree a row sees; keys before the tree are always visible."""
     token, request, _ = own
     since = keys - tl.load(call.bases + request)
@@ -326,9 +326,9 @@ def finish(call, rows, summed, total, top):
     if call.rule.sinks is not None:
         sink = tl.load(call.rule.sinks + head) * LOG2_E
         highest = tl.maximum(top, sink)
-        faded = tl.exp2(top - highest)
-        summed *= faded[:, None]
-        total = total * faded + tl.exp2(sink - highest)
+        rescale = tl.exp2(top - highest)
+        summed *= rescale[:, None]
+        total = total * rescale + tl.exp2(sink - highest)
     across = tl.arange(0, call.tile.value_width)
     out = summed / tl.where(total == 0.0, 1.0, total)[:, None]
     at = call.out.data + (tl.cast(token, tl.int64) * call.out.row + head * call.out.head)[:, None] + across[None, :]
@@ -359,9 +359,9 @@ def merge_paged(call):
             sums = tl.load(call.sums + place[:, None] * call.tile.value_width + across[None, :], mask=inside, other=0.0)
             highest = tl.maximum(top, tl.max(lse, 0))
             base = tl.where(highest == float("-inf"), 0.0, highest)
-            faded, shares = tl.exp2(top - base), tl.exp2(lse - base)
-            summed = summed * faded + tl.sum(sums * shares[:, None], 0)
-            total = total * faded + tl.sum(shares, 0)
+            rescale, weights = tl.exp2(top - base), tl.exp2(lse - base)
+            summed = summed * rescale + tl.sum(sums * weights[:, None], 0)
+            total = total * rescale + tl.sum(weights, 0)
             top = highest
         place = first + row
         finish_row(call, (begin + place // call.group, owner * call.group + place % call.group), summed, total, top)
@@ -374,9 +374,9 @@ def finish_row(call, row, summed, total, top):
     if call.rule.sinks is not None:
         sink = tl.load(call.rule.sinks + head) * LOG2_E
         highest = tl.maximum(top, sink)
-        faded = tl.exp2(top - highest)
-        summed *= faded
-        total = total * faded + tl.exp2(sink - highest)
+        rescale = tl.exp2(top - highest)
+        summed *= rescale
+        total = total * rescale + tl.exp2(sink - highest)
     across = tl.arange(0, call.tile.value_width)
     out = summed / tl.where(total == 0.0, 1.0, total)
     at = call.out.data + tl.cast(token, tl.int64) * call.out.row + head * call.out.head + across
@@ -434,14 +434,14 @@ def lay_out(call):
     number = tl.program_id(0) * LAID + tl.arange(0, LAID)
     who = tl.sum((ends[None, :] <= number[:, None]).to(tl.int32), 1)
     own = request[None, :] == who[:, None]
-    several = tl.sum(tl.where(own, pieces[None, :], 0), 1)
-    real = several > 0
+    item_pieces = tl.sum(tl.where(own, pieces[None, :], 0), 1)
+    real = item_pieces > 0
     place = number - tl.sum(tl.where(own, starts[None, :], 0), 1)
-    tile = place // tl.maximum(several, 1)
+    tile = place // tl.maximum(item_pieces, 1)
     last = tl.sum(tl.where(own, held[None, :], 0), 1)
     oldest = last - tl.sum(tl.where(own, seen[None, :], 0), 1)
     own_length = tl.sum(tl.where(own, own_length[None, :], 0), 1)
-    start = tl.minimum(oldest + (place - tile * several) * own_length, last)
+    start = tl.minimum(oldest + (place - tile * item_pieces) * own_length, last)
     at, inside = call.items + number * 7, number < call.room
     count = tl.minimum(call.group - tile * call.tile, call.tile)
     tl.store(at, tl.where(real, who, 0), mask=inside)
@@ -450,7 +450,7 @@ def lay_out(call):
     tl.store(at + 3, tl.where(real, count, 0), mask=inside)
     tl.store(at + 4, tl.where(real, start, 0), mask=inside)
     tl.store(at + 5, tl.where(real, tl.minimum(start + own_length, last), 0), mask=inside)
-    tl.store(at + 6, tl.where(several > 1, number * call.owners, -1), mask=inside)
+    tl.store(at + 6, tl.where(item_pieces > 1, number * call.owners, -1), mask=inside)
 
 
 @triton.jit

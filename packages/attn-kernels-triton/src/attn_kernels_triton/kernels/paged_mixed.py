@@ -59,10 +59,10 @@ def lay_out_mixed(call):
     cut = tl.where(pieces > 1, tiles, 0)
     ends, slot_ends, merge_ends = tl.cumsum(tiles * pieces, 0), tl.cumsum(cut * pieces, 0), tl.cumsum(cut, 0)
     firsts = (ends - tiles * pieces, slot_ends - cut * pieces, merge_ends - cut)
-    asked = (begin, tokens, context, pieces)
+    lengths = (begin, tokens, context, pieces)
     number = tl.program_id(0) * LAID + tl.arange(0, LAID)
-    lay_items(call, request, number, ends, firsts, asked)
-    lay_merges_of_tiles(call, request, number, merge_ends, firsts, asked)
+    lay_items(call, request, number, ends, firsts, lengths)
+    lay_merges_of_tiles(call, request, number, merge_ends, firsts, lengths)
 
 
 @triton.jit
@@ -72,16 +72,16 @@ def of_owner(own, values):
 
 
 @triton.jit
-def lay_items(call, request, number, ends, firsts, asked):
+def lay_items(call, request, number, ends, firsts, lengths):
     """Write the items with these numbers."""
-    begin, tokens, context, pieces = asked
+    begin, tokens, context, pieces = lengths
     who = tl.sum((ends[None, :] <= number[:, None]).to(tl.int32), 1)
     own = request[None, :] == who[:, None]
-    several = of_owner(own, pieces)
+    item_pieces = of_owner(own, pieces)
     real = who < call.requests
     place = number - of_owner(own, firsts[0])
-    tile = place // tl.maximum(several, 1)
-    piece = place - tile * several
+    tile = place // tl.maximum(item_pieces, 1)
+    piece = place - tile * item_pieces
     rows = of_owner(own, tokens) * call.group
     before = of_owner(own, context)
     first = tile * call.tile
@@ -90,7 +90,9 @@ def lay_items(call, request, number, ends, firsts, asked):
     oldest = tl.zeros_like(last)
     if call.left is not None:
         oldest = tl.maximum(before + first // call.group - call.left, 0)
-    own_length = tl.cdiv(tl.cdiv(tl.maximum(last - oldest, 0), tl.maximum(several, 1)), call.tile_keys) * call.tile_keys
+    own_length = (
+        tl.cdiv(tl.cdiv(tl.maximum(last - oldest, 0), tl.maximum(item_pieces, 1)), call.tile_keys) * call.tile_keys
+    )
     start = tl.minimum(oldest + piece * own_length, last)
     slot = (of_owner(own, firsts[1]) + place) * call.owners
     at, inside = call.items + number * 7, number < call.room
@@ -100,16 +102,16 @@ def lay_items(call, request, number, ends, firsts, asked):
     tl.store(at + 3, tl.where(real, count, 0), mask=inside)
     tl.store(at + 4, tl.where(real, start, 0), mask=inside)
     tl.store(at + 5, tl.where(real, tl.minimum(start + own_length, last), 0), mask=inside)
-    tl.store(at + 6, tl.where(real & (several > 1), slot, -1), mask=inside)
+    tl.store(at + 6, tl.where(real & (item_pieces > 1), slot, -1), mask=inside)
 
 
 @triton.jit
-def lay_merges_of_tiles(call, request, number, ends, firsts, asked):
+def lay_merges_of_tiles(call, request, number, ends, firsts, lengths):
     """Write the merge entries with these numbers, one for each tile whose keys are split; surplus ones have no rows."""
-    begin, tokens, _, pieces = asked
+    begin, tokens, _, pieces = lengths
     who = tl.sum((ends[None, :] <= number[:, None]).to(tl.int32), 1)
     own = request[None, :] == who[:, None]
-    several = of_owner(own, pieces)
+    item_pieces = of_owner(own, pieces)
     real = who < call.requests
     tile = number - of_owner(own, firsts[2])
     count = tl.minimum(of_owner(own, tokens) * call.group - tile * call.tile, call.tile)
@@ -117,5 +119,5 @@ def lay_merges_of_tiles(call, request, number, ends, firsts, asked):
     tl.store(at, tl.where(real, of_owner(own, begin), 0), mask=inside)
     tl.store(at + 1, tl.where(real, tile * call.tile, 0), mask=inside)
     tl.store(at + 2, tl.where(real, count, 0), mask=inside)
-    tl.store(at + 3, tl.where(real, (of_owner(own, firsts[1]) + tile * several) * call.owners, 0), mask=inside)
-    tl.store(at + 4, tl.where(real, several, 0), mask=inside)
+    tl.store(at + 3, tl.where(real, (of_owner(own, firsts[1]) + tile * item_pieces) * call.owners, 0), mask=inside)
+    tl.store(at + 4, tl.where(real, item_pieces, 0), mask=inside)

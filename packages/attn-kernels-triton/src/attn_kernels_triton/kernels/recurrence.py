@@ -32,23 +32,23 @@ class ScanTile(NamedTuple):
 class Scan(NamedTuple):
     """The argument of the forward kernels; rows are tokens unless stated otherwise.
 
-    `faded` [..., K or 1], float32, are base-2 sums of log decays from the start of the chunk; `strength` is β [..., 1].
-    With the delta rule `solved` is X [..., V], `told` Y [..., K], `inverse` (I + βB)^-1 [..., C] with the products B of
-    keys, and `news` E [..., V]; without it `news` are the values and the others `NO_ROWS`. `states` [batch, chunk · K,
-    head, V] are the states S before every chunk, `before` and `after` [batch, K, head, V] the initial S (`NO_ROWS` for
-    zero) and the final one.
+    `decay_sums` [..., K or 1], float32, are base-2 sums of log decays from the start of the chunk; `strength` is β
+    [..., 1]. With the delta rule `solved_values` is X [..., V], `solved_keys` Y [..., K], `inverse` (I + βB)^-1 [...,
+    C] with the products B of keys, and `new_values` E [..., V]; without it `new_values` are the values and the others
+    `NO_ROWS`. `chunk_states` [batch, chunk · K, head, V] are the states S before every chunk, `before` and `after`
+    [batch, K, head, V] the initial S (`NO_ROWS` for zero) and the final one.
     """
 
     query: Rows
     key: Rows
     value: Rows
-    faded: Rows
+    decay_sums: Rows
     strength: Rows
-    solved: Rows
-    told: Rows
+    solved_values: Rows
+    solved_keys: Rows
     inverse: Rows
-    news: Rows
-    states: Rows
+    new_values: Rows
+    chunk_states: Rows
     before: Rows
     after: Rows
     out: Rows
@@ -60,16 +60,16 @@ class Scan(NamedTuple):
 class Unscan(NamedTuple):
     """The argument of the backward kernels: that of the forward kernels, gradients that are read, and those written.
 
-    `out` and `after` are the gradients of the output and of the final state, `NO_ROWS` for none; `states` those of S
-    after every chunk, `news` that of N, what tokens write (βE, see `news_of`); `decay` [..., K or parts of K] that of
-    the log decays, `NO_ROWS` if not needed.
+    `out` and `after` are the gradients of the output and of the final state, `NO_ROWS` for none; `chunk_states` those
+    of S after every chunk, `new_values` that of N, what tokens write (βE, see `written_values`); `decay` [..., K or
+    parts of K] that of the log decays, `NO_ROWS` if not needed.
     """
 
     scan: Scan
     out: Rows
     after: Rows
-    states: Rows
-    news: Rows
+    chunk_states: Rows
+    new_values: Rows
     before: Rows
     query: Rows
     key: Rows
@@ -78,11 +78,11 @@ class Unscan(NamedTuple):
     strength: Rows
 
 
-class Fade(NamedTuple):
+class DecaySums(NamedTuple):
     """The argument of the kernel that sums log decays; a program takes `channels` of the channels."""
 
     decay: Rows
-    faded: Rows
+    decay_sums: Rows
     heads: Any
     tokens: Any
     chunk: Any
@@ -145,20 +145,20 @@ def write_part(view, who, rows, count, columns, size, content):
 
 
 @triton.jit
-def read_memory(view, who, channels, columns, tile):
+def read_state(view, who, channels, columns, tile):
     """Load a state [channels, columns] in float32."""
     return read_part(view, who, channels, tile.key_size, columns, tile.value_size).to(tl.float32)
 
 
 @triton.jit
-def write_state(scan, view, who, chunk, at, content):
+def write_chunk_state(scan, view, who, chunk, at, content):
     """Store some channels and columns, `at`, of the state of a chunk."""
     cells = chunk * scan.tile.key_size + at[0]
     write_part(view, who, cells, (chunk + 1) * scan.tile.key_size, at[1], scan.tile.value_size, content)
 
 
 @triton.jit
-def state_part(scan, view, who, chunk, channels, columns):
+def read_chunk_state(scan, view, who, chunk, channels, columns):
     """Load some channels and columns of the state of a chunk, with zeros behind its channels."""
     cells = chunk * scan.tile.key_size + channels
     return read_part(view, who, cells, (chunk + 1) * scan.tile.key_size, columns, scan.tile.value_size)
@@ -172,9 +172,9 @@ def read_strength(scan, who, rows):
 
 
 @triton.jit
-def faded_at(scan, who, rows, columns):
+def decay_sums_at(scan, who, rows, columns):
     """Load the sums of log decays [rows, columns or 1]; behind the last token, those of the last one (no decay)."""
-    at = start_of(scan.faded, who[0], who[1]) + tl.minimum(rows, scan.tokens - 1) * scan.faded.row
+    at = start_of(scan.decay_sums, who[0], who[1]) + tl.minimum(rows, scan.tokens - 1) * scan.decay_sums.row
     if scan.tile.channels:
         found = tl.load(at[:, None] + columns[None, :], mask=columns[None, :] < scan.tile.key_size, other=0.0)
     else:
@@ -183,10 +183,10 @@ def faded_at(scan, who, rows, columns):
 
 
 @triton.jit
-def fading(scan, who, chunk, columns):
+def chunk_decay(scan, who, chunk, columns):
     """Load the sums of log decays over a whole chunk, [columns]."""
     last = tl.minimum((chunk + 1) * scan.tile.chunk, scan.tokens) - 1
-    at = start_of(scan.faded, who[0], who[1]) + last * scan.faded.row
+    at = start_of(scan.decay_sums, who[0], who[1]) + last * scan.decay_sums.row
     if scan.tile.channels:
         found = tl.load(at + columns, mask=columns < scan.tile.key_size, other=0.0)
     else:
@@ -195,28 +195,28 @@ def fading(scan, who, chunk, columns):
 
 
 @triton.jit
-def early(scan, content, who, rows, columns):
+def decayed_from_start(scan, content, who, rows, columns):
     """Rows times the decay from the start of the chunk to their token, in their dtype."""
     found = content
-    if scan.faded.data is not None:
-        found = (content * tl.exp2(faded_at(scan, who, rows, columns))).to(content.dtype)
+    if scan.decay_sums.data is not None:
+        found = (content * tl.exp2(decay_sums_at(scan, who, rows, columns))).to(content.dtype)
     return found
 
 
 @triton.jit
-def late(scan, content, who, chunk, rows, columns):
+def decayed_to_end(scan, content, who, chunk, rows, columns):
     """Rows times the decay from their token to the end of the chunk, in their dtype."""
     found = content
-    if scan.faded.data is not None:
-        left = fading(scan, who, chunk, columns)[None, :] - faded_at(scan, who, rows, columns)
+    if scan.decay_sums.data is not None:
+        left = chunk_decay(scan, who, chunk, columns)[None, :] - decay_sums_at(scan, who, rows, columns)
         found = (content * tl.exp2(left)).to(content.dtype)
     return found
 
 
 @triton.jit
-def news_of(scan, who, rows, columns):
+def written_values(scan, who, rows, columns):
     """The values that tokens write to the state, [rows, columns], in the dtype of the values."""
-    found = read_part(scan.news, who, rows, scan.tokens, columns, scan.tile.value_size)
+    found = read_part(scan.new_values, who, rows, scan.tokens, columns, scan.tile.value_size)
     if scan.strength.data is not None:
         found = (found * read_strength(scan, who, rows)[:, None]).to(found.dtype)
     return found
@@ -229,7 +229,7 @@ def sum_decays(call):
     rows = chunk * call.chunk + tl.arange(0, call.chunk)
     columns = part * call.channels + tl.arange(0, call.channels)
     decay = read_part(call.decay, (batch, head), rows, call.tokens, columns, call.size).to(tl.float32)
-    write_part(call.faded, (batch, head), rows, call.tokens, columns, call.size, tl.cumsum(decay * LOG2_E, 0))
+    write_part(call.decay_sums, (batch, head), rows, call.tokens, columns, call.size, tl.cumsum(decay * LOG2_E, 0))
 
 
 @triton.jit
@@ -259,17 +259,17 @@ def pairs(scan, left, right, who, chunk):
         else:
             found = product(scan.tile.split, one, tl.trans(other), found)
     if not scan.tile.channels:
-        found *= between(scan, who, rows)
+        found *= decay_between(scan, who, rows)
     return tl.where(index[:, None] >= index[None, :], found, 0.0)
 
 
 @triton.jit
-def between(scan, who, rows):
+def decay_between(scan, who, rows):
     """The decay between two tokens of a chunk, for one decay per head, [C, C]; 1 where the second token is later."""
     found = 1.0
-    if scan.faded.data is not None:
-        faded = faded_at(scan, who, rows, rows)
-        found = tl.exp2(tl.minimum(faded - tl.trans(faded), 0.0))
+    if scan.decay_sums.data is not None:
+        decay_sums = decay_sums_at(scan, who, rows, rows)
+        found = tl.exp2(tl.minimum(decay_sums - tl.trans(decay_sums), 0.0))
     return found
 
 
@@ -277,12 +277,12 @@ def between(scan, who, rows):
 def channel_pairs(scan, who, one, other, rows, columns):
     """Like `pairs`, over some channels with a decay each; entries above the diagonal are zero."""
     index = tl.arange(0, scan.tile.chunk)
-    faded = faded_at(scan, who, rows, columns)
+    decay_sums = decay_sums_at(scan, who, rows, columns)
     own = tl.sum(one.to(tl.float32) * other.to(tl.float32), 1)
     found = tl.where(index[:, None] == index[None, :], own[:, None], 0.0)
-    for turn in range(scan.tile.rounds):
-        half = 1 << turn
-        later, left = halves(scan, who, (rows, columns), faded, half)
+    for level in range(scan.tile.rounds):
+        half = 1 << level
+        later, left = halves(scan, who, (rows, columns), decay_sums, half)
         upper = tl.where(later[:, None], one * left, 0.0).to(one.dtype)
         lower = tl.where(later[:, None], 0.0, other * left).to(one.dtype)
         across = product(scan.tile.split, upper, tl.trans(lower))
@@ -291,13 +291,13 @@ def channel_pairs(scan, who, one, other, rows, columns):
 
 
 @triton.jit
-def halves(scan, who, at, faded, half):
+def halves(scan, who, at, decay_sums, half):
     """Which tokens are in the second half of their block of 2 `half`, and the decay between each token and the middle
     of its block."""
     index = tl.arange(0, scan.tile.chunk)
     later = index // half % 2 == 1
-    middle = faded_at(scan, who, at[0] - index % (2 * half) + half - 1, at[1])
-    return later, tl.exp2(tl.where(later[:, None], faded - middle, middle - faded))
+    middle = decay_sums_at(scan, who, at[0] - index % (2 * half) + half - 1, at[1])
+    return later, tl.exp2(tl.where(later[:, None], decay_sums - middle, middle - decay_sums))
 
 
 @triton.jit
@@ -308,12 +308,12 @@ def through_pairs(scan, change, content, who, at):
     rows, columns = at
     if scan.tile.channels:
         index = tl.arange(0, scan.tile.chunk)
-        faded = faded_at(scan, who, rows, columns)
+        decay_sums = decay_sums_at(scan, who, rows, columns)
         own = tl.sum(tl.where(index[:, None] == index[None, :], change, 0.0), 1)[:, None]
         to_one, to_other = own * other, own * one
-        for turn in range(scan.tile.rounds):
-            half = 1 << turn
-            later, left = halves(scan, who, at, faded, half)
+        for level in range(scan.tile.rounds):
+            half = 1 << level
+            later, left = halves(scan, who, at, decay_sums, half)
             same = index[:, None] // (2 * half) == index[None, :] // (2 * half)
             across = same & later[:, None] & (index[None, :] // half % 2 == 0)
             part = tl.where(across, change, 0.0).to(one.dtype)
@@ -321,7 +321,7 @@ def through_pairs(scan, change, content, who, at):
             to_one += left * product(scan.tile.split, part, lower)
             to_other += left * product(scan.tile.split, tl.trans(part), upper)
     else:
-        part = (change * between(scan, who, rows)).to(one.dtype)
+        part = (change * decay_between(scan, who, rows)).to(one.dtype)
         to_one = product(scan.tile.split, part, other)
         to_other = product(scan.tile.split, tl.trans(part), one)
     return to_one, to_other

@@ -6,21 +6,21 @@ import triton
 import triton.language as tl
 
 from attn_kernels_triton.kernels.recurrence import (
-    early,
-    faded_at,
-    fading,
-    late,
-    news_of,
+    chunk_decay,
+    decay_sums_at,
+    decayed_from_start,
+    decayed_to_end,
     pairs,
     place,
     product,
-    read_memory,
+    read_chunk_state,
     read_part,
+    read_state,
     read_strength,
-    state_part,
     through_pairs,
+    write_chunk_state,
     write_part,
-    write_state,
+    written_values,
 )
 
 
@@ -32,9 +32,9 @@ def unrecall(call):
     rows = chunk * call.scan.tile.chunk + tl.arange(0, call.scan.tile.chunk)
     columns = part * call.scan.tile.values_at_once + tl.arange(0, call.scan.tile.values_at_once)
     change = read_part(call.out, who, rows, call.scan.tokens, columns, call.scan.tile.value_size)
-    reach = pairs(call.scan, call.scan.query, call.scan.key, who, chunk).to(change.dtype)
-    news = product(call.scan.tile.split, tl.trans(reach), change)
-    write_part(call.news, who, rows, call.scan.tokens, columns, call.scan.tile.value_size, news)
+    scores = pairs(call.scan, call.scan.query, call.scan.key, who, chunk).to(change.dtype)
+    new_values = product(call.scan.tile.split, tl.trans(scores), change)
+    write_part(call.new_values, who, rows, call.scan.tokens, columns, call.scan.tile.value_size, new_values)
 
 
 @triton.jit
@@ -46,32 +46,34 @@ def unremember(call):
     columns = tl.program_id(0) % call.scan.tile.value_parts * call.scan.tile.values_at_once + tl.arange(
         0, call.scan.tile.values_at_once
     )
-    memory = tl.zeros([call.scan.tile.key_width, call.scan.tile.values_at_once], tl.float32)
+    state = tl.zeros([call.scan.tile.key_width, call.scan.tile.values_at_once], tl.float32)
     if call.after.data is not None:
-        memory += read_memory(call.after, who, channels, columns, call.scan.tile)
+        state += read_state(call.after, who, channels, columns, call.scan.tile)
     chunks = tl.cdiv(call.scan.tokens, call.scan.tile.chunk)
     for step in range(chunks):
         chunk = chunks - 1 - step
         rows = chunk * call.scan.tile.chunk + tl.arange(0, call.scan.tile.chunk)
-        held = memory.to(call.states.data.dtype.element_ty)
-        write_state(call.scan, call.states, who, chunk, (channels, columns), held)
+        held = state.to(call.chunk_states.data.dtype.element_ty)
+        write_chunk_state(call.scan, call.chunk_states, who, chunk, (channels, columns), held)
         key = read_part(call.scan.key, who, rows, call.scan.tokens, channels, call.scan.tile.key_size)
-        key = late(call.scan, key, who, chunk, rows, channels)
-        news = read_part(call.news, who, rows, call.scan.tokens, columns, call.scan.tile.value_size)
-        news = product(call.scan.tile.split, key, held, news.to(tl.float32)).to(held.dtype)
-        write_part(call.news, who, rows, call.scan.tokens, columns, call.scan.tile.value_size, news)
+        key = decayed_to_end(call.scan, key, who, chunk, rows, channels)
+        new_values = read_part(call.new_values, who, rows, call.scan.tokens, columns, call.scan.tile.value_size)
+        new_values = product(call.scan.tile.split, key, held, new_values.to(tl.float32)).to(held.dtype)
+        write_part(call.new_values, who, rows, call.scan.tokens, columns, call.scan.tile.value_size, new_values)
         query = read_part(call.scan.query, who, rows, call.scan.tokens, channels, call.scan.tile.key_size)
-        query = early(call.scan, query, who, rows, channels)
+        query = decayed_from_start(call.scan, query, who, rows, channels)
         change = read_part(call.out, who, rows, call.scan.tokens, columns, call.scan.tile.value_size)
-        if call.scan.faded.data is not None:
-            memory *= tl.exp2(fading(call.scan, who, chunk, channels))[:, None]
-        memory = product(call.scan.tile.split, tl.trans(query), change, memory)
+        if call.scan.decay_sums.data is not None:
+            state *= tl.exp2(chunk_decay(call.scan, who, chunk, channels))[:, None]
+        state = product(call.scan.tile.split, tl.trans(query), change, state)
         if call.scan.strength.data is not None:
-            told = read_part(call.scan.told, who, rows, call.scan.tokens, channels, call.scan.tile.key_size)
-            news = (news * -read_strength(call.scan, who, rows)[:, None]).to(held.dtype)
-            memory = product(call.scan.tile.split, tl.trans(told), news, memory)
+            solved_keys = read_part(
+                call.scan.solved_keys, who, rows, call.scan.tokens, channels, call.scan.tile.key_size
+            )
+            new_values = (new_values * -read_strength(call.scan, who, rows)[:, None]).to(held.dtype)
+            state = product(call.scan.tile.split, tl.trans(solved_keys), new_values, state)
     if call.before.data is not None:
-        write_part(call.before, who, channels, call.scan.tile.key_size, columns, call.scan.tile.value_size, memory)
+        write_part(call.before, who, channels, call.scan.tile.key_size, columns, call.scan.tile.value_size, state)
 
 
 @triton.jit
@@ -86,17 +88,17 @@ def uncorrect(call):
     rows = chunk * call.scan.tile.chunk + index
     strength = read_strength(call.scan, who, rows)
     inverse = tl.trans(read_part(call.scan.inverse, who, rows, call.scan.tokens, index, call.scan.tile.chunk))
-    told = tl.zeros([call.scan.tile.chunk], tl.float32)
+    strength_gradient = tl.zeros([call.scan.tile.chunk], tl.float32)
     for first in range(0, call.scan.tile.value_size, call.scan.tile.values_at_once):
         columns = first + tl.arange(0, call.scan.tile.values_at_once)
-        change = read_part(call.news, who, rows, call.scan.tokens, columns, call.scan.tile.value_size)
+        change = read_part(call.new_values, who, rows, call.scan.tokens, columns, call.scan.tile.value_size)
         found = product(call.scan.tile.split, inverse, change)
         write_part(
             call.value, who, rows, call.scan.tokens, columns, call.scan.tile.value_size, found * strength[:, None]
         )
-        news = read_part(call.scan.news, who, rows, call.scan.tokens, columns, call.scan.tile.value_size)
-        told += tl.sum(found * news, 1)
-    write_part(call.strength, who, rows, call.scan.tokens, tl.arange(0, 1), 1, told[:, None])
+        new_values = read_part(call.scan.new_values, who, rows, call.scan.tokens, columns, call.scan.tile.value_size)
+        strength_gradient += tl.sum(found * new_values, 1)
+    write_part(call.strength, who, rows, call.scan.tokens, tl.arange(0, 1), 1, strength_gradient[:, None])
 
 
 @triton.jit
@@ -106,24 +108,24 @@ def gradient_to_channels(call):
     who = (batch, head)
     rows = chunk * call.scan.tile.chunk + tl.arange(0, call.scan.tile.chunk)
     channels = part * call.scan.tile.keys_at_once + tl.arange(0, call.scan.tile.keys_at_once)
-    met, to_early, to_late, held = through_memory(call, who, (chunk, rows, channels))
+    to_pairs, to_start_decayed, to_end_decayed, held = through_state(call, who, (chunk, rows, channels))
     query = read_part(call.scan.query, who, rows, call.scan.tokens, channels, call.scan.tile.key_size)
     key = read_part(call.scan.key, who, rows, call.scan.tokens, channels, call.scan.tile.key_size)
-    to_query, to_corrected = to_early
-    if call.scan.faded.data is not None:
-        faded, whole = faded_at(call.scan, who, rows, channels), fading(call.scan, who, chunk, channels)
-        to_query *= tl.exp2(faded)
-        to_corrected *= tl.exp2(faded)
-        to_late *= tl.exp2(whole[None, :] - faded)
-        held = held * tl.exp2(whole) + tl.sum(key * to_late, 0)
-    through, to_earlier = through_pairs(call.scan, met[0], (query, key), who, (rows, channels))
+    to_query, to_corrected = to_start_decayed
+    if call.scan.decay_sums.data is not None:
+        decay_sums, whole = decay_sums_at(call.scan, who, rows, channels), chunk_decay(call.scan, who, chunk, channels)
+        to_query *= tl.exp2(decay_sums)
+        to_corrected *= tl.exp2(decay_sums)
+        to_end_decayed *= tl.exp2(whole[None, :] - decay_sums)
+        held = held * tl.exp2(whole) + tl.sum(key * to_end_decayed, 0)
+    through, to_earlier = through_pairs(call.scan, to_pairs[0], (query, key), who, (rows, channels))
     to_query += through
     to_later = to_corrected
-    to_earlier += to_late
+    to_earlier += to_end_decayed
     if call.scan.strength.data is not None:
-        through, among = through_pairs(call.scan, met[1], (key, key), who, (rows, channels))
+        through, to_other_key = through_pairs(call.scan, to_pairs[1], (key, key), who, (rows, channels))
         to_later += through
-        to_earlier += among
+        to_earlier += to_other_key
     write_part(call.query, who, rows, call.scan.tokens, channels, call.scan.tile.key_size, to_query)
     write_part(call.key, who, rows, call.scan.tokens, channels, call.scan.tile.key_size, to_later + to_earlier)
     if call.decay.data is not None:
@@ -139,34 +141,35 @@ def gradient_to_channels(call):
 
 
 @triton.jit
-def through_memory(call, who, at):
+def through_state(call, who, at):
     """Gradients summed over all columns of the values.
 
     They are those of the `pairs` of queries and keys and, with the delta rule, of keys and keys, [C, C]; of queries and
-    keys scaled by `early`, of keys scaled by `late`, [C, channels]; and the products S · dS', [channels].
+    keys scaled by `decayed_from_start`, of keys scaled by `decayed_to_end`, [C, channels]; and the products S · dS',
+    [channels].
     """
     chunk, rows, channels = at
     index = tl.arange(0, call.scan.tile.chunk)
-    met = tl.zeros([call.scan.tile.chunk, call.scan.tile.chunk], tl.float32)
-    among = tl.zeros([call.scan.tile.chunk, call.scan.tile.chunk], tl.float32)
+    to_query_key = tl.zeros([call.scan.tile.chunk, call.scan.tile.chunk], tl.float32)
+    to_key_key = tl.zeros([call.scan.tile.chunk, call.scan.tile.chunk], tl.float32)
     to_query = tl.zeros([call.scan.tile.chunk, call.scan.tile.keys_at_once], tl.float32)
     to_corrected = tl.zeros([call.scan.tile.chunk, call.scan.tile.keys_at_once], tl.float32)
-    to_late = tl.zeros([call.scan.tile.chunk, call.scan.tile.keys_at_once], tl.float32)
+    to_end_decayed = tl.zeros([call.scan.tile.chunk, call.scan.tile.keys_at_once], tl.float32)
     held = tl.zeros([call.scan.tile.keys_at_once], tl.float32)
     for first in range(0, call.scan.tile.value_size, call.scan.tile.values_at_once):
         columns = first + tl.arange(0, call.scan.tile.values_at_once)
         change = read_part(call.out, who, rows, call.scan.tokens, columns, call.scan.tile.value_size)
-        news = news_of(call.scan, who, rows, columns)
-        before = state_part(call.scan, call.scan.states, who, chunk, channels, columns)
-        after = state_part(call.scan, call.states, who, chunk, channels, columns)
-        met = product(call.scan.tile.split, change, tl.trans(news), met)
+        new_values = written_values(call.scan, who, rows, columns)
+        before = read_chunk_state(call.scan, call.scan.chunk_states, who, chunk, channels, columns)
+        after = read_chunk_state(call.scan, call.chunk_states, who, chunk, channels, columns)
+        to_query_key = product(call.scan.tile.split, change, tl.trans(new_values), to_query_key)
         to_query = product(call.scan.tile.split, change, tl.trans(before), to_query)
-        to_late = product(call.scan.tile.split, news, tl.trans(after), to_late)
+        to_end_decayed = product(call.scan.tile.split, new_values, tl.trans(after), to_end_decayed)
         held += tl.sum(before.to(tl.float32) * after.to(tl.float32), 1)
         if call.scan.strength.data is not None:
-            told = read_part(call.value, who, rows, call.scan.tokens, columns, call.scan.tile.value_size)
-            among = product(call.scan.tile.split, told, tl.trans(news), among)
-            to_corrected = product(call.scan.tile.split, told, tl.trans(before), to_corrected)
-    met = tl.where(index[:, None] >= index[None, :], met, 0.0)
-    among = tl.where(index[:, None] > index[None, :], -among, 0.0)
-    return (met, among), (to_query, -to_corrected), to_late, held
+            value_gradient = read_part(call.value, who, rows, call.scan.tokens, columns, call.scan.tile.value_size)
+            to_key_key = product(call.scan.tile.split, value_gradient, tl.trans(new_values), to_key_key)
+            to_corrected = product(call.scan.tile.split, value_gradient, tl.trans(before), to_corrected)
+    to_query_key = tl.where(index[:, None] >= index[None, :], to_query_key, 0.0)
+    to_key_key = tl.where(index[:, None] > index[None, :], -to_key_key, 0.0)
+    return (to_query_key, to_key_key), (to_query, -to_corrected), to_end_decayed, held

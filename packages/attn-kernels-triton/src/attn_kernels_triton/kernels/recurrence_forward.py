@@ -8,19 +8,19 @@ import triton.language as tl
 from attn_kernels_triton.kernels.common import start_of
 from attn_kernels_triton.kernels.recurrence import (
     LOG2_E,
-    early,
-    fading,
-    late,
-    news_of,
+    chunk_decay,
+    decayed_from_start,
+    decayed_to_end,
     pairs,
     place,
     product,
-    read_memory,
+    read_chunk_state,
     read_part,
+    read_state,
     read_strength,
-    state_part,
+    write_chunk_state,
     write_part,
-    write_state,
+    written_values,
 )
 
 
@@ -41,13 +41,13 @@ def correct(scan):
     for first in range(0, scan.tile.key_width, scan.tile.keys_at_once):
         columns = first + tl.arange(0, scan.tile.keys_at_once)
         key = read_part(scan.key, who, rows, scan.tokens, columns, scan.tile.key_size)
-        told = product(scan.tile.split, solving, early(scan, key, who, rows, columns))
-        write_part(scan.told, who, rows, scan.tokens, columns, scan.tile.key_size, told)
+        solved_keys = product(scan.tile.split, solving, decayed_from_start(scan, key, who, rows, columns))
+        write_part(scan.solved_keys, who, rows, scan.tokens, columns, scan.tile.key_size, solved_keys)
     for first in range(0, scan.tile.value_size, scan.tile.values_at_once):
         columns = first + tl.arange(0, scan.tile.values_at_once)
         value = read_part(scan.value, who, rows, scan.tokens, columns, scan.tile.value_size)
-        solved = product(scan.tile.split, solving, value)
-        write_part(scan.solved, who, rows, scan.tokens, columns, scan.tile.value_size, solved)
+        solved_values = product(scan.tile.split, solving, value)
+        write_part(scan.solved_values, who, rows, scan.tokens, columns, scan.tile.value_size, solved_values)
 
 
 @triton.jit
@@ -55,8 +55,8 @@ def inverted(scan, lower):
     """(I + L)^-1 for a strictly lower triangular L [C, C], by doubling: ((A, 0), (B, D))^-1 from those of A and D."""
     index = tl.arange(0, scan.tile.chunk)
     found = tl.where(index[:, None] == index[None, :], 1.0, 0.0)
-    for turn in range(scan.tile.rounds):
-        half = 1 << turn
+    for level in range(scan.tile.rounds):
+        half = 1 << level
         same = index[:, None] // (2 * half) == index[None, :] // (2 * half)
         across = same & (index[:, None] // half % 2 == 1) & (index[None, :] // half % 2 == 0)
         block = solving_product(scan, found, tl.where(across, lower, 0.0))
@@ -83,27 +83,27 @@ def remember(scan):
     columns = tl.program_id(0) % scan.tile.value_parts * scan.tile.values_at_once + tl.arange(
         0, scan.tile.values_at_once
     )
-    memory = tl.zeros([scan.tile.key_width, scan.tile.values_at_once], tl.float32)
+    state = tl.zeros([scan.tile.key_width, scan.tile.values_at_once], tl.float32)
     if scan.before.data is not None:
-        memory += read_memory(scan.before, who, channels, columns, scan.tile)
+        state += read_state(scan.before, who, channels, columns, scan.tile)
     for chunk in range(tl.cdiv(scan.tokens, scan.tile.chunk)):
         rows = chunk * scan.tile.chunk + tl.arange(0, scan.tile.chunk)
-        held = memory.to(scan.states.data.dtype.element_ty)
-        write_state(scan, scan.states, who, chunk, (channels, columns), held)
+        held = state.to(scan.chunk_states.data.dtype.element_ty)
+        write_chunk_state(scan, scan.chunk_states, who, chunk, (channels, columns), held)
         if scan.strength.data is None:
-            news = read_part(scan.value, who, rows, scan.tokens, columns, scan.tile.value_size)
+            new_values = read_part(scan.value, who, rows, scan.tokens, columns, scan.tile.value_size)
         else:
-            told = read_part(scan.told, who, rows, scan.tokens, channels, scan.tile.key_size)
-            news = read_part(scan.solved, who, rows, scan.tokens, columns, scan.tile.value_size)
-            news = (news - product(scan.tile.split, told, held)).to(held.dtype)
-            write_part(scan.news, who, rows, scan.tokens, columns, scan.tile.value_size, news)
-            news = (news * read_strength(scan, who, rows)[:, None]).to(held.dtype)
+            solved_keys = read_part(scan.solved_keys, who, rows, scan.tokens, channels, scan.tile.key_size)
+            new_values = read_part(scan.solved_values, who, rows, scan.tokens, columns, scan.tile.value_size)
+            new_values = (new_values - product(scan.tile.split, solved_keys, held)).to(held.dtype)
+            write_part(scan.new_values, who, rows, scan.tokens, columns, scan.tile.value_size, new_values)
+            new_values = (new_values * read_strength(scan, who, rows)[:, None]).to(held.dtype)
         key = read_part(scan.key, who, rows, scan.tokens, channels, scan.tile.key_size)
-        key = late(scan, key, who, chunk, rows, channels)
-        if scan.faded.data is not None:
-            memory *= tl.exp2(fading(scan, who, chunk, channels))[:, None]
-        memory = product(scan.tile.split, tl.trans(key), news, memory)
-    write_part(scan.after, who, channels, scan.tile.key_size, columns, scan.tile.value_size, memory)
+        key = decayed_to_end(scan, key, who, chunk, rows, channels)
+        if scan.decay_sums.data is not None:
+            state *= tl.exp2(chunk_decay(scan, who, chunk, channels))[:, None]
+        state = product(scan.tile.split, tl.trans(key), new_values, state)
+    write_part(scan.after, who, channels, scan.tile.key_size, columns, scan.tile.value_size, state)
 
 
 @triton.jit
@@ -113,15 +113,15 @@ def recall(scan):
     who = (batch, head)
     rows = chunk * scan.tile.chunk + tl.arange(0, scan.tile.chunk)
     columns = part * scan.tile.values_at_once + tl.arange(0, scan.tile.values_at_once)
-    news = news_of(scan, who, rows, columns)
-    reach = pairs(scan, scan.query, scan.key, who, chunk).to(news.dtype)
-    out = product(scan.tile.split, reach, news)
+    new_values = written_values(scan, who, rows, columns)
+    scores = pairs(scan, scan.query, scan.key, who, chunk).to(new_values.dtype)
+    out = product(scan.tile.split, scores, new_values)
     for first in range(0, scan.tile.key_width, scan.tile.keys_at_once):
         channels = first + tl.arange(0, scan.tile.keys_at_once)
         query = read_part(scan.query, who, rows, scan.tokens, channels, scan.tile.key_size)
-        memory = state_part(scan, scan.states, who, chunk, channels, columns)
-        query = early(scan, query, who, rows, channels)
-        out = product(scan.tile.split, query, memory, out)
+        state = read_chunk_state(scan, scan.chunk_states, who, chunk, channels, columns)
+        query = decayed_from_start(scan, query, who, rows, channels)
+        out = product(scan.tile.split, query, state, out)
     write_part(scan.out, who, rows, scan.tokens, columns, scan.tile.value_size, out)
 
 
@@ -134,28 +134,28 @@ def go_through(call):
     columns = tl.program_id(0) % call.tile.value_parts * call.tile.values_at_once + tl.arange(
         0, call.tile.values_at_once
     )
-    memory = tl.zeros([call.tile.key_width, call.tile.values_at_once], tl.float32)
+    state = tl.zeros([call.tile.key_width, call.tile.values_at_once], tl.float32)
     if call.before.data is not None:
-        memory += read_memory(call.before, who, channels, columns, call.tile)
+        state += read_state(call.before, who, channels, columns, call.tile)
     for token in range(call.tokens):
         key = row_of(call.key, who, token, channels, call.tile.key_size)
         value = row_of(call.value, who, token, columns, call.tile.value_size)
         if call.decay.data is not None:
             if call.tile.channels:
                 left = row_of(call.decay, who, token, channels, call.tile.key_size)
-                memory *= tl.exp2(left * LOG2_E)[:, None]
+                state *= tl.exp2(left * LOG2_E)[:, None]
             else:
                 left = tl.load(start_of(call.decay, who[0], who[1]) + token * call.decay.row).to(tl.float32)
-                memory *= tl.exp2(left * LOG2_E)
+                state *= tl.exp2(left * LOG2_E)
         if call.strength.data is not None:
             strength = tl.load(start_of(call.strength, who[0], who[1]) + token * call.strength.row).to(tl.float32)
-            value = strength * (value - tl.sum(key[:, None] * memory, 0))
-        memory += key[:, None] * value[None, :]
+            value = strength * (value - tl.sum(key[:, None] * state, 0))
+        state += key[:, None] * value[None, :]
         query = row_of(call.query, who, token, channels, call.tile.key_size)
-        out = tl.sum(query[:, None] * memory, 0)
+        out = tl.sum(query[:, None] * state, 0)
         at = start_of(call.out, who[0], who[1]) + token * call.out.row + columns
         tl.store(at, out.to(call.out.data.dtype.element_ty), mask=columns < call.tile.value_size)
-    write_part(call.after, who, channels, call.tile.key_size, columns, call.tile.value_size, memory)
+    write_part(call.after, who, channels, call.tile.key_size, columns, call.tile.value_size, state)
 
 
 @triton.jit

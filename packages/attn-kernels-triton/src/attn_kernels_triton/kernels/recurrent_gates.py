@@ -11,7 +11,7 @@ from attn_kernels_triton.kernels.arguments import Rows
 from attn_kernels_triton.kernels.common import start_of
 
 
-class Decaying(NamedTuple):
+class DecayRows(NamedTuple):
     """The inputs of the log decays: `rows` [request, head, channel or 1], with a request stride of 0 if they are the
     same for all; `rate` [head] and `bias` [head, channel or 1], contiguous, for the form "softplus", else None;
     `temperature` divides those of "log_sigmoid". Constants: the `form`, see
@@ -30,12 +30,12 @@ UNIT_EPS = tl.constexpr(1e-6)
 
 
 @triton.jit
-def log1p(share):
+def log1p(x):
     """ln(1 + x) for x from 0 to 1, by the series of 2 artanh(x / (2 + x)).
 
     The hardware logarithm is inexact near 1, where its error would be as large as a small step size.
     """
-    part = share / (2.0 + share)
+    part = x / (2.0 + x)
     square = part * part
     series = 1.0 / 11 + square / 13
     series = 1.0 / 7 + square * (1.0 / 9 + square * series)
@@ -68,28 +68,28 @@ def unit(rows):
 
 
 @triton.jit
-def step_size_of(decaying, request, head):
+def step_size_of(decay, request, head):
     """The step size softplus(x + bias) of a head with one decay."""
-    rows = tl.load(start_of(decaying.rows, request, head)).to(tl.float32)
-    return softplus(rows + tl.load(decaying.bias + head).to(tl.float32))
+    rows = tl.load(start_of(decay.rows, request, head)).to(tl.float32)
+    return softplus(rows + tl.load(decay.bias + head).to(tl.float32))
 
 
 @triton.jit
-def left_of(decaying, request, head, columns, size: tl.constexpr):
+def decay_factor_of(decay, request, head, columns, size: tl.constexpr):
     """The decay factor e^g of a token, [columns] if decays are per channel, else a scalar."""
-    start = start_of(decaying.rows, request, head)
-    if decaying.channels:
+    start = start_of(decay.rows, request, head)
+    if decay.channels:
         inside = columns < size
         rows = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
     else:
         rows = tl.load(start).to(tl.float32)
     found = rows
-    if decaying.form == "log_sigmoid":
-        found = (tl.minimum(rows, 0.0) - log1p(tl.exp(-tl.abs(rows)))) / decaying.temperature
-    elif decaying.form == "softplus":
-        if decaying.channels:
-            bias = tl.load(decaying.bias + head * size + columns, mask=columns < size, other=0.0).to(tl.float32)
+    if decay.form == "log_sigmoid":
+        found = (tl.minimum(rows, 0.0) - log1p(tl.exp(-tl.abs(rows)))) / decay.temperature
+    elif decay.form == "softplus":
+        if decay.channels:
+            bias = tl.load(decay.bias + head * size + columns, mask=columns < size, other=0.0).to(tl.float32)
         else:
-            bias = tl.load(decaying.bias + head).to(tl.float32)
-        found = -tl.exp(tl.load(decaying.rate + head).to(tl.float32)) * softplus(rows + bias)
+            bias = tl.load(decay.bias + head).to(tl.float32)
+        found = -tl.exp(tl.load(decay.rate + head).to(tl.float32)) * softplus(rows + bias)
     return tl.exp(found)

@@ -11,17 +11,17 @@ from attn_kernels_triton.kernels.arguments import Rows
 from attn_kernels_triton.kernels.common import start_of
 from attn_kernels_triton.kernels.gated_norm import GatedNorm, write_output
 from attn_kernels_triton.kernels.recurrent_gates import (
-    Decaying,
+    DecayRows,
+    decay_factor_of,
     elu_plus_one,
-    left_of,
     silu,
     step_size_of,
     unit,
 )
-from attn_kernels_triton.kernels.short_convolution import Convolution, convolved, remember
+from attn_kernels_triton.kernels.short_convolution import Convolution, convolve, store_tail
 
 
-class StepTurn(NamedTuple):
+class StepRotary(NamedTuple):
     """Cosines and sines [request, size] of rotary embedding, with the request stride; the sine of the first element of
     a pair is negative. Constants: the number of rotated elements (`size`), and whether pairs are `neighbours` rather
     than halves. All fields are None without rotary embedding."""
@@ -35,15 +35,15 @@ class StepTurn(NamedTuple):
 
 class StepTile(NamedTuple):
     """Compile-time constants: sizes of keys and values, the power of two that holds the keys, the `columns` of values
-    per program and the number of such `parts`; the number of heads that `share` queries and keys; and the features to
-    compute, see `attn_core.kernels.recurrent_step.RecurrentStepSpec`."""
+    per program and the number of such `parts`; the number of heads that share queries and keys (`heads_per_key`); and
+    the features to compute, see `attn_core.kernels.recurrent_step.RecurrentStepSpec`."""
 
     key_size: Any
     value_size: Any
     key_width: Any
     columns: Any
     parts: Any
-    share: Any
+    heads_per_key: Any
     feature_map: Any
     unit: Any
     step_size: Any
@@ -52,7 +52,7 @@ class StepTile(NamedTuple):
 
 class Step(NamedTuple):
     """The argument of the kernel: `query`, `key` [request, key head, key size] and `value` [request, head, value size];
-    the state `memory` [slot, channel, head, column], float32; `slots` [request], int64; `strength` [request, head], its
+    the `state` [slot, channel, head, column], float32; `slots` [request], int64; `strength` [request, head], its
     last axis contiguous, and `skip` [head], both None if absent.
 
     All fields of `convolution` are None unless this kernel convolves queries, keys and values itself, for which each
@@ -64,11 +64,11 @@ class Step(NamedTuple):
     query: Rows
     key: Rows
     value: Rows
-    memory: Rows
+    state: Rows
     slots: Any
     convolution: Convolution
-    turn: StepTurn
-    decaying: Decaying
+    rotary: StepRotary
+    decay: DecayRows
     strength: Any
     strength_row: Any
     skip: Any
@@ -92,20 +92,20 @@ def step_heads(call):
     who = (request, slot, head)
     channels = tl.arange(0, call.tile.key_width)
     columns = part * call.tile.columns + tl.arange(0, call.tile.columns)
-    row, kept = entering(call, who, channels, columns)
-    where = start_of(call.memory, slot, head) + channels[:, None] * call.memory.row + columns[None, :]
+    row, next_tail = load_inputs(call, who, channels, columns)
+    where = start_of(call.state, slot, head) + channels[:, None] * call.state.row + columns[None, :]
     inside = (channels < call.tile.key_size)[:, None] & (columns < call.tile.value_size)[None, :]
-    memory, out = updated(call, who, tl.load(where, mask=inside, other=0.0), row, channels)
+    state, out = update_state(call, who, tl.load(where, mask=inside, other=0.0), row, channels)
     if call.skip is not None:
         out += tl.load(call.skip + head).to(tl.float32) * row[2]
     weight = 1.0
     if call.normalizer_eps is not None:
-        weight = add_key(call, who, part, row, channels)
+        weight = add_to_normalizer(call, who, part, row, channels)
     # Several threads may hold the same elements: all must have read before any of them writes.
     tl.debug_barrier()
-    tl.store(where, memory, mask=inside)
+    tl.store(where, state, mask=inside)
     if call.convolution.weight is not None:
-        remember_head(call, who, kept, channels, columns)
+        store_head_tails(call, who, next_tail, channels, columns)
     if call.total.data is None:
         if call.normalizer_eps is not None:
             out /= weight + call.normalizer_eps
@@ -117,86 +117,86 @@ def step_heads(call):
 
 
 @triton.jit
-def entering(call, who, channels, columns):
+def load_inputs(call, who, channels, columns):
     """The features of the query, the key and the value of a head in float32, zero behind their sizes, and the inputs
     that the convolution caches of each."""
     size: tl.constexpr = call.tile.key_size
     width: tl.constexpr = call.tile.value_size
-    shared = who[2] // call.tile.share
+    shared = who[2] // call.tile.heads_per_key
     queries = start_of(call.query, who[0], shared) + channels
     keys = start_of(call.key, who[0], shared) + channels
     values = start_of(call.value, who[0], who[2]) + columns
     inside, inner = channels < size, columns < width
     if call.convolution.weight is not None:
         at, slot = who[2] * size + channels, who[1]
-        query, kept_query = convolved(call.convolution, queries, slot, call.convolution.query + at, inside)
-        key, kept_key = convolved(call.convolution, keys, slot, call.convolution.key + at, inside)
+        query, query_tail = convolve(call.convolution, queries, slot, call.convolution.query + at, inside)
+        key, key_tail = convolve(call.convolution, keys, slot, call.convolution.key + at, inside)
         at = call.convolution.value + who[2] * width + columns
-        value, kept_value = convolved(call.convolution, values, slot, at, inner)
-        kept = (kept_query, kept_key, kept_value)
+        value, value_tail = convolve(call.convolution, values, slot, at, inner)
+        next_tail = (query_tail, key_tail, value_tail)
     else:
         query = tl.load(queries, mask=inside, other=0.0).to(tl.float32)
         key = tl.load(keys, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(values, mask=inner, other=0.0).to(tl.float32)
-        kept = (0.0, 0.0, 0.0)
+        next_tail = (0.0, 0.0, 0.0)
     if call.tile.feature_map == "silu":
         query, key, value = silu(query), silu(key), silu(value)
     if call.tile.feature_map == "elu_plus_one":
         query, key = elu_plus_one(query, inside), elu_plus_one(key, inside)
-    if call.turn.cosines is not None:
-        query = turned(call.turn, call.query, query, who[0], shared, channels)
-        key = turned(call.turn, call.key, key, who[0], shared, channels)
+    if call.rotary.cosines is not None:
+        query = rotated(call.rotary, call.query, query, who[0], shared, channels)
+        key = rotated(call.rotary, call.key, key, who[0], shared, channels)
     if call.tile.unit:
         query, key = unit(query), unit(key)
-    return (query * call.query_scale, key * call.key_scale, value), kept
+    return (query * call.query_scale, key * call.key_scale, value), next_tail
 
 
 @triton.jit
-def turned(turn, view, rows, request, head, channels):
+def rotated(rotary, view, rows, request, head, channels):
     """The row with rotary embedding applied; the partner element of each pair is read from memory again."""
-    inside = channels < turn.size
-    partner = (channels + turn.size // 2) % turn.size
-    if turn.neighbours:
+    inside = channels < rotary.size
+    partner = (channels + rotary.size // 2) % rotary.size
+    if rotary.neighbours:
         partner = channels ^ 1
     other = tl.load(start_of(view, request, head) + partner, mask=inside, other=0.0).to(tl.float32)
-    at = tl.cast(request, tl.int64) * turn.row + channels
-    cosines = tl.load(turn.cosines + at, mask=inside, other=1.0)
-    sines = tl.load(turn.sines + at, mask=inside, other=0.0)
+    at = tl.cast(request, tl.int64) * rotary.row + channels
+    cosines = tl.load(rotary.cosines + at, mask=inside, other=1.0)
+    sines = tl.load(rotary.sines + at, mask=inside, other=0.0)
     return rows * cosines + other * sines
 
 
 @triton.jit
-def updated(call, who, memory, row, channels):
+def update_state(call, who, state, row, channels):
     """The state [channels, columns] after the token, and what its query reads from it, [columns]."""
     query, key, value = row
-    if call.decaying.rows.data is not None:
-        left = left_of(call.decaying, who[0], who[2], channels, call.tile.key_size)
-        if call.decaying.channels:
-            memory *= left[:, None]
+    if call.decay.rows.data is not None:
+        factor = decay_factor_of(call.decay, who[0], who[2], channels, call.tile.key_size)
+        if call.decay.channels:
+            state *= factor[:, None]
         else:
-            memory *= left
+            state *= factor
     if call.tile.step_size:
-        value *= step_size_of(call.decaying, who[0], who[2])
+        value *= step_size_of(call.decay, who[0], who[2])
     if call.tile.delta_rule:
         at = call.strength + tl.cast(who[0], tl.int64) * call.strength_row + who[2]
         strength = tl.sigmoid(tl.load(at).to(tl.float32))
-        value = strength * (value - tl.sum(key[:, None] * memory, 0))
-    memory += key[:, None] * value[None, :]
-    return memory, tl.sum(query[:, None] * memory, 0)
+        value = strength * (value - tl.sum(key[:, None] * state, 0))
+    state += key[:, None] * value[None, :]
+    return state, tl.sum(query[:, None] * state, 0)
 
 
 @triton.jit
-def add_key(call, who, part, row, channels):
+def add_to_normalizer(call, who, part, row, channels):
     """Add a key to the sum of keys, in the state's column behind the values, and return its product with the query.
 
     Only the first part of a head updates the column; the result of other parts is not used.
     """
     query, key, _ = row
-    at = start_of(call.memory, who[1], who[2]) + channels * call.memory.row + call.tile.value_size
+    at = start_of(call.state, who[1], who[2]) + channels * call.state.row + call.tile.value_size
     inside = channels < tl.where(part == 0, call.tile.key_size, 0)
     total = tl.load(at, mask=inside, other=0.0)
-    if call.decaying.rows.data is not None:
-        total *= left_of(call.decaying, who[0], who[2], channels, call.tile.key_size)
+    if call.decay.rows.data is not None:
+        total *= decay_factor_of(call.decay, who[0], who[2], channels, call.tile.key_size)
     total += key
     tl.debug_barrier()
     tl.store(at, total, mask=inside)
@@ -204,10 +204,10 @@ def add_key(call, who, part, row, channels):
 
 
 @triton.jit
-def remember_head(call, who, kept, channels, columns):
+def store_head_tails(call, who, next_tail, channels, columns):
     """Cache the inputs of a head's query, key and value for the convolutions of later tokens."""
     inside, at = channels < call.tile.key_size, who[2] * call.tile.key_size + channels
-    remember(call.convolution, kept[0], who[1], call.convolution.query + at, inside)
-    remember(call.convolution, kept[1], who[1], call.convolution.key + at, inside)
+    store_tail(call.convolution, next_tail[0], who[1], call.convolution.query + at, inside)
+    store_tail(call.convolution, next_tail[1], who[1], call.convolution.key + at, inside)
     at = call.convolution.value + who[2] * call.tile.value_size + columns
-    remember(call.convolution, kept[2], who[1], at, columns < call.tile.value_size)
+    store_tail(call.convolution, next_tail[2], who[1], at, columns < call.tile.value_size)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from attn_kernels_triton.kernels.arguments import Rows
-from attn_kernels_triton.kernels.rowwise import Turn, TurnTile, cos_sin_of_batch, turn_halves, turn_neighbours
+from attn_kernels_triton.kernels.rowwise import Angles, RotaryTile, cos_sin_of_batch, rotate_halves, rotate_neighbours
 
 
 class Append(NamedTuple):
@@ -23,11 +23,11 @@ class Append(NamedTuple):
     key_memory: Rows
     value_memory: Rows
     slots: Any
-    turn: Turn
+    angles: Angles
     tokens: Any
     heads: Any
     owners: Any
-    tile: TurnTile
+    tile: RotaryTile
     value_size: Any
     value_width: Any
 
@@ -40,13 +40,14 @@ def rotate_append(call):
     at = tl.cast(token, tl.int64)
     if head < call.heads:
         source = call.query.data + at * call.query.row + head * call.query.head
-        turn(call, token, source, call.out.data + at * call.out.row + head * call.out.head)
+        rotate_head(call, token, source, call.out.data + at * call.out.row + head * call.out.head)
     else:
         slot = tl.load(call.slots + token).to(tl.int64)
         owner = (head - call.heads) % call.owners
         if head < call.heads + call.owners:
             source = call.key.data + at * call.key.row + owner * call.key.head
-            turn(call, token, source, call.key_memory.data + slot * call.key_memory.row + owner * call.key_memory.head)
+            target = call.key_memory.data + slot * call.key_memory.row + owner * call.key_memory.head
+            rotate_head(call, token, source, target)
         else:
             across = tl.arange(0, call.value_width)
             inside = across < call.value_size
@@ -56,7 +57,7 @@ def rotate_append(call):
 
 
 @triton.jit
-def turn(call, token, source, target):
+def rotate_head(call, token, source, target):
     """Rotate one head of a token and copy the elements that are not rotated."""
     tokens = token + tl.arange(0, 1)
     pairs = tl.arange(0, call.tile.width)
@@ -65,9 +66,9 @@ def turn(call, token, source, target):
     source = source + tl.zeros([1, 1], tl.int32)
     target = target + tl.zeros([1, 1], tl.int32)
     if call.tile.interleaved:
-        turn_neighbours(source, target, cosines, sines, real, call.tile)
+        rotate_neighbours(source, target, cosines, sines, real, call.tile)
     else:
-        turn_halves(source, target, cosines, sines, real, call.tile)
+        rotate_halves(source, target, cosines, sines, real, call.tile)
     if call.tile.rest > 0:
         across = 2 * call.tile.pairs + tl.arange(0, call.tile.rest)[None, :]
         inside = real & (across < call.tile.size)

@@ -74,7 +74,7 @@ class Gate(NamedTuple):
     tile: RowTile
 
 
-class Turn(NamedTuple):
+class Angles(NamedTuple):
     """Cosines and sines [batch, token, rotary size]: their addresses and their strides of batch and token."""
 
     cosines: Any
@@ -83,7 +83,7 @@ class Turn(NamedTuple):
     row: Any
 
 
-class TurnTile(NamedTuple):
+class RotaryTile(NamedTuple):
     """Compile-time constants: tokens and heads of a program; the size of a head; the number of rotated pairs and the
     power of two that holds them (`width`); the power of two that holds the elements that are not rotated (`rest`, 0 if
     there are none); whether pairs are `interleaved`, and whether the rotation is inverted (`back`)."""
@@ -103,10 +103,10 @@ class Rotate(NamedTuple):
 
     rows: Any
     out: Any
-    turn: Turn
+    angles: Angles
     tokens: Any
     heads: Any
-    tile: TurnTile
+    tile: RotaryTile
 
 
 class Losses(NamedTuple):
@@ -220,9 +220,9 @@ def rotate_rows(call):
         source = start_of(call.rows, batch, head) + tokens.to(tl.int64)[:, None] * call.rows.row
         target = start_of(call.out, batch, head) + tokens.to(tl.int64)[:, None] * call.out.row
         if call.tile.interleaved:
-            turn_neighbours(source, target, cosines, sines, real, call.tile)
+            rotate_neighbours(source, target, cosines, sines, real, call.tile)
         else:
-            turn_halves(source, target, cosines, sines, real, call.tile)
+            rotate_halves(source, target, cosines, sines, real, call.tile)
         if call.tile.rest > 0:
             across = 2 * call.tile.pairs + tl.arange(0, call.tile.rest)[None, :]
             inside = real & (across < call.tile.size)
@@ -232,20 +232,20 @@ def rotate_rows(call):
 @triton.jit
 def cos_sin_of_batch(call, batch, tokens, pairs):
     """Load cosines and sines [tokens, pairs] of the angles; the table's sine of a pair's second element is positive."""
-    at = tl.cast(batch, tl.int64) * call.turn.batch + tokens.to(tl.int64)[:, None] * call.turn.row
+    at = tl.cast(batch, tl.int64) * call.angles.batch + tokens.to(tl.int64)[:, None] * call.angles.row
     if call.tile.interleaved:
         real = (tokens < call.tokens)[:, None]
-        cosines, _ = read_neighbours(call.turn.cosines + at, real, call.tile)
-        _, sines = read_neighbours(call.turn.sines + at, real, call.tile)
+        cosines, _ = read_neighbours(call.angles.cosines + at, real, call.tile)
+        _, sines = read_neighbours(call.angles.sines + at, real, call.tile)
     else:
         known = (tokens < call.tokens)[:, None] & (pairs < call.tile.pairs)[None, :]
-        cosines = tl.load(call.turn.cosines + at + pairs[None, :], mask=known, other=0.0)
-        sines = tl.load(call.turn.sines + at + call.tile.pairs + pairs[None, :], mask=known, other=0.0)
+        cosines = tl.load(call.angles.cosines + at + pairs[None, :], mask=known, other=0.0)
+        sines = tl.load(call.angles.sines + at + call.tile.pairs + pairs[None, :], mask=known, other=0.0)
     return cosines, -sines if call.tile.back else sines
 
 
 @triton.jit
-def turn_halves(source, target, cosines, sines, real, tile):
+def rotate_halves(source, target, cosines, sines, real, tile):
     """Rotate the pairs of elements p and p + half of each row."""
     near = tl.arange(0, tile.width)[None, :]
     inside = real & (near < tile.pairs)
@@ -256,13 +256,13 @@ def turn_halves(source, target, cosines, sines, real, tile):
 
 
 @triton.jit
-def turn_neighbours(source, target, cosines, sines, real, tile):
+def rotate_neighbours(source, target, cosines, sines, real, tile):
     """Rotate the pairs of elements 2p and 2p + 1 of each row."""
     x, y = read_neighbours(source, real, tile)
-    turned = tl.reshape(tl.join(x * cosines - y * sines, y * cosines + x * sines), [tile.tokens, 2 * tile.width])
+    rotated = tl.reshape(tl.join(x * cosines - y * sines, y * cosines + x * sines), [tile.tokens, 2 * tile.width])
     across = tl.arange(0, 2 * tile.width)[None, :]
     inside = real & (across < 2 * tile.pairs)
-    tl.store(target + across, turned.to(target.dtype.element_ty), mask=inside)
+    tl.store(target + across, rotated.to(target.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -286,8 +286,8 @@ def gate_rows(call):
     rows, columns = place_of(call)
     gate = read_tile(call.gate, rows, call.count, columns, call.tile.size)
     up = read_tile(call.up, rows, call.count, columns, call.tile.size)
-    share, _ = share_of(gate, call.activation)
-    write_tile(call.out, rows, call.count, columns, call.tile.size, gate * share * up)
+    factor, _ = factor_of(gate, call.activation)
+    write_tile(call.out, rows, call.count, columns, call.tile.size, gate * factor * up)
 
 
 @triton.jit
@@ -297,9 +297,9 @@ def ungate_rows(call):
     gate = read_tile(call.gate, rows, call.count, columns, call.tile.size)
     up = read_tile(call.up, rows, call.count, columns, call.tile.size)
     change = read_tile(call.change, rows, call.count, columns, call.tile.size)
-    share, slope = share_of(gate, call.activation)
-    write_tile(call.first, rows, call.count, columns, call.tile.size, change * up * (share + gate * slope))
-    write_tile(call.second, rows, call.count, columns, call.tile.size, change * gate * share)
+    factor, slope = factor_of(gate, call.activation)
+    write_tile(call.first, rows, call.count, columns, call.tile.size, change * up * (factor + gate * slope))
+    write_tile(call.second, rows, call.count, columns, call.tile.size, change * gate * factor)
 
 
 @triton.jit
@@ -311,20 +311,20 @@ def place_of(call):
 
 
 @triton.jit
-def share_of(gate, activation: tl.constexpr):
+def factor_of(gate, activation: tl.constexpr):
     """The factor s(x) of an activation x s(x), and its derivative s'(x)."""
     if activation == "gelu":
-        share = 0.5 * (1 + tl.erf(gate * SQRT_HALF))
+        factor = 0.5 * (1 + tl.erf(gate * SQRT_HALF))
         slope = tl.exp(gate * gate * -0.5) * NORMAL
     else:
         at, steep = gate, 1.0
         if activation == "gelu_tanh":
             at = (gate + gate * gate * gate * CUBIC) * STEEP
             steep = (1 + gate * gate * CUBIC * 3) * STEEP
-        share = tl.sigmoid(at)
+        factor = tl.sigmoid(at)
         # 1 - σ(x) is computed as σ(-x), which avoids cancellation where σ(x) is nearly 1.
-        slope = share * tl.sigmoid(-at) * steep
-    return share, slope
+        slope = factor * tl.sigmoid(-at) * steep
+    return factor, slope
 
 
 @triton.jit
@@ -337,11 +337,11 @@ def judge_rows(call):
     chosen = tl.load(call.ids + tl.program_id(0))
     counts = chosen != call.ignored
     known = (chosen >= 0) & (chosen < call.tile.size)
-    said = capped(tl.load(start + chosen, mask=known & counts, other=0.0).to(tl.float32), call.cap)
+    chosen_logit = capped(tl.load(start + chosen, mask=known & counts, other=0.0).to(tl.float32), call.cap)
     most, total, mean = sums_of(call, start)
     # Differences of logits are taken first: added to a large logit, the logarithm would be rounded away.
     whole = tl.log(total)
-    loss = whole + (1 - call.smoothing) * (most - said)
+    loss = whole + (1 - call.smoothing) * (most - chosen_logit)
     if call.smoothing > 0:
         loss += call.smoothing * (most - mean)
     loss = tl.where(known, loss, float("nan"))

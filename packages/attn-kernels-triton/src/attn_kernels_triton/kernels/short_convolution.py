@@ -68,15 +68,15 @@ def convolve_block(call, view, request, slot, first, block, size):
     """Convolve a block of channels of a row that begins at channel `first`, and update the cached inputs."""
     columns = block * call.block + tl.arange(0, call.block)
     rows = start_of(view, request, 0) + columns
-    found, kept = convolved(call.convolution, rows, slot, first + columns, columns < size)
+    found, next_tail = convolve(call.convolution, rows, slot, first + columns, columns < size)
     tl.store(start_of(call.out, request, 0) + first + columns, found, mask=columns < size)
     # All threads must have read before any of them writes.
     tl.debug_barrier()
-    remember(call.convolution, kept, slot, first + columns, columns < size)
+    store_tail(call.convolution, next_tail, slot, first + columns, columns < size)
 
 
 @triton.jit
-def convolved(convolution, rows, slot, channels, inside):
+def convolve(convolution, rows, slot, channels, inside):
     """The convolved channels [channels] in float32, zero outside, and the inputs [places, channels] to be cached.
 
     `rows` are the addresses of the newest inputs. All taps are read as one tile: a load of fewer elements than a
@@ -86,25 +86,25 @@ def convolved(convolution, rows, slot, channels, inside):
     place = tl.arange(0, convolution.places)[:, None]
     newest = tl.load(rows, mask=inside, other=0.0).to(tl.float32)[None, :]
     window = tl.where(place == taps - 1, newest, 0.0)
-    kept = tl.where(place == taps - 2, newest, 0.0)
+    next_tail = tl.where(place == taps - 2, newest, 0.0)
     if taps > 1:
         tail = start_of(convolution.tail, slot, 0) + place * convolution.tail.row + channels[None, :]
         window += tl.load(tail, mask=inside[None, :] & (place < taps - 1), other=0.0).to(tl.float32)
         later = tl.load(tail + convolution.tail.row, mask=inside[None, :] & (place < taps - 2), other=0.0)
-        kept += later.to(tl.float32)
+        next_tail += later.to(tl.float32)
     weights = convolution.weight + channels[None, :] * taps + place
     window *= tl.load(weights, mask=inside[None, :] & (place < taps), other=0.0).to(tl.float32)
     found = tl.sum(window, 0)
     if convolution.bias is not None:
         found += tl.load(convolution.bias + channels, mask=inside, other=0.0).to(tl.float32)
-    return found, kept
+    return found, next_tail
 
 
 @triton.jit
-def remember(convolution, kept, slot, channels, inside):
+def store_tail(convolution, next_tail, slot, channels, inside):
     """Write the cached inputs for later tokens, [places, channels]."""
     taps: tl.constexpr = convolution.taps
     if taps > 1:
         place = tl.arange(0, convolution.places)[:, None]
         tail = start_of(convolution.tail, slot, 0) + place * convolution.tail.row + channels[None, :]
-        tl.store(tail, kept.to(convolution.tail.data.dtype.element_ty), mask=inside[None, :] & (place < taps - 1))
+        tl.store(tail, next_tail.to(convolution.tail.data.dtype.element_ty), mask=inside[None, :] & (place < taps - 1))

@@ -18,21 +18,21 @@ from torch import Tensor
 from attn_kernels_triton.attention.plan import bias_of, rule_of, sink_of, with_learned
 from attn_kernels_triton.checks import DTYPES, FARTHEST, check_count, check_like
 from attn_kernels_triton.kernels.arguments import Rows, Rule
-from attn_kernels_triton.kernels.paged import NO_MEMORY, Memory, Merge, Paged, PagedTile, attend_paged, merge_paged
+from attn_kernels_triton.kernels.paged import NO_CACHE, CachedRows, Merge, Paged, PagedTile, attend_paged, merge_paged
 from attn_kernels_triton.launch import Launch, power_of_two, processors
 from attn_kernels_triton.machine import interpreted
 from attn_kernels_triton.paged.schedule import Portion, Shared, prepared
 from attn_kernels_triton.paged.tiles import (
     BIASED,
-    FEW,
     INT4,
     INT8,
     NARROWEST,
+    SMALL_TILE,
     TREE,
     Heads,
     PagedChoice,
     choice_of,
-    many,
+    large_tile,
 )
 from attn_kernels_triton.tuning.candidates import paged_name
 from attn_kernels_triton.tuning.store import known
@@ -51,29 +51,29 @@ def check(spec: AttentionSpec, operands: PagedAttentionInputs) -> None:
         raise InvalidValue.of("query.dtype", str(query.dtype), "float32, bfloat16 or float16")
     check_like("query", query, (tokens, spec.heads.query, spec.heads.key_size), query.device)
     if query.stride(2) != 1:
-        raise InvalidValue.of("query.stride", list(query.stride()), "one that ends in 1: heads lie dense in memory")
+        raise InvalidValue.of("query.stride", list(query.stride()), "one that ends in 1 (a contiguous last axis)")
     if rows.kv_indices.dim() != 2 or rows.kv_indices.shape[0] != batch.requests or len(rows.firsts) != batch.requests:
         given = list(rows.kv_indices.shape), len(rows.firsts)
-        raise InvalidValue.of("rows.kv_indices, firsts", given, f"both of {batch.requests} requests")
+        raise InvalidValue.of("rows.kv_indices, firsts", given, f"one entry for each of {batch.requests} requests")
     check_like("positions", batch.positions, (tokens,), query.device)
     check_like("rows.kv_indices", rows.kv_indices, tuple(rows.kv_indices.shape), query.device)
     if rows.kv_indices.dtype != torch.int64:
-        raise InvalidValue.of(
-            "rows.kv_indices.dtype", str(rows.kv_indices.dtype), "int64: memory may have very many rows"
-        )
+        raise InvalidValue.of("rows.kv_indices.dtype", str(rows.kv_indices.dtype), "int64")
     check_count("query: elements from the first to the last head", spec.heads.query * query.stride(1))
     farthest = max((past + new for past, new in zip(batch.contexts, batch.lengths, strict=True)), default=0)
     if farthest > FARTHEST:
-        raise InvalidValue.of("contexts", farthest, f"at most {FARTHEST} tokens of a request")
+        raise InvalidValue.of("contexts", farthest, f"at most {FARTHEST} tokens per request")
     for name, weight in spec.weights.items():
         if name not in operands.parameters:
-            raise InvalidValue.of("parameters", sorted(operands.parameters), f"with {name}, {list(weight)}")
+            raise InvalidValue.of(
+                "parameters", sorted(operands.parameters), f"a mapping with {name} of shape {list(weight)}"
+            )
         check_like(name, operands.parameters[name], weight, query.device)
     if not set(operands.requests) <= set(range(batch.requests)):
-        raise InvalidValue.of("requests", list(operands.requests), f"numbers below {batch.requests}")
+        raise InvalidValue.of("requests", list(operands.requests), f"request numbers below {batch.requests}")
 
 
-class Kept(NamedTuple):
+class CacheTensors(NamedTuple):
     """The tensors of the cache by field, their form, and the dtype and device of the queries."""
 
     fields: Fields
@@ -82,27 +82,27 @@ class Kept(NamedTuple):
     device: torch.device
 
 
-def memory_of(kept: Kept, name: str, heads: int, size: int) -> Memory:
+def argument_of(cached: CacheTensors, name: str, heads: int, size: int) -> CachedRows:
     """The kernel argument for a cache field [row, heads, size], or [row, size] for one head.
 
     Raises `InvalidValue` for an unknown form, and for missing tensors or those of another shape, dtype or stride.
     """
-    fields, form, dtype, device = kept
+    fields, form, dtype, device = cached
     shape = (heads, size)
     if form == "plain":
-        return Memory(*strides(part(fields, name, shape, dtype, device)))
+        return CachedRows(*strides(part(fields, name, shape, dtype, device)))
     if form == "int8":
         codes = part(fields, f"{name}.codes", shape, torch.int8, device)
         scale = part(fields, f"{name}.scale", (heads,), torch.float16, device)
-        return Memory(*strides(codes), *strides(scale))
+        return CachedRows(*strides(codes), *strides(scale))
     if form == "int4":
         codes = part(fields, f"{name}.codes", (heads, size // 2), torch.uint8, device)
         groups = (heads, size // 32)
         step = part(fields, f"{name}.step", groups, torch.float16, device)
         low = part(fields, f"{name}.low", groups, torch.float16, device)
         if step.stride() != low.stride():
-            raise InvalidValue.of(f"{name}.low.stride", low.stride(), f"{step.stride()}, as {name}.step")
-        return Memory(*strides(codes), *strides(step), low)
+            raise InvalidValue.of(f"{name}.low.stride", low.stride(), f"{step.stride()}, the strides of {name}.step")
+        return CachedRows(*strides(codes), *strides(step), low)
     raise InvalidValue.of("rows.form", form, "plain, int8, int4")
 
 
@@ -111,7 +111,7 @@ def part(fields: object, name: str, shape: tuple[int, ...], dtype: torch.dtype, 
     contiguous along its last axis."""
     found = fields.get(name) if hasattr(fields, "get") else None
     if found is None:
-        raise InvalidValue.of("rows.fields", sorted(fields), f"with {name}")  # type: ignore[call-overload]
+        raise InvalidValue.of("rows.fields", sorted(fields), f"fields that include {name}")  # type: ignore[call-overload]
     tensor: Tensor = found if found.dim() == len(shape) + 1 else found.unsqueeze(1)
     check_like(name, tensor, (tensor.shape[0], *shape), device)
     if tensor.dtype != dtype:
@@ -126,16 +126,16 @@ def strides(tensor: Tensor) -> tuple[Tensor, int, int]:
     return tensor, tensor.stride(0), tensor.stride(1)
 
 
-class Met(NamedTuple):
+class CacheArguments(NamedTuple):
     """The cache that queries attend to: keys, their second part, values, and the size of the first part of keys."""
 
-    key: Memory
-    rest: Memory
-    value: Memory
+    key: CachedRows
+    rest: CachedRows
+    value: CachedRows
     first: int
 
 
-class Asked(NamedTuple):
+class PagedCall(NamedTuple):
     """The operands of a paged attention call: spec, queries [token, head, size], form of the cache, output, positions
     [token] of the queries, cache, rule, and the launch parameters for small tiles, if not the default."""
 
@@ -144,9 +144,9 @@ class Asked(NamedTuple):
     form: str
     out: Tensor
     positions: Tensor
-    met: Met
+    cache: CacheArguments
     rule: Rule
-    few: PagedChoice | None
+    small: PagedChoice | None
 
 
 def attend_rows(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
@@ -159,38 +159,38 @@ def attend_rows(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
 
 
 def launches(
-    spec: AttentionSpec, operands: PagedAttentionInputs, out: Tensor, few: PagedChoice | None = None
+    spec: AttentionSpec, operands: PagedAttentionInputs, out: Tensor, small: PagedChoice | None = None
 ) -> list[Launch]:
-    """The launches of a step in order; `few` are launch parameters for small tiles, None to look them up."""
+    """The launches of a step in order; `small` are launch parameters for small tiles, None to look them up."""
     query, rows = operands.query, operands.rows
-    kept = Kept(rows.fields, rows.form, query.dtype, query.device)
-    asked = asked_for(spec, (query, operands.batch.positions, out), kept, operands.parameters, few)
-    owners, sizes = spec.heads.key_value, (asked.met.first, spec.heads.value_size)
+    cached = CacheTensors(rows.fields, rows.form, query.dtype, query.device)
+    call = call_of(spec, (query, operands.batch.positions, out), cached, operands.parameters, small)
+    owners, sizes = spec.heads.key_value, (call.cache.first, spec.heads.value_size)
     group = spec.heads.query // owners
-    most = many(query.dtype, group, *sizes)
-    choice = asked.few or choice_of(FEW if group <= FEW else most, query.dtype, *sizes)
+    large = large_tile(query.dtype, group, *sizes)
+    choice = call.small or choice_of(SMALL_TILE if group <= SMALL_TILE else large, query.dtype, *sizes)
     # The partial results of a split of latents are as large as many of its keys, so the whole step is split evenly.
     wanted = choice.programs * processors(query.device) if "latent" in rows.fields else 0
-    heads = Heads(group, owners, most, choice.times, wanted)
-    work = prepared(operands, heads, band_before(spec).left, asked.met.key.data.shape[0])
-    return portion_launches(asked, work.portions)
+    heads = Heads(group, owners, large, choice.times, wanted)
+    work = prepared(operands, heads, band_before(spec).left, call.cache.key.data.shape[0])
+    return portion_launches(call, work.portions)
 
 
-def asked_for(
+def call_of(
     spec: AttentionSpec,
     tensors: tuple[Tensor, Tensor, Tensor],
-    kept: Kept,
+    cached: CacheTensors,
     parameters: Mapping[str, Tensor],
-    few: PagedChoice | None = None,
-) -> Asked:
+    small: PagedChoice | None = None,
+) -> PagedCall:
     """Collect the operands of a call; `tensors` are queries, their positions, and the output."""
     query, positions, out = tensors
-    met = met_of(spec, kept)
+    cache = cache_of(spec, cached)
     sink, bias = sink_of(spec, query, parameters), bias_of(spec, parameters)
     rule = with_learned(rule_of(spec, query, band_before(spec)), sink, bias)
-    if few is None and bias is None:
-        few = measured_paged(query, kept.form, (met.first, spec.heads.value_size))
-    return Asked(spec, query, kept.form, out, positions, met, rule, few)
+    if small is None and bias is None:
+        small = measured_paged(query, cached.form, (cache.first, spec.heads.value_size))
+    return PagedCall(spec, query, cached.form, out, positions, cache, rule, small)
 
 
 def band_before(spec: AttentionSpec) -> Band:
@@ -201,12 +201,12 @@ def band_before(spec: AttentionSpec) -> Band:
     return band
 
 
-def portion_launches(asked: Asked, portions: Iterable[Portion]) -> list[Launch]:
+def portion_launches(call: PagedCall, portions: Iterable[Portion]) -> list[Launch]:
     """The launches of all portions: for each the attention kernels, then the merge of their partial results."""
     found = []
     for portion in portions:
-        attend = attend_launch(asked, portion)
-        found += [attend, *(shared_launch(asked, attend, portion, shared) for shared in portion.shared)]
+        attend = attend_launch(call, portion)
+        found += [attend, *(shared_launch(call, attend, portion, shared) for shared in portion.shared)]
         if len(portion.merges):
             found.append(merge_launch(attend, portion))
     return found
@@ -220,22 +220,24 @@ def measured_paged(query: Tensor, form: str, sizes: tuple[int, int]) -> PagedCho
     return known(PagedChoice, paged_name(max(NARROWEST, power_of_two(max(sizes)))), query.device)
 
 
-def met_of(spec: AttentionSpec, kept: Kept) -> Met:
+def cache_of(spec: AttentionSpec, cached: CacheTensors) -> CacheArguments:
     """The kernel arguments for cached keys and values, or for latents and the rotary part of keys."""
     heads = spec.heads
-    if "latent" in kept.fields:
-        latent = memory_of(kept, "latent", 1, heads.value_size)
-        rest = memory_of(kept, "rotary_key", 1, heads.key_size - heads.value_size)
-        return Met(latent, rest, NO_MEMORY, heads.value_size)
-    key = memory_of(kept, "key", heads.key_value, heads.key_size)
-    return Met(key, NO_MEMORY, memory_of(kept, "value", heads.key_value, heads.value_size), heads.key_size)
+    if "latent" in cached.fields:
+        latent = argument_of(cached, "latent", 1, heads.value_size)
+        rest = argument_of(cached, "rotary_key", 1, heads.key_size - heads.value_size)
+        return CacheArguments(latent, rest, NO_CACHE, heads.value_size)
+    key = argument_of(cached, "key", heads.key_value, heads.key_size)
+    return CacheArguments(
+        key, NO_CACHE, argument_of(cached, "value", heads.key_value, heads.value_size), heads.key_size
+    )
 
 
-def attend_launch(asked: Asked, portion: Portion) -> Launch:
+def attend_launch(call: PagedCall, portion: Portion) -> Launch:
     """The launch of the attention kernel for one portion."""
-    spec, query, form, out, positions, met, rule, few = asked
+    spec, query, form, out, positions, cache, rule, small = call
     value_size = out.shape[2]
-    rest = 0 if met.rest.data is None else spec.heads.key_size - met.first
+    rest = 0 if cache.rest.data is None else spec.heads.key_size - cache.first
     present = {
         BIASED: rule.bias is not None,
         TREE: portion.tables.seen is not None,
@@ -243,18 +245,18 @@ def attend_launch(asked: Asked, portion: Portion) -> Launch:
         INT8: form == INT8,
     }
     takes = [what for what, there in present.items() if there]
-    choice = choice_of(portion.tile, query.dtype, met.first, value_size, takes=takes)
+    choice = choice_of(portion.tile, query.dtype, cache.first, value_size, takes=takes)
     # Parameters measured without these features may leave too few registers for them.
-    if few is not None and portion.tile == FEW and not takes:
-        choice = few
-    sizes = (met.first, value_size, rest)
+    if small is not None and portion.tile == SMALL_TILE and not takes:
+        choice = small
+    sizes = (cache.first, value_size, rest)
     tile = PagedTile(*map(tl.constexpr, (portion.tile, choice.keys, *sizes, *map(power_of_two, sizes))))
     sums = torch.empty(portion.slots, portion.tile, power_of_two(value_size), dtype=torch.float32, device=out.device)
     argument = Paged(
         query=Rows(query, 0, query.stride(0), query.stride(1)),
-        key=met.key,
-        rest=met.rest,
-        value=met.value,
+        key=cache.key,
+        rest=cache.rest,
+        value=cache.value,
         out=Rows(out, 0, out.stride(0), out.stride(1)),
         numbers=portion.tables.numbers,
         stride=portion.tables.numbers.stride(0),
@@ -276,12 +278,12 @@ def attend_launch(asked: Asked, portion: Portion) -> Launch:
     return Launch(program=attend_paged, programs=programs, call=argument, warps=choice.warps, stages=choice.stages)
 
 
-def shared_launch(asked: Asked, attend: Launch, portion: Portion, shared: Shared) -> Launch:
+def shared_launch(call: PagedCall, attend: Launch, portion: Portion, shared: Shared) -> Launch:
     """The launch over shared prefixes, which writes partial results into the buffers of the launch `attend`."""
     own: Paged = attend.call
-    found = attend_launch(asked, Portion(shared.tile, shared.items, portion.merges, 0, portion.tables))
-    call = found.call._replace(sums=own.sums, lse=own.lse, slots_of=shared.slots_of, slot_rows=own.tile.rows)
-    return replace(found, call=call)
+    found = attend_launch(call, Portion(shared.tile, shared.items, portion.merges, 0, portion.tables))
+    argument = found.call._replace(sums=own.sums, lse=own.lse, slots_of=shared.slots_of, slot_rows=own.tile.rows)
+    return replace(found, call=argument)
 
 
 def merge_launch(attend: Launch, portion: Portion) -> Launch:

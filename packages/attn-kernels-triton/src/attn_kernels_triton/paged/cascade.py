@@ -10,7 +10,7 @@ import torch
 from attn_core.batch import RowsInPlace
 from attn_core.kernels.attend import PagedAttentionInputs
 
-from attn_kernels_triton.paged.tiles import FEW, Heads
+from attn_kernels_triton.paged.tiles import SMALL_TILE, Heads
 
 WORTH = 16 << 20
 """The bytes of reads that an additional launch must save: about what an H200 reads in its time. An estimate."""
@@ -49,7 +49,7 @@ def shared_prefixes(operands: PagedAttentionInputs, alone: Collection[int], head
     pairs = [first for first in range(batch.requests - 1) if single[first] and single[first + 1]]
     least = {first: min(batch.contexts[first], batch.contexts[first + 1]) for first in pairs}
     price = bytes_of(rows)
-    if heads.wanted or heads.group > FEW or sum(least.values()) * price < WORTH:
+    if heads.wanted or heads.group > SMALL_TILE or sum(least.values()) * price < WORTH:
         return []
     same = same_until(rows, pairs, max(least.values()))
     common = {first: min(least[first], found) for first, found in zip(pairs, same, strict=True)}
@@ -78,7 +78,7 @@ def same_until(rows: RowsInPlace, pairs: Sequence[int], longest: int) -> list[in
 def saved(count: int, keys: int, heads: Heads) -> int:
     """The number of key reads that `count` requests save if they share a prefix of `keys` keys."""
     rows = count * heads.group
-    tiles = -(-rows // (FEW if rows <= FEW else heads.many))
+    tiles = -(-rows // (SMALL_TILE if rows <= SMALL_TILE else heads.large_tile))
     return (count - tiles) * keys
 
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from attn_kernels_triton.launch import integers
 from attn_kernels_triton.paged.cascade import SharedPrefix, shared_prefixes
-from attn_kernels_triton.paged.tiles import FEW, Heads
+from attn_kernels_triton.paged.tiles import SMALL_TILE, Heads
 
 SHORTEST, LONGEST = 64, 256
 """The bounds of the usual number of keys in a split (stretch)."""
-STRETCHES = 64
+MAX_SPLITS = 64
 """The largest number of splits of a request; longer contexts get longer splits."""
 
 
@@ -52,7 +52,7 @@ class MergeItem(NamedTuple):
     slots: int
 
 
-class Asked(NamedTuple):
+class RequestTokens(NamedTuple):
     """A request that computes `tokens` tokens after `context` cached ones; the first is token `begin` of the step.
 
     In a `tree`, any token may see any other. Keys before `since` belong to a prefix that is read once for many
@@ -77,26 +77,26 @@ class Work(NamedTuple):
     slots: int
 
 
-def asked_of(batch: RaggedBatch, requests: Iterable[int]) -> Iterator[Asked]:
+def tokens_of(batch: RaggedBatch, requests: Iterable[int]) -> Iterator[RequestTokens]:
     """Those of the requests of a batch that compute any tokens."""
     wanted = set(requests)
     for span in batch.spans():
         if span.request in wanted and span.start < span.stop:
-            yield Asked(span.request, span.start, span.stop - span.start, batch.contexts[span.request])
+            yield RequestTokens(span.request, span.start, span.stop - span.start, batch.contexts[span.request])
 
 
-def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
+def works(requests: Iterable[RequestTokens], heads: Heads, left: int | None) -> list[Work]:
     """The work of requests whose queries see `left` positions before themselves (None: all).
 
     The splits of a request depend on that request alone, so its results are batch-invariant, with two exceptions: if
     `heads.wanted` is set, splits of all requests are about equally long; and prefixes may be shared.
     """
-    found = {tile: Work(tile, [], [], 0) for tile in (FEW, heads.many)}
-    every = list(asked)
+    found = {tile: Work(tile, [], [], 0) for tile in (SMALL_TILE, heads.large_tile)}
+    every = list(requests)
     even = even_length(every, heads, left)
     for request, begin, tokens, context, tree, since, shared in every:
         rows = tokens * heads.group
-        tile = FEW if rows <= FEW else heads.many
+        tile = SMALL_TILE if rows <= SMALL_TILE else heads.large_tile
         work = found[tile]
         for first in range(0, rows, tile):
             count = min(tile, rows - first)
@@ -105,18 +105,18 @@ def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
                 oldest, stop = context + first // heads.group, context + (first + count - 1) // heads.group + 1
             oldest = since if left is None else max(0, oldest - left)
             # Chunks that fill several tiles occupy the GPU without splits, which would leave much to merge.
-            whole = tokens > 1 and rows > heads.many
+            whole = tokens > 1 and rows > heads.large_tile
             if whole:
-                cuts = [(oldest, stop)]
+                key_splits = [(oldest, stop)]
             elif even:
-                cuts = list(even_stretches(oldest, stop, even))
+                key_splits = list(even_splits(oldest, stop, even))
             else:
-                cuts = list(stretches(oldest, stop, heads, tile // FEW))
-            parts = shared + len(cuts)
+                key_splits = list(splits(oldest, stop, heads, tile // SMALL_TILE))
+            parts = shared + len(key_splits)
             slot = work.slots if parts > 1 else -1
-            for place, (start, end) in enumerate(cuts, shared):
-                goes = slot if slot < 0 else slot + place * heads.owners
-                work.items.append(Item(request, begin, first, count, start, end, goes))
+            for place, (start, end) in enumerate(key_splits, shared):
+                item_slot = slot if slot < 0 else slot + place * heads.owners
+                work.items.append(Item(request, begin, first, count, start, end, item_slot))
             if slot >= 0:
                 work.merges.append(MergeItem(begin, first, count, slot, parts))
                 work = found[tile] = work._replace(slots=slot + parts * heads.owners)
@@ -127,32 +127,34 @@ EVEN = 128
 """The multiple to which the length of even splits is rounded up."""
 
 
-def even_length(asked: Iterable[Asked], heads: Heads, left: int | None) -> int:
+def even_length(requests: Iterable[RequestTokens], heads: Heads, left: int | None) -> int:
     """The length of splits for `heads.wanted` splits of all requests together; 0 if that is not set."""
     if not heads.wanted:
         return 0
     keys = 0
-    for one in asked:
+    for one in requests:
         rows = one.tokens * heads.group
         held = one.context + one.tokens
-        keys += -(-rows // (FEW if rows <= FEW else heads.many)) * (held if left is None else min(held, left + 1))
+        keys += -(-rows // (SMALL_TILE if rows <= SMALL_TILE else heads.large_tile)) * (
+            held if left is None else min(held, left + 1)
+        )
     return max(1, -(-keys // (heads.wanted * EVEN))) * EVEN
 
 
-def even_stretches(start: int, stop: int, length: int) -> Iterator[tuple[int, int]]:
+def even_splits(start: int, stop: int, length: int) -> Iterator[tuple[int, int]]:
     """Split positions `start` to `stop` into the nearest number of splits of a length, as the kernel `lay_out` does."""
     held = stop - start
     pieces = max(1, (2 * held + length) // (2 * length))
-    own = max(FEW, -(-held // (pieces * FEW)) * FEW)
+    own = max(SMALL_TILE, -(-held // (pieces * SMALL_TILE)) * SMALL_TILE)
     for cut in range(start, stop, own):
         yield cut, min(stop, cut + own)
 
 
-def stretches(start: int, stop: int, heads: Heads, tiles: int) -> Iterator[tuple[int, int]]:
+def splits(start: int, stop: int, heads: Heads, tiles: int) -> Iterator[tuple[int, int]]:
     """Split positions `start` to `stop` at multiples of a length, which grows with their number and with the partial
     results of a split, whose rows are `tiles` small tiles."""
     length = heads.times * tiles * min(LONGEST, max(SHORTEST, 32 * (1 << (heads.owners - 1).bit_length())))
-    while stop - start > length * STRETCHES:
+    while stop - start > length * MAX_SPLITS:
         length *= 2
     for cut in range(start // length * length, stop, length):
         yield max(start, cut), min(stop, cut + length)
@@ -175,7 +177,7 @@ class Node(NamedTuple):
     rows: tuple[int, ...]
 
 
-class Grove(NamedTuple):
+class DraftTrees(NamedTuple):
     """Draft trees whose tokens are computed together.
 
     `numbers` [tree, place] are the cache rows from position `firsts[tree]` on; those of its tokens are last, from
@@ -183,7 +185,7 @@ class Grove(NamedTuple):
     32 w + b of its tree.
     """
 
-    asked: tuple[Asked, ...]
+    trees: tuple[RequestTokens, ...]
     requests: frozenset[int]
     numbers: Tensor
     firsts: Tensor
@@ -191,7 +193,7 @@ class Grove(NamedTuple):
     seen: Tensor
 
 
-def grove_of(operands: PagedAttentionInputs) -> Grove | None:
+def draft_trees_of(operands: PagedAttentionInputs) -> DraftTrees | None:
     """The trees of a step; None if there is no complete tree of at least two tokens, see `complete`, `same_before`."""
     batch, numbers = operands.batch, operands.rows.kv_indices
     trees = [tree for tree in trees_of(operands) if len(tree) > 1 and complete(tree)]
@@ -212,9 +214,9 @@ def grove_of(operands: PagedAttentionInputs) -> Grove | None:
             for number in (order[row] for row in node.rows):
                 seen[begins[node.request], number // WORD] |= 1 << number % WORD
     seen = torch.where(seen >= 1 << 31, seen - (1 << 32), seen)
-    return Grove(
-        asked=tuple(
-            Asked(place, begins[tree[0].request], len(tree), tree[0].base, tree=True)
+    return DraftTrees(
+        trees=tuple(
+            RequestTokens(place, begins[tree[0].request], len(tree), tree[0].base, tree=True)
             for place, tree in enumerate(trees)
         ),
         requests=frozenset(node.request for tree in trees for node in tree),
@@ -282,7 +284,7 @@ def same_before(trees: list[list[Node]], numbers: Tensor) -> list[bool]:
 
 class Tables(NamedTuple):
     """Cache rows `numbers` [request, place] from positions `firsts`, int32, on (from 0 if None), or the numbers of
-    pages of `page` rows if that is given; for trees also `bases` and `seen`, see `Grove`."""
+    pages of `page` rows if that is given; for trees also `bases` and `seen`, see `DraftTrees`."""
 
     numbers: Tensor
     firsts: Tensor | None
@@ -340,28 +342,30 @@ def prepared(operands: PagedAttentionInputs, heads: Heads, left: int | None, row
     key = operands.requests, heads, left, id(numbers), rows
     if key not in known:
         check_numbers(operands.rows, operands.batch, rows)
-        grove = grove_of(operands)
+        drafts = draft_trees_of(operands)
         firsts = integers(operands.rows.firsts, numbers)
-        alone = set(operands.requests).difference(() if grove is None else grove.requests)
+        alone = set(operands.requests).difference(() if drafts is None else drafts.requests)
         prefixes = [] if left is not None else shared_prefixes(operands, alone, heads)
-        own = works(apart_from(prefixes, asked_of(operands.batch, alone), heads), heads, left)
+        own = works(apart_from(prefixes, tokens_of(operands.batch, alone), heads), heads, left)
         portions = with_shared(portions_of(own, Tables(numbers, firsts)), own, prefixes, heads)
-        if grove is not None:
-            tables = Tables(grove.numbers, grove.firsts, grove.bases, grove.seen)
-            portions += portions_of(works(grove.asked, heads, left), tables)
+        if drafts is not None:
+            tables = Tables(drafts.numbers, drafts.firsts, drafts.bases, drafts.seen)
+            portions += portions_of(works(drafts.trees, heads, left), tables)
         # A reference to the row numbers is kept, so that their `id` is not reused.
         known[key] = Prepared(tuple(portions), numbers)
     return known[key]
 
 
-def apart_from(prefixes: Iterable[SharedPrefix], asked: Iterable[Asked], heads: Heads) -> Iterator[Asked]:
+def apart_from(
+    prefixes: Iterable[SharedPrefix], requests: Iterable[RequestTokens], heads: Heads
+) -> Iterator[RequestTokens]:
     """The requests without the keys of their shared prefixes."""
-    met: dict[int, tuple[int, int]] = {}
+    prefix_of: dict[int, tuple[int, int]] = {}
     for prefix in prefixes:
-        cuts = len(list(stretches(0, prefix.keys, heads, 1)))
-        met |= dict.fromkeys(prefix.members, (prefix.keys, cuts))
-    for one in asked:
-        since, shared = met.get(one.request, (0, 0))
+        count = len(list(splits(0, prefix.keys, heads, 1)))
+        prefix_of |= dict.fromkeys(prefix.members, (prefix.keys, count))
+    for one in requests:
+        since, shared = prefix_of.get(one.request, (0, 0))
         yield one._replace(since=since, shared=shared)
 
 
@@ -375,18 +379,18 @@ def with_shared(
     items: dict[int, list[Item]] = {}
     for prefix in prefixes:
         rows = prefix.requests * heads.group
-        tile = FEW if rows <= FEW else heads.many
+        tile = SMALL_TILE if rows <= SMALL_TILE else heads.large_tile
         for first in range(0, rows, tile):
-            for place, cut in enumerate(stretches(0, prefix.keys, heads, 1)):
+            for place, cut in enumerate(splits(0, prefix.keys, heads, 1)):
                 count = min(tile, rows - first)
                 item = Item(prefix.request, prefix.begin, first, count, *cut, place * heads.owners)
                 items.setdefault(tile, []).append(item)
-    few = next(number for number, work in enumerate(own) if work.tile == FEW)
-    slots = {merge.begin: merge.slot for merge in own[few].merges}
-    numbers = portions[few].tables.numbers
+    small = next(number for number, work in enumerate(own) if work.tile == SMALL_TILE)
+    slots = {merge.begin: merge.slot for merge in own[small].merges}
+    numbers = portions[small].tables.numbers
     slots_of = integers([slots.get(token, 0) for token in range(max(slots) + 1)], numbers)
     shared = tuple(Shared(tile, integers(some, numbers), slots_of) for tile, some in items.items())
-    return [replace(one, shared=shared) if number == few else one for number, one in enumerate(portions)]
+    return [replace(one, shared=shared) if number == small else one for number, one in enumerate(portions)]
 
 
 def portions_of(found: list[Work], tables: Tables) -> list[Portion]:
@@ -408,7 +412,9 @@ def check_numbers(rows: RowsInPlace, batch: RaggedBatch, count: int) -> None:
     held = [past + new - first for past, new, first in zip(batch.contexts, batch.lengths, rows.firsts, strict=True)]
     longest = max(held, default=0)
     if rows.kv_indices.shape[1] < longest:
-        raise InvalidValue.of("rows.kv_indices", list(rows.kv_indices.shape), f"at least {longest} for each request")
+        raise InvalidValue.of(
+            "rows.kv_indices", list(rows.kv_indices.shape), f"at least {longest} row numbers per request"
+        )
     if not longest:
         return
     real = (
@@ -419,5 +425,5 @@ def check_numbers(rows: RowsInPlace, batch: RaggedBatch, count: int) -> None:
     outside = real & ((numbers < 0) | (numbers >= count))
     if bool(outside.any()):
         request, place = outside.nonzero()[0].tolist()
-        allowed = f"rows from 0 to {count - 1}, which is all that memory has"
+        allowed = f"rows from 0 to {count - 1}, the last row of the cache"
         raise InvalidValue.of(f"rows.kv_indices[{request}, {place}]", int(numbers[request, place]), allowed)

@@ -10,18 +10,18 @@ import torch
 from attn_kernels_triton.attention.tiles import NEWER
 from attn_kernels_triton.launch import power_of_two
 
-FEW = 16
+SMALL_TILE = 16
 """The rows (heads of a group times tokens) of the small tile, for requests that have no more."""
 
 
 class Heads(NamedTuple):
     """The head layout and the splitting of contexts: query heads per key/value head (`group`), key/value heads
-    (`owners`), rows of the large tile (`many`), the factor on the usual split length (`times`), and the number of
+    (`owners`), rows of the large tile (`large_tile`), the factor on the usual split length (`times`), and the number of
     splits `wanted` for all requests together, 0 if each request is split on its own."""
 
     group: int
     owners: int
-    many: int
+    large_tile: int
     times: int = 1
     wanted: int = 0
 
@@ -88,10 +88,10 @@ MATRIX = 64
 """The number of rows of Hopper's matrix instructions."""
 
 
-def many(dtype: torch.dtype, group: int, *sizes: int) -> int:
+def large_tile(dtype: torch.dtype, group: int, *sizes: int) -> int:
     """The rows of the large tile, for groups of `group` heads over keys and values of these sizes."""
     if dtype.itemsize > 2:
-        return FEW
+        return SMALL_TILE
     return 32 if power_of_two(max(sizes)) >= WIDE and (NEWER or group < MATRIX) else MATRIX
 
 

@@ -15,7 +15,14 @@ from attn_kernels_triton.backends.conditions import MAX_KEY_SIZE, MAX_KEY_SIZE_P
 from attn_kernels_triton.checks import check_count, check_like
 from attn_kernels_triton.launch import addressable, laid, specialized, warm_up_backward
 from attn_kernels_triton.machine import interpreted
-from attn_kernels_triton.recurrence.launch import Given, between, decode_launch, forward_launches, run_backward, spaced
+from attn_kernels_triton.recurrence.launch import (
+    Given,
+    buffers_of,
+    decode_launch,
+    forward_launches,
+    run_backward,
+    spaced,
+)
 from attn_kernels_triton.recurrence.tiles import CHUNKS
 
 SCAN_DTYPES = (torch.float32, torch.bfloat16)
@@ -44,14 +51,14 @@ def check_steps(steps: Steps, before: Tensor | None) -> None:
         if part.dtype != steps.key.dtype and not (wide and part.dtype == torch.float32):
             kinds = f"{steps.key.dtype}, as the keys" + (", or float32" if wide else "")
             raise InvalidValue.of(f"{name}.dtype", str(part.dtype), kinds)
-    check_count("elements of the memories of a head", (tokens // 16 + 1) * size * width)
+    check_count("elements of the states of a head", (tokens // 16 + 1) * size * width)
     # Buffers that kernels write are contiguous, with rows of at least 64 elements.
     check_count("elements of a sequence", tokens * heads * max(size, width, *CHUNKS.values()))
     for name, rows in (("query", steps.query), ("key", steps.key), ("value", steps.value)):
         check_count(f"{name}: elements from the first to the last row of a head", tokens * rows.stride(1))
 
 
-def check_key(key: Tensor, fades: Decay) -> None:
+def check_key(key: Tensor, decay: Decay) -> None:
     """Raise `InvalidValue` unless keys are [batch, token, head, size] on a GPU, of a supported dtype and size."""
     if key.dim() != 4:
         raise InvalidValue.of("key", list(key.shape), "four axes: batch, token, head, size")
@@ -59,10 +66,10 @@ def check_key(key: Tensor, fades: Decay) -> None:
         raise InvalidValue.of("key.device", str(key.device), "a GPU: these kernels do not run on a CPU")
     if key.dtype not in SCAN_DTYPES:
         raise InvalidValue.of("key.dtype", str(key.dtype), "float32 or bfloat16")
-    apart = fades == "channel" or key.dtype == torch.float32
+    apart = decay == "channel" or key.dtype == torch.float32
     widest = MAX_KEY_SIZE_PER_CHANNEL if apart else MAX_KEY_SIZE
     if key.shape[3] > widest:
-        raise InvalidValue.of("key", list(key.shape), f"a size of at most {widest} with these types and decays")
+        raise InvalidValue.of("key", list(key.shape), f"a last axis of at most {widest} for this dtype and decay")
 
 
 class ByChunks(torch.autograd.Function):
@@ -72,7 +79,7 @@ class ByChunks(torch.autograd.Function):
     def forward(ctx: Any, *parts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Run the forward kernels."""
         given = Given(*parts)  # type: ignore[arg-type]
-        work = between(given)
+        work = buffers_of(given)
         for launch in forward_launches(given, work):
             launch.run(given.key.device)
         ctx.save_for_backward(*parts)
@@ -85,7 +92,7 @@ class ByChunks(torch.autograd.Function):
         """Recompute the states and run the backward kernels."""
         given = Given(*ctx.saved_tensors)
         change = torch.zeros_like(given.value) if out is None else out
-        found = run_backward(given, change, after, between(given), decays=ctx.needs_input_grad[3])
+        found = run_backward(given, change, after, buffers_of(given), decays=ctx.needs_input_grad[3])
         return (
             found.query,
             found.key,
@@ -127,7 +134,7 @@ def by_chunks(steps: Steps, before: Tensor | None) -> tuple[Tensor, Tensor]:
     warm_up_backward(
         given,
         backward_kind(given, decays=decays),
-        lambda: run_backward(given, torch.zeros_like(given.value), None, between(given), decays=decays),
+        lambda: run_backward(given, torch.zeros_like(given.value), None, buffers_of(given), decays=decays),
     )
     out, after = ByChunks.apply(*given)  # type: ignore[no-untyped-call]
     return out, after
@@ -147,6 +154,6 @@ def by_token(steps: Steps, before: Tensor | None) -> tuple[Tensor, Tensor]:
     given = given_of(steps, before)
     if not given.sizes.tokens:
         return steps.value, steps.nothing().float() if before is None else before.float()
-    out, after = given.rows(given.sizes.value_size), given.memory()
+    out, after = given.rows(given.sizes.value_size), given.state()
     decode_launch(given, out, after).run(out.device)
     return out, after

@@ -10,14 +10,14 @@ import triton.language as tl
 from torch import Tensor
 
 from attn_kernels_triton.kernels.arguments import NO_ROWS, Rows
-from attn_kernels_triton.kernels.recurrence import Decode, Fade, Scan, Unscan, sum_decays
+from attn_kernels_triton.kernels.recurrence import DecaySums, Decode, Scan, Unscan, sum_decays
 from attn_kernels_triton.kernels.recurrence_backward import gradient_to_channels, uncorrect, unrecall, unremember
 from attn_kernels_triton.kernels.recurrence_forward import correct, go_through, recall, remember
 from attn_kernels_triton.launch import Launch, addressable, laid_like, power_of_two
 from attn_kernels_triton.recurrence.tiles import (
+    DECAY_CHANNELS,
     DECODE_WARPS,
     DECODED,
-    FADED,
     NARROWEST,
     ScanChoice,
     ScanSizes,
@@ -48,12 +48,12 @@ class Given(NamedTuple):
         """An empty tensor [batch, tokens, heads, size] in the dtype of the steps."""
         return torch.empty(*self.key.shape[:3], size, dtype=self.key.dtype, device=self.key.device)
 
-    def memory(self) -> Tensor:
+    def state(self) -> Tensor:
         """An empty state [batch, heads, key_size, value_size], float32."""
         batch, _, heads, size = self.key.shape
         return torch.empty(batch, heads, size, self.value.shape[3], dtype=torch.float32, device=self.key.device)
 
-    def states(self) -> Tensor:
+    def chunk_states(self) -> Tensor:
         """An empty tensor for the states of all chunks [batch, heads, chunks · key_size, value_size] in the dtype of
         the steps."""
         batch, tokens, heads, size = self.key.shape
@@ -62,34 +62,34 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Between:
+class Buffers:
     """The intermediate buffers of the kernels and the results; see `kernels.recurrence.Scan`."""
 
-    faded: Tensor | None
-    solved: Tensor | None
-    told: Tensor | None
+    decay_sums: Tensor | None
+    solved_values: Tensor | None
+    solved_keys: Tensor | None
     inverse: Tensor | None
-    news: Tensor | None
-    states: Tensor
+    new_values: Tensor | None
+    chunk_states: Tensor
     after: Tensor
     out: Tensor
 
 
-def between(given: Given) -> Between:
+def buffers_of(given: Given) -> Buffers:
     """Allocate the intermediate buffers and the results."""
     delta_rule, sizes = given.strength is not None, given.sizes
-    faded = None
+    decay_sums = None
     if given.decay is not None:
-        faded = torch.empty_like(given.decay, dtype=torch.float32, memory_format=torch.contiguous_format)
-        faded = faded if sizes.channels else spaced(faded)
-    return Between(
-        faded=faded,
-        solved=given.rows(sizes.value_size) if delta_rule else None,
-        told=given.rows(sizes.key_size) if delta_rule else None,
+        decay_sums = torch.empty_like(given.decay, dtype=torch.float32, memory_format=torch.contiguous_format)
+        decay_sums = decay_sums if sizes.channels else spaced(decay_sums)
+    return Buffers(
+        decay_sums=decay_sums,
+        solved_values=given.rows(sizes.value_size) if delta_rule else None,
+        solved_keys=given.rows(sizes.key_size) if delta_rule else None,
         inverse=given.rows(sizes.chunk) if delta_rule else None,
-        news=given.rows(sizes.value_size) if delta_rule else None,
-        states=given.states(),
-        after=given.memory(),
+        new_values=given.rows(sizes.value_size) if delta_rule else None,
+        chunk_states=given.chunk_states(),
+        after=given.state(),
         out=given.rows(sizes.value_size),
     )
 
@@ -129,23 +129,23 @@ def chosen_scan(program: str, given: Given) -> ScanChoice:
     return scan_choice(program, sizes, found)
 
 
-def memory_launches(given: Given, work: Between) -> list[Launch]:
+def state_launches(given: Given, work: Buffers) -> list[Launch]:
     """The launches that both passes begin with: sums of decays, delta-rule corrections, and states before every
     chunk."""
     found = []
-    if given.decay is not None and work.faded is not None:
-        found.append(fade_launch(given.decay, work.faded, given.sizes))
+    if given.decay is not None and work.decay_sums is not None:
+        found.append(decay_launch(given.decay, work.decay_sums, given.sizes))
     if given.strength is not None:
         found.append(scan_launch(correct, given, work, chosen_scan("correct", given)))
     return [*found, scan_launch(remember, given, work, chosen_scan("remember", given))]
 
 
-def forward_launches(given: Given, work: Between) -> list[Launch]:
+def forward_launches(given: Given, work: Buffers) -> list[Launch]:
     """The launches of the forward pass in order."""
-    return [*memory_launches(given, work), scan_launch(recall, given, work, chosen_scan("recall", given))]
+    return [*state_launches(given, work), scan_launch(recall, given, work, chosen_scan("recall", given))]
 
 
-def scan_launch(program: Any, given: Given, work: Between, choice: ScanChoice) -> Launch:
+def scan_launch(program: Any, given: Given, work: Buffers, choice: ScanChoice) -> Launch:
     """The launch of a kernel with a `Scan` argument."""
     return recurrence_launch(program, scan_of(given, work, choice), given, choice)
 
@@ -166,19 +166,19 @@ def count(program: str, given: Given, choice: ScanChoice) -> int:
     return given.key.shape[0] * given.key.shape[2] * each[program]
 
 
-def scan_of(given: Given, work: Between, choice: ScanChoice) -> Scan:
+def scan_of(given: Given, work: Buffers, choice: ScanChoice) -> Scan:
     """The argument of the forward kernels."""
     return Scan(
         query=token_view(given.query),
         key=token_view(given.key),
         value=token_view(given.value),
-        faded=token_view(work.faded),
+        decay_sums=token_view(work.decay_sums),
         strength=token_view(given.strength),
-        solved=token_view(work.solved),
-        told=token_view(work.told),
+        solved_values=token_view(work.solved_values),
+        solved_keys=token_view(work.solved_keys),
         inverse=token_view(work.inverse),
-        news=token_view(given.value if work.news is None else work.news),
-        states=channel_view(work.states),
+        new_values=token_view(given.value if work.new_values is None else work.new_values),
+        chunk_states=channel_view(work.chunk_states),
         before=channel_view(given.before),
         after=channel_view(work.after),
         out=token_view(work.out),
@@ -188,12 +188,12 @@ def scan_of(given: Given, work: Between, choice: ScanChoice) -> Scan:
     )
 
 
-def fade_launch(decay: Tensor, faded: Tensor, sizes: ScanSizes) -> Launch:
+def decay_launch(decay: Tensor, decay_sums: Tensor, sizes: ScanSizes) -> Launch:
     """The launch of the kernel that sums decays."""
     batch, tokens, heads, size = decay.shape
-    channels = 1 if size == 1 else min(FADED, power_of_two(size))
+    channels = 1 if size == 1 else min(DECAY_CHANNELS, power_of_two(size))
     constants = map(tl.constexpr, (sizes.chunk, size, channels))
-    call = Fade(token_view(decay), token_view(faded), heads, tokens, *constants)
+    call = DecaySums(token_view(decay), token_view(decay_sums), heads, tokens, *constants)
     programs = batch * heads * -(-tokens // sizes.chunk) * -(-size // channels)
     return Launch(program=sum_decays, programs=programs, call=call, warps=4, stages=1)
 
@@ -223,14 +223,14 @@ def decode_launch(given: Given, out: Tensor, after: Tensor) -> Launch:
 class Gradients:
     """The gradients that the backward kernels read and write; see `kernels.recurrence.Unscan`.
 
-    With the delta rule `news` is the gradient of what is written to the state and `value` that of the values; without
-    it they are the same tensor.
+    With the delta rule `new_values` is the gradient of what is written to the state and `value` that of the values;
+    without it they are the same tensor.
     """
 
     out: Tensor
     after: Tensor | None
-    states: Tensor
-    news: Tensor
+    chunk_states: Tensor
+    new_values: Tensor
     query: Tensor
     key: Tensor
     value: Tensor
@@ -242,42 +242,42 @@ class Gradients:
 def gradients(given: Given, out: Tensor, after: Tensor | None, *, decays: bool) -> Gradients:
     """Allocate the gradients; `decays` is whether those of log decays are needed."""
     sizes, strength = given.sizes, given.strength
-    news = given.rows(sizes.value_size)
+    new_values = given.rows(sizes.value_size)
     parts = sizes.key_size
     if not sizes.channels:
         parts = -(-sizes.key_size // chosen_scan("gradient_to_channels", given).keys)
     return Gradients(
         out=addressable(out),
         after=None if after is None else addressable(after),
-        states=given.states(),
-        news=news,
+        chunk_states=given.chunk_states(),
+        new_values=new_values,
         query=given.rows(sizes.key_size),
         key=given.rows(sizes.key_size),
-        value=news if strength is None else given.rows(sizes.value_size),
+        value=new_values if strength is None else given.rows(sizes.value_size),
         decay=given.key.new_empty(*given.key.shape[:3], parts, dtype=torch.float32) if decays else None,
         strength=None if strength is None else torch.empty_like(strength, dtype=torch.float32),
-        before=None if given.before is None else given.memory(),
+        before=None if given.before is None else given.state(),
     )
 
 
-def backward_launches(given: Given, work: Between, found: Gradients) -> list[Launch]:
+def backward_launches(given: Given, work: Buffers, found: Gradients) -> list[Launch]:
     """The launches of the backward pass in order; the states are recomputed first."""
     programs = [unrecall, unremember, *([] if given.strength is None else [uncorrect]), gradient_to_channels]
-    launches = memory_launches(given, work)
+    launches = state_launches(given, work)
     for program in programs:
         choice = chosen_scan(program.__name__, given)
         launches.append(recurrence_launch(program, unscan_of(given, work, found, choice), given, choice))
     return launches
 
 
-def unscan_of(given: Given, work: Between, found: Gradients, choice: ScanChoice) -> Unscan:
+def unscan_of(given: Given, work: Buffers, found: Gradients, choice: ScanChoice) -> Unscan:
     """The argument of the backward kernels."""
     return Unscan(
         scan=scan_of(given, work, choice),
         out=token_view(found.out),
         after=channel_view(found.after),
-        states=channel_view(found.states),
-        news=token_view(found.news),
+        chunk_states=channel_view(found.chunk_states),
+        new_values=token_view(found.new_values),
         before=channel_view(found.before),
         query=token_view(found.query),
         key=token_view(found.key),
@@ -287,7 +287,7 @@ def unscan_of(given: Given, work: Between, found: Gradients, choice: ScanChoice)
     )
 
 
-def run_backward(given: Given, out: Tensor, after: Tensor | None, work: Between, *, decays: bool) -> Gradients:
+def run_backward(given: Given, out: Tensor, after: Tensor | None, work: Buffers, *, decays: bool) -> Gradients:
     """Run the backward kernels, given the gradients of the output and of the final state (None for none)."""
     out, after = laid_like(out, work.out), None if after is None else laid_like(after, work.after)
     found = gradients(given, out, after, decays=decays)

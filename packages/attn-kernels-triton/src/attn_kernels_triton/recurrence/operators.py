@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attn_kernels_triton.machine import uncompilable
 from attn_kernels_triton.recurrence.compute import given_of, to_decay
-from attn_kernels_triton.recurrence.launch import Given, between, forward_launches, run_backward
+from attn_kernels_triton.recurrence.launch import Given, buffers_of, forward_launches, run_backward
 from attn_kernels_triton.replaced import gradients_of, values_of
 
 OPERATOR = Replaceable("triton_chunked", uncompilable)
@@ -71,11 +71,11 @@ def recur(
     steps = Steps(query, key, value, decay, strength)
     given = given_of(steps, before)
     if not given.sizes.tokens:
-        empty = given.memory().zero_() if before is None else before.float().clone()
+        empty = given.state().zero_() if before is None else before.float().clone()
         return torch.empty_like(value), empty
 
     def compute() -> tuple[Tensor, Tensor]:
-        work = between(given)
+        work = buffers_of(given)
         for launch in forward_launches(given, work):
             launch.run(key.device)
         return work.out, work.after
@@ -104,7 +104,7 @@ def recur_backward(
     `names` lists the fields of `Given` that `steps` are, separated by spaces, and after a slash those whose gradients
     are requested; `chunk` as in `recur`.
     """
-    given, wanted = understood(steps, names)
+    given, wanted = parse_call(steps, names)
     tensors = given_of(Steps(*given[:5]), given.before)
     if not tensors.sizes.tokens:
         return [torch.zeros_like(part) if name != "before" or after is None else after.to(part.dtype, copy=True)
@@ -130,7 +130,7 @@ def backward_of(
     """Run the backward kernels over `tensors`, which are those of `given` in a layout that kernels can address."""
     out, after = changes
     change = torch.zeros_like(tensors.value) if out is None else out
-    found = run_backward(tensors, change, after, between(tensors), decays="decay" in wanted)
+    found = run_backward(tensors, change, after, buffers_of(tensors), decays="decay" in wanted)
     gradients = {"query": found.query, "key": found.key, "value": found.value, "before": found.before}
     if given.decay is not None and found.decay is not None:
         gradients["decay"] = to_decay(given.decay, found.decay)
@@ -139,12 +139,12 @@ def backward_of(
     return [gradients[name].to(part.dtype).contiguous() for name, part in wanted.items()]  # type: ignore[union-attr]
 
 
-def understood(steps: list[Tensor], names: str) -> tuple[Given, dict[str, Tensor]]:
+def parse_call(steps: list[Tensor], names: str) -> tuple[Given, dict[str, Tensor]]:
     """The tensors of a call by name, and those whose gradients are requested, see `recur_backward`."""
-    said, _, asked = names.partition("/")
-    known = dict(zip(said.split(), steps, strict=True))
+    present, _, requested = names.partition("/")
+    known = dict(zip(present.split(), steps, strict=True))
     given = Given(**{name: known.get(name) for name in Given._fields})  # type: ignore[arg-type]
-    return given, {name: known[name] for name in asked.split()}
+    return given, {name: known[name] for name in requested.split()}
 
 
 @recur.register_fake
@@ -155,11 +155,11 @@ def _(_query: Tensor, key: Tensor, value: Tensor, *_others: Any) -> tuple[Tensor
 @recur_backward.register_fake
 def _(_out: Tensor | None, _after: Tensor | None, steps: list[Tensor], names: str, _chunk: int = 0) -> list[Tensor]:
     return [
-        torch.empty_like(part, memory_format=torch.contiguous_format) for part in understood(steps, names)[1].values()
+        torch.empty_like(part, memory_format=torch.contiguous_format) for part in parse_call(steps, names)[1].values()
     ]
 
 
-def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG001 -- as torch calls it
+def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG001 -- as torch calls it
     """Save what the backward pass needs (`setup_context`)."""
     *tensors, ctx.chunk = inputs
     present = {name: part for name, part in zip(Given._fields, tensors, strict=True) if part is not None}
@@ -173,9 +173,9 @@ def back(ctx: Any, out: Tensor | None, after: Tensor | None) -> tuple[Tensor | N
     needed = [name for name, needs in zip(Given._fields, ctx.needs_input_grad, strict=False) if needs]
     if not needed or (out is None and after is None):
         return (None,) * (len(Given._fields) + 1)
-    asked = f"{ctx.names}/{' '.join(needed)}"
-    found = dict(zip(needed, recur_backward(out, after, list(ctx.saved_tensors), asked, ctx.chunk), strict=True))
+    names = f"{ctx.names}/{' '.join(needed)}"
+    found = dict(zip(needed, recur_backward(out, after, list(ctx.saved_tensors), names, ctx.chunk), strict=True))
     return *(found.get(name) for name in Given._fields), None
 
 
-recur.register_autograd(back, setup_context=remember)
+recur.register_autograd(back, setup_context=save_for_backward)

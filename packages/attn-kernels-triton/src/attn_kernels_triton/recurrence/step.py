@@ -14,8 +14,8 @@ from torch import Tensor
 
 from attn_kernels_triton.kernels.arguments import NO_ROWS, Rows
 from attn_kernels_triton.kernels.gated_norm import Finish, GatedNorm, finish_rows
-from attn_kernels_triton.kernels.recurrent_gates import Decaying
-from attn_kernels_triton.kernels.recurrent_step import Step, StepTile, StepTurn, step_heads
+from attn_kernels_triton.kernels.recurrent_gates import DecayRows
+from attn_kernels_triton.kernels.recurrent_step import Step, StepRotary, StepTile, step_heads
 from attn_kernels_triton.kernels.short_convolution import Convolution, Convolve, convolve_rows
 from attn_kernels_triton.launch import Launch, power_of_two
 from attn_kernels_triton.recurrence.step_checks import check_step
@@ -31,8 +31,8 @@ BLOCK = 256
 """The number of channels that a program convolves."""
 
 NO_CONVOLUTION = Convolution(None, None, NO_ROWS, None, None, None, None, None)
-NO_TURN = StepTurn(None, None, None, None, None)
-NO_DECAY = Decaying(NO_ROWS, None, None, None, None, None)
+NO_ROTARY = StepRotary(None, None, None, None, None)
+NO_DECAY = DecayRows(NO_ROWS, None, None, None, None, None)
 
 
 class StepPlan(NamedTuple):
@@ -126,17 +126,17 @@ def step_launch(
 ) -> Launch:
     """The launch of the kernel that updates the states; it writes its sums to `total`, or the output if that is
     None."""
-    spec, plan, memory = inputs.spec, plan_of(inputs.spec), inputs.state.fields["S"]
-    slot, head, channel, _ = memory.stride()
+    spec, plan, state = inputs.spec, plan_of(inputs.spec), inputs.state.fields["S"]
+    slot, head, channel, _ = state.stride()
     call = Step(
         query=by_head(inputs.query),
         key=by_head(inputs.key),
         value=by_head(inputs.value),
-        memory=Rows(memory, slot, tl.constexpr(channel), head),
+        state=Rows(state, slot, tl.constexpr(channel), head),
         slots=inputs.state.slots,
         convolution=convolution,
-        turn=turn_of(inputs),
-        decaying=NO_DECAY if inputs.decay is None else decaying_of(spec, inputs.decay),
+        rotary=rotary_of(inputs),
+        decay=NO_DECAY if inputs.decay is None else decay_of(spec, inputs.decay),
         strength=inputs.strength,
         strength_row=None if inputs.strength is None else inputs.strength.stride(0),
         skip=inputs.output.skip,
@@ -160,7 +160,7 @@ def tile_of(spec: RecurrentStepSpec, plan: StepPlan) -> StepTile:
         "key_width": power_of_two(spec.key_size),
         "columns": plan.columns,
         "parts": -(-spec.value_size // plan.columns),
-        "share": spec.num_heads // spec.num_key_heads,
+        "heads_per_key": spec.num_heads // spec.num_key_heads,
         "feature_map": spec.feature_map,
         "unit": spec.unit,
         "step_size": spec.step_size,
@@ -222,21 +222,21 @@ def convolution_of(given: ConvolutionInputs, tail: Tensor | None) -> Convolution
     return Convolution(given.weight, given.bias, kept, *given.starts, tl.constexpr(taps), places)
 
 
-def decaying_of(spec: RecurrentStepSpec, given: DecayInputs) -> Decaying:
+def decay_of(spec: RecurrentStepSpec, given: DecayInputs) -> DecayRows:
     """The kernel argument for the inputs of log decays."""
     rows = given.rows
     view = Rows(rows, 0 if rows.shape[0] == 1 else rows.stride(0), None, rows.stride(1))
     form, channels = tl.constexpr(spec.decay_form), tl.constexpr(spec.decay == "channel")
-    return Decaying(view, given.rate, given.bias, float(given.temperature), form, channels)
+    return DecayRows(view, given.rate, given.bias, float(given.temperature), form, channels)
 
 
-def turn_of(inputs: RecurrentStepInputs) -> StepTurn:
+def rotary_of(inputs: RecurrentStepInputs) -> StepRotary:
     """The kernel argument for cosines and sines."""
     if inputs.cos_sin is None:
-        return NO_TURN
+        return NO_ROTARY
     cosines, sines = (part.contiguous() for part in inputs.cos_sin)
-    turned, neighbours = tl.constexpr(cosines.shape[-1]), tl.constexpr(inputs.spec.rotary == "pairs")
-    return StepTurn(cosines, sines, cosines.stride(0), turned, neighbours)
+    rotated, neighbours = tl.constexpr(cosines.shape[-1]), tl.constexpr(inputs.spec.rotary == "pairs")
+    return StepRotary(cosines, sines, cosines.stride(0), rotated, neighbours)
 
 
 def output_of(inputs: RecurrentStepInputs, out: Tensor) -> GatedNorm:

@@ -25,14 +25,16 @@ def check_step(inputs: RecurrentStepInputs) -> None:
     for name, (tensor, shape) in {**rows_of(inputs, requests), **parameters_of(inputs)}.items():
         if tensor is None or shape is None:
             if tensor is not None or shape is not None:
-                given, allowed = ("None", str(list(shape))) if shape else ("a tensor", "None, by the spec")
+                given, allowed = (
+                    ("None", str(list(shape))) if shape else ("a tensor", "None, because the spec does not use it")
+                )
                 raise InvalidValue.of(name, given, allowed)
             continue
         check_like(name, tensor, shape, query.device)
         check_dtype(name, tensor)
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise InvalidValue.of(
-                f"{name}.stride", list(tensor.stride()), "one that ends in 1: rows lie dense in memory"
+                f"{name}.stride", list(tensor.stride()), "one that ends in 1 (a contiguous last axis)"
             )
     check_state(inputs, requests)
     check_output(inputs)
@@ -42,13 +44,13 @@ def check_step(inputs: RecurrentStepInputs) -> None:
 def rows_of(inputs: RecurrentStepInputs, requests: int) -> Shapes:
     """The tensors with an entry per request and their required shapes."""
     spec, decay = inputs.spec, inputs.decay
-    turned = None if inputs.cos_sin is None else inputs.cos_sin[0].shape[-1]
-    angles = (requests, 1, turned or 0) if spec.rotary != "none" else None
+    rotated = None if inputs.cos_sin is None else inputs.cos_sin[0].shape[-1]
+    angles = (requests, 1, rotated or 0) if spec.rotary != "none" else None
     cosines, sines = inputs.cos_sin or (None, None)
-    fading = None
+    decay_shape = None
     if spec.decay != "none":
         given = 1 if decay is not None and decay.rows.shape[0] == 1 else requests
-        fading = (given, spec.num_heads, spec.key_size if spec.decay == "channel" else 1)
+        decay_shape = (given, spec.num_heads, spec.key_size if spec.decay == "channel" else 1)
     heads = (requests, spec.num_heads)
     return {
         "query": (inputs.query, (requests, spec.num_key_heads, spec.key_size)),
@@ -56,7 +58,7 @@ def rows_of(inputs: RecurrentStepInputs, requests: int) -> Shapes:
         "value": (inputs.value, (*heads, spec.value_size)),
         "cos_sin[0]": (cosines, angles),
         "cos_sin[1]": (sines, angles),
-        "decay.rows": (None if decay is None else decay.rows, fading),
+        "decay.rows": (None if decay is None else decay.rows, decay_shape),
         "strength": (inputs.strength, heads if spec.delta_rule else None),
         "output.gate": (inputs.output.gate, (*heads, spec.value_size) if spec.gate != "none" else None),
     }
@@ -82,7 +84,7 @@ def parameters_of(inputs: RecurrentStepInputs) -> Shapes:
         found["output.norm"] = output.norm, whole if spec.norm_heads else None
     for name, (tensor, _) in found.items():
         if tensor is not None and not tensor.is_contiguous():
-            raise InvalidValue.of(f"{name}.stride", list(tensor.stride()), "a tensor that lies dense in memory")
+            raise InvalidValue.of(f"{name}.stride", list(tensor.stride()), "the strides of a contiguous tensor")
     return found
 
 
@@ -98,24 +100,28 @@ def check_dtype(name: str, tensor: Tensor) -> None:
 def check_state(inputs: RecurrentStepInputs, requests: int) -> None:
     """Raise `InvalidValue` for unsupported states, cached convolution inputs or slot numbers."""
     spec, state = inputs.spec, inputs.state
-    memory = state.fields["S"]
+    states = state.fields["S"]
     device = inputs.query.device
-    check_like("state.fields['S']", memory, (len(memory), spec.num_heads, spec.key_size, spec.columns), device)
-    if memory.dtype != torch.float32 or memory.stride(-1) != 1:
-        given = f"{memory.dtype}, strides {list(memory.stride())}"
-        raise InvalidValue.of("state.fields['S']", given, "float32, rows dense in memory")
+    check_like("state.fields['S']", states, (len(states), spec.num_heads, spec.key_size, spec.columns), device)
+    if states.dtype != torch.float32 or states.stride(-1) != 1:
+        given = f"{states.dtype}, strides {list(states.stride())}"
+        raise InvalidValue.of("state.fields['S']", given, "float32, with a contiguous last axis")
     if spec.taps > 1:
         if "tail" not in state.fields:
-            raise InvalidValue.of("state.fields", sorted(state.fields), "S and tail, the inputs of the convolution")
+            raise InvalidValue.of(
+                "state.fields", sorted(state.fields), "S and tail, the cached inputs of the convolution"
+            )
         tail = state.fields["tail"]
-        check_like("state.fields['tail']", tail, (len(memory), spec.taps - 1, spec.channels), device)
+        check_like("state.fields['tail']", tail, (len(states), spec.taps - 1, spec.channels), device)
         check_dtype("state.fields['tail']", tail)
         if tail.stride(-1) != 1:
-            raise InvalidValue.of("state.fields['tail'].stride", list(tail.stride()), "rows dense in memory")
+            raise InvalidValue.of(
+                "state.fields['tail'].stride", list(tail.stride()), "one that ends in 1 (a contiguous last axis)"
+            )
     check_like("state.slots", state.slots, (requests,), device)
     if state.slots.dtype != torch.int64 or not state.slots.is_contiguous():
         given = f"{state.slots.dtype}, stride {state.slots.stride()}"
-        raise InvalidValue.of("state.slots", given, "int64, dense in memory")
+        raise InvalidValue.of("state.slots", given, "int64, contiguous")
 
 
 def check_output(inputs: RecurrentStepInputs) -> None:
@@ -124,11 +130,11 @@ def check_output(inputs: RecurrentStepInputs) -> None:
     spec, gate = inputs.spec, inputs.output.gate
     if gate is not None and spec.norm_heads > 1 and gate.stride(1) != spec.value_size:
         given = list(gate.stride())
-        raise InvalidValue.of("output.gate.stride", given, "heads side by side, where they are normed together")
+        raise InvalidValue.of("output.gate.stride", given, "contiguous heads, if they are normalized together")
     if inputs.cos_sin is not None:
-        turned = inputs.cos_sin[0].shape[-1]
-        if turned % 2 or not 2 <= turned <= spec.key_size:
-            raise InvalidValue.of("cos_sin", turned, f"an even number of elements up to {spec.key_size}")
+        rotated = inputs.cos_sin[0].shape[-1]
+        if rotated % 2 or not 2 <= rotated <= spec.key_size:
+            raise InvalidValue.of("cos_sin", rotated, f"an even number of elements up to {spec.key_size}")
     if inputs.convolution is not None:
         check_starts(spec, inputs.convolution.starts)
 
@@ -140,5 +146,9 @@ def check_starts(spec: RecurrentStepSpec, starts: tuple[int, int, int]) -> None:
     at = 0
     for start, length in spans:
         if start != at:
-            raise InvalidValue.of("convolution.starts", starts, f"queries, keys and values in {spec.channels} channels")
+            raise InvalidValue.of(
+                "convolution.starts",
+                starts,
+                f"queries, keys and values that fill {spec.channels} channels without overlap",
+            )
         at += length

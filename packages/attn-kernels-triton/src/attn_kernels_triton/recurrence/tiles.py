@@ -74,7 +74,7 @@ SPLIT = torch.version.hip is None
 NARROWEST = 128
 DECODED, DECODE_WARPS = 32, 8
 """The columns of values that a program of the token-by-token kernel owns, and its warps."""
-FADED = 64
+DECAY_CHANNELS = 64
 """The largest number of channels whose decays a program sums."""
 
 

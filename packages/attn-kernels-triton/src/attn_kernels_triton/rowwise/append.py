@@ -10,34 +10,34 @@ from torch import Tensor
 from attn_kernels_triton.checks import check_like
 from attn_kernels_triton.kernels.arguments import Rows
 from attn_kernels_triton.kernels.rotary_append import Append, rotate_append
-from attn_kernels_triton.kernels.rowwise import Turn
+from attn_kernels_triton.kernels.rowwise import Angles
 from attn_kernels_triton.launch import Launch
-from attn_kernels_triton.rowwise.rotary import Turning, by_sequence, turn_tile
-from attn_kernels_triton.rowwise.rows import check_rows, check_turns, power
+from attn_kernels_triton.rowwise.rotary import Rotation, by_sequence, rotary_tile
+from attn_kernels_triton.rowwise.rows import check_angles, check_rows, power
 
 
 def rotate_appended(
-    projected: tuple[Tensor, Tensor, Tensor], turns: tuple[Tensor, Tensor], kept: RowsInPlace, *, interleaved: bool
+    projected: tuple[Tensor, Tensor, Tensor], cos_sin: tuple[Tensor, Tensor], kept: RowsInPlace, *, interleaved: bool
 ) -> Tensor:
     """See `attn_core.RotaryKernel.rotate_appended`; raises `InvalidValue`, see `check_appended`.
 
     The caller must make sure that the slots of the cache may be written.
     """
     query = projected[0]
-    check_appended(projected, turns, kept)
+    check_appended(projected, cos_sin, kept)
     out = query.new_empty(query.shape)
-    append_launch(projected, turns, kept, out, interleaved=interleaved).run(query.device)
+    append_launch(projected, cos_sin, kept, out, interleaved=interleaved).run(query.device)
     return out
 
 
-def check_appended(projected: tuple[Tensor, Tensor, Tensor], turns: tuple[Tensor, Tensor], kept: RowsInPlace) -> None:
+def check_appended(projected: tuple[Tensor, Tensor, Tensor], cos_sin: tuple[Tensor, Tensor], kept: RowsInPlace) -> None:
     """Raise `InvalidValue` for tensors whose shapes, dtypes, devices or strides the kernel does not support."""
     query, key, value = projected
     tokens, _, size = query.shape
     owners, value_size = key.shape[1], value.shape[2]
     for name, rows in (("query", query), ("key", key), ("value", value)):
         check_rows(name, rows)
-    check_turns(query, *turns)
+    check_angles(query, *cos_sin)
     check_like("key", key, (tokens, owners, size), query.device)
     check_like("value", value, (tokens, owners, value_size), query.device)
     check_like("rows.slot_mapping", kept.slot_mapping, (tokens,), query.device)
@@ -45,13 +45,13 @@ def check_appended(projected: tuple[Tensor, Tensor, Tensor], turns: tuple[Tensor
     for name, memory, given in (("key", keys, key), ("value", values, value)):
         check_like(f"rows.fields[{name!r}]", memory, (memory.shape[0], *given.shape[1:]), query.device)
         if memory.dtype != query.dtype or memory.stride(2) != 1:
-            allowed = f"{query.dtype}, heads dense in memory"
+            allowed = f"{query.dtype}, with a contiguous last axis"
             raise InvalidValue.of(f"rows.fields[{name!r}]", f"{memory.dtype}, strides {memory.stride()}", allowed)
 
 
 def append_launch(
     projected: tuple[Tensor, Tensor, Tensor],
-    turns: tuple[Tensor, Tensor],
+    cos_sin: tuple[Tensor, Tensor],
     kept: RowsInPlace,
     out: Tensor,
     *,
@@ -62,7 +62,7 @@ def append_launch(
     tokens, heads, _ = query.shape
     owners, value_size = key.shape[1], value.shape[2]
     keys, values = (kept.fields[name] for name in ("key", "value"))
-    turning = Turning(by_sequence(turns[0]), by_sequence(turns[1]), interleaved)
+    rotation = Rotation(by_sequence(cos_sin[0]), by_sequence(cos_sin[1]), interleaved)
     call = Append(
         query=located(query),
         key=located(key),
@@ -71,11 +71,11 @@ def append_launch(
         key_memory=located(keys),
         value_memory=located(values),
         slots=kept.slot_mapping,
-        turn=Turn(turning.cosines, turning.sines, 0, turning.cosines.stride(1)),
+        angles=Angles(rotation.cosines, rotation.sines, 0, rotation.cosines.stride(1)),
         tokens=tokens,
         heads=heads,
         owners=owners,
-        tile=turn_tile(query[None], turning)._replace(tokens=tl.constexpr(1)),
+        tile=rotary_tile(query[None], rotation)._replace(tokens=tl.constexpr(1)),
         value_size=tl.constexpr(value_size),
         value_width=tl.constexpr(power(value_size)),
     )

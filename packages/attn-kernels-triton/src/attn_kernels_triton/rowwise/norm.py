@@ -11,7 +11,15 @@ from torch.autograd.function import once_differentiable
 from attn_kernels_triton.backends.conditions import MAX_NORM_ROW
 from attn_kernels_triton.kernels.rowwise import Norm, Unnorm, norm_rows, unnorm_rows
 from attn_kernels_triton.launch import Launch, laid, laid_like, specialized, warm_up_backward
-from attn_kernels_triton.rowwise.rows import SHARES, check_added, check_gain, check_rows, flat, matrix, norm_tile
+from attn_kernels_triton.rowwise.rows import (
+    BACKWARD_WARPS,
+    check_added,
+    check_gain,
+    check_rows,
+    flat,
+    matrix,
+    norm_tile,
+)
 
 
 class Normed(NamedTuple):
@@ -63,7 +71,7 @@ def unnorm_launch(work: Unnormed, eps: float) -> Launch:
 def programs_of(count: int, size: int) -> int:
     """The grid size of the backward kernel for `count` rows."""
     tile, warps = norm_tile(size)
-    return int(min(-(-count // tile.rows.value), SHARES // warps))
+    return int(min(-(-count // tile.rows.value), BACKWARD_WARPS // warps))
 
 
 class RmsNorm(torch.autograd.Function):

@@ -9,14 +9,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attn_kernels_triton.kernels.rowwise import Rotate, Turn, TurnTile, rotate_rows
+from attn_kernels_triton.kernels.rowwise import Angles, RotaryTile, Rotate, rotate_rows
 from attn_kernels_triton.launch import Launch, laid_like, rows, specialized, warm_up_backward
-from attn_kernels_triton.rowwise.rows import TURN_ELEMENTS, TURN_HEADS, check_rows, check_turns, power
+from attn_kernels_triton.rowwise.rows import ROTARY_HEADS, ROTARY_PAIRS, check_angles, check_rows, power
 
 WARPS = 4
 
 
-class Turning(NamedTuple):
+class Rotation(NamedTuple):
     """Cosines and sines [1 or batch, token, rotary size], whether pairs are neighbouring elements (`interleaved`) or in
     two halves, and whether the rotation is inverted (`back`)."""
 
@@ -26,45 +26,45 @@ class Turning(NamedTuple):
     back: bool = False
 
 
-def rotary_launch(given: Tensor, out: Tensor, turning: Turning) -> Launch:
+def rotary_launch(given: Tensor, out: Tensor, rotation: Rotation) -> Launch:
     """The launch of the kernel over a tensor [batch, token, head, size]."""
     batch, tokens, heads, _ = given.shape
-    tile = turn_tile(given, turning)
-    strides = turning.cosines.stride()
-    shared = turning.cosines.shape[0] == 1
-    turn = Turn(turning.cosines, turning.sines, 0 if shared else strides[0], strides[1])
-    call = Rotate(rows(given), rows(out), turn, tokens, heads, tile)
+    tile = rotary_tile(given, rotation)
+    strides = rotation.cosines.stride()
+    shared = rotation.cosines.shape[0] == 1
+    angles = Angles(rotation.cosines, rotation.sines, 0 if shared else strides[0], strides[1])
+    call = Rotate(rows(given), rows(out), angles, tokens, heads, tile)
     programs = batch * -(-tokens // tile.tokens.value) * -(-heads // tile.heads.value)
     return Launch(program=rotate_rows, programs=programs, call=call, warps=WARPS, stages=1)
 
 
-def turn_tile(given: Tensor, turning: Turning) -> TurnTile:
+def rotary_tile(given: Tensor, rotation: Rotation) -> RotaryTile:
     """The compile-time constants of the kernel: its tile, the rotary size and the direction of the rotation."""
     _, tokens, heads, size = given.shape
-    pairs = turning.cosines.shape[-1] // 2
+    pairs = rotation.cosines.shape[-1] // 2
     rest = size - 2 * pairs
     constants = (
-        min(max(1, TURN_ELEMENTS // power(pairs)), power(tokens)),
-        min(TURN_HEADS, power(heads)),
+        min(max(1, ROTARY_PAIRS // power(pairs)), power(tokens)),
+        min(ROTARY_HEADS, power(heads)),
         size,
         pairs,
         power(pairs),
         power(rest) if rest else 0,
-        turning.interleaved,
-        turning.back,
+        rotation.interleaved,
+        rotation.back,
     )
-    return TurnTile(*map(tl.constexpr, constants))
+    return RotaryTile(*map(tl.constexpr, constants))
 
 
 class Rotated(torch.autograd.Function):
     """The rotation of a tensor [batch, token, head, size]; the gradient is rotated by the negative angles."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, turning: Turning) -> Tensor:
+    def forward(ctx: Any, given: Tensor, rotation: Rotation) -> Tensor:
         """Run the kernel."""
-        ctx.save_for_backward(turning.cosines, turning.sines)
-        ctx.interleaved = turning.interleaved
-        return turned(given, turning)
+        ctx.save_for_backward(rotation.cosines, rotation.sines)
+        ctx.interleaved = rotation.interleaved
+        return rotated(given, rotation)
 
     @staticmethod
     @once_differentiable
@@ -72,13 +72,13 @@ class Rotated(torch.autograd.Function):
         """Run the kernel with negative angles on the gradient."""
         cosines, sines = ctx.saved_tensors
         change = laid_like(change, torch.empty_like(change, memory_format=torch.contiguous_format))
-        return turned(change, Turning(cosines, sines, ctx.interleaved, back=True)), None
+        return rotated(change, Rotation(cosines, sines, ctx.interleaved, back=True)), None
 
 
-def turned(given: Tensor, turning: Turning) -> Tensor:
+def rotated(given: Tensor, rotation: Rotation) -> Tensor:
     """Allocate the rotated tensor and run the kernel."""
     out = torch.empty_like(given, memory_format=torch.contiguous_format)
-    rotary_launch(given, out, turning).run(given.device)
+    rotary_launch(given, out, rotation).run(given.device)
     return out
 
 
@@ -86,13 +86,13 @@ def turned(given: Tensor, turning: Turning) -> Tensor:
 def rotate(given: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) -> Tensor:
     """See `attn_core.RotaryKernel.rotate`; raises `InvalidValue`, see `rowwise.rows`."""
     check_rows("rows", given)
-    check_turns(given, cosines, sines)
+    check_angles(given, cosines, sines)
     whole = given if given.dim() == 4 else given[None]
-    turning = Turning(by_sequence(cosines), by_sequence(sines), interleaved)
-    numbers = (part for count in (*whole.shape[:3], len(turning.cosines)) for part in specialized(count))
+    rotation = Rotation(by_sequence(cosines), by_sequence(sines), interleaved)
+    numbers = (part for count in (*whole.shape[:3], len(rotation.cosines)) for part in specialized(count))
     kind = "rotary", interleaved, given.dtype, whole.shape[3], cosines.shape[-1], *numbers
-    warm_up_backward((whole,), kind, lambda: turned(dense_zeros(whole), turning._replace(back=True)))
-    out: Tensor = Rotated.apply(whole, turning)  # type: ignore[no-untyped-call]
+    warm_up_backward((whole,), kind, lambda: rotated(dense_zeros(whole), rotation._replace(back=True)))
+    out: Tensor = Rotated.apply(whole, rotation)  # type: ignore[no-untyped-call]
     return out.view(given.shape)
 
 
@@ -101,7 +101,7 @@ def dense_zeros(like: Tensor) -> Tensor:
     return torch.zeros_like(like, memory_format=torch.contiguous_format)
 
 
-def by_sequence(turn: Tensor) -> Tensor:
+def by_sequence(table: Tensor) -> Tensor:
     """Reshape cosines or sines [..., token, 1, rotary size] to [1 or batch, token, rotary size]."""
-    flat = turn[..., 0, :]
+    flat = table[..., 0, :]
     return flat if flat.dim() == 3 else flat[None]

@@ -56,22 +56,24 @@ def check_gain(gain: Tensor | None, rows: Tensor) -> None:
     check_dense("gain", gain)
 
 
-def check_turns(rows: Tensor, cosines: Tensor, sines: Tensor) -> None:
+def check_angles(rows: Tensor, cosines: Tensor, sines: Tensor) -> None:
     """Raise `InvalidValue` for cosines and sines that do not fit rows [tokens, heads, size] or [batch, tokens, heads,
     size]."""
     if rows.dim() not in (3, 4):
         raise InvalidValue.of("rows", list(rows.shape), "three or four axes: batch, tokens, heads, size")
     batch, tokens, _, size = (1, *rows.shape)[-4:]
-    for name, turn in (("cosines", cosines), ("sines", sines)):
-        shape = tuple(turn.shape)
+    for name, table in (("cosines", cosines), ("sines", sines)):
+        shape = tuple(table.shape)
         fits = [(tokens, 1), (1, tokens, 1), (batch, tokens, 1)]
         if shape[:-1] not in fits or not 2 <= shape[-1] <= size or shape[-1] % 2 or shape != tuple(cosines.shape):
-            raise InvalidValue.of(name, list(shape), f"[{tokens}, 1, an even number up to {size}], as the cosines")
-        if turn.dtype != torch.float32 or turn.device != rows.device:
-            raise InvalidValue.of(name, f"{turn.dtype} on {turn.device}", f"float32 on {rows.device}")
-        if turn.requires_grad:
-            raise InvalidValue.of(f"{name}.requires_grad", "True", "False: no gradient flows to angles")
-        check_dense(name, turn)
+            raise InvalidValue.of(
+                name, list(shape), f"[{tokens}, 1, an even number up to {size}], the shape of the cosines"
+            )
+        if table.dtype != torch.float32 or table.device != rows.device:
+            raise InvalidValue.of(name, f"{table.dtype} on {table.device}", f"float32 on {rows.device}")
+        if table.requires_grad:
+            raise InvalidValue.of(f"{name}.requires_grad", "True", "False: angles have no gradient")
+        check_dense(name, table)
     check_count("tokens of a sequence", tokens * rows.stride(-3))
 
 
@@ -90,18 +92,18 @@ def check_logits(logits: Tensor, ids: Tensor) -> None:
 def check_dense(name: str, tensor: Tensor) -> None:
     """Raise `InvalidValue` unless the last axis is contiguous."""
     if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-        raise InvalidValue.of(f"{name}.stride", list(tensor.stride()), "one that ends in 1: rows lie dense in memory")
+        raise InvalidValue.of(f"{name}.stride", list(tensor.stride()), "one that ends in 1 (a contiguous last axis)")
 
 
 NORM_ELEMENTS = 2048
 """The number of elements of a norm's tile where rows are short."""
 WARPS_OF_WIDTH = {2048: 4, 4096: 8, 8192: 16}
 """The number of warps of a norm kernel for rows of up to each width."""
-SHARES = 132 * 32
+BACKWARD_WARPS = 132 * 32
 """The number of warps of a whole backward norm, enough to keep an H200 busy."""
 GATE_ELEMENTS, GATE_WIDTH = 4096, 1024
 LOSS_WIDTH, LOSS_WARPS = 8192, 8
-TURN_ELEMENTS, TURN_HEADS = 1024, 4
+ROTARY_PAIRS, ROTARY_HEADS = 1024, 4
 """The number of pairs in a tile of tokens, and of heads that a program rotates one after the other."""
 
 

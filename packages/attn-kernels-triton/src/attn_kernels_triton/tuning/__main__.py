@@ -19,30 +19,28 @@ def main() -> int:
     why = absence()
     device = torch.device("cpu" if why else "cuda")
     if why is None and not has_copier(device):
-        why = "only chips that copy tiles by themselves have a choice: compute capability 9.0 and more"
+        why = "nothing to tune: only GPUs with TMA (compute capability 9.0 or more) have several candidates"
     if why:
         sys.stderr.write(f"{why}\n")
         return 1
     number = count()
-    sys.stdout.write(f"{number} candidates: forward and backward passes of bands, decoding over pages, recurrences\n")
-    sys.stdout.write(
-        f"about {-(-number * EACH // 60)} minutes, most of which the compiler takes where it has not met them\n"
-    )
+    sys.stdout.write(f"{number} candidates: attention (forward, backward), paged decoding, linear recurrences\n")
+    sys.stdout.write(f"about {-(-number * EACH // 60)} minutes, mostly for compiling kernels that are not cached yet\n")
     found = []
     for one in measure(device):
         found.append(one)
-        sys.stdout.write(f"{one.name:28} {said(one.choice):64} {1e3 * one.seconds:9.3f} ms\n")
+        sys.stdout.write(f"{one.name:28} {formatted(one.choice):64} {1e3 * one.seconds:9.3f} ms\n")
     fastest = best(found)
     for name, choice in fastest.items():
-        sys.stdout.write(f"{name:28} {said(choice)}\n")
-    sys.stdout.write(f"kept in {add(name_of(device), fastest)}\n")
+        sys.stdout.write(f"{name:28} {formatted(choice)}\n")
+    sys.stdout.write(f"stored in {add(name_of(device), fastest)}\n")
     return 0
 
 
-def said(candidate: Candidate) -> str:
+def formatted(candidate: Candidate) -> str:
     """Format a candidate; those of several kernels are joined by semicolons."""
     if isinstance(candidate[0], tuple):
-        return "; ".join(map(said, candidate))  # type: ignore[arg-type]
+        return "; ".join(map(formatted, candidate))  # type: ignore[arg-type]
     return " ".join(map(str, candidate))
 
 

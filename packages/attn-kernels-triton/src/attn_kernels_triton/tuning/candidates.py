@@ -14,7 +14,7 @@ from attn_kernels_triton.attention.tiles import (
     Sizes,
 )
 from attn_kernels_triton.kernels.arguments import Rule
-from attn_kernels_triton.paged.tiles import FEW, PAGED_CHOICES, PagedChoice
+from attn_kernels_triton.paged.tiles import PAGED_CHOICES, SMALL_TILE, PagedChoice
 from attn_kernels_triton.recurrence.tiles import NARROWEST as NARROWEST_KEYS
 from attn_kernels_triton.recurrence.tiles import SCAN_CHOICES, ScanChoice
 
@@ -57,7 +57,7 @@ PAGED: dict[int, tuple[PagedChoice, ...]] = {
         (256, PagedChoice(64, 8, 2, times=2)),
         (512, PagedChoice(64, 8, 2, times=8)),
     )
-    for first in (PAGED_CHOICES[FEW, True, width],)
+    for first in (PAGED_CHOICES[SMALL_TILE, True, width],)
 }
 """Candidates for decoding over a paged cache in 16 bits, by width."""
 

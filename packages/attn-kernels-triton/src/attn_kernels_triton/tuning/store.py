@@ -56,7 +56,7 @@ def read(device: str) -> dict[str, Candidate]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        warnings.warn(f"{path} is passed by, and what is shipped is taken: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"ignoring {path}, the default launch parameters are used: {error}", RuntimeWarning, stacklevel=2)
         return {}
 
 
@@ -64,7 +64,7 @@ def choices_of(content: dict[str, Any], made: dict[str, str]) -> dict[str, Candi
     """Parse the content of a file; raises `ValueError` for another origin or an entry that is no candidate of its
     kind."""
     if content["origin"] != made:
-        raise ValueError(f"it is of {content['origin']}, not of {made}")
+        raise ValueError(f"it was measured for {content['origin']}, not for {made}")
     known = every()
     return {name: candidate_of(known.get(name, ()), name, written) for name, written in content["choices"].items()}
 
@@ -74,7 +74,7 @@ def candidate_of(known: tuple[Candidate, ...], name: str, written: object) -> Ca
     for candidate in known:
         if json.loads(json.dumps(candidate)) == written:
             return candidate
-    raise ValueError(f"{written} is none of the candidates of {name!r}")
+    raise ValueError(f"{written} is not a candidate of {name!r}")
 
 
 def add(device: str, found: dict[str, Candidate]) -> Path:

@@ -19,10 +19,10 @@ from attn_kernels_triton.kernels.recurrence_forward import recall, remember
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.paged.attend import launches
 from attn_kernels_triton.recurrence.launch import (
-    Between,
+    Buffers,
     Given,
     Gradients,
-    between,
+    buffers_of,
     gradients,
     recurrence_launch,
     scan_of,
@@ -167,13 +167,14 @@ def recurrence_trials(device: torch.device) -> Iterator[Trial]:
     """The trials of the chunked kernels of the gated delta rule, with one decay per head and per channel."""
     for channels in (False, True):
         given = steps(device, channels=channels)
-        work = between(given)
-        for part in (work.faded, work.solved, work.told, work.inverse, work.news, work.states):
+        work = buffers_of(given)
+        solved = work.solved_values, work.solved_keys, work.inverse
+        for part in (work.decay_sums, *solved, work.new_values, work.chunk_states):
             if part is not None:
                 part.zero_()
         found = gradients(given, torch.randn_like(work.out), work.after, decays=True)
-        found.states.zero_()
-        found.news.zero_()
+        found.chunk_states.zero_()
+        found.new_values.zero_()
         for (program, apart), candidates in RECURRENCES.items():
             if apart == channels:
                 for candidate in candidates:
@@ -181,9 +182,9 @@ def recurrence_trials(device: torch.device) -> Iterator[Trial]:
                     yield Trial(recurrence_name(program, channels=channels), candidate, (launch,))
 
 
-def trial_launch(program: str, memory: tuple[Given, Between, Gradients], candidate: ScanChoice) -> Launch:
+def trial_launch(program: str, tensors: tuple[Given, Buffers, Gradients], candidate: ScanChoice) -> Launch:
     """The launch of one recurrence kernel, with a tile of no more channels than there are."""
-    given, work, found = memory
+    given, work, found = tensors
     choice = scan_choice(program, given.sizes, candidate)
     if program in {"remember", "recall"}:
         return recurrence_launch(PROGRAMS[program], scan_of(given, work, choice), given, choice)
@@ -193,9 +194,9 @@ def trial_launch(program: str, memory: tuple[Given, Between, Gradients], candida
 def steps(device: torch.device, *, channels: bool) -> Given:
     """Random steps in bfloat16 with weak decay."""
     rows = torch.randn(3, BATCH, TOKENS, RECURRENT_HEADS, SIZE, device=device).bfloat16()
-    fades = -0.01 * torch.rand(BATCH, TOKENS, RECURRENT_HEADS, SIZE if channels else 1, device=device)
+    decay = -0.01 * torch.rand(BATCH, TOKENS, RECURRENT_HEADS, SIZE if channels else 1, device=device)
     strength = spaced(torch.rand(BATCH, TOKENS, RECURRENT_HEADS, 1, device=device))
-    return Given(rows[0], rows[1], rows[2], fades, strength, None)
+    return Given(rows[0], rows[1], rows[2], decay, strength, None)
 
 
 def trials(device: torch.device) -> Iterator[Trial]:

@@ -221,7 +221,7 @@ class RobertaAdapter(BertAdapter):
             required_count(values, "max_position_embeddings"),
         )
         if rows <= first:
-            raise InvalidValue.of("max_position_embeddings", rows, f"more than {first}: positions begin there")
+            raise InvalidValue.of("max_position_embeddings", rows, f"more than {first}, the first position")
         return {"max_seq_len": rows - first, "positions": "real", "first_position": first}
 
     def hf_positions(self, config: EncoderConfig) -> dict[str, Any]:

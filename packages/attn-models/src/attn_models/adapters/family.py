@@ -101,8 +101,8 @@ class FamilyAdapter(StateDictAdapter):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        turned = ROPE_KEYS | {"partial_rotary_factor"} if cls.fixed.get("positions") == "rotary" else frozenset()
-        declared = {*cls.fields.values(), *cls.defaults, *cls.allowed, *cls.reads, *turned}
+        rotary_keys = ROPE_KEYS | {"partial_rotary_factor"} if cls.fixed.get("positions") == "rotary" else frozenset()
+        declared = {*cls.fields.values(), *cls.defaults, *cls.allowed, *cls.reads, *rotary_keys}
         cls.known_keys = frozenset({*declared, cls.activation_key} if cls.activations else declared)
         cls.head = f"{cls.names['unembedding']}.weight"
 

@@ -183,7 +183,9 @@ class Gemma2Adapter(LlamaAdapter):
     def _scalar(self, scale: float) -> int:
         scalar = round(scale**-2)
         if scalar**-0.5 != scale:
-            raise Incompatible(f"a scale of {scale} is no whole number's 1/√n, as a {self.model_type} needs")
+            raise Incompatible(
+                f"a scale of {scale} is not 1/√n of a whole number n, as a {self.model_type} config.json requires"
+            )
         return scalar
 
     def _cap(self, values: Mapping[str, Any], key: str) -> float | None:

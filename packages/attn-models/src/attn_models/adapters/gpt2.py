@@ -155,6 +155,8 @@ def dropout_of(values: Mapping[str, Any]) -> float:
     embedded: float = values.get("embd_pdrop") or 0.0
     added = values.get("resid_pdrop") or 0.0
     if embedded != added:
-        log.warning("embd_pdrop %s and resid_pdrop %s differ: neither acts in training here", embedded, added)
+        log.warning(
+            "embd_pdrop %s and resid_pdrop %s differ, which is not supported: dropout is set to 0", embedded, added
+        )
         return 0.0
     return embedded

@@ -20,7 +20,7 @@ from attn_models.decoder.config import DecoderConfig
 log = logging.getLogger(__name__)
 
 # Keys for training, files, or the use of transformers, which do not change what a forward pass computes.
-HARMLESS = re.compile(
+IGNORED_KEYS = re.compile(
     r"_.*|architectures|requires|(torch_)?dtype|transformers_version|model_type|use_cache|pretraining_tp|problem_type"
     r"|(id2label|label2id|num_labels)|output_\w+|return_dict\w*|is_encoder_decoder|chunk_size_feed_forward|name_or_path"
     r"|initializer_(range|factor|cutoff_factor)|rescale_prenorm_residual|\w+_token_ids?|\w*(dropout(_prob)?|_pdrop)|summary_\w+"
@@ -30,7 +30,7 @@ HARMLESS = re.compile(
 )
 FULL = "full_attention"
 # Keys of other families that change the computation, and the values with which they do not.
-CHANGING: Mapping[str, tuple[Any, ...]] = {
+NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "sliding_window": (None,),
     "use_sliding_window": (False, None),
@@ -66,18 +66,20 @@ CHANGING: Mapping[str, tuple[Any, ...]] = {
 def check_unread_keys(values: Mapping[str, Any], read: Collection[str], path: Path) -> None:
     """Raises `InvalidValue` for a key outside `read` that would change the computation, and warns of unknown keys."""
     unread = {key: value for key, value in values.items() if key not in read}
-    require_allowed(unread, CHANGING)
+    require_allowed(unread, NEUTRAL_VALUES)
     layers = unread.get("layer_types")
     if layers is not None and not (isinstance(layers, list) and all(kind == FULL for kind in layers)):
         require_allowed({"layer_types": layers}, {"layer_types": (f"{FULL!r} for every layer",)})
-    unknown = sorted(key for key in unread if key not in {*CHANGING, "layer_types"} and not HARMLESS.fullmatch(key))
+    unknown = sorted(
+        key for key in unread if key not in {*NEUTRAL_VALUES, "layer_types"} and not IGNORED_KEYS.fullmatch(key)
+    )
     if unknown:
-        log.warning("%s: unknown keys, which change nothing here: %s", path, ", ".join(unknown))
+        log.warning("%s: unknown config keys, which are ignored: %s", path, ", ".join(unknown))
 
 
 DEFAULT_BASE = 10000.0
 # For every supported `rope_type`, the fields of `attn_core`'s scaling and their keys in `rope_parameters`.
-KEYS: Mapping[str, Mapping[str, str]] = {
+ROPE_SCALING_KEYS: Mapping[str, Mapping[str, str]] = {
     "linear": {"factor": "factor"},
     "llama3": {
         "factor": "factor",
@@ -112,9 +114,9 @@ def read_rope(values: Mapping[str, Any], base: float = DEFAULT_BASE, *, partial:
     their models ignore it or use it only with some scalings. Raises `InvalidValue` for two descriptions that differ.
     """
     given = one_rope_of(values)
-    beside = {key: values[key] for key in ("rope_theta", "partial_rotary_factor") if values.get(key) is not None}
+    top_level = {key: values[key] for key in ("rope_theta", "partial_rotary_factor") if values.get(key) is not None}
     context = values.get("max_position_embeddings")
-    found = {"rope_theta": base, "original_max_position_embeddings": context, **beside, **given}
+    found = {"rope_theta": base, "original_max_position_embeddings": context, **top_level, **given}
     if not partial:
         require_allowed(found, {"partial_rotary_factor": (1, None)})
     require_one_context(values, given)
@@ -129,7 +131,7 @@ def one_rope_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
             raise InvalidValue.of(key, given, "an object")
     new, old = objects.values()
     if new and old and new != old:
-        raise InvalidValue.of("rope_scaling", old, "nothing beside rope_parameters, or the same")
+        raise InvalidValue.of("rope_scaling", old, "null, or the same as rope_parameters")
     return new or old
 
 
@@ -137,7 +139,7 @@ def require_one_context(values: Mapping[str, Any], given: Mapping[str, Any]) -> 
     """Raises `InvalidValue` for a top-level original context length that differs from the one that the scaling uses."""
     outside, inside = (where.get("original_max_position_embeddings") for where in (values, given))
     if outside is not None and outside != (inside or values.get("max_position_embeddings")):
-        allowed = "that of rope_parameters, where the context before stretching is read"
+        allowed = "the value in rope_parameters or, without one there, max_position_embeddings"
         raise InvalidValue.of("original_max_position_embeddings", outside, allowed)
 
 
@@ -147,11 +149,11 @@ def rope_of(given: Mapping[str, Any]) -> Rope:
     base, fraction = given.get("rope_theta", DEFAULT_BASE), given.get("partial_rotary_factor", 1.0)
     if kind == "default":
         return Rope(base=base, fraction=fraction)
-    if kind not in KEYS:
-        raise InvalidValue.of("rope_parameters.rope_type", kind, ", ".join(["default", *KEYS]))
+    if kind not in ROPE_SCALING_KEYS:
+        raise InvalidValue.of("rope_parameters.rope_type", kind, ", ".join(["default", *ROPE_SCALING_KEYS]))
     if not isinstance(given.get("factor"), (int, float)):
         raise InvalidValue.of("rope_parameters.factor", given.get("factor"), "a number from 1")
-    fields = {field: given[key] for field, key in KEYS[kind].items() if given.get(key) is not None}
+    fields = {field: given[key] for field, key in ROPE_SCALING_KEYS[kind].items() if given.get(key) is not None}
     if kind == "yarn" and "attention" not in fields and given.get("mscale") and given.get("mscale_all_dim"):
         fields["attention"] = mscale(given["factor"], given["mscale"]) / mscale(
             given["factor"], given["mscale_all_dim"]
@@ -165,9 +167,12 @@ def rope_parameters(rope: Rope) -> dict[str, Any]:
     if rope.scaling is None:
         return plain
     kind = rope.scaling["kind"]
-    if kind not in KEYS:
-        raise InvalidValue.of("rope_scaling.kind", kind, ", ".join(KEYS))
-    return plain | {"rope_type": kind, **{KEYS[kind][f]: v for f, v in rope.scaling.items() if f != "kind"}}
+    if kind not in ROPE_SCALING_KEYS:
+        raise InvalidValue.of("rope_scaling.kind", kind, ", ".join(ROPE_SCALING_KEYS))
+    return plain | {
+        "rope_type": kind,
+        **{ROPE_SCALING_KEYS[kind][f]: v for f, v in rope.scaling.items() if f != "kind"},
+    }
 
 
 def long_rope(values: Mapping[str, Any]) -> Rope:
@@ -179,8 +184,10 @@ def long_rope(values: Mapping[str, Any]) -> Rope:
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in ("longrope", "su", "yarn"):
         if kind == "default":
-            said = {key: value for key, value in values.items() if key != "original_max_position_embeddings"}
-            return read_rope(said, partial=True)
+            values_without_context = {
+                key: value for key, value in values.items() if key != "original_max_position_embeddings"
+            }
+            return read_rope(values_without_context, partial=True)
         raise InvalidValue.of("rope_parameters.rope_type", kind, "'default' or 'longrope'")
     plain = read_rope(
         {key: value for key, value in values.items() if key not in ("rope_scaling", "original_max_position_embeddings")}
@@ -211,13 +218,13 @@ def ropes_of_kinds(values: Mapping[str, Any], kinds: Sequence[str], base: float)
     given, context = values.get("rope_parameters"), values.get("max_position_embeddings")
     nested = isinstance(given, Mapping) and any(kind in given for kind in kinds)
     require_allowed(values, {"rope_scaling": (None, {})} if nested else {"rope_parameters": (None, {})})
-    alone = {"rope_theta": (None, base), "partial_rotary_factor": (1, None)}
-    require_allowed(values, alone | {"original_max_position_embeddings": (None, context)})
+    top_level = {"rope_theta": (None, base), "partial_rotary_factor": (1, None)}
+    require_allowed(values, top_level | {"original_max_position_embeddings": (None, context)})
     stretched = values.get("rope_scaling") or {}
     if not isinstance(stretched, Mapping):
         raise InvalidValue.of("rope_scaling", stretched, "an object")
-    said = given if nested else {kinds[0]: {"rope_type": "default", **stretched}}
-    found = {kind: {"rope_theta": base, **((said or {}).get(kind) or {})} for kind in kinds}
+    by_kind = given if nested else {kinds[0]: {"rope_type": "default", **stretched}}
+    found = {kind: {"rope_theta": base, **((by_kind or {}).get(kind) or {})} for kind in kinds}
     for rope in found.values():
         require_allowed(rope, {"partial_rotary_factor": (1, None)})
     return {kind: rope_of({"original_max_position_embeddings": context, **rope}) for kind, rope in found.items()}

@@ -24,7 +24,7 @@ def require_mechanism(full_name: str, layout: str) -> None:
         installed().mechanisms.full_name(full_name)
     except UnknownName as error:
         package, _, name = full_name.rpartition("/")
-        message = f"unknown mechanism {name!r}, which layers of a {layout} model compute; pip install {package}"
+        message = f"unknown mechanism {name!r}, which layers of a {layout} model use; pip install {package}"
         raise UnknownName(message, kind="mechanism", name=name, package=package) from error
 
 
@@ -242,7 +242,7 @@ def _expert_fields(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The fields for the experts; empty where every layer has a single feed-forward."""
     dense = values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or dense != list(range(len(dense))):
-        raise InvalidValue.of("mlp_only_layers", dense, "the first layers, without a gap")
+        raise InvalidValue.of("mlp_only_layers", dense, "the numbers of the first layers, without gaps")
     if not values["num_experts"] or len(dense) == layers:
         return {}
     hidden, shared = (

@@ -126,7 +126,7 @@ class ReformerAdapter(EncoderAdapter):
             raise Incompatible(f"hashing other than with {HF_HASHING} cannot be expressed in a reformer config.json")
         if any(one.reach != 1 for one in local) or len({one.chunk for one in chosen}) > 1:
             raise Incompatible(
-                "chunks that see more than one other, or differ in size, cannot be expressed in a reformer"
+                "chunks that attend to more than one other chunk, or differ in size, cannot be expressed in a reformer"
             )
         if len({(one.buckets, one.rounds) for one in hashed}) > 1:
             raise Incompatible(
@@ -204,7 +204,7 @@ def _choice(values: Mapping[str, Any], kind: str, layer: int) -> AttentionChoice
         return AttentionChoice(mechanism=LOCAL, options={"chunk": chunk})
     buckets, seed = values.get("num_buckets"), values.get("hash_seed")
     if not isinstance(buckets, int):
-        allowed = "an even number; where it is null, transformers chooses one by the first text that it is given"
+        allowed = "an even number; null, for a choice by the length of the first input, is not supported"
         raise InvalidValue.of("num_buckets", buckets, allowed)
     sizes = {"buckets": buckets, "rounds": values.get("num_hashes", 1), "chunk": chunk}
     return AttentionChoice(mechanism=HASHED, options=sizes | HF_HASHING | {"seed": layer if seed is None else seed})

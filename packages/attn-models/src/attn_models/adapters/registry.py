@@ -172,7 +172,7 @@ VIT_ADAPTERS: dict[str, VitAdapter] = {layout.model_type: layout for layout in (
 
 def vit_adapter(model_type: object, requires: object = None) -> VitAdapter:
     """The layout of this `model_type`; raises as `decoder_adapter`."""
-    return _adapter(VitAdapter, "model_type of a model of images", model_type, requires)
+    return _adapter(VitAdapter, "model_type of an image model", model_type, requires)
 
 
 def vit_adapter_for(config: VisionConfig) -> VitAdapter:

@@ -16,7 +16,9 @@ from attn_models.device import require_memory
 from attn_models.quantization.block_tensor import BlockTensor
 from attn_models.weights import CheckpointFolder
 
-DRAWS = frozenset({"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "kaiming_uniform_", "_no_grad_normal_"})
+RANDOM_INIT_FUNCTIONS = frozenset(
+    {"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "kaiming_uniform_", "_no_grad_normal_"}
+)
 
 
 @contextmanager
@@ -34,7 +36,11 @@ class _SkipRandomInit(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         target = args[0] if args else kwargs.get("tensor")
-        if getattr(func, "__name__", "") in DRAWS and isinstance(target, torch.Tensor) and target.is_meta:
+        if (
+            getattr(func, "__name__", "") in RANDOM_INIT_FUNCTIONS
+            and isinstance(target, torch.Tensor)
+            and target.is_meta
+        ):
             return target
         return func(*args, **kwargs)
 
@@ -57,7 +63,7 @@ def check_config_fits(checkpoint: CheckpointFolder, config: Any) -> None:
     for field, limit in limits.items():
         value = getattr(config, field, None)
         if value is not None and value > limit:
-            rule = f"{field} {value} is more than the tensors hold ({limit})"
+            rule = f"{field} {value} exceeds what the tensors of the checkpoint allow ({limit})"
             raise CheckpointInvalid.of(checkpoint.path / "config.json", rule)
 
 
@@ -139,10 +145,10 @@ def stored_shapes(adapter: Layout, shapes: Shapes) -> dict[str, tuple[tuple[int,
 
 def _require_memory(folder: CheckpointFolder, wanted: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     device = torch.device(folder.tensors.device)
-    needed = sum(tensor.numel() * dtype.itemsize for tensor in wanted.values()) - folder.tensors.spared(dtype)
+    needed = sum(tensor.numel() * dtype.itemsize for tensor in wanted.values()) - folder.tensors.saved_bytes(dtype)
     name = str(dtype).removeprefix("torch.")
-    narrower = "--dtype bfloat16 takes half of it; " if dtype.itemsize > 2 else ""
-    remedy = f"{narrower}--device names another device, such as cpu; or take a smaller model."
+    narrower = "--dtype bfloat16 needs half of it; " if dtype.itemsize > 2 else ""
+    remedy = f"{narrower}choose another device with --device, such as cpu, or a smaller model."
     require_memory(device, needed, f"the model {folder.path.name} in {name}", remedy)
 
 
@@ -154,7 +160,9 @@ def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[st
     for name, parameter in parameters.items():
         if adapter.ones.search(name) and bool((parameter != 1).any()):
             message = f"the parameter {name!r} cannot be expressed in a {adapter.model_type} folder"
-            raise Incompatible(f"{message}: it is always one there", parameter=name)
+            raise Incompatible(
+                f"{message}: that layout does not store it, and its value there is always 1", parameter=name
+            )
     tensors = {}
     for item in adapter.stored(parameters):
         found = [_whole(share, parameters) for share in item.shares()]
@@ -205,7 +213,7 @@ def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[Store
     for name, own in actual.items():
         if name not in expected:
             if name != adapter.head and not adapter.is_derived(name):
-                problems.append(f"tensor {own!r} has no place in the model")
+                problems.append(f"tensor {own!r} is unexpected: the model has no such parameter")
         elif entries[own].shape != expected[name]:
             given, needed = list(entries[own].shape), list(expected[name])
             problems.append(f"tensor {own!r} has shape {given}; its model needs {needed}")
@@ -232,7 +240,10 @@ def _require_copies(folder: CheckpointFolder, adapter: Layout) -> None:
     for name, original in adapter.copies.items():
         both = {name, original} <= folder.tensors.entries.keys()
         if both and not torch.equal(folder.tensors[name], folder.tensors[original]):
-            raise CheckpointInvalid.of(folder.path, f"{name!r} differs from {original!r}; the model has one of them")
+            raise CheckpointInvalid.of(
+                folder.path,
+                f"{name!r} differs from {original!r}; they must be equal, as the model shares one parameter for both",
+            )
 
 
 def _shape(item: StoredTensor, shapes: Shapes) -> tuple[int, ...]:

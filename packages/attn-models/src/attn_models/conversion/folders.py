@@ -104,5 +104,7 @@ def _save(target: Path, model: Decoder, loaded: LoadedModel, own: str) -> str:
 
 def _tokens(loaded: LoadedModel, text: str) -> list[int]:
     if loaded.tokenizer is None:
-        raise Incompatible(f"{loaded.path} has no tokenizer, so no loss can be taken on a text", path=loaded.path)
+        raise Incompatible(
+            f"{loaded.path} has no tokenizer, which is needed to compute the loss of a text", path=loaded.path
+        )
     return loaded.tokenizer.encode(text)

@@ -33,7 +33,9 @@ def specs_of(config: DecoderConfig) -> list[AttentionSpec]:
             raise Incompatible(f"mechanism {name!r} has no heads of keys and values to convert", mechanism=name)
         if isinstance(spec.norm, QkNormAllHeads):
             name = attention.mechanism.name
-            raise Incompatible(f"mechanism {name!r} norms all heads together: they cannot be pooled", mechanism=name)
+            raise Incompatible(
+                f"mechanism {name!r} normalises all heads together, so they cannot be pooled", mechanism=name
+            )
         specs.append(spec)
     return specs
 
@@ -47,7 +49,7 @@ class HeadMap:
     def __post_init__(self) -> None:
         if not self.groups or set(self.groups) != set(range(max(self.groups, default=-1) + 1)):
             raise InvalidValue.of(
-                "groups", self.groups, "for each key/value head a group, numbered from 0 without gaps"
+                "groups", self.groups, "a group for each key/value head, numbered from 0 without gaps"
             )
 
     @classmethod
@@ -162,8 +164,8 @@ def _config(config: DecoderConfig, old: Heads, count: int, groups: tuple[int, ..
         if mechanism.can(Capability.GROUPED) and (regular or name == "attn-variants/gqa"):
             return AttentionChoice(mechanism=given.mechanism, options=own | options)
         if own or name not in {"attn-variants/mha", "attn-variants/mqa"}:
-            what = "no fewer key/value heads" if regular else "no unequal groups of heads"
-            raise Incompatible(f"mechanism {mechanism.name!r} takes {what}", mechanism=mechanism.name)
+            what = "fewer key/value heads" if regular else "unequal groups of heads"
+            raise Incompatible(f"mechanism {mechanism.name!r} does not support {what}", mechanism=mechanism.name)
         return AttentionChoice(mechanism="attn-variants/gqa", options=options)
 
     first = choice(AttentionChoice(mechanism=config.mechanism, options=config.options))

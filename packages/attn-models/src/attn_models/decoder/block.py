@@ -32,7 +32,7 @@ def require_same_shape(given: Tensor, like: Tensor) -> Tensor:
     """
     if given.shape != like.shape:
         shapes = tuple(given.shape), tuple(like.shape)
-        raise InternalError(f"the attention gave rows of the shape {shapes[0]}; needed: {shapes[1]}")
+        raise InternalError(f"the attention returned the shape {shapes[0]}; needed: {shapes[1]}")
     return given
 
 
@@ -190,11 +190,11 @@ class Block(nn.Module):
         return normed
 
     def _around(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        came = self.adding(self.attended_norm(attended))
+        added = self.adding(self.attended_norm(attended))
         if self.pre_norm:
-            after, fed = normed_sum(self.feed_forward_norm, hidden, came)
+            after, fed = normed_sum(self.feed_forward_norm, hidden, added)
             return after + self.adding(self.fed_norm(self.feed_forward(fed)))
-        _, after = normed_sum(self.attention_norm, hidden, came)
+        _, after = normed_sum(self.attention_norm, hidden, added)
         normed: Tensor = self.feed_forward_norm(after + self.dropout(self.feed_forward(after)))
         return normed
 

@@ -78,16 +78,14 @@ def experts_config(config: DecoderConfig) -> Experts | None:
     if config.num_experts is None:
         given = {name: getattr(config, name) for name in NEEDS_EXPERTS}
         if given != NEEDS_EXPERTS:
-            said = {name: value for name, value in given.items() if value != NEEDS_EXPERTS[name]}
-            raise InvalidValue.of("num_experts", said, "a number of experts beside these, or neither of them")
+            changed = {name: value for name, value in given.items() if value != NEEDS_EXPERTS[name]}
+            raise InvalidValue.of("num_experts", changed, "a number of experts, or none of these fields")
         return None
     if config.num_experts_per_tok is None or config.num_experts_per_tok > config.num_experts:
         allowed = f"a whole number from 1 to the {config.num_experts} experts"
         raise InvalidValue.of("num_experts_per_tok", config.num_experts_per_tok, allowed)
     if config.shared_expert_gate and config.n_shared_experts is None:
-        raise InvalidValue.of(
-            "shared_expert_gate", config.shared_expert_gate, "false, where there are no n_shared_experts"
-        )
+        raise InvalidValue.of("shared_expert_gate", config.shared_expert_gate, "false without n_shared_experts")
     _require_routing(config)
     groups, chosen = _groups(config, config.num_experts, config.num_experts_per_tok)
     return Experts(
@@ -108,9 +106,7 @@ def experts_config(config: DecoderConfig) -> Experts | None:
 def _require_routing(config: DecoderConfig) -> None:
     if config.routing not in GROUPED and (config.n_group is not None or config.routed_scaling_factor != 1):
         allowed = " or ".join(repr(name) for name in GROUPED)
-        raise InvalidValue.of(
-            "routing", config.routing, f"{allowed}, where there are n_group or a routed_scaling_factor"
-        )
+        raise InvalidValue.of("routing", config.routing, f"{allowed} with n_group or routed_scaling_factor")
     if config.routing != BIASED and config.router_bias_update_rate:
         raise InvalidValue.of(
             "router_bias_update_rate",
@@ -133,13 +129,13 @@ def _groups(config: DecoderConfig, experts: int, per_token: int) -> tuple[int, i
     groups, chosen = config.n_group, config.topk_group
     if groups is None:
         if chosen is not None:
-            raise InvalidValue.of("topk_group", chosen, "a number beside n_group, or neither of them")
+            raise InvalidValue.of("topk_group", chosen, "null without n_group")
         return 1, 1
     require_count("topk_group", chosen)
     if experts % groups:
         raise InvalidValue.of("n_group", groups, f"a divisor of the {experts} experts")
     if chosen is None or chosen > groups or chosen * (experts // groups) < per_token:
-        allowed = f"at most the {groups} groups, and enough of them for {per_token} experts"
+        allowed = f"at most the {groups} groups, and enough of them to contain {per_token} experts"
         raise InvalidValue.of("topk_group", chosen, allowed)
     return groups, chosen
 

@@ -131,7 +131,7 @@ class Decoder(nn.Module):
     def require_documents(self) -> None:
         """Raise `Incompatible` unless a sequence can hold several documents that are computed independently."""
         if any(source < layer for layer, source in enumerate(self._kv_sharing)):
-            raise Incompatible("documents cannot be computed apart where layers share keys and values")
+            raise Incompatible("several documents in one sequence are not supported where layers share keys and values")
 
     def next_token_loss(
         self,

@@ -139,7 +139,7 @@ def router_aux_loss(model: nn.Module) -> Tensor | float:
     return sum((balance * value for balance, value in taken if value is not None), start=0.0)
 
 
-SMALL = 1e-20
+EPSILON = 1e-20
 """Added to sums of sigmoids, which may be 0, before dividing by them."""
 
 
@@ -215,12 +215,12 @@ class DeepseekV3Router(GroupedRouter):
     def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
         """Sigmoids of the chosen scores, normalised to sum to the scale."""
         parts = scores.sigmoid().gather(-1, chosen)
-        return parts / (parts.sum(dim=-1, keepdim=True) + SMALL) * self.scale
+        return parts / (parts.sum(dim=-1, keepdim=True) + EPSILON) * self.scale
 
     def affinity(self, scores: Tensor) -> Tensor:
         """Sigmoids normalised to sum to one (section 2.1.2, equation 18)."""
         parts = scores.sigmoid()
-        return parts / (parts.sum(dim=-1, keepdim=True) + SMALL)
+        return parts / (parts.sum(dim=-1, keepdim=True) + EPSILON)
 
     def note(self, scores: Tensor, chosen: Tensor) -> None:
         """Like `Router.note`, and add the number of tokens of every expert to `load`."""
@@ -287,15 +287,17 @@ class MixtureOfExperts(nn.Module):
         mixed = torch.zeros_like(rows)
         for index in chosen.unique().tolist():
             row, place = (chosen == index).nonzero(as_tuple=True)
-            share = weights[row, place, None]
-            read = rows[row] * share if self.router.weighs_inputs else rows[row]
+            expert_weights = weights[row, place, None]
+            read = rows[row] * expert_weights if self.router.weighs_inputs else rows[row]
             fed = self.experts[index](read)
-            fed = fed if self.router.weighs_inputs else fed * share
+            fed = fed if self.router.weighs_inputs else fed * expert_weights
             mixed = mixed.index_add(0, row, fed.to(mixed.dtype))
         if self.shared is not None:
-            said = self.shared(rows)
+            shared_output = self.shared(rows)
             mixed = mixed + (
-                said if self.shared_expert_gate is None else torch.sigmoid(self.shared_expert_gate(rows)) * said
+                shared_output
+                if self.shared_expert_gate is None
+                else torch.sigmoid(self.shared_expert_gate(rows)) * shared_output
             )
         return mixed.view_as(hidden)
 

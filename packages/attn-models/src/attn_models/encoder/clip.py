@@ -46,7 +46,9 @@ class ClipText(nn.Module):
         ended = (tokens == self.config.end_id).cumsum(-1) > 0
         places = torch.arange(length, device=tokens.device).expand_as(tokens)
         if not bool(ended.any(-1).all()):
-            raise InvalidValue.of("tokens", "a text without its end", f"the token {self.config.end_id} in each text")
+            raise InvalidValue.of(
+                "tokens", "a text without an end token", f"the token {self.config.end_id} in each text"
+            )
         first = (~ended).sum(-1, keepdim=True)
         return rows.gather(1, torch.where(ended, first, places)[..., None].expand_as(rows))
 
@@ -60,7 +62,7 @@ class ClipImage(nn.Module):
         self.size = config.size
         self.patches = nn.Conv2d(config.channels, config.hidden_size, config.patch, stride=config.patch, bias=False)
         self.begin = nn.Parameter(torch.empty(config.hidden_size))
-        self.positions = nn.Embedding(config.places, config.hidden_size)
+        self.positions = nn.Embedding(config.sequence_length, config.hidden_size)
         self.embedding_norm: nn.Module = build_norm(config.block)
         self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.num_layers))
         share_among(config, self.blocks)

@@ -74,12 +74,12 @@ class EncoderShape(ABC):
 
     @property
     @abstractmethod
-    def kinds(self) -> int:
+    def num_outputs(self) -> int:
         """The size of the vocabulary, or the number of classes."""
 
     @property
     @abstractmethod
-    def places(self) -> int:
+    def sequence_length(self) -> int:
         """The length of the longest sequence that its blocks process."""
 
     @property
@@ -97,8 +97,8 @@ class EncoderShape(ABC):
     def block(self) -> DecoderConfig:
         """The config of norms and feed-forwards, which are built as in a decoder."""
         return DecoderConfig(
-            vocab_size=self.kinds,
-            max_seq_len=self.places,
+            vocab_size=self.num_outputs,
+            max_seq_len=self.sequence_length,
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
             num_heads=self.num_heads,
@@ -124,12 +124,12 @@ class TextEncoderShape(EncoderShape):
     max_seq_len: int
 
     @property
-    def kinds(self) -> int:
+    def num_outputs(self) -> int:
         """The size of the vocabulary."""
         return self.vocab_size
 
     @property
-    def places(self) -> int:
+    def sequence_length(self) -> int:
         """The longest sequence, in tokens."""
         return self.max_seq_len
 
@@ -204,11 +204,13 @@ class ReformerConfig(TextEncoderShape):
             raise InvalidValue.of(
                 "axial_pos_shape",
                 self.axial_pos_shape,
-                f"a product of at least the context of {self.max_seq_len} tokens",
+                f"two numbers whose product is at least max_seq_len {self.max_seq_len}",
             )
         if self.axial_pos_embds_dim is not None and sum(self.axial_pos_embds_dim) != self.hidden_size:
             raise InvalidValue.of(
-                "axial_pos_embds_dim", self.axial_pos_embds_dim, f"a sum of {self.hidden_size}, the width"
+                "axial_pos_embds_dim",
+                self.axial_pos_embds_dim,
+                f"two numbers whose sum is hidden_size {self.hidden_size}",
             )
 
 
@@ -277,12 +279,12 @@ class VisionConfig(EncoderShape):
         return (self.image // self.patch) ** 2
 
     @property
-    def kinds(self) -> int:
+    def num_outputs(self) -> int:
         """The number of classes."""
         return self.classes
 
     @property
-    def places(self) -> int:
+    def sequence_length(self) -> int:
         """The number of patches plus one for the class token."""
         return self.patches + 1
 
@@ -299,7 +301,7 @@ def attention_of(config: EncoderShape, layer: int) -> LayerAttention:
         num_heads=config.num_heads,
         head_dim=config.head_dim,
         bias=config.attention_bias,
-        max_seq_len=config.places,
+        max_seq_len=config.sequence_length,
         layer=layer,
         rotary=config.rotary(layer),
         dropout=config.attention_dropout,
@@ -322,12 +324,12 @@ class ClipTextConfig(TextEncoderShape):
     norm_place: ClassVar[str] = "pre"
     causal: ClassVar[bool] = True
     feed_forwards: ClassVar[tuple[str, ...]] = CLIP_ACTIVATIONS
-    noun: ClassVar[str] = "a CLIP of texts"
+    noun: ClassVar[str] = "a CLIP text tower"
 
     def __post_init__(self) -> None:
         require_count("size", self.size)
         if type(self.end_id) is not int or not 0 <= self.end_id < self.vocab_size:
-            raise InvalidValue.of("end_id", self.end_id, f"0 to {self.vocab_size - 1}, a token")
+            raise InvalidValue.of("end_id", self.end_id, f"a token id from 0 to {self.vocab_size - 1}")
         super().__post_init__()
 
 
@@ -342,7 +344,7 @@ class ClipImageConfig(EncoderShape):
     channels: int = 3
     norm_place: ClassVar[str] = "pre"
     feed_forwards: ClassVar[tuple[str, ...]] = CLIP_ACTIVATIONS
-    noun: ClassVar[str] = "a CLIP of images"
+    noun: ClassVar[str] = "a CLIP image tower"
 
     def __post_init__(self) -> None:
         for name in ("image", "patch", "size", "channels"):
@@ -352,11 +354,11 @@ class ClipImageConfig(EncoderShape):
         super().__post_init__()
 
     @property
-    def kinds(self) -> int:
+    def num_outputs(self) -> int:
         """The number of elements of an image's vector."""
         return self.size
 
     @property
-    def places(self) -> int:
+    def sequence_length(self) -> int:
         """The number of patches plus one for the class token."""
         return (self.image // self.patch) ** 2 + 1

@@ -315,7 +315,7 @@ class VisionTransformer(nn.Module):
         self.config = config
         self.patches = nn.Conv2d(config.channels, config.hidden_size, config.patch, stride=config.patch)
         self.begin = nn.Parameter(torch.empty(1, 1, config.hidden_size))
-        self.positions = nn.Parameter(torch.empty(1, config.places, config.hidden_size))
+        self.positions = nn.Parameter(torch.empty(1, config.sequence_length, config.hidden_size))
         self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.num_layers))
         share_among(config, self.blocks)
         self.norm = build_norm(config.block)

@@ -100,7 +100,7 @@ class ShowAttendTellConfig(EncoderDecoderConfig):
         super().__post_init__()
         require_choice(self.mechanism, self.options)
         if self.max_encoder_len != self.cells + 1:
-            allowed = f"{self.cells + 1}: {self.rows} rows of {self.columns} cells, and the token that ends them"
+            allowed = f"{self.cells + 1}: {self.rows} rows of {self.columns} cells, and the end token"
             raise InvalidValue.of("max_encoder_len", self.max_encoder_len, allowed)
 
     @property

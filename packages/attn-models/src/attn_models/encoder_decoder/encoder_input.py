@@ -42,8 +42,8 @@ def reverse_sequences(rows: Tensor, lengths: Sequence[int]) -> Tensor:
     """Reverse the real tokens of each sequence of `rows` [batch, source, ...]; padding stays at the end."""
     counts = torch.tensor(lengths, device=rows.device)[:, None]
     places = torch.arange(rows.shape[1], device=rows.device)[None]
-    turned = torch.where(places < counts, counts - 1 - places, places)
-    return rows[torch.arange(len(rows), device=rows.device)[:, None], turned]
+    reversed_positions = torch.where(places < counts, counts - 1 - places, places)
+    return rows[torch.arange(len(rows), device=rows.device)[:, None], reversed_positions]
 
 
 @dataclass(frozen=True, eq=False)

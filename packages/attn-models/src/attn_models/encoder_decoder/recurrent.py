@@ -57,7 +57,7 @@ class Padded(nn.Module):
         return functional.pad(rows, (0, self.width - rows.shape[-1]))
 
 
-def ask_projection(chosen: LayerAttention, hidden_size: int) -> nn.Module:
+def query_projection(chosen: LayerAttention, hidden_size: int) -> nn.Module:
     """The layer that maps the decoder's state to a query of the mechanism's width: a linear layer, or, for a mechanism
     without projections, padding of the state with zeros, so that W [s; 0] is the paper's W s.
 
@@ -67,7 +67,7 @@ def ask_projection(chosen: LayerAttention, hidden_size: int) -> nn.Module:
     if getattr(chosen.config, "projections", "all") == "all":
         return nn.Linear(hidden_size, width, bias=False)
     if hidden_size > width:
-        allowed = f"at most {width}, the width of what is attended to without projections"
+        allowed = f"at most {width}, the width of the source, for a mechanism without projections"
         raise InvalidValue.of("hidden_size", hidden_size, allowed)
     return Padded(width)
 
@@ -184,10 +184,10 @@ class RecurrentModel(nn.Module):
             chosen = torch.tensor(active, device=tokens.device)
             contexts = [batch.contexts[r] + moment for r in active]
             now = RaggedBatch.of([1] * len(active), contexts, chosen.new_tensor)
-            views = {name: self._some(name, view, chosen, active) for name, view in sources.items()}
+            views = {name: self._select(name, view, chosen, active) for name, view in sources.items()}
             at = chosen.new_tensor([firsts[r] + moment for r in active])
-            some = {name: values[chosen] for name, values in held.items()}
-            hidden, fresh = self.advance(inputs[at], some, self._attend(now, views))
+            selected = {name: values[chosen] for name, values in held.items()}
+            hidden, fresh = self.advance(inputs[at], selected, self._attend(now, views))
             held = {name: values.index_copy(0, chosen, fresh[name]) for name, values in held.items()}
             rows.append(hidden.new_zeros(len(tokens), hidden.shape[-1]).index_copy(0, at, hidden))
         own["state"].write(held)
@@ -211,21 +211,21 @@ class RecurrentModel(nn.Module):
         return dict.fromkeys(layers, weights)
 
     def _run(
-        self, tokens: Tensor, encoded: EncoderOutput, lengths: Sequence[int], asked: list[Tensor] | None
+        self, tokens: Tensor, encoded: EncoderOutput, lengths: Sequence[int], queries: list[Tensor] | None
     ) -> Tensor:
-        """Hidden states [batch, tokens, hidden] of whole sequences; `asked` collects the queries of the attention."""
-        self._require_room(tokens)
-        sources = self._begun_attention(encoded.memory, lengths)
-        held = self._started(encoded.start, tokens)
+        """Hidden states [batch, tokens, hidden] of whole sequences; `queries` collects the queries of the attention."""
+        self._require_context(tokens)
+        sources = self._initial_attention(encoded.memory, lengths)
+        held = self._initial_state(encoded.start, tokens)
         inputs = self.embedding(tokens)
         rows = []
         for moment in range(tokens.shape[1]):
             now = RaggedBatch.of([1] * len(tokens), [moment] * len(tokens), tokens.new_tensor)
-            hidden, held = self.advance(inputs[:, moment], held, self._attend(now, sources, asked))
+            hidden, held = self.advance(inputs[:, moment], held, self._attend(now, sources, queries))
             rows.append(hidden)
         return torch.stack(rows, dim=1)
 
-    def _begun_attention(self, memory: Tensor, lengths: Sequence[int]) -> Mapping[str, Any]:
+    def _initial_attention(self, memory: Tensor, lengths: Sequence[int]) -> Mapping[str, Any]:
         """The states of the attention over `memory` [batch, source, width] before the first token."""
         if self.chosen is None:
             return {}
@@ -233,20 +233,20 @@ class RecurrentModel(nn.Module):
         remembered = {name: WholeSequenceMemory(spec, len(memory), memory) for name, spec in own.items()}
         return {**encode_each(self.attention, memory, lengths), **remembered}
 
-    def _some(self, name: str, view: Any, chosen: Tensor, active: Sequence[int]) -> Any:
+    def _select(self, name: str, view: Any, chosen: Tensor, active: Sequence[int]) -> Any:
         """The view of the attention's state `name` restricted to these requests, given as a tensor and as a list."""
         if isinstance(self._specs["attention"][name], Slot):
             return SelectedMemories(view, chosen)
         return SelectedRequests(view, active)
 
-    def _require_room(self, tokens: Tensor) -> None:
+    def _require_context(self, tokens: Tensor) -> None:
         if tokens.shape[1] > self.max_seq_len:
             raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.max_seq_len}")
 
-    def _attend(self, batch: RaggedBatch, sources: Mapping[str, Any], asked: list[Tensor] | None = None) -> Attend:
+    def _attend(self, batch: RaggedBatch, sources: Mapping[str, Any], queries: list[Tensor] | None = None) -> Attend:
         def attend(query: Tensor) -> Tensor:
-            if asked is not None:
-                asked.append(query)
+            if queries is not None:
+                queries.append(query)
             seen: Tensor = self.attention.step(query, batch, sources)
             return seen
 
@@ -266,7 +266,7 @@ class RecurrentModel(nn.Module):
             for name, rows in held.items()
         }
 
-    def _started(self, start: Held, tokens: Tensor) -> Held:
+    def _initial_state(self, start: Held, tokens: Tensor) -> Held:
         """The initial state of whole sequences: zeros for fields that the encoder does not initialise."""
         example = next(iter(start.values()))
         specs = self._specs["recurrence"]["state"].fields

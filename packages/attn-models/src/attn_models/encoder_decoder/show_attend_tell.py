@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attn_models.attention import LayerAttention, stepped_attention
 from attn_models.encoder_decoder.config import ShowAttendTellConfig
-from attn_models.encoder_decoder.recurrent import Attend, EncoderOutput, Held, RecurrentModel, ask_projection
+from attn_models.encoder_decoder.recurrent import Attend, EncoderOutput, Held, RecurrentModel, query_projection
 from attn_models.recurrent.cells import lstm_fields, lstm_stack, lstm_step
 
 
@@ -51,7 +51,7 @@ class ShowAttendTell(RecurrentModel):
         self.convolutions = nn.ModuleList(convolutions)
         self.embedding = nn.Embedding(config.vocab_size, config.embedding)
         self.begin = nn.ModuleDict({name: nn.Linear(features, width) for name in ("hidden", "cell")})
-        self.ask = ask_projection(chosen, width)
+        self.ask = query_projection(chosen, width)
         self.decoder = lstm_stack(config.embedding + features, width, 1, 0.0)
         self.of_state = nn.Linear(width, config.embedding, bias=False)
         self.of_seen = nn.Linear(features, config.embedding, bias=False)
@@ -67,7 +67,7 @@ class ShowAttendTell(RecurrentModel):
         cells = rows * columns
         for length in lengths:
             if length not in {cells, cells + 1}:
-                allowed = f"{rows} rows of {columns} cells, {cells} tokens, and the token that ends them"
+                allowed = f"{rows} rows of {columns} cells, {cells} tokens, and optionally the end token"
                 raise InvalidValue.of("source", f"{length} tokens", allowed)
         seen = self.shades(source[:, :cells]) + self.places
         seen = seen.transpose(1, 2).unflatten(-1, self.grid)

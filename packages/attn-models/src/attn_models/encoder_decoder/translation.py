@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attn_models.attention import stepped_attention
 from attn_models.encoder_decoder.config import BottleneckConfig, LuongConfig, RnnsearchConfig
 from attn_models.encoder_decoder.encoder_input import reverse_sequences
-from attn_models.encoder_decoder.recurrent import Attend, EncoderOutput, Held, RecurrentModel, ask_projection
+from attn_models.encoder_decoder.recurrent import Attend, EncoderOutput, Held, RecurrentModel, query_projection
 from attn_models.recurrent.cells import GatedCell, encode_padded, lstm_fields, lstm_stack, lstm_state, lstm_step
 
 
@@ -40,7 +40,7 @@ class Bottleneck(RecurrentModel):
 
     def _run(self, tokens: Tensor, encoded: EncoderOutput, *_: object) -> Tensor:
         """Compute all time steps in one call of the LSTM, which is possible without attention."""
-        self._require_room(tokens)
+        self._require_context(tokens)
         last = tuple(encoded.start[name].transpose(0, 1).contiguous() for name in ("hidden", "cell"))
         hidden: Tensor = self.decoder(self.dropout(self.embedding(tokens)), last)[0]
         return hidden
@@ -75,7 +75,7 @@ class Rnnsearch(RecurrentModel):
         self.embedding = nn.Embedding(config.vocab_size, config.embedding)
         self.encoder = nn.GRU(config.embedding, width, batch_first=True, bidirectional=True)
         self.begin = nn.Linear(width, width)
-        self.ask = ask_projection(chosen, width)
+        self.ask = query_projection(chosen, width)
         self.cell = GatedCell(config.embedding, annotation, width)
         self.readout = nn.Linear(width + config.embedding + annotation, 2 * config.maxout)
         self.dropout = nn.Dropout(config.dropout)

@@ -44,11 +44,11 @@ class Whisper(Transformer):
         wanted = self.encoder_features
         if source is None or not source.is_floating_point() or source.dim() != 3 or source.shape[1:] != wanted:
             given = "none" if source is None else f"{source.dtype} of shape {list(source.shape)}"
-            raise InvalidValue.of(
-                "source", given, f"frames of an audio, floating point, [batch, {wanted[0]}, {wanted[1]}]"
-            )
+            raise InvalidValue.of("source", given, f"floating-point frames of audio [batch, {wanted[0]}, {wanted[1]}]")
         if key_padding_mask is not None:
-            raise InvalidValue.of("key_padding_mask", "a mask", "None: silence is heard")
+            raise InvalidValue.of(
+                "key_padding_mask", "a mask", "None: audio is padded with silence, which is not masked"
+            )
         frames = gelu(self.convolution(source.to(self.convolution.weight).transpose(1, 2)))
         hidden = self.dropout(gelu(self.halving(frames)).transpose(1, 2) + self.source_positions.weight)
         for block in self.encoder:

@@ -20,20 +20,20 @@ SAMPLING_RATE, HOP, WINDOW, SECONDS = 16000, 160, 400, 30
 HIGHEST_HERTZ = 8000.0
 LINEAR_HERTZ, LINEAR_MELS = 1000.0, 15.0
 """The frequency in hertz and in mels up to which mels are proportional to hertz (Slaney 1998, Auditory Toolbox)."""
-STEP = math.log(6.4) / 27.0
+LOG_STEP = math.log(6.4) / 27.0
 """The logarithm of the ratio of the frequencies of neighbouring mels above `LINEAR_MELS`."""
-QUIETEST, RANGE = 1e-10, 8.0
+MIN_POWER, LOG_RANGE = 1e-10, 8.0
 
 
 def hertz_of(mels: Tensor) -> Tensor:
     """The frequencies in hertz of mels on Slaney's scale: linear up to 1000 Hz, logarithmic above."""
     linear = mels * (LINEAR_HERTZ / LINEAR_MELS)
-    return torch.where(mels < LINEAR_MELS, linear, LINEAR_HERTZ * torch.exp(STEP * (mels - LINEAR_MELS)))
+    return torch.where(mels < LINEAR_MELS, linear, LINEAR_HERTZ * torch.exp(LOG_STEP * (mels - LINEAR_MELS)))
 
 
 def mel_filters(num_mel_bins: int) -> Tensor:
     """Triangular mel filters [num_mel_bins, WINDOW / 2 + 1], float64, each of area 1, over the bins of a spectrum."""
-    highest = LINEAR_MELS + math.log(HIGHEST_HERTZ / LINEAR_HERTZ) / STEP
+    highest = LINEAR_MELS + math.log(HIGHEST_HERTZ / LINEAR_HERTZ) / LOG_STEP
     edges = hertz_of(torch.linspace(0, highest, num_mel_bins + 2, dtype=torch.float64))
     bins = torch.linspace(0, SAMPLING_RATE // 2, WINDOW // 2 + 1, dtype=torch.float64)
     rising = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
@@ -62,11 +62,11 @@ class LogMel:
         if samples.dim() != 1 or not 0 < len(samples) <= self.longest:
             allowed = f"1 to {self.longest} samples, {self.longest / SAMPLING_RATE:g} s at {SAMPLING_RATE} Hz"
             raise InvalidValue.of("samples", f"the shape {list(samples.shape)}", allowed)
-        whole = torch.nn.functional.pad(samples.float(), (0, self.longest - len(samples)))
-        spectrum = torch.stft(whole, WINDOW, HOP, window=torch.hann_window(WINDOW), return_complex=True)
+        padded = torch.nn.functional.pad(samples.float(), (0, self.longest - len(samples)))
+        spectrum = torch.stft(padded, WINDOW, HOP, window=torch.hann_window(WINDOW), return_complex=True)
         power = spectrum[:, :-1].abs() ** 2
-        loudness = (self.filters @ power).clamp(min=QUIETEST).log10()
-        return ((torch.maximum(loudness, loudness.max() - RANGE) + 4) / 4).T.contiguous()
+        loudness = (self.filters @ power).clamp(min=MIN_POWER).log10()
+        return ((torch.maximum(loudness, loudness.max() - LOG_RANGE) + 4) / 4).T.contiguous()
 
 
 def read_feature_extractor(folder: Path, num_mel_bins: int, num_frames: int) -> LogMel:
@@ -77,12 +77,14 @@ def read_feature_extractor(folder: Path, num_mel_bins: int, num_frames: int) -> 
     path = member(folder, PREPROCESSOR)
     values: Mapping[str, Any] = read_json_object(path, CONFIG_LIMIT) if path.is_file() else {}
     seconds = num_frames * HOP // SAMPLING_RATE
-    said = {"sampling_rate": SAMPLING_RATE, "hop_length": HOP, "n_fft": WINDOW, "dither": 0.0, "padding_value": 0.0}
-    said |= {"feature_size": num_mel_bins, "do_normalize": False}
+    expected = {"sampling_rate": SAMPLING_RATE, "hop_length": HOP, "n_fft": WINDOW, "dither": 0.0, "padding_value": 0.0}
+    expected |= {"feature_size": num_mel_bins, "do_normalize": False}
     try:
-        require_allowed(values, {name: (value,) for name, value in said.items()})
+        require_allowed(values, {name: (value,) for name, value in expected.items()})
         if values and required_count(values, "chunk_length", SECONDS) != seconds:
-            raise InvalidValue.of("chunk_length", values.get("chunk_length"), f"{seconds}, as the model hears")
+            raise InvalidValue.of(
+                "chunk_length", values.get("chunk_length"), f"{seconds}, the seconds of audio that the model reads"
+            )
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
     return LogMel(num_mel_bins, num_frames)
@@ -102,13 +104,15 @@ def read_wav(path: str | Path) -> Tensor:
             rate, width, channels = file.getframerate(), file.getsampwidth(), file.getnchannels()
             data = file.readframes(file.getnframes())
     except (OSError, EOFError, wave.Error) as error:
-        raise InvalidValue.of("audio", str(path), f"a WAV file of whole numbers ({error})") from error
+        raise InvalidValue.of("audio", str(path), f"a WAV file of integer samples ({error})") from error
     if rate != SAMPLING_RATE:
         remedy = f"ffmpeg -i {Path(path).name} -ar {SAMPLING_RATE} converted.wav"
-        raise InvalidValue.of("audio", f"{rate} samples a second", f"{SAMPLING_RATE}: {remedy}")
+        raise InvalidValue.of("audio", f"{rate} samples per second", f"{SAMPLING_RATE}: {remedy}")
     if width not in WIDTHS or not data:
         raise InvalidValue.of(
-            "audio", f"{8 * width} bits a sample, {len(data)} bytes", "8, 16 or 32 bits, and a sample"
+            "audio",
+            f"{8 * width} bits per sample, {len(data)} bytes",
+            "8, 16 or 32 bits per sample, and at least one sample",
         )
     found = torch.frombuffer(bytearray(data), dtype=WIDTHS[width]).double()
     half = 2.0 ** (8 * width - 1)

@@ -83,20 +83,20 @@ def save_encoder(
     return write_folder(folder, described, stored_tensors(model.state_dict(), adapter.layout(model.config)), files)
 
 
-GUESS = {
+MASKED_LM_HEAD = {
     "transform.weight": "cls.predictions.transform.dense.weight",
     "transform.bias": "cls.predictions.transform.dense.bias",
     "norm.weight": "cls.predictions.transform.LayerNorm.weight",
     "norm.bias": "cls.predictions.transform.LayerNorm.bias",
     "bias": "cls.predictions.bias",
 }
-TAG = {"classifier.weight": "classifier.weight", "classifier.bias": "classifier.bias"}
+TAGGER_HEAD = {"classifier.weight": "classifier.weight", "classifier.bias": "classifier.bias"}
 """The names of a head's weights in the model, and those in a checkpoint of transformers."""
 
 
 def save_masked(folder: str | Path, model: MaskedLanguageModel, tokenizer: Tokenizer) -> Path:
     """Write a masked language model as a checkpoint folder; raises the errors of `save_encoder`."""
-    return _save(folder, model, GUESS, {"architectures": ["BertForMaskedLM"]}, tokenizer)
+    return _save(folder, model, MASKED_LM_HEAD, {"architectures": ["BertForMaskedLM"]}, tokenizer)
 
 
 def save_tagger(folder: str | Path, model: Tagger, labels: Sequence[str], tokenizer: Tokenizer) -> Path:
@@ -106,12 +106,12 @@ def save_tagger(folder: str | Path, model: Tagger, labels: Sequence[str], tokeni
     """
     if len(set(labels)) != model.config.classes:
         raise InvalidValue.of("labels", list(labels), f"{model.config.classes} different ones")
-    said = {
+    head_config = {
         "architectures": ["BertForTokenClassification"],
         "id2label": {str(place): label for place, label in enumerate(labels)},
         "label2id": {label: place for place, label in enumerate(labels)},
     }
-    return _save(folder, model, TAG, said, tokenizer)
+    return _save(folder, model, TAGGER_HEAD, head_config, tokenizer)
 
 
 def load_masked(
@@ -124,7 +124,7 @@ def load_masked(
     checkpoint, encoder, tokenizer = _loaded(folder, verify, device)
     with init_empty_weights():
         model = MaskedLanguageModel(encoder)
-    _read_head(checkpoint, model, GUESS)
+    _read_head(checkpoint, model, MASKED_LM_HEAD)
     return model.eval(), tokenizer
 
 
@@ -143,16 +143,18 @@ def load_tagger(
     with init_empty_weights():
         model = Tagger(TaggerConfig(encoder=encoder.config, classes=len(labels)))
     model.encoder = encoder
-    _read_head(checkpoint, model, TAG)
+    _read_head(checkpoint, model, TAGGER_HEAD)
     return model.eval(), labels, tokenizer
 
 
-def _save(folder: str | Path, model: Any, head: Mapping[str, str], said: dict[str, Any], tokenizer: Tokenizer) -> Path:
+def _save(
+    folder: str | Path, model: Any, head: Mapping[str, str], head_config: dict[str, Any], tokenizer: Tokenizer
+) -> Path:
     encoder, own = model.encoder, model.state_dict()
     adapter = encoder_adapter_for(encoder.config)
-    # `said` describes a head of BERT, so it overrides the keys of the adapter only if that is BERT's.
-    described = (said | adapter.to_hf_config(encoder.config)) | (
-        said if adapter.model_type == BertAdapter.model_type else {}
+    # `head_config` describes a head of BERT, so it overrides the keys of the adapter only if that is BERT's.
+    described = (head_config | adapter.to_hf_config(encoder.config)) | (
+        head_config if adapter.model_type == BertAdapter.model_type else {}
     )
     described["dtype"] = str(encoder.embedding.weight.dtype).removeprefix("torch.")
     body = stored_tensors(encoder.state_dict(), adapter.layout(encoder.config))
@@ -170,15 +172,15 @@ def _loaded(folder: str | Path, verify: Verify, device: str) -> tuple[Checkpoint
 
 
 def _read_head(checkpoint: CheckpointFolder, model: nn.Module, head: Mapping[str, str]) -> None:
-    wanted = model.state_dict()
+    parameters = model.state_dict()
     problems, found = [], dict[str, Tensor]()
     for ours, theirs in head.items():
         entry = checkpoint.tensors.entries.get(theirs)
         if entry is None:
             problems.append(f"tensor {theirs!r} is missing")
-        elif tuple(entry.shape) != tuple(wanted[ours].shape):
+        elif tuple(entry.shape) != tuple(parameters[ours].shape):
             problems.append(
-                f"tensor {theirs!r} has shape {list(entry.shape)}; its model needs {list(wanted[ours].shape)}"
+                f"tensor {theirs!r} has shape {list(entry.shape)}; its model needs {list(parameters[ours].shape)}"
             )
         else:
             found[ours] = checkpoint.tensors[theirs].to(torch.float32)

@@ -99,9 +99,9 @@ def read_preprocessor(folder: Path, side: int) -> ImageReader:
         return ImageReader(side)
     values = read_json_object(path, CONFIG_LIMIT)
     sizes = {"size": ({"shortest_edge": side}, side), "crop_size": ({"height": side, "width": side}, side)}
-    said = {"resample": (BICUBIC,), "rescale_factor": (1 / 255,), **{name: (on,) for name, on in STEPS.items()}}
+    fixed = {"resample": (BICUBIC,), "rescale_factor": (1 / 255,), **{name: (on,) for name, on in STEPS.items()}}
     try:
-        require_allowed(values, {**sizes, **said})
+        require_allowed(values, {**sizes, **fixed})
         return ImageReader(side, channel_values(values, "image_mean", MEAN), channel_values(values, "image_std", STD))
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
@@ -111,7 +111,7 @@ def channel_values(values: Mapping[str, Any], key: str, default: Sequence[float]
     """The list of three numbers, one per channel, at `key`; raises `InvalidValue` for anything else."""
     given = values.get(key, default)
     if len(given) != 3 or not all(isinstance(value, float | int) for value in given):
-        raise InvalidValue.of(key, given, "a number for each of three channels")
+        raise InvalidValue.of(key, given, "a list of three numbers, one for each channel")
     return [float(value) for value in given]
 
 
@@ -152,7 +152,7 @@ def load_image_encoder(
     path, layout = checkpoint.path / "config.json", ClipImageLayout()
     if checkpoint.config.get("model_type") != layout.model_type:
         given = checkpoint.config.get("model_type")
-        raise CheckpointInvalid.of(path, f"model_type {given!r} has no images to embed; allowed: {layout.model_type}")
+        raise CheckpointInvalid.of(path, f"model_type {given!r} has no image encoder; allowed: {layout.model_type}")
     config = layout.from_hf_config(checkpoint.config, path)
     check_config_fits(checkpoint, config)
     with init_empty_weights():

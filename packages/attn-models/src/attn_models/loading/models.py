@@ -76,7 +76,7 @@ def _family_and_config(checkpoint: CheckpointFolder) -> tuple[ModelFamily, Any]:
     try:
         values, name = needed(checkpoint.config, "model"), needed(checkpoint.config, "family")
         if not isinstance(values, Mapping) or not isinstance(name, str):
-            raise InvalidValue.of("model", values, "an object, with its family's name beside it")
+            raise InvalidValue.of("model", values, "an object, with the name of its family under the key 'family'")
         for place in PLACES:
             if isinstance(values.get(place), str):
                 require_installed(values[place], checkpoint.config.get("requires"))
@@ -266,7 +266,7 @@ def load_model(
     widen_parameters(model, getattr(torch, name))
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
     if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
-        rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {model.vocab_size} rows in the embedding"
+        rule = f"the tokenizer has {tokenizer.vocab_size} tokens, but the embedding only {model.vocab_size} rows"
         raise CheckpointInvalid.of(checkpoint.path, rule)
     return LoadedModel(
         path=checkpoint.path,
@@ -346,7 +346,7 @@ def _require_same_parameters(
     if changed:
         name = changed[0]
         message = f"the parameter {name!r} cannot be expressed in a {adapter.model_type} folder"
-        raise Incompatible(f"{message}: its model has another shape for it, or none", parameter=name)
+        raise Incompatible(f"{message}: the model of that layout lacks it, or has another shape for it", parameter=name)
 
 
 def _decoder_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
@@ -404,13 +404,15 @@ def load_draft(folder: Path, served: LoadedModel, dtype: str = AUTO, quantizatio
     """
     draft = load_model(folder, dtype, device=str(served.device), quantization=quantization)
     if draft.max_encoder_len is not None:
-        raise Incompatible(f"draft {folder}: it reads a source; a draft is a decoder", field="draft")
+        raise Incompatible(f"draft {folder}: it has an encoder; a draft must be a decoder without one", field="draft")
     theirs, ours = draft.tokenizer, served.tokenizer
     if theirs is None or ours is None or draft.model.vocab_size != served.model.vocab_size:
         sizes = draft.model.vocab_size, served.model.vocab_size
-        raise Incompatible(f"draft {folder}: it has {sizes[0]} tokens, the model {sizes[1]}", field="draft")
+        raise Incompatible(
+            f"draft {folder}: its vocabulary has {sizes[0]} tokens, that of the model {sizes[1]}", field="draft"
+        )
     for token in range(min(theirs.vocab_size, ours.vocab_size)):
         if theirs.token_bytes(token) != ours.token_bytes(token):
-            raise Incompatible(f"draft {folder}: token {token} is another than the model's", field="draft")
+            raise Incompatible(f"draft {folder}: token {token} differs from that of the model", field="draft")
     model: LanguageModel = draft.model
     return model

@@ -108,13 +108,15 @@ def read_pooling(folder: Path, hidden_size: int, default: Sequence[str] = ("mean
         return SentencePooling(default)
     pools: tuple[str, ...] = ()
     dense: list[nn.Module] = []
-    for kind, place in modules_of(path):
+    for kind, module_folder in modules_of(path):
         if kind == POOLING:
-            pools = read_pools(place / "config.json", hidden_size)
+            pools = read_pools(module_folder / "config.json", hidden_size)
         elif kind == DENSE:
-            dense.append(read_dense(place, SentencePooling(pools, dense).size(hidden_size)))
+            dense.append(read_dense(module_folder, SentencePooling(pools, dense).size(hidden_size)))
     if not pools:
-        raise CheckpointInvalid.of(path, f"has no module {POOLING}, which makes one vector of the rows of a text")
+        raise CheckpointInvalid.of(
+            path, f"has no module {POOLING}, which reduces the hidden states of a text to one vector"
+        )
     return SentencePooling(pools, dense)
 
 
@@ -128,13 +130,13 @@ def modules_of(path: Path) -> list[tuple[str, Path]]:
         kind = str(item.get("type")).rpartition(".")[2]
         if kind not in (TRANSFORMER, POOLING, DENSE, NORMALIZE):
             allowed = ", ".join((TRANSFORMER, POOLING, DENSE, NORMALIZE))
-            raise CheckpointInvalid.of(path, f"the module {item.get('type')!r} is not known; allowed: {allowed}")
+            raise CheckpointInvalid.of(path, f"unknown module {item.get('type')!r}; allowed: {allowed}")
         name = str(item.get("path", ""))
         found.append((kind, member(path.parent, name) if name else path.parent))
     kinds = [kind for kind, _ in found]
     middle = kinds[2:-1] if kinds[-1:] == [NORMALIZE] else kinds[2:]
     if kinds[:2] != [TRANSFORMER, POOLING] or set(middle) - {DENSE}:
-        order = f"{TRANSFORMER}, {POOLING}, any {DENSE}, {NORMALIZE} or not"
+        order = f"{TRANSFORMER}, {POOLING}, then any number of {DENSE}, then optionally {NORMALIZE}"
         raise CheckpointInvalid.of(path, f"modules {', '.join(kinds)} are not allowed; allowed: {order}")
     return found
 
@@ -144,18 +146,20 @@ def read_pools(path: Path, hidden_size: int) -> tuple[str, ...]:
     values = read_json_object(path, CONFIG_LIMIT)
     known = {*FLAGS, "pooling_mode", "word_embedding_dimension", "embedding_dimension", "include_prompt"}
     if unknown := sorted(values.keys() - known):
-        raise CheckpointInvalid.of(path, f"{', '.join(unknown)}: not known; allowed: {', '.join(sorted(known))}")
+        raise CheckpointInvalid.of(path, f"unknown keys {', '.join(unknown)}; allowed: {', '.join(sorted(known))}")
     size = values.get("word_embedding_dimension", values.get("embedding_dimension", hidden_size))
     if size != hidden_size:
-        raise CheckpointInvalid.of(path, f"pools rows of {size!r} elements; the encoder's have {hidden_size}")
+        raise CheckpointInvalid.of(
+            path, f"pools hidden states of {size!r} elements; those of the encoder have {hidden_size}"
+        )
     mode = values.get("pooling_mode")
-    asked = {name for flag, name in FLAGS.items() if values.get(flag)}
+    names = {name for flag, name in FLAGS.items() if values.get(flag)}
     if mode is not None:
-        asked |= set(mode if isinstance(mode, list) else [mode])
-    if not asked or asked - POOLS.keys():
-        given = ", ".join(sorted(map(str, asked))) or "none"
+        names |= set(mode if isinstance(mode, list) else [mode])
+    if not names or names - POOLS.keys():
+        given = ", ".join(sorted(map(str, names))) or "none"
         raise CheckpointInvalid.of(path, f"pooling {given} is not allowed; allowed: {', '.join(POOLS)}")
-    return tuple(name for name in POOLS if name in asked)
+    return tuple(name for name in POOLS if name in names)
 
 
 def read_dense(folder: Path, size: int) -> nn.Module:

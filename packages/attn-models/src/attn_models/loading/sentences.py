@@ -112,11 +112,11 @@ def load_sentence_encoder(
     tokenizer = Tokenizer.from_folder(checkpoint.path)
     vocabulary = model.embedding.weight.shape[0]
     if tokenizer.vocab_size > vocabulary:
-        rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {vocabulary} rows in the embedding"
+        rule = f"the tokenizer has {tokenizer.vocab_size} tokens, but the embedding only {vocabulary} rows"
         raise CheckpointInvalid.of(checkpoint.path, rule)
     pooling = read_pooling(checkpoint.path, model.size, encoder_adapter(checkpoint.config.get("model_type")).pooling)
-    wide = torch.promote_types(getattr(torch, dtype), torch.float32)
-    encoder = SentenceEncoder(model.eval(), tokenizer, pooling.to(place, wide))
+    float_dtype = torch.promote_types(getattr(torch, dtype), torch.float32)
+    encoder = SentenceEncoder(model.eval(), tokenizer, pooling.to(place, float_dtype))
     if form is not None:
         quantize_model(model, form, getattr(torch, dtype))
     return encoder

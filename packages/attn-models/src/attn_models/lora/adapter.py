@@ -153,9 +153,9 @@ def require_fits(adapter: LoraAdapter, model: Any) -> None:
     for name in adapter:
         layer = adapter.of(name)
         if layer is None or name not in sites:
-            raise InvalidValue.of("adapter", name, "layers of its base")
+            raise InvalidValue.of("adapter", name, "linear layers of the model")
         site = sites[name]
         given = (layer.a.shape[1], layer.b.shape[0])
         if given != (site.inputs, site.outputs):
             raise InvalidValue.of("adapter", f"{name} of {given[0]} inputs and {given[1]} outputs",
-                                  f"{site.inputs} and {site.outputs}, as its base has")  # fmt: skip
+                                  f"{site.inputs} inputs and {site.outputs} outputs, as in the model")  # fmt: skip

@@ -110,7 +110,7 @@ class AdaptedModel:
         if len(adapters) == 1:
             return _Use([(cast("LoraAdapter", adapters[0]), None)], 0)
         if not self.mixes:
-            raise Incompatible("rows of several adapters in one step of a model that computes them apart")
+            raise Incompatible("several adapters in one step are not supported by this model")
         places: dict[LoraAdapter, list[int]] = {}
         start = 0
         for adapter, count in rows:
@@ -171,7 +171,7 @@ def _added(
     places, count = mixed
     flat, into = rows.reshape(-1, rows.shape[-1]), out.reshape(-1, out.shape[-1])
     if len(flat) != count:
-        raise InternalError(f"{len(flat)} rows in {sites[0].name}, {count} in the step: they have no adapters")
+        raise InternalError(f"{sites[0].name} got {len(flat)} rows in a step of {count}: their adapters are not known")
     change = _side_by_side(layers, flat[places], into[places])
     return into.index_add(0, places, change).view_as(out)
 

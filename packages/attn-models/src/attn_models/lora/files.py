@@ -84,8 +84,8 @@ def write_adapter(target: Path, adapter: LoraAdapter, model: Any, base: Path) ->
         if not bool(tensor.isfinite().all()):
             raise InvalidValue.of(f"tensors[{name!r}]", "NaN or infinity", "finite values")
     config = _with_ranks(adapter.config, ranks)
-    said = {BASE: config.base_model, BASE_SHA256: config.base_sha256}
-    with staged_folder(target, {key: value for key, value in said.items() if value}) as stage:
+    origin = {BASE: config.base_model, BASE_SHA256: config.base_sha256}
+    with staged_folder(target, {key: value for key, value in origin.items() if value}) as stage:
         targets = {module.name if module.name in ranks else module.name.rpartition(".")[2] for module in modules}
         (stage / ADAPTER_CONFIG_NAME).write_text(json.dumps(config.to_json(targets), indent=2) + "\n", encoding="utf-8")
         ready = {name: tensor.detach().cpu().float().contiguous() for name, tensor in tensors.items()}
@@ -107,9 +107,9 @@ def _with_ranks(config: AdapterConfig, ranks: Mapping[str, int]) -> AdapterConfi
 def _joined(module: StoredModule, layers: Sequence[LoraLayer | None]) -> tuple[Tensor, Tensor, Tensor | None]:
     """A, B and magnitudes for a layer of the checkpoint, joined from the adapter layers of its parts; a part without an
     adapter layer (None) adds zeros."""
-    there = [layer for layer in layers if layer is not None]
-    shared = all(torch.equal(layer.a, there[0].a) for layer in there)
-    a = there[0].a if shared else torch.cat([layer.a for layer in there])
+    present = [layer for layer in layers if layer is not None]
+    shared = all(torch.equal(layer.a, present[0].a) for layer in present)
+    a = present[0].a if shared else torch.cat([layer.a for layer in present])
     rows, column = [], 0
     for layer, size in zip(layers, module.sizes, strict=True):
         up = a.new_zeros(size, len(a))
@@ -178,12 +178,16 @@ def _layers(
         place = name.removeprefix(PREFIX)
         leaf = next((leaf for leaf in leaves if place.endswith("." + leaf)), None)
         if leaf is None:
-            raise CheckpointInvalid.of(path, f"tensor {name!r} is no part of a {'DoRA' if config.use_dora else 'LoRA'}")
+            raise CheckpointInvalid.of(
+                path, f"tensor {name!r} does not belong to a {'DoRA' if config.use_dora else 'LoRA'} adapter"
+            )
         found.setdefault(place.removesuffix("." + leaf), {})[leaf] = tensor.float()
     layers: dict[str, LoraLayer] = {}
     for name, parts in found.items():
         if name not in by_name:
-            raise Incompatible(f"adapter: its base has a linear layer {name!r}, the model has none", field="adapter")
+            raise Incompatible(
+                f"adapter: it changes the linear layer {name!r}, which the model does not have", field="adapter"
+            )
         for leaf in leaves:
             if leaf not in parts:
                 raise CheckpointInvalid.of(path, f"tensor '{PREFIX}{name}.{leaf}' is missing")
@@ -199,7 +203,7 @@ def _require_shapes(path: Path, name: str, parts: Mapping[str, Tensor], config: 
     if a.dim() != 2 or b.dim() != 2 or len(a) != rank or b.shape[1] != rank:
         raise CheckpointInvalid.of(path, f"{name}: A {list(a.shape)} and B {list(b.shape)} are not of rank {rank}")
     if MAGNITUDE in parts and parts[MAGNITUDE].numel() != len(b):
-        raise CheckpointInvalid.of(path, f"{name}: {parts[MAGNITUDE].numel()} magnitudes of {len(b)} outputs")
+        raise CheckpointInvalid.of(path, f"{name}: {parts[MAGNITUDE].numel()} magnitudes for {len(b)} outputs")
 
 
 def _split(module: StoredModule, parts: Mapping[str, Tensor], scaling: float) -> dict[str, LoraLayer]:

@@ -122,11 +122,11 @@ def adapter_config_of(values: Mapping[str, Any], path: Path, base_sha256: str = 
             raise CheckpointInvalid.of(path, f"{key} is missing")
     unknown = sorted(values.keys() - READ - WITHOUT_EFFECT - ALLOWED.keys())
     if unknown:
-        raise CheckpointInvalid.of(path, f"unknown field {unknown[0]!r}: what it changes would be left out")
+        raise CheckpointInvalid.of(path, f"unknown field {unknown[0]!r}, which may change what the adapter computes")
     for key, allowed in ALLOWED.items():
         if key in values and not any(type(values[key]) is type(one) and values[key] == one for one in allowed):
-            said = " or ".join(repr(one) for one in allowed)
-            raise CheckpointInvalid.of(path, f"{key} is {values[key]!r}; allowed: {said}")
+            choices = " or ".join(repr(one) for one in allowed)
+            raise CheckpointInvalid.of(path, f"{key} is {values[key]!r}; allowed: {choices}")
     return AdapterConfig(
         r=_number(values, "r", path, whole=True),
         lora_alpha=_number(values, "lora_alpha", path),
@@ -151,7 +151,9 @@ def _number(values: Mapping[str, Any], key: str, path: Path, *, whole: bool = Fa
     value: Any = values[key]
     kinds: tuple[type, ...] = (int,) if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:  # type: ignore[operator]
-        raise CheckpointInvalid.of(path, f"{key} is {value!r}; it must be {'a whole number' if whole else 'above 0'}")
+        raise CheckpointInvalid.of(
+            path, f"{key} is {value!r}; it must be a {'whole number from 1' if whole else 'number above 0'}"
+        )
     return value
 
 
@@ -171,6 +173,6 @@ def _pattern(values: Mapping[str, Any], key: str, path: Path, *, whole: bool = F
         try:
             re.compile(name)
         except re.error as error:
-            raise CheckpointInvalid.of(path, f"{key}: {name!r} is no pattern: {error}") from error
+            raise CheckpointInvalid.of(path, f"{key}: {name!r} is not a regular expression: {error}") from error
         found[name] = _number(given, name, path, whole=whole)
     return found

@@ -20,7 +20,7 @@ class PlainFloat32(LinearKernel):
     """Weights in float32, multiplied by `torch.nn.functional.linear`."""
 
     name = "plain_float32"
-    summary = "torch's own product of float32 weights"
+    summary = "torch's own matrix product with float32 weights"
     weights: ClassVar[str] = "float32"
     float32: ClassVar[bool] = True
     devices: ClassVar[tuple[str, ...]] = EVERYWHERE
@@ -40,7 +40,7 @@ class PlainBfloat16(LinearKernel):
     """Weights and inputs in bfloat16, multiplied by `torch.nn.functional.linear`."""
 
     name = "plain_bfloat16"
-    summary = "torch's own product of bfloat16 weights and inputs; slow on chips without such instructions"
+    summary = "torch's own matrix product of bfloat16 weights and inputs; slow on CPUs without bfloat16 instructions"
     weights: ClassVar[str] = "bfloat16"
     devices: ClassVar[tuple[str, ...]] = EVERYWHERE
 
@@ -61,7 +61,7 @@ class PrepackedFloat32(LinearKernel):
     """Weights in float32 in oneDNN's own layout."""
 
     name = "onednn_float32"
-    summary = "oneDNN's product of float32 weights in its own layout"
+    summary = "oneDNN's matrix product with float32 weights, prepacked in its own layout"
     weights: ClassVar[str] = "float32"
     float32: ClassVar[bool] = True
 
@@ -86,7 +86,7 @@ class PrepackedBfloat16(LinearKernel):
     """Weights in bfloat16 in oneDNN's own layout, inputs rounded to bfloat16; for CPUs with bfloat16 instructions."""
 
     name = "onednn_bfloat16"
-    summary = "oneDNN's product of bfloat16 weights and inputs, on chips with instructions for it"
+    summary = "oneDNN's matrix product of bfloat16 weights and inputs, on CPUs with bfloat16 instructions"
     weights: ClassVar[str] = "bfloat16"
 
     def available(self) -> str | None:
@@ -96,9 +96,9 @@ class PrepackedBfloat16(LinearKernel):
         if not torch._C._has_mkldnn:  # noqa: SLF001
             return "this torch is built without oneDNN"
         if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):  # noqa: SLF001
-            return "the chip has no instructions for bfloat16"
+            return "the CPU has no bfloat16 instructions"
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 -- oneDNN may be held to older ones
-            return "oneDNN may not use the chip's instructions for bfloat16 (ONEDNN_MAX_CPU_ISA)"
+            return "oneDNN may not use the bfloat16 instructions of the CPU (ONEDNN_MAX_CPU_ISA)"
         return None
 
     def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
@@ -117,7 +117,7 @@ class PrepackedBfloat16(LinearKernel):
         return OneDnnLinear(weight.to(torch.bfloat16), bias)
 
 
-GROUP = 32
+INT4_GROUP = 32
 """The number of inputs that share a scale and a zero point in int4."""
 
 
@@ -125,7 +125,7 @@ class WeightOnlyInt8(LinearKernel):
     """Int8 weights with a scale for each output; inputs are rounded to bfloat16."""
 
     name = "torch_int8"
-    summary = "torch's product of bfloat16 inputs and int8 weights with a step per output"
+    summary = "torch's matrix product of bfloat16 inputs and int8 weights with a scale per output"
     weights: ClassVar[str] = "int8"
 
     def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
@@ -143,11 +143,11 @@ class WeightOnlyInt4(LinearKernel):
     """Int4 weights with a scale and a zero point for each 32 inputs of an output; inputs are rounded to bfloat16."""
 
     name = "torch_int4"
-    summary = "torch's product of bfloat16 inputs and int4 weights with a step and a middle per 32 inputs"
+    summary = "torch's matrix product of bfloat16 inputs and int4 weights with a scale and a zero point per 32 inputs"
     weights: ClassVar[str] = "int4"
 
     # torch requires whole groups, and a multiple of 16 outputs.
-    sizes: ClassVar[Mapping[str, Condition]] = {"inputs": MultipleOf(GROUP), "outputs": MultipleOf(16)}
+    sizes: ClassVar[Mapping[str, Condition]] = {"inputs": MultipleOf(INT4_GROUP), "outputs": MultipleOf(16)}
 
     def cost(self, problem: LinearProblem) -> float:  # noqa: ARG002 -- the same for every size
         """The relative cost, measured on one AVX-512 core."""

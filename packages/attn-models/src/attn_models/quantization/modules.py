@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from attn_models.quantization.kernels import INT4_GROUP
+
 
 class StoredEmbedding(nn.Module):
     """An embedding whose table [tokens, width] keeps its stored dtype, in memory or in its file; it returns `dtype`."""
@@ -44,10 +46,6 @@ class SideBySide(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """Map `rows` [..., inputs] to [..., outputs of all layers]."""
         return torch.cat([layer(rows) for layer in self.layers], dim=-1)
-
-
-GROUP = 32
-"""The number of inputs that share a scale and a zero point in int4."""
 
 
 class QuantizedLinear(nn.Module):
@@ -113,17 +111,17 @@ sums or a crash."""
 
 
 class Int8Linear(QuantizedLinear):
-    """Weights as whole numbers from -127 to 127, times a scale (`steps`) for each output."""
+    """Weights as whole numbers from -127 to 127, times a scale (`scales`) for each output."""
 
     numbers: Tensor
-    steps: Tensor
+    scales: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
         weight = weight.detach()
-        steps = (weight.abs().amax(1) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
-        self.register_buffer("numbers", torch.round(weight / steps[:, None]).to(torch.int8))
-        self.register_buffer("steps", steps)
+        scales = (weight.abs().amax(1) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
+        self.register_buffer("numbers", torch.round(weight / scales[:, None]).to(torch.int8))
+        self.register_buffer("scales", scales)
 
     def multiply(self, rows: Tensor) -> Tensor:
         """Multiply in bfloat16; the scales are applied in float32, as rounding them would change every output."""
@@ -131,9 +129,9 @@ class Int8Linear(QuantizedLinear):
         if inputs.shape[-1] % INT8_ALIGNMENT:
             out = inputs @ self.numbers.to(torch.bfloat16).T
         else:
-            ones = self.steps.new_ones(self.outputs, dtype=torch.bfloat16)
+            ones = self.scales.new_ones(self.outputs, dtype=torch.bfloat16)
             out = torch._weight_int8pack_mm(inputs, self.numbers, ones)  # noqa: SLF001
-        return out.float() * self.steps
+        return out.float() * self.scales
 
 
 class Int4Linear(QuantizedLinear):
@@ -141,23 +139,23 @@ class Int4Linear(QuantizedLinear):
     32 inputs of each output share."""
 
     numbers: Tensor
-    steps_and_middles: Tensor
+    scales_and_zeros: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        groups = weight.detach().view(self.outputs, -1, GROUP)
+        groups = weight.detach().view(self.outputs, -1, INT4_GROUP)
         least, most = groups.amin(-1), groups.amax(-1)
-        steps = ((most - least) / 15).clamp_(min=torch.finfo(torch.float32).tiny)
-        numbers = torch.round((groups - least[..., None]) / steps[..., None]).clamp_(0, 15).to(torch.int32)
+        scales = ((most - least) / 15).clamp_(min=torch.finfo(torch.float32).tiny)
+        numbers = torch.round((groups - least[..., None]) / scales[..., None]).clamp_(0, 15).to(torch.int32)
         packed = torch._convert_weight_to_int4pack_for_cpu(numbers.view(self.outputs, self.inputs), 1)  # noqa: SLF001
         self.register_buffer("numbers", packed)
-        scale = torch.stack([steps, least + 8 * steps], -1).transpose(0, 1)
-        self.register_buffer("steps_and_middles", scale.to(torch.bfloat16).contiguous())
+        packed_scales = torch.stack([scales, least + 8 * scales], -1).transpose(0, 1)
+        self.register_buffer("scales_and_zeros", packed_scales.to(torch.bfloat16).contiguous())
 
     def multiply(self, rows: Tensor) -> Tensor:
         """Multiply in bfloat16."""
         rows = rows.to(torch.bfloat16).contiguous()
         out: Tensor = torch._weight_int4pack_mm_for_cpu(  # noqa: SLF001
-            rows, self.numbers, GROUP, self.steps_and_middles
+            rows, self.numbers, INT4_GROUP, self.scales_and_zeros
         )
         return out

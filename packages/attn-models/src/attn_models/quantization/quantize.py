@@ -45,7 +45,7 @@ HEAD_IN_INT8 = ("int4", "fp8")
 """Formats with which the unembedding is kept as int8. For SmolLM2 in FP8 this increases the perplexity by at most a
 sixth of what an unembedding in FP8, of the same size, does (benchmarks/results/fp8-weights-cpu.json, -bible.json)."""
 
-NARROWEST = 32
+MIN_FEATURES = 32
 """Linear layers of attentions with fewer inputs or outputs are not packed: gates, decays and low-rank factors, which
 have few weights but affect whole heads."""
 
@@ -58,7 +58,7 @@ def quantize_model(
     Packed are feed-forwards, the unembedding (a tied one too), attentions and cells that have a method `pack`; each
     layer by the cheapest installed `LinearKernel` that supports it, or by the one called `kernel`. Steps of whole
     blocks of a `Decoder` are computed by a `BlockKernel` if one supports them. Linear layers of an attention that its
-    own `pack` leaves, or of an attention without one, are packed one by one, except narrow layers (`NARROWEST`) and
+    own `pack` leaves, or of an attention without one, are packed one by one, except narrow layers (`MIN_FEATURES`) and
     those whose matrices the attention also reads directly, which it names in `read_weights`. With `int4` and `fp8` the
     unembedding is kept as int8, as it is most sensitive to rounding. The embedding of a model with a `head` keeps its
     dtype; norms and other parameters become `dtype`. Weights that are stored in blocks (`BlockTensor`) stay so if a
@@ -82,7 +82,7 @@ def quantize_model(
         last = "int8" if quantization in HEAD_IN_INT8 else quantization
         if hasattr(model, "head"):
             model.head = pack([getattr(model, "unembedding", None) or linear_of(model.embedding.weight, None)], last)
-            table = _looked_up(model.embedding.weight, dtype)
+            table = _embedding_table(model.embedding.weight, dtype)
             model.embedding, model.unembedding = StoredEmbedding(table, dtype), None
         elif hasattr(model, "unembedding"):
             model.unembedding = pack([model.unembedding], last)
@@ -91,8 +91,8 @@ def quantize_model(
         widen_parameters(model)
         _convert_parameters(model, dtype)
     if isinstance(model, Decoder):
-        _join(model)
-    packing.say()
+        _fuse_blocks(model)
+    packing.log_formats()
     model.quantization = quantization
 
 
@@ -104,7 +104,7 @@ def _pack_layers(model: Any, pack: Pack) -> None:
         _pack_rest(attention, pack)
 
 
-def _looked_up(table: Tensor, dtype: torch.dtype) -> Tensor:
+def _embedding_table(table: Tensor, dtype: torch.dtype) -> Tensor:
     """The table of an embedding: on a CPU unchanged, on other devices dequantized if it is in blocks, as only the CPU
     dequantizes single rows."""
     if isinstance(table, BlockTensor) and table.blocks.device.type != "cpu":
@@ -114,18 +114,18 @@ def _looked_up(table: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass
 class Packing:
-    """The state while a model is packed: the `dtype` that it computes in, and messages about stored formats for `say`
-    to log: `widened` has the new format and the reason for those that no kernel multiplies, `kept` remarks on
-    others."""
+    """The state while a model is packed: the `dtype` that it computes in, and messages about stored formats, which
+    `log_formats` logs: `widened` has the new format and the reason for those that no kernel multiplies, `kept` remarks
+    on others."""
 
     dtype: torch.dtype
     widened: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
 
-    def say(self) -> None:
+    def log_formats(self) -> None:
         """Log one line for each stored format: a warning if it is not kept."""
         for form, remark in self.kept.items():
-            log.info("weights stored as %s stay so: %s", form, remark)
+            log.info("weights stored as %s are kept in that format: %s", form, remark)
         for form, why in self.widened.items():
             log.warning("weights stored as %s are %s", form, why)
 
@@ -136,10 +136,10 @@ def _packed(layers: Sequence[nn.Linear], form: str, kernel: str | None, packing:
 
     With a floating-point format, inputs are only rounded to the dtype of the computation, even for weights in blocks.
     """
-    kept = _kept(layers, form, packing)
+    kept = _pack_stored_blocks(layers, form, packing)
     if isinstance(kept, nn.Module):
         return kept
-    if kept is APART:
+    if kept is MIXED_FORMATS:
         return _side_by_side([_packed([layer], form, kernel, packing) for layer in layers])
     weight = plain_matrix([layer.weight.detach() for layer in layers])
     problem = _problem(form, weight, form, weight.dtype)
@@ -147,20 +147,20 @@ def _packed(layers: Sequence[nn.Linear], form: str, kernel: str | None, packing:
     return packed
 
 
-APART = "each layer by itself"
-"""The result of `_kept` for layers that are stored in different ways, some of them in blocks."""
+MIXED_FORMATS = "each layer by itself"
+"""The result of `_pack_stored_blocks` for layers that are stored in different ways, some of them in blocks."""
 
 
-def _kept(layers: Sequence[nn.Linear], form: str, packing: Packing) -> nn.Module | str | None:
-    """Layers that read the same input, packed in their stored blocks; `APART` if they are stored in different ways;
-    None if none is in blocks of no more bits than `form`, or no kernel multiplies these blocks."""
+def _pack_stored_blocks(layers: Sequence[nn.Linear], form: str, packing: Packing) -> nn.Module | str | None:
+    """Layers that read the same input, packed in their stored blocks; `MIXED_FORMATS` if they are stored in different
+    ways; None if none is in blocks of no more bits than `form`, or no kernel multiplies these blocks."""
     matrices, most = [layer.weight.detach() for layer in layers], MOST_BITS.get(form, 8)
     if not any(isinstance(one, BlockTensor) and STORED_FORMATS[one.kind.weights] <= most for one in matrices):
         return None
     kept = blocks_of(matrices, STORED_FORMATS, most)
     if kept is not None:
         return _of_blocks(kept, layers, form, packing)
-    return APART if len(layers) > 1 else None
+    return MIXED_FORMATS if len(layers) > 1 else None
 
 
 def _problem(form: str, weight: Tensor, quantization: str, dtype: torch.dtype) -> LinearProblem:
@@ -187,7 +187,7 @@ def _of_blocks(weight: BlockTensor, layers: Sequence[nn.Linear], form: str, pack
     problem = _problem(stored, weight, form, packing.dtype)
     verdicts = explain_linear(installed().linears, problem)
     if not verdicts or not verdicts[0].accepted:
-        packing.widened[stored] = f"read as numbers and then kept as {form}: {refusals(verdicts, problem)}"
+        packing.widened[stored] = f"dequantized and then packed as {form}: {refusals(verdicts, problem)}"
         return None
     if verdicts[0].remark is not None and stored in FP8_FORMATS:
         packing.kept[stored] = verdicts[0].remark
@@ -214,10 +214,10 @@ def join_projections(model: Any, dtype: torch.dtype | None = None) -> None:
     name, packing = str(dtype).removeprefix("torch."), Packing(dtype)
 
     def pack(layers: Sequence[nn.Linear], form: str = name) -> nn.Module:
-        kept = _kept(layers, form, packing)
+        kept = _pack_stored_blocks(layers, form, packing)
         if isinstance(kept, nn.Module):
             return kept
-        if kept is APART:
+        if kept is MIXED_FORMATS:
             return _side_by_side([pack([layer]) for layer in layers])
         matrices = [layer.weight.detach() for layer in layers]
         if len(layers) == 1 and not isinstance(matrices[0], BlockTensor):
@@ -234,7 +234,7 @@ def join_projections(model: Any, dtype: torch.dtype | None = None) -> None:
                 join = getattr(part, "join", None) or getattr(part, "pack", None)
                 if join is not None:
                     join(pack)
-    packing.say()
+    packing.log_formats()
     model.quantization = name
 
 
@@ -260,16 +260,16 @@ def require_quantization(quantization: str | None, device: str) -> None:
         raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
     kernels = [kernel for kernel in installed().linears if kernel.weights == quantization]
     where = sorted({place for kernel in kernels for place in kernel.devices})
-    elsewhere = f"multiplied on {' and '.join(where)} alone" if where else "multiplied by no kernel that is installed"
+    elsewhere = f"supported on {' and '.join(where)} only" if where else "supported by no installed kernel"
     allowed = f"{', '.join(here)} on {device}; {quantization} is {elsewhere}"
     raise InvalidValue.of("quantization", quantization, allowed)
 
 
-def require_not_quantized(model: Any, said: str) -> None:
-    """Raise `WrongState` if the model is packed, with the message `said`, whose braces are replaced by the format."""
+def require_not_quantized(model: Any, message: str) -> None:
+    """Raise `WrongState` if the model is packed; the braces in `message` are replaced by the format."""
     packed = getattr(model, "quantization", None)
     if packed is not None:
-        raise WrongState(said.format(packed))
+        raise WrongState(message.format(packed))
 
 
 def can_quantize(model: Any) -> bool:
@@ -294,12 +294,12 @@ def _pack_rest(attention: nn.Module, pack: Pack) -> None:
     for owner in list(attention.modules()):
         read = getattr(owner, "read_weights", ())
         for name, layer in list(owner.named_children()):
-            wide = isinstance(layer, nn.Linear) and min(layer.in_features, layer.out_features) >= NARROWEST
-            if wide and name not in read:
+            large_enough = isinstance(layer, nn.Linear) and min(layer.in_features, layer.out_features) >= MIN_FEATURES
+            if large_enough and name not in read:
                 setattr(owner, name, pack([cast("nn.Linear", layer)]))
 
 
-def _join(model: Decoder) -> None:
+def _fuse_blocks(model: Decoder) -> None:
     """Fuse each block into one step if a kernel can, and all blocks into one stack if one kernel computes them all."""
     kernels = set()
     for block in cast("Sequence[Block]", model.blocks):
@@ -328,11 +328,11 @@ def _convert_parameters(model: nn.Module, dtype: torch.dtype) -> None:
 
 def refusals(verdicts: Sequence[Verdict[LinearKernel]], problem: LinearProblem) -> str:
     """The reasons why no kernel multiplies weights of a format, as text."""
-    said = "; ".join(f"{verdict.kernel.name}: {', '.join(verdict.reasons)}" for verdict in verdicts)
+    reasons = "; ".join(f"{verdict.kernel.name}: {', '.join(verdict.reasons)}" for verdict in verdicts)
     if problem.device == "cpu":
-        return said or "the package attn-kernels-cpu is not installed"
-    remedy = "; --dtype bfloat16 may keep them as they are" if problem.float32 else ""
-    return f"{said or f'no kernel is installed that multiplies them on {problem.device}'}{remedy}"
+        return reasons or "the package attn-kernels-cpu is not installed"
+    remedy = "; with --dtype bfloat16 they may be kept in that format" if problem.float32 else ""
+    return f"{reasons or f'no installed kernel supports them on {problem.device}'}{remedy}"
 
 
 def prepack_model(model: Any, stored: torch.dtype) -> None:
@@ -355,4 +355,4 @@ def prepack_model(model: Any, stored: torch.dtype) -> None:
         return
     widen_parameters(model)
     model.float()
-    log.warning("weights are not packed, which is slower: %s", refusals(verdicts, problem))
+    log.warning("weights are not packed, so inference is slower: %s", refusals(verdicts, problem))

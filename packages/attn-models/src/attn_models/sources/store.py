@@ -77,7 +77,7 @@ class ModelStore:
         if given.is_file():
             return folder_of_gguf(given, self._home, report)
         if not given.is_dir() and (model in {source.name for source in known_sources()} or hub.is_repository(model)):
-            raise UserError(f"{model} is not here yet; fetch it with: attn pull {model}")
+            raise UserError(f"{model} is not on this machine yet; fetch it with: attn pull {model}")
         if not given.is_dir():
             raise UnknownName.of("model or folder", model, self.names())
         if not (given / CONFIG).is_file():
@@ -94,10 +94,10 @@ class ModelStore:
                 path=self._unfinished(name),
                 nbytes=_bytes_of(self._unfinished(name)),
                 family="",
-                origin=f"{name}, of which a part is here: attn pull {name} goes on",
+                origin=f"{name}, partly fetched; resume with: attn pull {name}",
                 complete=False,
             )
-            for name in self._begun()
+            for name in self._interrupted()
             if name not in whole
         ]
         return sorted(found, key=lambda model: model.name)
@@ -108,9 +108,9 @@ class ModelStore:
         Raises `UnknownName` for a model that is not on this machine, `CheckpointWriteFailed` where the file system
         fails.
         """
-        known = {*self.names(), *self._begun()}
+        known = {*self.names(), *self._interrupted()}
         if name not in known:
-            raise UnknownName.of("model of this machine", name, sorted(known))
+            raise UnknownName.of("model on this machine", name, sorted(known))
         freed = 0
         try:
             for path in (self._folder / model_folder_name(name), self._unfinished(name)):
@@ -127,7 +127,7 @@ class ModelStore:
         (self._folder / f".{model_folder_name(name)}.lock").unlink(missing_ok=True)
         return freed
 
-    def _begun(self) -> list[str]:
+    def _interrupted(self) -> list[str]:
         """The names of models whose fetch is in progress or was interrupted."""
         found = [path.name.removeprefix(".").removesuffix(UNFINISHED) for path in self._folder.glob(f".*{UNFINISHED}")]
         return [name.replace("--", "/", 1) for name in found]
@@ -156,7 +156,7 @@ class ModelStore:
         """The name of the only model that can chat; raises `UserError` with advice if there is none, or several."""
         able = [name for name in self.names() if self._can_chat(self._folder / model_folder_name(name))]
         if not able:
-            raise UserError("no model that can chat is here; fetch one with: attn pull smollm2-135m-instruct")
+            raise UserError("no model on this machine can chat; fetch one with: attn pull smollm2-135m-instruct")
         if len(able) > 1:
             raise UserError(f"several models can chat; choose with --model: {', '.join(able)}")
         return able[0]
@@ -300,7 +300,7 @@ def pull_repository(
                 return target
             work = target.parent / f".{target.name}{UNFINISHED}"
             _fetch_repository(repository, file, work, report)
-            _keep(work, target, origin, report)
+            _make_model_folder(work, target, origin, report)
             shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise CheckpointWriteFailed.of(target, error) from error
@@ -324,7 +324,9 @@ def _fetch_repository(repository: hub.HubRepository, file: str | None, work: Pat
     if not any(name.endswith(".gguf") for name in weights):
         hub.fetch_files(repository, side, work, report)
         if not (work / CONFIG).is_file():
-            raise UserError(f"{repository.name} has no {CONFIG}, without which nobody knows what its weights are")
+            raise UserError(
+                f"{repository.name} has no {CONFIG}, which is needed to know the architecture of its weights"
+            )
         config = read_config(work / CONFIG)
         require_known_family(config.get("model_type"), config.get("requires"))
         format_of(config, work / CONFIG)
@@ -335,7 +337,7 @@ def _fetch_repository(repository: hub.HubRepository, file: str | None, work: Pat
     hub.remove_others(repository, work, [*side, *weights])  # another GGUF file, of an earlier fetch
 
 
-def _keep(work: Path, target: Path, origin: dict[str, Any], report: Report) -> None:
+def _make_model_folder(work: Path, target: Path, origin: dict[str, Any], report: Report) -> None:
     """Make the model folder from the fetched files, which are hard-linked where possible to avoid a second copy."""
     ggufs = list(work.glob("*.gguf"))
     if ggufs:

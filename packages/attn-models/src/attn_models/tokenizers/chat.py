@@ -92,7 +92,9 @@ def _unused(texts: Sequence[str], count: int) -> list[str]:
     used = set().union(*texts) if count else set()
     unused = list(islice((chr(code) for code in PRIVATE_USE if chr(code) not in used), count))
     if len(unused) < count:
-        raise InvalidValue.of("messages", "nearly all characters of Unicode's private plane", "text that uses fewer")
+        raise InvalidValue.of(
+            "messages", "nearly all private-use characters of Unicode", "text that uses fewer of them"
+        )
     return unused
 
 
@@ -116,7 +118,7 @@ class TemplateWorker:
         with self._lock:
             line = self._exchange(request)
         if not line:
-            raise UserError("the chat template ran for more than a second or out of memory")
+            raise UserError("the chat template exceeded its limit of one second or of memory")
         reply = json.loads(line)
         if "error" in reply:
             raise UserError(f"the chat template failed: {reply['error']}")

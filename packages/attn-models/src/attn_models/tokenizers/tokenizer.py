@@ -22,9 +22,15 @@ from attn_models.weights.manifest import listed_member, read_manifest
 
 VOCABULARY_NAME = "tokenizer.json"
 VOCABULARY_LIMIT = 64 << 20
-TURNS = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user", "assistant", "tool", "user"))
+TEST_CONVERSATIONS = (
+    ("system", "user", "assistant", "user"),
+    ("user", "assistant", "user"),
+    ("user", "assistant", "tool", "user"),
+)
 """Test conversations, as orders of roles that templates accept, for finding the tokens that a template writes."""
-SPELLING = LibraryErrors(lambda said: InvalidValue.of("token_ids", "ids", f"what the tokenizer can spell: {said}"))
+DECODING_ERRORS = LibraryErrors(
+    lambda said: InvalidValue.of("token_ids", "ids", f"ids that the tokenizer can decode: {said}")
+)
 
 
 class Tokenizer:
@@ -117,7 +123,7 @@ class Tokenizer:
             return [self._characters.encode(text).tolist() for text in texts]
         batch = list(texts)
         given = batch[0][:60] if len(batch) == 1 else "a batch"
-        with LibraryErrors(lambda said: InvalidValue.of("text", given, f"what the vocabulary can spell: {said}")):
+        with LibraryErrors(lambda said: InvalidValue.of("text", given, f"text that the vocabulary can encode: {said}")):
             return [encoding.ids for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=add_special)]
 
     def unknown(self, text: str) -> tuple[str, ...]:
@@ -125,7 +131,7 @@ class Tokenizer:
         unknown = self.unk_id
         if unknown is None or self._characters is not None:
             return ()
-        with SPELLING:
+        with DECODING_ERRORS:
             encoding = self.backend.encode(text, add_special_tokens=False)
         places = zip(encoding.ids, encoding.offsets, strict=True)
         return tuple(dict.fromkeys(text[start:end] for token_id, (start, end) in places if token_id == unknown))
@@ -146,7 +152,7 @@ class Tokenizer:
             with suppress(KeyError):
                 return self._byte_texts.text(ids)
         self._require_ids(ids)
-        with SPELLING:
+        with DECODING_ERRORS:
             text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
@@ -241,13 +247,13 @@ class Tokenizer:
     @cached_property
     def turn_marker_ids(self) -> frozenset[int]:
         """The ids of added tokens that are not special but mark turns in the chat template, such as ChatML's in some
-        models: those in the rendered `TURNS`, or in the template itself if it accepts none of them."""
+        models: those in the rendered `TEST_CONVERSATIONS`, or in the template itself if it accepts none of them."""
         template = self.settings.chat_template
         candidates = self._added - self._special
         if template is None or not candidates:
             return frozenset()
         written = ""
-        for roles in TURNS:
+        for roles in TEST_CONVERSATIONS:
             with suppress(UserError):  # a template may refuse an order of roles
                 written += self.render_chat([{"role": role, "content": role} for role in roles])
         return frozenset(
@@ -295,12 +301,12 @@ def decoder_start_ids(tokenizer: Tokenizer, ids: Sequence[int] = ()) -> tuple[in
     start = tokenizer.settings.decoder_start_id
     start = tokenizer.bos_id if start is None else start
     if start is None:
-        raise UserError("the tokenizer has no token to begin with, which a model with a source needs")
+        raise UserError("the tokenizer has no start token, which an encoder-decoder model needs")
     return (start, *ids)
 
 
 def eos_id(tokenizer: Tokenizer) -> int:
     """The token that ends sources and targets; raises `UserError` if the tokenizer has none."""
     if not tokenizer.end_ids:
-        raise UserError("the tokenizer has no token to end with, which a model with a source needs")
+        raise UserError("the tokenizer has no end token, which an encoder-decoder model needs")
     return min(tokenizer.end_ids)

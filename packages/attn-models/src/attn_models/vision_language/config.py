@@ -40,12 +40,12 @@ class SiglipConfig(EncoderShape):
         return self.image // self.patch
 
     @property
-    def kinds(self) -> int:
+    def num_outputs(self) -> int:
         """The size of the output of a patch, as the tower has neither a vocabulary nor classes."""
         return self.hidden_size
 
     @property
-    def places(self) -> int:
+    def sequence_length(self) -> int:
         """The number of patches of an image."""
         return self.side**2
 
@@ -70,7 +70,7 @@ class VisionDecoderConfig(DecoderConfig):
             raise InvalidValue.of("scale_factor", self.scale_factor, allowed)
         given: Any = self.image_token_id
         if type(given) is not int or not 0 <= given < self.vocab_size:
-            raise InvalidValue.of("image_token_id", given, f"0 to {self.vocab_size - 1}, a token")
+            raise InvalidValue.of("image_token_id", given, f"a token id from 0 to {self.vocab_size - 1}")
 
     @classmethod
     def of(cls, text: DecoderConfig, vision: SiglipConfig, image_token_id: int, scale_factor: int) -> Self:

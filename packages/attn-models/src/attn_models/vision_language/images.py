@@ -113,15 +113,15 @@ def read_tile_reader(folder: Path, side: int) -> TileReader:
 def _reader_of(values: Mapping[str, Any], side: int) -> TileReader:
     unknown = sorted({name for name, value in values.items() if value is not None} - READ - UNUSED - STEPS.keys())
     if unknown:
-        raise InvalidValue(f"{', '.join(unknown)}: not known of an image processor", field=unknown[0])
-    said = {"resample": (LANCZOS, None), "do_image_splitting": (True, False, None)}
-    require_allowed(values, {**STEPS, **said, "max_image_size": ({"longest_edge": side}, None)})
+        raise InvalidValue(f"unknown settings of an image processor: {', '.join(unknown)}", field=unknown[0])
+    supported = {"resample": (LANCZOS, None), "do_image_splitting": (True, False, None)}
+    require_allowed(values, {**STEPS, **supported, "max_image_size": ({"longest_edge": side}, None)})
     factor = values.get("rescale_factor")
     if factor is not None and not math.isclose(factor, 1 / 255, rel_tol=1e-6):
         raise InvalidValue.of("rescale_factor", factor, "1 / 255")
     size = values.get("size") or {"longest_edge": 4 * side}
     if not isinstance(size, Mapping) or set(size) != {"longest_edge"}:
-        raise InvalidValue.of("size", size, "an object with longest_edge alone")
+        raise InvalidValue.of("size", size, "an object with longest_edge only")
     return TileReader(
         side=side,
         longest_edge=required_count(size, "longest_edge"),

@@ -34,7 +34,7 @@ class SiglipTower(nn.Module):
         super().__init__()
         self.config = config
         self.patches = nn.Conv2d(config.channels, config.hidden_size, config.patch, stride=config.patch)
-        self.positions = nn.Embedding(config.places, config.hidden_size)
+        self.positions = nn.Embedding(config.sequence_length, config.hidden_size)
         self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.num_layers))
         self.norm: nn.Module = build_norm(config.block)
         initialise(self.positions)

@@ -15,7 +15,7 @@ from attn_models.tokenizers import Tokenizer
 from attn_models.vision_language.config import VisionDecoderConfig
 from attn_models.vision_language.images import TileReader, Tiles
 
-AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
+IMAGE_DELIMITER, GLOBAL_IMAGE = "<fake_token_around_image>", "<global-img>"
 MOST_IMAGES = 64
 """The largest number of images in one conversation."""
 
@@ -36,9 +36,9 @@ class ImagePrompts:
     without the tokens around images."""
 
     def __init__(self, tokenizer: Tokenizer, config: VisionDecoderConfig, reader: TileReader) -> None:
-        missing = [token for token in (AROUND, WHOLE) if tokenizer.id(token) is None]
+        missing = [token for token in (IMAGE_DELIMITER, GLOBAL_IMAGE) if tokenizer.id(token) is None]
         if missing:
-            raise Incompatible(f"the tokenizer lacks {', '.join(missing)}, which stand around images")
+            raise Incompatible(f"the tokenizer lacks {', '.join(missing)}, which delimit images")
         self._tokenizer = tokenizer
         self._config = config
         self._reader = reader
@@ -55,7 +55,7 @@ class ImagePrompts:
         ids = self._tokenizer.encode_chat(self.with_places(messages, images), images=True)
         shown = ids.count(self._config.image_token_id)
         if shown != len(data):
-            raise Incompatible(f"the chat template shows {shown} of {len(data)} images")
+            raise Incompatible(f"the chat template renders {shown} of {len(data)} images")
         if not data:
             return ImagePrompt(tuple(ids))
         key = hashlib.sha256(b"".join(hashlib.sha256(one).digest() for one in data)).hexdigest()
@@ -101,11 +101,11 @@ class ImagePrompts:
     def _text(self, tiles: Tiles) -> str:
         """The text that represents an image in a prompt, as in transformers' processor of these models."""
         rows = self._image * self._config.tokens_per_tile
-        whole = f"{AROUND}{WHOLE}{rows}{AROUND}"
+        whole = f"{IMAGE_DELIMITER}{GLOBAL_IMAGE}{rows}{IMAGE_DELIMITER}"
         if not tiles.rows:
             return whole
         lines = [
-            "".join(f"{AROUND}<row_{row}_col_{column}>{rows}" for column in range(1, tiles.columns + 1))
+            "".join(f"{IMAGE_DELIMITER}<row_{row}_col_{column}>{rows}" for column in range(1, tiles.columns + 1))
             for row in range(1, tiles.rows + 1)
         ]
         return "".join(f"{line}\n" for line in lines) + f"\n{whole}"
@@ -117,6 +117,6 @@ def _with_places(content: str, images: int, message: int) -> str:
     if places == images:
         return content
     if places:
-        allowed = f"{places}, one for each place in the content, or no places"
+        allowed = f"{places}, one for each placeholder in the content, or no placeholders"
         raise InvalidValue.of(f"messages[{message}].images", f"{images} images", allowed)
     return IMAGE_PLACE * images + content

@@ -112,7 +112,7 @@ def require_replaceable(target: Path) -> None:
         return
     if target.is_dir() and not any(target.iterdir()):
         return
-    kind = "a folder of other things" if target.is_dir() else "a file"
+    kind = "a folder with other files" if target.is_dir() else "a file"
     allowed = f"a new folder, an empty one, or a model folder that attn wrote; this is {kind}, which is left as it is"
     raise InvalidValue.of("target", str(target), allowed)
 

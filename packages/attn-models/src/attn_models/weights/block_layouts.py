@@ -55,9 +55,9 @@ class BlockLayout:
 
 def _int4_zeros(rows: Bytes) -> Any:
     blocks = rows.reshape(-1, INT4_ZEROS_BYTES)
-    steps = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
+    scales = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
     numbers = np.concatenate([blocks[:, 3:] & 15, blocks[:, 3:] >> 4], axis=1).astype(np.float32)
-    return (steps * (numbers - blocks[:, 2:3].astype(np.float32))).reshape(len(rows), -1)
+    return (scales * (numbers - blocks[:, 2:3].astype(np.float32))).reshape(len(rows), -1)
 
 
 INT4_ZEROS_BYTES = 19

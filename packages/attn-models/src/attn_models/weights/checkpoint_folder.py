@@ -132,4 +132,4 @@ def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         first = owners.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
         if first != name:
-            raise InvalidValue.of("tensors", f"{first} and {name} sharing memory", "one name for each memory")
+            raise InvalidValue.of("tensors", f"{first} and {name} sharing memory", "tensors that do not share memory")

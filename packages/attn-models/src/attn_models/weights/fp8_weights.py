@@ -63,13 +63,13 @@ def _numbers_of_rows(rows: Bytes, size: int) -> Floats:
     return numbers
 
 
-def not_multiplied(shape: tuple[int, ...], block: tuple[int, int] | None) -> str | None:
+def dequantising_reason(shape: tuple[int, ...], block: tuple[int, int] | None) -> str | None:
     """Why no kernel multiplies weights of this shape, with scales per `block`, as stored; None where one does."""
     if len(shape) != 2:
-        return f"it has {len(shape)} axes; only matrices stay in FP8"
+        return f"it has {len(shape)} axes; only matrices can be kept in FP8"
     if block is not None and (block[1] != GROUP or shape[1] % GROUP):
-        given = f"its blocks are of {block[0]} x {block[1]} and its rows of {shape[1]}"
-        return f"{given}; only whole blocks of {GROUP} inputs stay in FP8"
+        given = f"its blocks are {block[0]} x {block[1]} and it has {shape[1]} inputs"
+        return f"{given}; only rows of whole blocks of {GROUP} inputs can be kept in FP8"
     return None
 
 
@@ -119,7 +119,7 @@ class Fp8(StoredFormat):
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         super().__init__(config, path)
-        self._said: set[str] = set()
+        self._reasons_logged: set[str] = set()
         self.block = self.block_of(config.get("weight_block_size"))
 
     def block_of(self, given: Any) -> tuple[int, int] | None:
@@ -139,9 +139,9 @@ class Fp8(StoredFormat):
             layer = name.removesuffix(".weight")
             scale = next((f"{layer}.{own}" for own in SCALES if f"{layer}.{own}" in entries), None)
             if scale is None or layer == name:
-                raise self.fail(name, f"is {FLOAT8} without a {' or '.join(SCALES)}")
-            beside = {own: f"{layer}.{own}" for own in ACTIVATIONS if f"{layer}.{own}" in entries}
-            found[name] = {"weight": name, "scale": scale, **beside}
+                raise self.fail(name, f"is {FLOAT8}, but has no {' or '.join(SCALES)}")
+            input_scales = {own: f"{layer}.{own}" for own in ACTIVATIONS if f"{layer}.{own}" in entries}
+            found[name] = {"weight": name, "scale": scale, **input_scales}
         return found
 
     def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
@@ -152,14 +152,16 @@ class Fp8(StoredFormat):
         else:
             fits = prod(scale) == 1 or (len(shape) == 2 and scale in ((shape[0], 1), (shape[0],)))
         if not fits:
-            said = f"blocks of {list(self.block)}" if self.block else "one scale, or one for each output"
-            raise self.fail(name, f"of shape {list(shape)} has scales {list(scale)}, which are not {said}")
+            needed = (
+                f"a scale for each block of {list(self.block)}" if self.block else "one scale, or one for each output"
+            )
+            raise self.fail(name, f"has shape {list(shape)} and scales of shape {list(scale)}; needed: {needed}")
         return shape
 
     def kept_bytes(self, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> int | None:
         """See `StoredFormat`: the size of the result of `fp8_rows`."""
         shape = entries[parts["weight"]].shape
-        if not_multiplied(shape, self.block) is not None:
+        if dequantising_reason(shape, self.block) is not None:
             return None
         return shape[0] * (shape[1] + SCALE_BYTES * (shape[1] // GROUP if self.block else 1))
 
@@ -168,11 +170,11 @@ class Fp8(StoredFormat):
         from attn_models.quantization.block_tensor import BlockTensor
 
         weight, scales = parts["weight"], parts["scale"]
-        why = not_multiplied(tuple(weight.shape), self.block)
+        why = dequantising_reason(tuple(weight.shape), self.block)
         if why is not None:
-            if why not in self._said:
-                log.warning("%s: %r and others of its kind are dequantised: %s", self.path.parent, name, why)
-            self._said.add(why)
+            if why not in self._reasons_logged:
+                log.warning("%s: %r and other such weights are dequantised: %s", self.path.parent, name, why)
+            self._reasons_logged.add(why)
             return None
         # The codes were checked when they were read; only the scales are left.
         if not is_finite(LARGEST * scales.float()):
@@ -206,7 +208,7 @@ class CompressedTensors(Fp8):
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         StoredFormat.__init__(self, config, path)
-        self._said = set()
+        self._reasons_logged = set()
         groups = config.get("config_groups")
         if not isinstance(groups, Mapping) or not groups:
             raise refused(path, "config_groups", groups, "a description of the weights")

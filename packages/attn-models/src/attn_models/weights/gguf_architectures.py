@@ -31,19 +31,19 @@ class Placement:
     """The Hugging Face name and expected shape of a GGUF tensor, and the conversion between them.
 
     `rotary_heads` is the number of heads whose rows must be reordered, 0 for none: GGUF stores the two rows of a rotary
-    pair next to each other, Hugging Face half a head apart. `above` is subtracted from GGUF's values. `fused` holds the
-    numbers of rows of the parts that GGUF stores one after the other, and Hugging Face in each of `groups` equal
-    blocks. `expert` is the index in a GGUF tensor that stacks several experts, None for the whole tensor. A
-    `transposed` matrix is [out, in] in GGUF, and [in, out] in `shape`. A tensor that consists of several, or has other
-    axes, is made of `parts`, concatenated along their axis `axis`; `source` is that of the first. For a `decay` Hugging
-    Face stores the logarithm of the negated value.
+    pair next to each other, Hugging Face half a head apart. `subtracted` is the number to subtract from GGUF's values.
+    `fused` holds the numbers of rows of the parts that GGUF stores one after the other, and Hugging Face in each of
+    `groups` equal blocks. `expert` is the index in a GGUF tensor that stacks several experts, None for the whole
+    tensor. A `transposed` matrix is [out, in] in GGUF, and [in, out] in `shape`. A tensor that consists of several, or
+    has other axes, is made of `parts`, concatenated along their axis `axis`; `source` is that of the first. For a
+    `decay` Hugging Face stores the logarithm of the negated value.
     """
 
     source: str
     target: str
     shape: tuple[int, ...]
     rotary_heads: int = 0
-    above: float = 0.0
+    subtracted: float = 0.0
     fused: tuple[int, ...] = ()
     groups: int = 1
     expert: int | None = None
@@ -71,7 +71,7 @@ def matched(header: GgufHeader, placements: Iterable[Placement], family: str) ->
             expected.setdefault(source, []).append((placement, shape))
     for name in header.tensors:
         if name not in expected:
-            raise CheckpointInvalid.of(header.path, f"tensor {name!r} has no place in a {family} model")
+            raise CheckpointInvalid.of(header.path, f"tensor {name!r} is unexpected in a {family} model")
     for name, uses in expected.items():
         if name not in header.tensors:
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} is missing")
@@ -105,7 +105,7 @@ def vocabulary_size(header: GgufHeader) -> int:
     """The vocabulary size: the number of rows of the embedding."""
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise CheckpointInvalid.of(header.path, "tensor 'token_embd.weight' is missing or no matrix")
+        raise CheckpointInvalid.of(header.path, "tensor 'token_embd.weight' is missing or not a matrix")
     return embedding.shape[0]
 
 
@@ -169,7 +169,9 @@ def llama_config(header: GgufHeader) -> dict[str, Any]:
         "vocab_size": vocabulary_size(header),
     }
     if heads % key_value_heads:
-        raise CheckpointInvalid.of(header.path, f"{heads} query heads do not share {key_value_heads} key/value heads")
+        raise CheckpointInvalid.of(
+            header.path, f"{heads} query heads are not a multiple of {key_value_heads} key/value heads"
+        )
     return config
 
 
@@ -227,12 +229,12 @@ def _refuse_unsupported(header: GgufHeader, head_size: int) -> None:
         "experts (llama.expert_count)": header.metadata.get("llama.expert_count", 0) != 0,
         f"rotary scaling {scaling!r}": scaling != "none" or "rope_freqs.weight" in header.tensors,
         f"rotary positions on {rotated} of {head_size} dimensions": rotated != head_size,
-        f"value heads of {value_size} beside key heads of {head_size}": value_size != head_size,
+        f"value heads of size {value_size} with key heads of size {head_size}": value_size != head_size,
         "an odd head size": head_size % 2 == 1,
     }
     for what, present in problems.items():
         if present:
-            raise Incompatible(f"{header.path}: the Llama import does not know {what}", path=header.path, what=what)
+            raise Incompatible(f"{header.path}: not supported in a Llama model: {what}", path=header.path, what=what)
 
 
 PERIOD = 6
@@ -257,10 +259,14 @@ def gemma_config(header: GgufHeader) -> dict[str, Any]:
     size = count_or(header, "gemma3.attention.key_length", 256)
     layers = layer_count(header)
     if count_or(header, "gemma3.attention.value_length", size) != size:
-        raise Incompatible(f"{header.path}: the Gemma import does not know value heads that differ from key heads")
+        raise Incompatible(
+            f"{header.path}: not supported in a Gemma model: value heads that differ in size from the key heads"
+        )
     key_value_heads = count_or(header, "gemma3.attention.head_count_kv", heads)
     if heads % key_value_heads:
-        raise CheckpointInvalid.of(header.path, f"{heads} query heads do not share {key_value_heads} key/value heads")
+        raise CheckpointInvalid.of(
+            header.path, f"{heads} query heads are not a multiple of {key_value_heads} key/value heads"
+        )
     return {
         "architectures": ["Gemma3ForCausalLM"],
         "attention_bias": False,
@@ -290,10 +296,12 @@ def gemma2_config(header: GgufHeader) -> dict[str, Any]:
     heads, width, layers = header.count("gemma2.attention.head_count"), header.count(WIDTH_2), layer_count(header)
     size = count_or(header, "gemma2.attention.key_length", 256)
     if count_or(header, "gemma2.attention.value_length", size) != size:
-        raise Incompatible(f"{header.path}: the Gemma import does not know value heads that differ from key heads")
+        raise Incompatible(
+            f"{header.path}: not supported in a Gemma model: value heads that differ in size from the key heads"
+        )
     kind = header.metadata.get("gemma2.rope.scaling.type", "none")
     if kind != "none":
-        raise Incompatible(f"{header.path}: the Gemma import does not know rotary scaling {kind!r}")
+        raise Incompatible(f"{header.path}: not supported in a Gemma model: rotary scaling {kind!r}")
     caps = {key: header.number(f"gemma2.{key}") for key in CAPS}
     return {
         "architectures": ["Gemma2ForCausalLM"],
@@ -332,7 +340,7 @@ def gemma_placements(header: GgufHeader, config: dict[str, Any]) -> list[Placeme
     width, vocabulary = config["hidden_size"], config["vocab_size"]
     placements = [
         Placement("token_embd.weight", OUTER_NAMES["token_embd.weight"], (vocabulary, width)),
-        Placement("output_norm.weight", OUTER_NAMES["output_norm.weight"], (width,), above=1.0),
+        Placement("output_norm.weight", OUTER_NAMES["output_norm.weight"], (width,), subtracted=1.0),
     ]
     if not config["tie_word_embeddings"]:
         placements.append(Placement("output.weight", OUTER_NAMES["output.weight"], (vocabulary, width)))
@@ -340,8 +348,8 @@ def gemma_placements(header: GgufHeader, config: dict[str, Any]) -> list[Placeme
         for part, shape in _layer_shapes(config).items():
             target = f"model.layers.{layer}.{NAMES[part]}.weight"
             # GGUF stores the gain of a norm, Hugging Face the gain minus one.
-            above = 1.0 if len(shape) == 1 else 0.0
-            placements.append(Placement(f"blk.{layer}.{part}.weight", target, shape, above=above))
+            subtracted = 1.0 if len(shape) == 1 else 0.0
+            placements.append(Placement(f"blk.{layer}.{part}.weight", target, shape, subtracted=subtracted))
     return matched(header, placements, f"Gemma {config['model_type'][5]}")
 
 
@@ -371,7 +379,7 @@ def _full_rope(header: GgufHeader) -> dict[str, Any]:
     if kind == "linear":
         return {"rope_type": "linear", "factor": header.number("gemma3.rope.scaling.factor"), "rope_theta": base}
     if kind != "none":
-        raise Incompatible(f"{header.path}: the Gemma import does not know rotary scaling {kind!r}")
+        raise Incompatible(f"{header.path}: not supported in a Gemma model: rotary scaling {kind!r}")
     return {"rope_type": "default", "rope_theta": base}
 
 
@@ -395,7 +403,7 @@ READ = frozenset(
     }
 )
 """Keys of every architecture that become fields of the config."""
-CHANGES_NOTHING: Mapping[str, tuple[Any, ...]] = {
+NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
     "attn_logit_softcapping": (0.0,),
@@ -409,7 +417,7 @@ CHANGES_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "use_parallel_residual": (False,),
 }
 """Keys that are skipped, and the values with which they have no effect."""
-OF_FILES = frozenset({"rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"})
+IGNORED_KEYS = frozenset({"rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"})
 """Keys that describe how a file was made, or belong to a rotary scaling that is not used."""
 
 
@@ -458,12 +466,18 @@ def architecture_of(header: GgufHeader) -> GgufArchitecture:
     if name not in {architecture.name for architecture in known}:
         raise UnknownName.of("GGUF architecture", name, known.names())
     architecture: GgufArchitecture = known.get(name)
-    passed = {**CHANGES_NOTHING, **architecture.passed}
+    passed = {**NEUTRAL_VALUES, **architecture.passed}
     for key in sorted(header.metadata):
-        own = key.removeprefix(f"{name}.")
-        if own == key or own in READ | architecture.read | OF_FILES or header.metadata[key] in passed.get(own, ()):
+        short_key = key.removeprefix(f"{name}.")
+        if (
+            short_key == key
+            or short_key in READ | architecture.read | IGNORED_KEYS
+            or header.metadata[key] in passed.get(short_key, ())
+        ):
             continue
-        allowed = f"only {' or '.join(map(repr, passed[own]))} is" if own in passed else "the key is not"
+        allowed = (
+            f"allowed: {' or '.join(map(repr, passed[short_key]))}" if short_key in passed else "the key is unknown"
+        )
         given = f"{key} = {header.metadata[key]!r}"
-        raise Incompatible(f"{header.path}: {given} cannot be imported; {allowed} known", path=header.path, what=key)
+        raise Incompatible(f"{header.path}: {given} cannot be imported; {allowed}", path=header.path, what=key)
     return architecture

@@ -23,7 +23,7 @@ class Gguf(StoredFormat):
         super().__init__(config, path)
         kinds = config.get("blocks")
         if not isinstance(kinds, Mapping) or not kinds:
-            raise refused(path, "blocks", kinds, "an object from names of tensors to types of GGUF")
+            raise refused(path, "blocks", kinds, "an object that maps names of tensors to GGUF types")
         for kind in kinds.values():
             if not isinstance(kind, str) or kind not in GGUF_LAYOUTS:
                 raise refused(path, "blocks", kind, " or ".join(GGUF_LAYOUTS))
@@ -41,7 +41,7 @@ class Gguf(StoredFormat):
         entry, layout = entries[name], GGUF_LAYOUTS[next(iter(parts))]
         inputs = layout.inputs_of(entry.shape[1]) if len(entry.shape) == 2 and entry.dtype == "U8" else None
         if not inputs:
-            rule = f"is {entry.dtype} {list(entry.shape)}, not bytes in rows of blocks of {layout.nbytes}"
+            rule = f"is {entry.dtype} {list(entry.shape)}, not U8 in rows of whole blocks of {layout.nbytes} bytes"
             raise self.fail(name, rule)
         return entry.shape[0], inputs
 

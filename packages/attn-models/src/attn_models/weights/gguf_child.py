@@ -89,7 +89,7 @@ def written_as(tensor: GgufTensor, placement: Placement, dtype: WeightDtype) -> 
 
 def _computed(placement: Placement) -> bool:
     """Whether a tensor's values are computed, rather than copied from one tensor of the file."""
-    return bool(placement.parts or placement.decay or placement.above)
+    return bool(placement.parts or placement.decay or placement.subtracted)
 
 
 def raw_rows(header: GgufHeader, tensor: GgufTensor, expert: int | None = None) -> NDArray[np.uint8]:
@@ -107,7 +107,9 @@ def dequantised(header: GgufHeader, tensor: GgufTensor, expert: int | None = Non
     try:
         values = dequantize(raw_rows(header, tensor, expert), GGMLQuantizationType[tensor.type])
     except NotImplementedError as error:
-        raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r}: type {tensor.type} is no weight") from error
+        raise CheckpointInvalid.of(
+            header.path, f"tensor {tensor.name!r}: type {tensor.type} is not a type of weights"
+        ) from error
     if not np.isfinite(values).all():
         raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r} holds NaN or infinity")
     return values.reshape(tensor.shape if expert is None else tensor.shape[1:])
@@ -211,13 +213,13 @@ def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDA
     values = joined(header, placement) if placement.parts else dequantised(header, tensor, placement.expert)
     if placement.decay:
         if not (values < 0).all():
-            raise CheckpointInvalid.of(header.path, f"tensor {placement.source!r} holds a decay that is not below 0")
+            raise CheckpointInvalid.of(header.path, f"tensor {placement.source!r} contains a decay that is not below 0")
         values = np.log(-values)
     values = _in_order(values, placement)
     if placement.transposed:
         values = values.T
-    if placement.above:
-        values = values - np.float32(placement.above)
+    if placement.subtracted:
+        values = values - np.float32(placement.subtracted)
     return stored(values, written_as(tensor, placement, dtype)[0])
 
 

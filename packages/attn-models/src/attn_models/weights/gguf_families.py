@@ -37,7 +37,7 @@ FIELDS = {
 NORMS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 BIASED = {"bias": ("attn_q", "attn_qkv"), "attention_bias": ("attn_q", "attn_qkv"), "feed_forward_bias": ("ffn_up",)}
 EXPERT = re.compile(r"\.experts\.(\d+)\.(gate|up|down)_proj\.weight$")
-UNTURNED = ("bloom", "gpt2", "mpt")
+WITHOUT_ROTARY = ("bloom", "gpt2", "mpt")
 """Families without rotary positions."""
 GPT2 = {
     "vocab_size": "vocab_size",
@@ -57,7 +57,7 @@ def no_keys(header: GgufHeader) -> Keys:  # noqa: ARG001  (most say nothing more
     return {}
 
 
-def no_place(header: GgufHeader, config: Keys, theirs: str, shape: tuple[int, ...]) -> Placement | None:  # noqa: ARG001
+def find_by_name(header: GgufHeader, config: Keys, theirs: str, shape: tuple[int, ...]) -> Placement | None:  # noqa: ARG001
     """None: the tensor is found by its name."""
     return None
 
@@ -81,30 +81,30 @@ class GgufFamily:
     passed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     named: Mapping[str, str] = field(default_factory=dict)
     described: Callable[[GgufHeader], Keys] | None = None
-    placed: Callable[[GgufHeader, Keys, str, tuple[int, ...]], Placement | None] = no_place
+    placed: Callable[[GgufHeader, Keys, str, tuple[int, ...]], Placement | None] = find_by_name
 
     def config(self, header: GgufHeader) -> Keys:
         """The config.json of a header; raises as the `config` of other architectures."""
         if self.described is not None:
             return self.described(header)
         fields = self._fields()
-        said: Keys = {
+        values: Keys = {
             "vocab_size": vocabulary_size(header),
             "num_layers": layer_count(header),
             "tie_word_embeddings": "output.weight" not in header.tensors,
         }
         for ours, key in FIELDS.items():
             if ours in fields and f"{self.name}.{key}" in header.metadata:
-                said[ours] = header.count(f"{self.name}.{key}")
+                values[ours] = header.count(f"{self.name}.{key}")
         heads, size = self._heads(header)
         shared = count_or(header, f"{self.name}.attention.head_count_kv", heads)
-        said |= {ours: value for ours, value in (("num_kv_heads", shared), ("head_dim", size)) if ours in fields}
+        values |= {ours: value for ours, value in (("num_kv_heads", shared), ("head_dim", size)) if ours in fields}
         for ours, parts in BIASED.items():
             if ours in fields:
-                said[ours] = any(f"blk.0.{part}.bias" in header.tensors for part in parts)
+                values[ours] = any(f"blk.0.{part}.bias" in header.tensors for part in parts)
         key = next((key for key in NORMS if f"{self.name}.{key}" in header.metadata), NORMS[0])
-        said["norm_eps"] = shortest_float32(header.number(f"{self.name}.{key}"))
-        config = {fields[ours]: value for ours, value in said.items()}
+        values["norm_eps"] = shortest_float32(header.number(f"{self.name}.{key}"))
+        config = {fields[ours]: value for ours, value in values.items()}
         return {"model_type": self.model_type, **config, **self._rope(header), **self.own(header)}
 
     def placements(self, header: GgufHeader, config: Keys) -> list[Placement]:
@@ -128,9 +128,11 @@ class GgufFamily:
                 continue
             source, expert = _source(theirs, names.get_name)
             if source is None:
-                raise Incompatible(f"{header.path}: {theirs!r} has no name in files of {self.name}", path=header.path)
-            turned = {"attn_q": decoder.num_heads, "attn_k": decoder.num_kv_heads or decoder.num_heads}
-            heads = turned.get(source.split(".")[-2], 0) if self.permuted else 0
+                raise Incompatible(
+                    f"{header.path}: GGUF files of {self.name} have no name for the tensor {theirs!r}", path=header.path
+                )
+            rotary_heads = {"attn_q": decoder.num_heads, "attn_k": decoder.num_kv_heads or decoder.num_heads}
+            heads = rotary_heads.get(source.split(".")[-2], 0) if self.permuted else 0
             fused = _fused(source, decoder) if groups > 1 else ()
             placement = Placement(source, theirs, shape, rotary_heads=heads, fused=fused, groups=groups, expert=expert)
             found.append(replace(placement, transposed=theirs in transposed))
@@ -152,7 +154,7 @@ class GgufFamily:
         heads, width = header.count(f"{self.name}.attention.head_count"), header.count(f"{self.name}.embedding_length")
         size = count_or(header, f"{self.name}.attention.key_length", width // heads)
         if count_or(header, f"{self.name}.attention.value_length", size) != size:
-            rule = f"value heads of {self.name} files that differ from key heads are not known"
+            rule = f"value heads that differ in size from the key heads are not supported for {self.name}"
             raise Incompatible(f"{header.path}: {rule}", path=header.path, what="attention.value_length")
         return heads, size
 
@@ -161,13 +163,13 @@ class GgufFamily:
         return GgufArchitecture(self.name, self.config, self.placements, self.read, self.passed)
 
     def _rope(self, header: GgufHeader) -> Keys:
-        if f"{self.name}.rope.freq_base" not in header.metadata and self.model_type in UNTURNED:
+        if f"{self.name}.rope.freq_base" not in header.metadata and self.model_type in WITHOUT_ROTARY:
             return {}
         rope = rope_parameters(header, self.name)
         _, size = self._heads(header)
-        turned = count_or(header, f"{self.name}.rope.dimension_count", size)
-        if turned != size:
-            rope["partial_rotary_factor"] = turned / size
+        rotary_size = count_or(header, f"{self.name}.rope.dimension_count", size)
+        if rotary_size != size:
+            rope["partial_rotary_factor"] = rotary_size / size
         return {"rope_parameters": rope}
 
 
@@ -183,7 +185,7 @@ def rope_scaling(header: GgufHeader, name: str) -> Keys:
     if kind == "none":
         return {}
     if kind not in ("linear", "yarn"):
-        rule = f"rotary scaling {kind!r} of {name} files is not known"
+        rule = f"rotary scaling {kind!r} is not supported for {name}"
         raise Incompatible(f"{header.path}: {rule}", path=header.path, what="rope.scaling.type")
     scaling: Keys = {"rope_type": kind, "factor": header.number(f"{name}.rope.scaling.factor")}
     if kind == "yarn":
@@ -241,7 +243,8 @@ def _experts(header: GgufHeader) -> Keys:
     stacked = header.tensors.get("blk.0.ffn_gate_exps.weight")
     if stacked is None or stacked.shape[0] != count:
         raise CheckpointInvalid.of(
-            header.path, f"{count} experts, and no tensor 'blk.0.ffn_gate_exps.weight' of as many"
+            header.path,
+            f"{count} experts, but no tensor 'blk.0.ffn_gate_exps.weight' of {count} experts",
         )
     return {
         "num_experts": count,
@@ -254,10 +257,10 @@ def _experts(header: GgufHeader) -> Keys:
 def _falcon(header: GgufHeader) -> Keys:
     heads = header.count("falcon.attention.head_count")
     shared = count_or(header, "falcon.attention.head_count_kv", heads)
-    apart = "blk.0.attn_norm_2.weight" in header.tensors
-    new = apart or shared not in (1, heads)
+    two_norms = "blk.0.attn_norm_2.weight" in header.tensors
+    new = two_norms or shared not in (1, heads)
     keys = {"new_decoder_architecture": new, "multi_query": not new and shared == 1, "parallel_attn": True}
-    return keys | ({"num_kv_heads": shared, "num_ln_in_parallel_attn": 2 if apart else 1} if new else {})
+    return keys | ({"num_kv_heads": shared, "num_ln_in_parallel_attn": 2 if two_norms else 1} if new else {})
 
 
 TURNED = frozenset({"rope.dimension_count", "vocab_size", "rope.scaling.factor"}) | {

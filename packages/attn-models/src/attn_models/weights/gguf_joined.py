@@ -30,7 +30,7 @@ RMS = "attention.layer_norm_rms_epsilon"
 def refused(header: GgufHeader, key: str, allowed: str) -> Incompatible:
     """The error for an unsupported value of a metadata key."""
     given = header.metadata.get(key, "missing")
-    return Incompatible(f"{header.path}: {key} is {given!r}; known: {allowed}", path=header.path, what=key)
+    return Incompatible(f"{header.path}: {key} is {given!r}; allowed: {allowed}", path=header.path, what=key)
 
 
 def _block(theirs: str) -> str:
@@ -52,7 +52,7 @@ def _common(header: GgufHeader, name: str) -> Keys:
 
 GATES = {1: "deepseek_v2", 2: "deepseek_v3"}
 """`model_type` by the number of the router's score function: softmax (1) and sigmoid (2)."""
-UNSAID_GROUPS = (160, 256)
+COUNTS_WITH_GROUPS = (160, 256)
 """Numbers of experts of the models that select groups of experts first, which older files do not store."""
 MLA = "deepseek2.attention."
 
@@ -74,20 +74,20 @@ def _split(header: GgufHeader) -> bool:
 
 def _latent(header: GgufHeader) -> Keys:
     """The sizes of heads. With split up-projections, keys without `_mla` describe the latent head of all queries."""
-    turned, whole = header.count("deepseek2.rope.dimension_count"), "_mla" if _split(header) else ""
-    key, value = header.count(f"{MLA}key_length{whole}"), header.count(f"{MLA}value_length{whole}")
-    if key <= turned:
-        raise refused(header, f"{MLA}key_length{whole}", f"more than the {turned} elements that are turned")
+    rotary_size, suffix = header.count("deepseek2.rope.dimension_count"), "_mla" if _split(header) else ""
+    key, value = header.count(f"{MLA}key_length{suffix}"), header.count(f"{MLA}value_length{suffix}")
+    if key <= rotary_size:
+        raise refused(header, f"{MLA}key_length{suffix}", f"more than the {rotary_size} rotary elements of a head")
     query = f"{MLA}q_lora_rank"
     return {
         "num_attention_heads": header.count(f"{MLA}head_count"),
         "num_key_value_heads": header.count(f"{MLA}head_count"),
         "kv_lora_rank": header.count(f"{MLA}kv_lora_rank"),
         "q_lora_rank": header.count(query) if query in header.metadata else None,
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": key - turned,
+        "qk_rope_head_dim": rotary_size,
+        "qk_nope_head_dim": key - rotary_size,
         "v_head_dim": value,
-        "head_dim": turned,
+        "head_dim": rotary_size,
     }
 
 
@@ -99,10 +99,14 @@ def _deepseek_experts(header: GgufHeader, layers: int, *, sigmoid: bool) -> Keys
     normed = header.flag("deepseek2.expert_weights_norm", default=False)
     if normed != sigmoid:
         raise refused(header, "deepseek2.expert_weights_norm", "true with sigmoid scores, false with softmax")
-    groups, kept = (f"deepseek2.expert_group_{word}" for word in ("count", "used_count"))
-    if groups not in header.metadata and count in UNSAID_GROUPS:
-        raise refused(header, groups, f"that of the model of {count} experts, of which a newer converter writes it")
-    many = count_or(header, groups, 1)
+    groups, groups_used = (f"deepseek2.expert_group_{word}" for word in ("count", "used_count"))
+    if groups not in header.metadata and count in COUNTS_WITH_GROUPS:
+        raise refused(
+            header,
+            groups,
+            f"the number of groups, which a model of {count} experts needs; convert it again with a newer llama.cpp",
+        )
+    group_count = count_or(header, groups, 1)
     return {
         "first_k_dense_replace": dense,
         "n_routed_experts": count,
@@ -111,9 +115,9 @@ def _deepseek_experts(header: GgufHeader, layers: int, *, sigmoid: bool) -> Keys
         "moe_intermediate_size": header.count("deepseek2.expert_feed_forward_length"),
         "routed_scaling_factor": shortest_float32(number_or(header, "deepseek2.expert_weights_scale", 1.0)),
         "norm_topk_prob": normed,
-        "n_group": many,
-        "topk_group": count_or(header, kept, 1),
-        **({} if sigmoid else {"topk_method": "group_limited_greedy" if many > 1 else "greedy"}),
+        "n_group": group_count,
+        "topk_group": count_or(header, groups_used, 1),
+        **({} if sigmoid else {"topk_method": "group_limited_greedy" if group_count > 1 else "greedy"}),
     }
 
 
@@ -223,16 +227,16 @@ def _mamba2(header: GgufHeader) -> Keys:
 
 def _mamba2_place(header: GgufHeader, config: Keys, theirs: str, shape: tuple[int, ...]) -> Placement | None:  # noqa: ARG001
     block, (_, _, leaf) = _block(theirs), theirs.partition(".mixer.")
-    kept: dict[str, tuple[str, tuple[int, ...]]] = {
+    gguf_tensors: dict[str, tuple[str, tuple[int, ...]]] = {
         "A_log": ("ssm_a", (*shape, 1)),
         "D": ("ssm_d", (*shape, 1)),
         "dt_bias": ("ssm_dt.bias", shape),
         "norm.weight": ("ssm_norm.weight", (1, *shape)),
         "conv1d.weight": ("ssm_conv1d.weight", (shape[0], shape[-1])),
     }
-    if leaf not in kept:
+    if leaf not in gguf_tensors:
         return None
-    source, stored = kept[leaf]
+    source, stored = gguf_tensors[leaf]
     part = Part(f"{block}{source}", stored)
     return Placement(part.source, theirs, shape, parts=(part,), decay=leaf == "A_log")
 

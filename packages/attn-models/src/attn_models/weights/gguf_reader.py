@@ -299,7 +299,9 @@ def _placed(cursor: Cursor, tensors: list[GgufTensor], start: int) -> dict[str, 
     """The tensors with offsets from the beginning of the file instead of the beginning of the data."""
     for tensor in tensors:
         if start + tensor.offset + tensor.nbytes > cursor.file_size:
-            raise cursor.fail(f"the data of tensor {tensor.name!r} lies beyond the end of the file, which is cut off")
+            raise cursor.fail(
+                f"the data of tensor {tensor.name!r} extends beyond the end of the file, which is truncated"
+            )
     for first, second in pairwise(sorted(tensors, key=lambda tensor: tensor.offset)):
         if first.offset + first.nbytes > second.offset:
             raise cursor.fail(f"the data of tensors {first.name!r} and {second.name!r} overlap")
@@ -307,8 +309,8 @@ def _placed(cursor: Cursor, tensors: list[GgufTensor], start: int) -> dict[str, 
 
 
 OTHER_KINDS = {
-    "adapter": "a LoRA adapter; run the model that it changes, and adapters as folders in PEFT's layout",
-    "mmproj": "the image or sound encoder of a model; run the file of the model itself, which reads text",
+    "adapter": "a LoRA adapter; run its base model, with the adapter as a folder in PEFT's layout",
+    "mmproj": "the image or audio encoder of a model; run the GGUF file of the language model itself",
     "imatrix": "statistics for quantising a model; run the model itself",
 }
 """Values of `general.type` for files that are not models, and advice for the user."""
@@ -328,6 +330,6 @@ def require_model(header: GgufHeader) -> None:
     if header.metadata.get("general.architecture") in ENCODERS:
         kind = "mmproj"
     if kind != "model":
-        rule = OTHER_KINDS.get(str(kind), f"says that it is {str(kind)[:60]!r}; only 'model' is read")
-        said = f"is {rule}" if kind in OTHER_KINDS else rule
-        raise Incompatible(f"{header.path}: {said}", path=header.path, what="general.type")
+        rule = OTHER_KINDS.get(str(kind), f"has general.type {str(kind)[:60]!r}; allowed: 'model'")
+        message = f"is {rule}" if kind in OTHER_KINDS else rule
+        raise Incompatible(f"{header.path}: {message}", path=header.path, what="general.type")

@@ -70,13 +70,13 @@ class DequantizedTensors(LazyTensors):
         self._in_blocks = in_blocks and torch.device(self.device).type in stored.devices
         weights = stored.weights(self._inner.entries)
         if not weights:
-            rule = f"{CONFIG_KEY}: says {type(stored).__name__}, but no tensor is stored so; allowed: null"
+            rule = f"{CONFIG_KEY}: names {type(stored).__name__}, but no tensor is stored in that format; allowed: null"
             raise CheckpointInvalid.of(checkpoint.path / "config.json", rule)
         used = {name for parts in weights.values() for name in parts.values()}
         self._parts = weights
         plain = {name: entry for name, entry in self._inner.entries.items() if name not in used}
         if both := sorted(plain.keys() & weights.keys()):
-            raise CheckpointInvalid.of(checkpoint.path, f"tensor {both[0]!r} is there plain and quantised")
+            raise CheckpointInvalid.of(checkpoint.path, f"tensor {both[0]!r} is present both plain and quantised")
         shapes = {name: stored.shape(name, parts, self._inner.entries) for name, parts in weights.items()}
         self.entries = plain | {name: TensorEntry("F32", shape, 4 * prod(shape)) for name, shape in shapes.items()}
 
@@ -84,10 +84,10 @@ class DequantizedTensors(LazyTensors):
         """The size in bytes of each weight that stays as stored."""
         if not self._in_blocks:
             return {}
-        asked = {name: self._format.kept_bytes(parts, self._inner.entries) for name, parts in self._parts.items()}
-        return {name: nbytes for name, nbytes in asked.items() if nbytes is not None}
+        sizes = {name: self._format.kept_bytes(parts, self._inner.entries) for name, parts in self._parts.items()}
+        return {name: nbytes for name, nbytes in sizes.items() if nbytes is not None}
 
-    def spared(self, dtype: torch.dtype) -> int:
+    def saved_bytes(self, dtype: torch.dtype) -> int:
         """See `LazyTensors`: weights that stay as stored keep their stored size."""
         return sum(prod(self.entries[name].shape) * dtype.itemsize - nbytes for name, nbytes in self._kept().items())
 
@@ -138,7 +138,7 @@ class Grouped(StoredFormat):
                 parts = {own: f"{layer}.{own}" for own in self.names}
                 missing = [own for own in parts.values() if own not in entries]
                 if missing:
-                    raise self.fail(missing[0], f"is missing beside {name!r}")
+                    raise self.fail(missing[0], f"is missing, although {name!r} is present")
                 if f"{layer}.g_idx" in entries:
                     parts["g_idx"] = f"{layer}.g_idx"
                 found[f"{layer}.weight"] = parts
@@ -187,11 +187,15 @@ class Grouped(StoredFormat):
             return None
         if not is_finite(scales):
             raise self.fail(name, "has scales that are NaN or infinite")
-        each = size // INT4_ZEROS.inputs
-        steps, shifts = (part.T.repeat_interleave(each, 1).contiguous() for part in (scales, zeros))
+        blocks_per_group = size // INT4_ZEROS.inputs
+        block_scales, block_zeros = (
+            part.T.repeat_interleave(blocks_per_group, 1).contiguous() for part in (scales, zeros)
+        )
         blocks = numbers.T.reshape(numbers.shape[1], -1, 2, 16).to(torch.uint8)
         codes = blocks[:, :, 0] | blocks[:, :, 1] << 4
-        whole = torch.cat([steps[..., None].view(torch.uint8), shifts[..., None].to(torch.uint8), codes], dim=-1)
+        whole = torch.cat(
+            [block_scales[..., None].view(torch.uint8), block_zeros[..., None].to(torch.uint8), codes], dim=-1
+        )
         return BlockTensor(whole.flatten(1), INT4_ZEROS)
 
     def group_of(self, parts: Mapping[str, Tensor], inputs: int) -> Tensor:
@@ -203,7 +207,7 @@ class Grouped(StoredFormat):
             group = parts["g_idx"].long()
             if int(group.min()) < 0 or int(group.max()) >= len(scales):
                 raise CheckpointInvalid.of(
-                    self.path.parent, f"a g_idx names a group outside the {len(scales)} there are"
+                    self.path.parent, f"a g_idx refers to a group outside 0 to {len(scales) - 1}"
                 )
             return group
         size = inputs if self.group_size == -1 else self.group_size
@@ -240,7 +244,7 @@ class Gptq(Grouped):
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         super().__init__(config, path)
-        self.below = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+        self.zero_offset = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
 
     def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
         """The shape [outputs, inputs]."""
@@ -253,7 +257,7 @@ class Gptq(Grouped):
     def numbers(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """See `Grouped.numbers`."""
         numbers = unpacked(parts["qweight"].T.contiguous(), self.bits).T
-        return numbers, unpacked(parts["qzeros"], self.bits) + self.below
+        return numbers, unpacked(parts["qzeros"], self.bits) + self.zero_offset
 
 
 class Awq(Grouped):
@@ -310,7 +314,7 @@ class Mxfp4(StoredFormat):
             plain = name.removesuffix("_blocks")
             if plain != name:
                 if f"{plain}_scales" not in entries:
-                    raise self.fail(f"{plain}_scales", f"is missing beside {name!r}")
+                    raise self.fail(f"{plain}_scales", f"is missing, although {name!r} is present")
                 found[plain] = {"blocks": name, "scales": f"{plain}_scales"}
         return found
 

@@ -50,7 +50,9 @@ def refuse_code_format(path: Path) -> None:
     """Raises CheckpointInvalid when the file at `path` is a pickle or a zip archive, whatever its name."""
     found = code_format(path)
     if found is not None:
-        rule = f"is {found}, which could run code when read; convert it to safetensors where it came from"
+        rule = (
+            f"is {found}, which can run code when it is read; convert it to safetensors with the program that wrote it"
+        )
         raise CheckpointInvalid.of(path, rule)
 
 
@@ -59,7 +61,9 @@ def refuse_folder_without_weights(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.name.endswith(UNSAFE_SUFFIXES) and path.is_file():
             refuse_code_format(path)
-            raise CheckpointInvalid.of(path, "weights are read from safetensors only, whatever else is in the folder")
+            raise CheckpointInvalid.of(
+                path, "weights are read from safetensors only, and the folder has no safetensors file"
+            )
     raise CheckpointInvalid.of(folder, "no model.safetensors and no model.safetensors.index.json")
 
 
@@ -148,8 +152,8 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises CheckpointInvalid when the file is not a JSON object.
     """
     given = parse_json_object(_read(path, CONFIG_LIMIT), path, {"Infinity": INFINITE})
-    if asked := sorted(CODE_KEYS & given.keys()):
-        log.warning("%s asks for code of its own (%s), which is never run", path, ", ".join(asked))
+    if found := sorted(CODE_KEYS & given.keys()):
+        log.warning("%s refers to custom code (%s), which is never run", path, ", ".join(found))
     config: dict[str, Any] = without_code(given)
     return config
 

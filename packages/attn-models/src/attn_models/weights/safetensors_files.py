@@ -101,10 +101,10 @@ def weight_files(folder: Path) -> dict[Path, dict[str, TensorEntry]]:
 
 def _compare(index: Path, weight_map: dict[str, str], files: dict[Path, dict[str, TensorEntry]]) -> None:
     found = {(tensor, path.name) for path, entries in files.items() for tensor in entries}
-    told = set(weight_map.items())
-    for tensor, name in sorted(told - found):
+    listed = set(weight_map.items())
+    for tensor, name in sorted(listed - found):
         raise CheckpointInvalid.of(index, f"tensor {tensor!r} is not in {name}")
-    for tensor, name in sorted(found - told):
+    for tensor, name in sorted(found - listed):
         raise CheckpointInvalid.of(index, f"tensor {tensor!r} of {name} is not in the index")
 
 
@@ -146,7 +146,7 @@ class LazyTensors(Mapping[str, "torch.Tensor"]):
             raise CheckpointInvalid.of(path, f"tensor {name!r} holds NaN or infinity")
         return tensor.to(self.device)
 
-    def spared(self, dtype: torch.dtype) -> int:  # noqa: ARG002 -- weights of floats spare nothing
+    def saved_bytes(self, dtype: torch.dtype) -> int:  # noqa: ARG002 -- floating-point weights save nothing
         """The bytes of memory that quantised weights save compared with the same weights in `dtype`."""
         return 0
 

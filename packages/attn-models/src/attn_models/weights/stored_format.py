@@ -68,4 +68,4 @@ def require_known(config: Mapping[str, Any], allowed: Allowed, path: Path, place
 def refused(path: Path, key: str, value: Any, allowed: str) -> Incompatible:
     """The error for an unsupported value in a quantization config."""
     shown = repr(value)[:100]
-    return Incompatible(f"{path}: {CONFIG_KEY}.{key}: {shown} is not computed here; allowed: {allowed}", field=key)
+    return Incompatible(f"{path}: {CONFIG_KEY}.{key}: {shown} is not supported; allowed: {allowed}", field=key)

@@ -73,7 +73,7 @@ def test_a_folder_says_what_must_be_installed_to_build_its_model(tiny, tmp_path)
 
 def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(tiny, tmp_path):
     save_model(tmp_path / "model", Decoder(tiny(vocab_size=5)), character_tokenizer("abcdef"))
-    with pytest.raises(CheckpointInvalid, match="6 tokens in the vocabulary, 5 rows"):
+    with pytest.raises(CheckpointInvalid, match="6 tokens, but the embedding only 5 rows"):
         load_model(tmp_path / "model")
 
 
@@ -118,7 +118,7 @@ def test_every_missing_extra_and_misshaped_tensor_is_named(saved):
     said = str(caught.value)
     assert "'blocks.0.attention.query.weight' is missing" in said
     assert "'norm.weight' is missing" in said
-    assert "'blocks.1.attention.extra.weight' has no place" in said
+    assert "'blocks.1.attention.extra.weight' is unexpected" in said
     assert "'blocks.1.feed_forward.up.weight' has shape [64, 17]; its model needs [64, 16]" in said
 
 

@@ -142,5 +142,5 @@ def test_more_modules_than_there_are_tensors_are_refused_before_they_are_built(f
     values = json.loads((folder / "config.json").read_text())
     changed = {"decoder": values["decoder"] | change} if layout == "attn_decoder" else change
     (folder / "config.json").write_text(json.dumps(values | changed))
-    with pytest.raises(CheckpointInvalid, match=f"{named} is more than the tensors hold"):
+    with pytest.raises(CheckpointInvalid, match=f"{named} exceeds what the tensors"):
         load_model(folder)

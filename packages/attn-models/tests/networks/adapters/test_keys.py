@@ -34,7 +34,7 @@ def change(tiny, tmp_path):
 
 def test_unknown_keys_are_said_all_together(change, caplog):
     load_model(change(frobnicate=3, another_key={"a": 1}, attention_dropout=0.1, bos_token_id=1))
-    said = [record for record in caplog.records if "unknown keys" in record.getMessage()]
+    said = [record for record in caplog.records if "unknown config keys" in record.getMessage()]
     assert len(said) == 1
     assert said[0].getMessage().endswith(": another_key, frobnicate")
 
@@ -85,7 +85,7 @@ def test_an_unembedding_that_is_said_to_be_tied_and_is_not_the_embedding_is_refu
         ({"num_key_value_heads": 4}, "k_proj.weight' has shape"),
         ({"head_dim": 8}, "q_proj.weight' has shape"),
         ({"intermediate_size": 40}, "mlp.up_proj.weight' has shape"),
-        ({"intermediate_size": 56}, "intermediate_size 56 is more than the tensors hold"),
+        ({"intermediate_size": 56}, "intermediate_size 56 exceeds what the tensors"),
         ({"num_hidden_layers": 3}, "layers.2.* is missing"),
         ({"vocab_size": 30}, "embed_tokens.weight' has shape"),
         ({"hidden_size": 18, "head_dim": None}, "num_heads"),

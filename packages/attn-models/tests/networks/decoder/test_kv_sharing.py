@@ -150,7 +150,7 @@ def test_it_is_saved_and_loaded_by_our_own_layout_and_refused_by_others(tiny, tm
         (
             {"kv_sharing": "cla:2", "pattern": [{"mechanism": "sliding_window", "options": {"window": 2}}, "mha"]},
             Incompatible,
-            "which remembers 2 tokens: it looks back at all tokens",
+            "which keeps 2 tokens: layer 1 attends to all tokens",
         ),
         ({"kv_sharing": "cla:2", "pattern": ["mha", "mqa"]}, Incompatible, "differ in shape"),
         ({"kv_sharing": "cla:2", "pattern": ["rope", "mha"]}, Incompatible, "rotary positions differ"),

@@ -22,7 +22,7 @@ def test_rows_that_could_be_broadcast_are_refused(rows):
     assert store.admit(0)
     assert store.reserve(0, 3)
     batch = RaggedBatch.of([3], [0], torch.tensor)
-    with pytest.raises(InternalError, match=rf"rows of the shape \({rows.stop}, 16\); needed: \(3, 16\)"):
+    with pytest.raises(InternalError, match=rf"returned the shape \({rows.stop}, 16\); needed: \(3, 16\)"):
         model.step(torch.tensor([1, 2, 3]), batch, store.view(batch, [0]))
 
 

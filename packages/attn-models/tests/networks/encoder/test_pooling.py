@@ -87,9 +87,9 @@ def test_several_poolings_lie_side_by_side_before_the_dense_layer(write):
     [
         ({"pooling_mode": "median"}, MODULES, "pooling median is not allowed; allowed: cls"),
         ({}, MODULES, "pooling none"),
-        ({"pooling_mode": "mean", "temperature": 2}, MODULES, "temperature: not known"),
-        ({"pooling_mode": "mean", "word_embedding_dimension": 9}, MODULES, "rows of 9 elements"),
-        ({"pooling_mode": "mean"}, [*MODULES, DENSE | {"type": "my.Own"}], "'my.Own' is not known"),
+        ({"pooling_mode": "mean", "temperature": 2}, MODULES, "unknown keys temperature"),
+        ({"pooling_mode": "mean", "word_embedding_dimension": 9}, MODULES, "hidden states of 9 elements"),
+        ({"pooling_mode": "mean"}, [*MODULES, DENSE | {"type": "my.Own"}], "unknown module 'my.Own'"),
         ({"pooling_mode": "mean"}, MODULES[:1], "modules Transformer are not allowed"),
         ({"pooling_mode": "mean"}, [*MODULES, NORMALIZE, DENSE], "not allowed; allowed: Transformer"),
         ({"pooling_mode": "mean"}, [MODULES[0], MODULES[1] | {"path": "../1_Pooling"}], "not the name of a file"),

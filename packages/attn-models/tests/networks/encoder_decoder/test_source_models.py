@@ -112,7 +112,7 @@ def test_a_cross_attention_with_rows_of_its_own_tokens_does_not_step_through_a_r
     states = type(coverage).state
     rows = {"rows": Paged({"x": Field((8,))})}
     monkeypatch.setattr(type(coverage), "state", lambda self, config: {**states(self, config), **rows})
-    with pytest.raises(Incompatible, match="token by token here, which its state 'rows', Paged, is not made for"):
+    with pytest.raises(Incompatible, match="token by token here, which does not work with its Paged state 'rows'"):
         build("rnnsearch-coverage")
 
 
@@ -181,8 +181,8 @@ def test_bad_sources_are_named(kind):
         ("transformer", {"encoder": "retnet"}, Incompatible, "bidirectional"),
         ("transformer", {"decoder": "alignment"}, Incompatible, "causal"),
         ("transformer", {"cross": "rope"}, Incompatible, "is not cross.*mha"),
-        ("transformer", {"cross_options": {"cross": False}}, InvalidValue, "cross: False .*as its place"),
-        ("transformer", {"encoder_options": {"cross": True}}, InvalidValue, "cross: True .*as its place"),
+        ("transformer", {"cross_options": {"cross": False}}, InvalidValue, "cross: False .*place in the model"),
+        ("transformer", {"encoder_options": {"cross": True}}, InvalidValue, "cross: True .*place in the model"),
     ],
 )
 def test_configs_that_do_not_fit_are_named(kind, values, error, said):
@@ -201,7 +201,7 @@ def test_a_config_that_the_file_cannot_fill_is_refused_before_it_takes_memory(tm
     (folder / "manifest.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     for change, said in (
-        ({"model": config["model"] | {"vocab_size": 10**9}}, "vocab_size 1000000000 is more than"),
+        ({"model": config["model"] | {"vocab_size": 10**9}}, "vocab_size 1000000000 exceeds"),
         ({"model": config["model"] | {"maxout": 6}}, "readout.weight"),
         ({"model": 7}, "model"),
     ):

@@ -48,7 +48,7 @@ def test_a_folder_comes_back_stepped_and_packed(tmp_path):
 
 @pytest.mark.parametrize("source", [None, TOKENS, FRAMES[:, :-1], FRAMES[..., :-1]])
 def test_what_is_no_audio_is_refused(source):
-    with pytest.raises(InvalidValue, match="frames of an audio"):
+    with pytest.raises(InvalidValue, match="frames of audio"):
         drawn()(TOKENS, source)
 
 

@@ -223,8 +223,8 @@ def test_options_and_names_are_the_users():
 @pytest.mark.parametrize(
     ("mechanism", "said"),
     [
-        ("nope", "takes no rotary positions, which models turn before"),
-        ("positions_added", "takes no rotary positions, which models turn before"),
+        ("nope", "does not support rotary positions, which models apply before"),
+        ("positions_added", "does not support rotary positions, which models apply before"),
         ("dependency_depth", "computes more than its score, mask and distribution"),
     ],
 )
@@ -237,7 +237,7 @@ def test_what_the_interface_has_no_place_for_is_refused_and_not_offered_as_plain
 def test_a_model_that_needs_more_than_a_mechanism_gives_is_refused(names, folder):
     model = theirs(folder, "attn_gqa")
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
-    with pytest.raises(Incompatible, match="not causal, a window or padding"):
+    with pytest.raises(Incompatible, match="not made of causality, a window and padding"):
         model(torch.randint(1, 61, (1, 7)), position_ids=positions, use_cache=False)
 
 
@@ -253,5 +253,5 @@ def test_a_models_dropout_acts_in_training_by_torchs_seed(names, folder):
         drawn.append(model.train()(tokens).logits)
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
-    with pytest.raises(Incompatible, match="the model's config says it"):
+    with pytest.raises(Incompatible, match="set by the model's config"):
         hf.register_mechanism("gqa", {"dropout": 0.1}, name="attn_dropping")

@@ -76,7 +76,7 @@ def test_layers_of_another_shape_are_refused_by_name(base: Path, tmp_path: Path)
     with pytest.raises(Incompatible, match=r"outputs|inputs"):
         read_adapter(folder, model, base)
     fewer = Decoder(dataclasses.replace(loaded.config, num_layers=1))
-    with pytest.raises(Incompatible, match="the model has none"):
+    with pytest.raises(Incompatible, match="which the model does not have"):
         read_adapter(folder, fewer, base)
 
 
@@ -90,7 +90,7 @@ CHANGES = [
     ({"r": 3}, "not of rank 3"),
     ({"r": 0}, "r is 0"),
     ({"lora_alpha": None}, "lora_alpha is missing"),
-    ({"rank_pattern": {"(": 2}}, "is no pattern"),
+    ({"rank_pattern": {"(": 2}}, "is not a regular expression"),
     ({"use_dora": True}, "lora_magnitude_vector' is missing"),
     ({"lora_bias": True}, "lora_bias is True"),
 ]
@@ -127,7 +127,7 @@ def test_a_damaged_or_incomplete_adapter_is_refused(tiny: Callable[..., DecoderC
     with pytest.raises(CheckpointInvalid, match="is missing"):
         read_adapter(folder, model, base)
     save_file(tensors | {"base_model.model.lm_head.weight": torch.zeros(2, 2)}, weights)
-    with pytest.raises(CheckpointInvalid, match="is no part of a LoRA"):
+    with pytest.raises(CheckpointInvalid, match="does not belong to a LoRA"):
         read_adapter(folder, model, base)
 
 

@@ -187,10 +187,13 @@ def test_other_formats_of_as_many_bits_keep_what_is_stored_and_fewer_do_not(plai
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (BLOCKED | {"weight_block_size": [40, 40]}, "of 40 x 40 and its rows of 128; only whole blocks of 128 inputs"),
+        (
+            BLOCKED | {"weight_block_size": [40, 40]},
+            "are 40 x 40 and it has 128 inputs; only rows of whole blocks of 128 inputs",
+        ),
         (
             BLOCKED | {"weight_block_size": [128, 64]},
-            "of 128 x 64 and its rows of 128; only whole blocks of 128 inputs",
+            "are 128 x 64 and it has 128 inputs; only rows of whole blocks of 128 inputs",
         ),
     ],
 )
@@ -220,7 +223,7 @@ def test_memory_is_reckoned_before_loading_to_the_byte(plain, gpu, config, tmp_p
     tensors = with_plain_weights(read_folder(folder, device=DEVICE), in_blocks=True).tensors
     found = [tensors[name] for name in tensors]
     taken = sum(t.blocks.nbytes if isinstance(t, BlockTensor) else 2 * t.numel() for t in found)
-    assert sum(2 * t.numel() for t in found) - tensors.spared(torch.bfloat16) == taken
+    assert sum(2 * t.numel() for t in found) - tensors.saved_bytes(torch.bfloat16) == taken
     kept = any(isinstance(tensor, BlockTensor) for tensor in found)
     assert (tensors.types() == {"BF16"}) == kept == (config.get("weight_block_size") != [40, 40])
 
@@ -229,7 +232,7 @@ def test_on_a_cpu_they_are_dequantised_as_ever(plain, tmp_path):
     folder = store(tmp_path / "stored", plain, BLOCKED)
     tensors = with_plain_weights(read_folder(folder), in_blocks=True).tensors
     assert not any(isinstance(tensors[name], BlockTensor) for name in tensors)
-    assert tensors.spared(torch.bfloat16) == 0
+    assert tensors.saved_bytes(torch.bfloat16) == 0
 
 
 def test_experts_a_tied_unembedding_and_narrow_layers_are_as_with_int8(gpu):

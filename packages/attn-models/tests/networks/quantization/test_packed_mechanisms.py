@@ -8,7 +8,7 @@ import pytest
 import torch
 from attn_core import Capability, RaggedBatch, installed
 from attn_models.decoder.decoder import Decoder
-from attn_models.quantization.quantize import NARROWEST, quantize_model
+from attn_models.quantization.quantize import MIN_FEATURES, quantize_model
 from attn_testing import DictionaryStore
 from torch import nn
 
@@ -48,7 +48,7 @@ def served(model, tokens):
 def test_only_narrow_layers_and_matrices_that_are_read_stay(mechanism, tiny):
     model = decoder(tiny, mechanism)
     quantize_model(model, "int8")
-    wide = {name for name, sizes in left(model).items() if min(sizes) >= NARROWEST}
+    wide = {name for name, sizes in left(model).items() if min(sizes) >= MIN_FEATURES}
     assert wide == READ.get(mechanism, set())
     assert served(model, torch.arange(9)).isfinite().all()
 

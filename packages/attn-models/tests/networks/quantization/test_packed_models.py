@@ -174,7 +174,7 @@ def test_a_format_that_does_not_exist_is_refused_with_those_that_do(tiny):
 
 
 def test_fp8_is_refused_on_a_cpu_before_a_model_is_read_with_what_is_allowed_there(tmp_path):
-    allowed = "auto, none, float32, bfloat16, int8, int4 on cpu; fp8 is multiplied on cuda alone"
+    allowed = "auto, none, float32, bfloat16, int8, int4 on cpu; fp8 is supported on cuda only"
     with pytest.raises(InvalidValue, match=f"quantization: 'fp8' is not allowed; allowed: {allowed}"):
         load_model(tmp_path / "nothing is here", quantization="fp8")
     with pytest.raises(InvalidValue, match=allowed):

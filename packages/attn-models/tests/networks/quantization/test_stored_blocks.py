@@ -133,7 +133,7 @@ def changed(folder, target, **fields):
 @pytest.mark.parametrize(
     ("fields", "error", "said"),
     [
-        ({"version": 2}, Incompatible, r"quantization_config\.version: 2 is not computed here; allowed: 1"),
+        ({"version": 2}, Incompatible, r"quantization_config\.version: 2 is not supported; allowed: 1"),
         ({"order": "rows"}, Incompatible, r"quantization_config\.order"),
         ({"blocks": {}}, Incompatible, r"quantization_config\.blocks: \{\}"),
         ({"blocks": {"model.norm.weight": "Q9_0"}}, Incompatible, "blocks: 'Q9_0' .* allowed: Q8_0 or"),

@@ -235,5 +235,5 @@ def test_a_config_that_does_not_fit_is_refused_by_field(name, values, error, sai
 
 def test_a_folder_with_a_larger_vocabulary_than_its_model_is_refused(tmp_path):
     save_model(tmp_path / "model", made("lstmn").float(), character_tokenizer("abcdefghijklmnop"))
-    with pytest.raises(CheckpointInvalid, match="16 tokens in the vocabulary, 13 rows"):
+    with pytest.raises(CheckpointInvalid, match="16 tokens, but the embedding only 13 rows"):
         load_model(tmp_path / "model")

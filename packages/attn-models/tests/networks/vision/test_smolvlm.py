@@ -214,7 +214,7 @@ def test_a_template_that_shows_no_images_and_a_vocabulary_without_their_tokens_a
     reader = read_tile_reader(folder, SIDE)
     loaded.tokenizer.settings.__dict__["chat_template"] = "{{ messages[0]['content'][-1]['text'] }}"
     blind = ImagePrompts(loaded.tokenizer, loaded.config, reader)
-    with pytest.raises(Incompatible, match="shows 0 of 1 images"):
+    with pytest.raises(Incompatible, match="renders 0 of 1 images"):
         blind.encode([{"role": "user", "content": "x"}], [[picture(1)]])
 
 

@@ -82,8 +82,8 @@ class UnnormalisedLayer(SoundLayer):
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The sound weights [batch, heads, query, key], multiplied by the number of keys."""
-        shares = super().weights(query, source, key_padding_mask=key_padding_mask)
-        return shares * shares.shape[-1]
+        normalised = super().weights(query, source, key_padding_mask=key_padding_mask)
+        return normalised * normalised.shape[-1]
 
 
 class Unnormalised(Sound):
@@ -117,7 +117,7 @@ class LateMaskLayer(SoundLayer):
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Raise `NotImplementedError`."""
-        raise NotImplementedError("this layer shows no weights")
+        raise NotImplementedError("this layer has no attention weights")
 
 
 class LateMask(Sound):

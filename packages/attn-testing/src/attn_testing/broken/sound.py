@@ -75,7 +75,7 @@ class SoundLayer(nn.Module):
 
     def _weights(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> Tensor:
         if source is not None:
-            raise InvalidValue.of("source", "a tensor", "None: queries and keys are of one sequence")
+            raise InvalidValue.of("source", "a tensor", "None for self-attention")
         key = self._split(self.key(query), self.heads.key_value)
         scores = self._scores(self._split(self.query(query), self.heads.query), key)
         places = torch.arange(query.shape[1], device=query.device)

@@ -50,11 +50,11 @@ class CrossLayer(SoundLayer):
     def _weights(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> Tensor:
         if source is None:
             raise InvalidValue.of("source", None, "a tensor")
-        asked, key = (
+        queries, key = (
             self._split(self.query(query), self.heads.query),
             self._split(self.key(source), self.heads.key_value),
         )
-        scores = self._scores(asked, key)
+        scores = self._scores(queries, key)
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool)[None, None]
         return self._share(
             scores, allowed if key_padding_mask is None else allowed & key_padding_mask[:, None, None, :]

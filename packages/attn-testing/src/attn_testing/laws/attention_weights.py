@@ -43,7 +43,7 @@ class PaddingInvariance(MechanismLaw):
             else:
                 after = case.attend(query, torch.where(key_padding_mask[..., None], source, rubbish), key_padding_mask)
         real = torch.ones_like(key_padding_mask) if case.cross else key_padding_mask
-        require_same(after[real], before[real], "outputs with other content in the padding", 1e-10)
+        require_same(after[real], before[real], "outputs with different content in the padding", 1e-10)
 
     def test_padding_is_not_seen_in_training(self, case: Case) -> None:
         mask = torch.arange(case.tokens)[None] % 5 != 2
@@ -56,7 +56,7 @@ class PaddingInvariance(MechanismLaw):
                 before = before[mask]
             else:
                 after = in_mode(case, rows, source + rubbish, mask, training=True)
-        require_same(after, before, "outputs in training with other content in the padding", 1e-9)
+        require_same(after, before, "outputs in training with different content in the padding", 1e-9)
 
 
 def padded_batch(case: Case) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -79,18 +79,20 @@ class NoAllowedKey(MechanismLaw):
         query, source, key_padding_mask = blocked(case)
         out = case.attend(query, source, key_padding_mask)[1]
         if not case.remembers_beside_source:
-            require_silence(case, out, "a sequence without real keys")
+            require_silence(case, out, "a sequence whose keys are all padding")
             return
-        require(bool(torch.isfinite(out).all()), "a sequence without a real source: the output is not finite")
+        require(bool(torch.isfinite(out).all()), "a sequence whose source is all padding: the output is not finite")
         other = case.attend(query, case.source(2, 4, seed=7), key_padding_mask)[1]
-        require_same(out, other, "outputs over two sources none of which is real", 1e-12)
+        require_same(out, other, "outputs for two sources that are all padding", 1e-12)
 
     def test_a_causal_query_before_the_first_real_key_gives_zeros(self, case: Case) -> None:
         if case.cross or not case.causal:
             return
         key_padding_mask = torch.tensor([[False, False, True, True]])
         require_silence(
-            case, case.attend(case.rows(1, 4), None, key_padding_mask)[0, :2], "queries before the first real key"
+            case,
+            case.attend(case.rows(1, 4), None, key_padding_mask)[0, :2],
+            "queries before the first key that is not padding",
         )
 
     def test_gradients_stay_finite_and_none_reaches_the_masked(self, case: Case) -> None:
@@ -101,16 +103,22 @@ class NoAllowedKey(MechanismLaw):
         (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
         for name, tensor in [*((f"input {i}", x) for i, x in enumerate(inputs)), *layer.named_parameters()]:
             if tensor.grad is not None:
-                require(bool(torch.isfinite(tensor.grad).all()), f"the gradient to {name} is not finite")
+                require(bool(torch.isfinite(tensor.grad).all()), f"the gradient with respect to {name} is not finite")
         for given in inputs[1:] if case.remembers_beside_source else inputs:
             reached = 0.0 if given.grad is None else given.grad[1].abs().max().item()
-            require(reached == 0, f"a gradient of {reached:g} reaches a sequence without real keys")
+            require(
+                reached == 0,
+                f"the gradient with respect to a sequence whose keys are all padding is {reached:g}, not zero",
+            )
 
     def test_weights_are_zero(self, case: Case) -> None:
         if case.mechanism.can(Capability.WEIGHTS):
             query, source, key_padding_mask = blocked(case)
             weights = case.weights(query, source, key_padding_mask)[1]
-            require(bool((weights == 0).all()), f"weights without any allowed key reach {weights.abs().max().item():g}")
+            require(
+                bool((weights == 0).all()),
+                f"weights of a query without allowed keys reach {weights.abs().max().item():g}, not zero",
+            )
 
 
 def blocked(case: Case) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -157,7 +165,7 @@ def check_weights(case: Case, weights: Tensor, key_padding_mask: Tensor | None) 
     outside = weights.masked_fill(allowed, 0).abs().max().item()
     require(outside == 0, f"a key that is not allowed has weight {outside:g}")
     sums = allowed.any(-1).to(weights.dtype).expand(weights.shape[:-1])
-    require_same(weights.sum(-1), sums, "the sums of the weights and one", 1e-10)
+    require_same(weights.sum(-1), sums, "the sums of the weights, and one,", 1e-10)
 
 
 def allowed_pairs(case: Case, queries: int, keys: int, key_padding_mask: Tensor | None) -> Tensor:
@@ -198,8 +206,8 @@ class WeightsOfOutput(MechanismLaw):
     @classmethod
     def silent_on(cls, case: Case) -> str | None:
         if case.remembers_beside_source:
-            return "its outputs come from what it remembers beside the source, too"
-        return "it attends to what it computed before, not to rows" if case.mechanism.sequential else None
+            return "its outputs depend on states other than the source, too"
+        return "it attends to its earlier states, not to its inputs" if case.mechanism.sequential else None
 
     def test_sums_of_rows_by_the_weights_explain_the_outputs(self, case: Case) -> None:
         query, source = case.rows(SEQUENCES, PADDED), case.source(SEQUENCES, PADDED)
@@ -217,7 +225,7 @@ class WeightsOfOutput(MechanismLaw):
             left = unexplained(out, given, rows, own)
             require(
                 rest <= EXPLAINED or rest <= BETTER * left,
-                f"sums of rows by the weights leave {rest:.3f} of the outputs unexplained, those by {name} {left:.3f}",
+                f"inputs summed by the weights leave {rest:.3f} of the outputs unexplained, by {name} {left:.3f}",
             )
 
 
@@ -252,16 +260,21 @@ class DroppedWeights(MechanismLaw):
         rows, source = case.rows(2, TOKENS), case.source(2, TOKENS)
         with torch.no_grad():
             found = case.attend(rows, source, None, dropping(case).layer)
-            require_same(found, case.attend(rows, source), "evaluation with dropout and without", 1e-10)
+            require_same(found, case.attend(rows, source), "outputs in evaluation with dropout and without", 1e-10)
 
     def test_one_seed_drops_the_same_and_another_others_forward_and_backward(self, case: Case) -> None:
         once, again, other = (gradient(dropping(case), seed) for seed in (3, 3, 4))
-        require(torch.equal(once, again), "gradients of two passes by one seed differ")
-        require(not torch.equal(once, other), "two seeds drop the same weights")
+        require(torch.equal(once, again), "gradients of two passes with the same seed differ")
+        require(not torch.equal(once, other), "two different seeds drop the same weights")
 
     def test_what_is_computed_again_for_gradients_drops_the_same(self, case: Case) -> None:
         tried = dropping(case)
-        require_same(gradient(tried, 5, again=True), gradient(tried, 5), "gradients of recomputed activations", 1e-10)
+        require_same(
+            gradient(tried, 5, again=True),
+            gradient(tried, 5),
+            "gradients with recomputed activations, and without,",
+            1e-10,
+        )
 
     def test_steps_drop_nothing_even_in_training(self, case: Case) -> None:
         if silent_where_nothing_decodes(case):

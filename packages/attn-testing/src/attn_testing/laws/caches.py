@@ -39,9 +39,12 @@ class RefusesWhenFull(Law):
         for place in range(SIZE.requests):
             require(traffic.admit(), f"request {place + 1} of {SIZE.requests} is not admitted")
         before = traffic.store.usage()
-        require(before.requests == before.requests_total == SIZE.requests, f"a store full of requests says {before}")
+        require(before.requests == before.requests_total == SIZE.requests, f"a store full of requests reports {before}")
         require(not traffic.admit(), f"request {SIZE.requests + 1} of {SIZE.requests} is admitted")
-        require(traffic.store.usage() == before, f"refusing a request changed {before} to {traffic.store.usage()}")
+        require(
+            traffic.store.usage() == before,
+            f"refusing a request changed the usage from {before} to {traffic.store.usage()}",
+        )
         traffic.step(dict.fromkeys(traffic.done, 2))
 
     def test_room_that_is_not_there_is_refused_and_nothing_changes(self, case: CacheCase) -> None:
@@ -53,8 +56,14 @@ class RefusesWhenFull(Law):
         first, second = traffic.done
         traffic.step({first: 3, second: 5})
         before = traffic.store.usage()
-        require(not traffic.store.reserve(second, 100 * SIZE.tokens), f"{100 * SIZE.tokens} tokens are reserved")
-        require(traffic.store.usage() == before, f"refusing room changed {before} to {traffic.store.usage()}")
+        require(
+            not traffic.store.reserve(second, 100 * SIZE.tokens),
+            f"{100 * SIZE.tokens} tokens are reserved in a store that is too small for them",
+        )
+        require(
+            traffic.store.usage() == before,
+            f"a refused reservation changed the usage from {before} to {traffic.store.usage()}",
+        )
         traffic.step({second: 2, first: 1})
 
     def test_usage_never_exceeds_what_there_is(self, case: CacheCase) -> None:
@@ -63,15 +72,21 @@ class RefusesWhenFull(Law):
             traffic.admit()
             traffic.step(dict.fromkeys(traffic.done, 7))
             usage = traffic.store.usage()
-            require(0 <= usage.tokens <= usage.tokens_total or not case.paged, f"usage says {usage}")
-            require(usage.requests == len(traffic.done), f"{len(traffic.done)} requests are held, usage says {usage}")
+            require(0 <= usage.tokens <= usage.tokens_total or not case.paged, f"the store reports {usage}")
+            require(
+                usage.requests == len(traffic.done),
+                f"{len(traffic.done)} requests are admitted, the store reports {usage}",
+            )
 
     def test_what_fits_an_empty_store_can_be_reserved_and_no_more(self, case: CacheCase) -> None:
         for tokens in (1, SIZE.tokens // SIZE.requests, SIZE.tokens, SIZE.tokens + 1, 10 * SIZE.tokens):
             store = case.create()
             store.admit(0)
-            said, done = store.fits(tokens), store.reserve(0, tokens)
-            require(said == done, f"fits({tokens}) is {said}, but reserving them in an empty store gave {done}")
+            expected, reserved = store.fits(tokens), store.reserve(0, tokens)
+            require(
+                expected == reserved,
+                f"fits({tokens}) is {expected}, but reserve() in an empty store returned {reserved}",
+            )
 
 
 CYCLES = 6
@@ -92,8 +107,12 @@ class ReleaseFreesAll(Law):
             held.append([[names.index(name) for name in room] for room in rooms])
             for name in traffic.random.sample(names, len(names)):
                 traffic.release(name)
-            require(traffic.store.usage() == empty, f"after all are released usage is {traffic.store.usage()}")
-        require(all(cycle == held[0] for cycle in held), "requests found less room than those released before them")
+            require(
+                traffic.store.usage() == empty, f"after all requests are released the usage is {traffic.store.usage()}"
+            )
+        require(
+            all(cycle == held[0] for cycle in held), "less could be reserved after requests were released than before"
+        )
 
 
 class LiveBytes(Law):
@@ -110,9 +129,11 @@ class LiveBytes(Law):
             traffic.step(dict.fromkeys(traffic.done, length))
             for name, tokens in traffic.done.items():
                 source = traffic.sources[name]
-                said = case.family.bytes(case.specs, tokens=tokens, source=source, dtype=SIZE.dtype)
+                declared = case.family.bytes(case.specs, tokens=tokens, source=source, dtype=SIZE.dtype)
                 held = traffic.store.live_bytes(name, tokens)
-                require(held == said, f"after {tokens} tokens {held} bytes are held, the family says {said}")
+                require(
+                    held == declared, f"after {tokens} tokens {held} bytes are held, the family declares {declared}"
+                )
 
 
 CACHE_LAWS: tuple[type[Law], ...] = (ViewsEqual, RefusesWhenFull, ReleaseFreesAll, LiveBytes)

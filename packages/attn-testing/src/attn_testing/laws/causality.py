@@ -87,7 +87,7 @@ def no_change_from_behind(case: Case, tokens: int, places: Iterable[int], *, tra
                 changed[:, first:] = size * case.rows(2, tokens - first, seed=3)
                 after = in_mode(case, changed, source, training=training)
                 mode = " in training" * training
-                what = f"outputs before position {first}{mode} with and without other inputs from there on"
+                what = f"outputs before position {first}{mode} with original and changed inputs from there on"
                 require_same(after[:, :first], before[:, :first], what, 1e-10)
 
 
@@ -99,7 +99,7 @@ class Bidirectionality(MechanismLaw):
     @classmethod
     def silent_on(cls, case: Case) -> str | None:
         if case.cross:
-            return "its queries attend to a source"
+            return "it attends to a source"
         return "it is configured causal" if case.causal else None
 
     def test_changing_a_later_input_changes_an_earlier_output(self, case: Case) -> None:
@@ -108,4 +108,4 @@ class Bidirectionality(MechanismLaw):
         changed[:, 1:] = case.rows(2, 8, seed=3)
         with torch.no_grad():
             difference = (case.attend(changed)[:, 0] - case.attend(query)[:, 0]).abs().max().item()
-        require(difference > 1e-6, f"other inputs after the first position changed its output by {difference:g} only")
+        require(difference > 1e-6, f"changing later inputs changes the first output by only {difference:g}")

@@ -24,17 +24,18 @@ class Described(MechanismLaw):
         mechanism = subject.mechanism
         name = getattr(mechanism, "name", "")
         require(
-            re.fullmatch(r"[a-z][a-z0-9_]*", name), f"name {name!r} is not of small letters, digits and underscores"
+            re.fullmatch(r"[a-z][a-z0-9_]*", name),
+            f"name {name!r} does not consist of lower-case letters, digits and underscores",
         )
         summary = getattr(mechanism, "summary", "")
         require(summary.strip() and "\n" not in summary, f"summary {summary!r} is not one line")
         equation = getattr(mechanism, "equation", "")
         require(equation.strip(), "there is no equation")
         wrong = latex_error(equation)
-        require(wrong is None, f"the equation {equation!r} is no LaTeX: {wrong}")
+        require(wrong is None, f"the equation {equation!r} is not valid LaTeX: {wrong}")
         require(isinstance(getattr(mechanism, "paper", None), Paper), "there is no paper")
         unknown = set(mechanism.capabilities) - set(Capability)
-        require(not unknown, f"capabilities {unknown} are not of {', '.join(Capability)}")
+        require(not unknown, f"capabilities {unknown} are not among {', '.join(Capability)}")
 
     def test_a_layer_of_its_sketch_attends(self, subject: Subject) -> None:
         mechanism = subject.mechanism
@@ -43,17 +44,20 @@ class Described(MechanismLaw):
         source = (rows,) if config.cross else ()
         with torch.no_grad():
             out = mechanism.build(config).eval()(rows, *source)
-        require(out.shape == rows.shape, f"with options {dict(mechanism.sketch)} it gives {tuple(out.shape)}")
+        require(
+            out.shape == rows.shape,
+            f"with the options {dict(mechanism.sketch)} of sketch the output has shape {tuple(out.shape)}",
+        )
 
     def test_an_unknown_option_is_refused(self, subject: Subject) -> None:
         try:
             configure(subject.mechanism, {"no_such_option": 1}, hidden_size=16)
         except UnknownName:
             return
-        raise LawBroken("an option that does not exist is taken")
+        raise LawBroken("an option that does not exist is accepted")
 
 
-ASKED = {Capability.GROUPED: "num_kv_heads", Capability.ROTARY: "rotary"}
+REQUIRED_FIELDS = {Capability.GROUPED: "num_kv_heads", Capability.ROTARY: "rotary"}
 """Capabilities with the config field that a mechanism must then accept, in at least one setting."""
 
 SLIGHT = 1e-9
@@ -69,43 +73,49 @@ class Settings(MechanismLaw):
     def test_a_setting_is_taken_or_refused_with_an_error_for_users(self, subject: Subject) -> None:
         for refusal in subject.refusals:
             if not isinstance(refusal.error, UserError):
-                raise LawBroken(f"{refusal.label} ends in {type(refusal.error).__name__}: {refusal.error}")
+                raise LawBroken(
+                    f"{refusal.label} raises {type(refusal.error).__name__}, not a UserError: {refusal.error}"
+                )
 
     def test_the_first_setting_is_taken_in_every_declared_mode(self, subject: Subject) -> None:
         for refusal in subject.refusals:
-            asked = {name: value for name, value in refusal.setting.items() if name not in ADDED}
-            if asked == {name: value for name, value in subject.settings[0].items() if name not in ADDED}:
+            refused = {name: value for name, value in refusal.setting.items() if name not in ADDED}
+            if refused == {name: value for name, value in subject.settings[0].items() if name not in ADDED}:
                 raise LawBroken(f"{refusal.label} is refused: {refusal.error}") from refusal.error
 
     def test_a_declared_capability_is_taken_in_some_setting(self, subject: Subject) -> None:
-        for capability, field in ASKED.items():
-            asked = [refusal for refusal in subject.refusals if refusal.setting.get(field)]
-            taken = [case for case in subject.cases if case.setting.get(field)]
-            if asked and not taken:
-                raise LawBroken(f"{capability.name} is declared, but {asked[0].label} is refused: {asked[0].error}")
+        for capability, field in REQUIRED_FIELDS.items():
+            refused = [refusal for refusal in subject.refusals if refusal.setting.get(field)]
+            accepted = [case for case in subject.cases if case.setting.get(field)]
+            if refused and not accepted:
+                raise LawBroken(f"{capability.name} is declared, but {refused[0].label} is refused: {refused[0].error}")
 
     def test_a_field_that_is_taken_changes_the_layer(self, subject: Subject) -> None:
         usual = {**subject.settings[0], **subject.modes[0], "max_seq_len": subject.context}
         heads, rotary = usual.get("num_heads", 1), subject.mechanism.can(Capability.ROTARY)
-        asked: dict[str, Any] = {"bias": True, "head_dim": 3 * (usual["hidden_size"] // heads)}
-        asked |= {"num_kv_heads": 1} if subject.mechanism.can(Capability.GROUPED) and heads > 1 else {}
-        asked |= {"rotary": Rotary(base=50.0)} if rotary else {}
-        for field, value in asked.items():
+        fields: dict[str, Any] = {"bias": True, "head_dim": 3 * (usual["hidden_size"] // heads)}
+        fields |= {"num_kv_heads": 1} if subject.mechanism.can(Capability.GROUPED) and heads > 1 else {}
+        fields |= {"rotary": Rotary(base=50.0)} if rotary else {}
+        for field, value in fields.items():
             # Set explicitly, as the default of multi-query attention is one key/value head.
-            absent = {"num_kv_heads": heads, "bias": False}.get(field)
-            settings = {**usual, field: absent}, {**usual, field: value}
+            default = {"num_kv_heads": heads, "bias": False}.get(field)
+            settings = {**usual, field: default}, {**usual, field: value}
             # An option may override the field, such as the sizes of keys and values; then the field acts without it.
             plain = dataclasses.replace(subject, options={})
-            acts = [differ(one, settings) for one in (subject, plain)]
+            effects = [differ(one, settings) for one in (subject, plain)]
             require(
-                True in acts or False not in acts, f"{field}={value!r} is taken, and the layer computes as without it"
+                True in effects or False not in effects,
+                f"{field}={value!r} is accepted, but has no effect on the layer",
             )
 
     def test_a_layer_keeps_the_shape_of_its_input(self, subject: Subject) -> None:
         for case in subject.cases:
             query = case.rows(2, 5)
             shape = tuple(case.attend(query, case.source(2, 4)).shape)
-            require(shape == tuple(query.shape), f"{case.label}: output {shape} for input {tuple(query.shape)}")
+            require(
+                shape == tuple(query.shape),
+                f"{case.label}: the output has shape {shape}, the input {tuple(query.shape)}",
+            )
 
 
 def differ(subject: Subject, settings: tuple[dict[str, Any], dict[str, Any]]) -> bool | None:
@@ -140,9 +150,9 @@ class Undeclared(MechanismLaw):
 
     def test_a_mode_that_is_not_declared_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.CROSS):
-            refuses(lambda: build(subject, cross=True, causal=False), "CROSS", "a config that attends to a source")
+            refuses(lambda: build(subject, cross=True, causal=False), "CROSS", "a config with cross=True")
         if subject.mechanism.only_cross:
-            refuses(lambda: build(subject, cross=False), "CAUSAL or BIDIRECTIONAL", "a config that attends to itself")
+            refuses(lambda: build(subject, cross=False), "CAUSAL or BIDIRECTIONAL", "a config with cross=False")
 
     def test_weights_are_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.WEIGHTS):
@@ -163,7 +173,7 @@ class Undeclared(MechanismLaw):
 
     def test_heads_of_a_size_of_their_own_are_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.HEAD_DIM):
-            refuses(lambda: build(subject, head_dim=6), "HEAD_DIM", "heads of a size of their own")
+            refuses(lambda: build(subject, head_dim=6), "HEAD_DIM", "head_dim")
 
     def test_borrowing_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.SHARES_KV):
@@ -171,7 +181,7 @@ class Undeclared(MechanismLaw):
 
     def test_dropping_weights_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.drops_weights:
-            refuses(lambda: build(subject, dropout=0.5), "drops_weights", "a config that drops weights")
+            refuses(lambda: build(subject, dropout=0.5), "drops_weights", "a config with dropout")
 
     def test_a_mechanism_that_is_not_causal_refuses_to_be(self, subject: Subject) -> None:
         can = subject.mechanism.can
@@ -187,7 +197,7 @@ class Undeclared(MechanismLaw):
         if subject.mechanism.can(Capability.WEIGHTS) and not subject.mechanism.can(Capability.NORMALISED):
             require(
                 not all(normalised(case) for case in subject.cases),
-                "all weights are not negative and sum to one, but NORMALISED is not declared",
+                "all weights are non-negative and sum to one, but NORMALISED is not declared",
             )
 
 
@@ -223,7 +233,7 @@ def refuses(call: Any, capability: str, what: str) -> None:
         call()
     except (UserError, TypeError, NotImplementedError, AttributeError):
         return
-    raise LawBroken(f"{what} is taken, but {capability} is not declared: declare it, or refuse with a UserError")
+    raise LawBroken(f"{what} is accepted, but {capability} is not declared: declare it, or refuse with a UserError")
 
 
 def normalised(case: Case) -> bool:

@@ -43,10 +43,12 @@ def run(case: Case, tokens: int, prompt: int) -> None:
     serving = Serving(case)
     serving.open(0, source)
     first = serving.step({0: rows[:prompt]})[0]
-    require_same(first, full[:prompt], f"a first step of {prompt} tokens and the full forward", case.tolerance)
+    require_same(
+        first, full[:prompt], f"outputs of a first step of {prompt} tokens and of the full forward pass", case.tolerance
+    )
     for position in range(prompt, tokens):
         out = serving.step({0: rows[position : position + 1]})[0]
-        what = f"token {position} decoded alone and row {position} of the full forward"
+        what = f"outputs of token {position} decoded alone and in the full forward pass"
         require_same(out[0], full[position], what, case.tolerance)
 
 
@@ -73,7 +75,7 @@ def same_in_chunks(case: Case, tokens: int, splits: Sequence[tuple[int, ...]]) -
     whole = feed(case, (tokens, 1), rows, source)
     for split in splits:
         chunks = feed(case, (*split, 1), rows, source)
-        require_same(chunks, whole, f"a prompt in chunks of {split} and at once", case.tolerance)
+        require_same(chunks, whole, f"outputs of a prompt in chunks of {split} and at once", case.tolerance)
 
 
 def feed(case: Case, lengths: tuple[int, ...], rows: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:
@@ -110,7 +112,9 @@ class BatchInvariance(MechanismLaw):
             together = case.attend(query, source)
             for row in (0, 1, BATCH - 1):
                 alone = case.attend(query[row : row + 1], None if source is None else source[row : row + 1])
-                require_same(together[row], alone[0], f"sequence {row} of a batch of {BATCH} and alone", 1e-10)
+                require_same(
+                    together[row], alone[0], f"outputs of sequence {row} in a batch of {BATCH} and alone", 1e-10
+                )
 
     def test_a_request_alone_equals_itself_in_a_crowd(self, case: Case) -> None:
         if silent_where_nothing_decodes(case):
@@ -122,7 +126,12 @@ class BatchInvariance(MechanismLaw):
         for name in names:
             own = tuple({name: step[name]} for step in PLAN if name in step)
             alone = follow(case, own, rows, sources)[name]
-            require_same(crowd[name], alone, f"request {name} in a crowd of {len(names)} and alone", case.tolerance)
+            require_same(
+                crowd[name],
+                alone,
+                f"outputs of request {name} in steps with {len(names)} requests and alone",
+                case.tolerance,
+            )
 
 
 def follow(
@@ -141,7 +150,7 @@ def follow(
     return {name: torch.cat(got) for name, got in out.items()}
 
 
-KNOWN = 7
+PREFIX = 7
 """The number of tokens before the tree, which are computed as a prompt and one more token."""
 PARENTS = (-1, -1, 0, 0, 1, 2, 3)
 """A tree of three levels; all tokens of one level have the same position."""
@@ -160,36 +169,41 @@ class TreeEqualsPaths(MechanismLaw):
         return silent_where_nothing_decodes(case) or DictionaryStore({LAYER: case.specs}).tree_unsupported_reason()
 
     def test_tokens_of_a_tree_equal_each_path_alone(self, case: Case) -> None:
-        rows = case.rows(KNOWN + len(PARENTS))
+        rows = case.rows(PREFIX + len(PARENTS))
         serving = begun(case, rows)
-        outputs = serving.tree(0, rows[KNOWN:], PARENTS)
+        outputs = serving.tree(0, rows[PREFIX:], PARENTS)
         for path in PATHS:
-            what = f"the tokens {path} of the tree {PARENTS} and that path alone"
+            what = f"outputs of the path {path} in the tree {PARENTS} and of that path alone"
             require_same(outputs[list(path)], alone(case, rows, path), what, case.tolerance)
 
     def test_what_follows_a_kept_path_follows_it_alone(self, case: Case) -> None:
-        rows, path = case.rows(KNOWN + len(PARENTS) + 1), PATHS[-1]
+        rows, path = case.rows(PREFIX + len(PARENTS) + 1), PATHS[-1]
         serving = begun(case, rows)
-        serving.tree(0, rows[KNOWN:-1], PARENTS)
+        serving.tree(0, rows[PREFIX:-1], PARENTS)
         serving.keep(0, path)
         after = serving.step({0: rows[-1:]})[0][0]
         expected = alone(case, rows, (*path, len(PARENTS)))[-1]
-        require_same(after, expected, f"a token behind the path {path} of a tree and behind it alone", case.tolerance)
+        require_same(
+            after,
+            expected,
+            f"outputs of a token after the path {path} of a tree and after that path alone",
+            case.tolerance,
+        )
 
 
 def begun(case: Case, rows: Tensor) -> Serving:
-    """A request of which the first `KNOWN` tokens are computed."""
+    """A request of which the first `PREFIX` tokens are computed."""
     serving = Serving(case)
     serving.open(0, case.source(5))
-    serving.step({0: rows[: KNOWN - 1]})
-    serving.step({0: rows[KNOWN - 1 : KNOWN]})
+    serving.step({0: rows[: PREFIX - 1]})
+    serving.step({0: rows[PREFIX - 1 : PREFIX]})
     return serving
 
 
 def alone(case: Case, rows: Tensor, path: Sequence[int]) -> Tensor:
     """Outputs [tokens, width] for the inputs of a path, computed token by token."""
     serving = begun(case, rows)
-    return torch.cat([serving.step({0: rows[KNOWN + node, None]})[0] for node in path])
+    return torch.cat([serving.step({0: rows[PREFIX + node, None]})[0] for node in path])
 
 
 SOURCE = 4
@@ -209,6 +223,8 @@ class StateBytes(MechanismLaw):
         for length in (1, 5, 1, 2, case.tokens - 9):
             serving.step({0: case.rows(length)})
             tokens += length
-            said = state_bytes(case.specs, tokens=tokens, source=SOURCE if case.cross else 0, dtype="float64")
+            declared = state_bytes(case.specs, tokens=tokens, source=SOURCE if case.cross else 0, dtype="float64")
             held = serving.store.live_bytes(0, tokens)
-            require(held == said, f"after {tokens} tokens the state weighs {held} bytes, the specs say {said}")
+            require(
+                held == declared, f"after {tokens} tokens the state takes {held} bytes, the specs declare {declared}"
+            )

@@ -37,12 +37,19 @@ class KVSharing(MechanismLaw):
         with torch.no_grad():
             lent: Fields = case.layer.project_kv(rows)
             found, expected = sharing_layer(rows, shared_kv=lent), case.attend(rows)
-            require_same(found, expected, "a layer with shares_kv and its double", case.tolerance)
+            require_same(found, expected, "outputs of a layer with shares_kv and of the source layer", case.tolerance)
             own = case.layer(rows, shared_kv=lent)
-            require_same(own, expected, "a layer given its own keys and values, and given nothing", case.tolerance)
+            require_same(
+                own,
+                expected,
+                "outputs of a layer with its own keys and values as shared_kv and without",
+                case.tolerance,
+            )
             if case.mechanism.can(Capability.WEIGHTS):
                 weights = sharing_layer.weights(rows, shared_kv=lent)
-                require_same(weights, case.weights(rows), "weights of a layer with shares_kv and of its double", 1e-10)
+                require_same(
+                    weights, case.weights(rows), "weights of a layer with shares_kv and of the source layer", 1e-10
+                )
 
     def test_gradients_reach_the_layer_that_lends(self, case: Case) -> None:
         source_layer, rows = case.build(), case.rows(1, TOKENS)
@@ -50,12 +57,12 @@ class KVSharing(MechanismLaw):
         moved = [
             name for name, weight in source_layer.named_parameters() if weight.grad is not None and weight.grad.any()
         ]
-        require(moved, "no weight of the source layer gets a gradient from the layer with shares_kv")
+        require(moved, "no parameter of the source layer gets a gradient from the layer with shares_kv")
 
     def test_steps_over_the_states_of_the_double_give_what_the_double_gives(self, case: Case) -> None:
         if silent_where_nothing_decodes(case):
             return
-        require(not case.mechanism.state(config_of(case)), "a layer with shares_kv says that it remembers something")
+        require(not case.mechanism.state(config_of(case)), "a layer with shares_kv declares states of its own")
         sharing_layer, store = kv_sharing(case), DictionaryStore({LAYER: case.specs})
         rows = {name: case.rows(TOKENS, seed=40 + name) for name in range(2)}
         for name in rows:
@@ -72,21 +79,29 @@ class KVSharing(MechanismLaw):
             done += length
         with torch.no_grad():
             expected = torch.stack([case.attend(one[None])[0] for one in rows.values()])
-        require_same(torch.cat(got, dim=1), expected, "steps with shares_kv, and the double", case.tolerance)
+        require_same(
+            torch.cat(got, dim=1), expected, "outputs of steps with shares_kv and of the source layer", case.tolerance
+        )
 
     def test_it_costs_what_it_computes_without_keys_and_values(self, case: Case) -> None:
         sharing_layer, rows = kv_sharing(case), case.rows(1, TOKENS)
         if hasattr(sharing_layer, "use_kernel"):
             sharing_layer.use_kernel("plain")
-        said = case.mechanism.cost(config_of(case), Shape(query=TOKENS, key=TOKENS))
+        declared = case.mechanism.cost(config_of(case), Shape(query=TOKENS, key=TOKENS))
         with torch.no_grad():
             lent = case.layer.project_kv(rows)
             with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
                 sharing_layer(rows, shared_kv=lent)
         counted = int(counter.get_total_flops())
-        require(said.flops == counted, f"{said.flops} FLOPs are declared for a layer with shares_kv, {counted} counted")
+        require(
+            declared.flops == counted,
+            f"{declared.flops} FLOPs are declared for a layer with shares_kv, {counted} counted",
+        )
         has = sum(weight.numel() for weight in sharing_layer.parameters())
-        require(said.parameters == has, f"{said.parameters} parameters are declared, a layer with shares_kv has {has}")
+        require(
+            declared.parameters == has,
+            f"{declared.parameters} parameters are declared, a layer with shares_kv has {has}",
+        )
 
 
 def config_of(case: Case) -> Any:

@@ -24,21 +24,24 @@ class Described(Law):
                 subject.family.configure({**values, "no_such_field": 1})
             except UserError:
                 continue
-            raise LawBroken(f"{label}: a field that does not exist is taken")
+            raise LawBroken(f"{label}: a field that does not exist is accepted")
 
     def test_logits_are_over_the_vocabulary_and_sequences_fit_the_context(self, case: ModelCase) -> None:
-        require(case.model.max_seq_len >= 13, f"a context of {case.model.max_seq_len} tokens is too short to be tried")
+        require(
+            case.model.max_seq_len >= 13,
+            f"max_seq_len {case.model.max_seq_len} is too short for this law, which needs 13 tokens",
+        )
         shape = tuple(case.model(case.tokens(2, 5)).shape)
-        require(shape == (2, 5, case.model.vocab_size), f"logits of [2, 5] tokens are {shape}")
+        require(shape == (2, 5, case.model.vocab_size), f"logits of [2, 5] tokens have shape {shape}")
 
     def test_remembered_tensors_weigh_what_the_states_say(self, case: ModelCase) -> None:
         serving = ModelServing(case.model)
         serving.step({0: case.tokens(5)})
         serving.step({0: case.tokens(1)})
         layers = case.model.state_specs().values()
-        said = sum(state_bytes(states, tokens=6, dtype="float64") for states in layers)
+        declared = sum(state_bytes(states, tokens=6, dtype="float64") for states in layers)
         held = serving.store.live_bytes(0, 6)
-        require(held == said, f"after 6 tokens {held} bytes are held, the states say {said}")
+        require(held == declared, f"after 6 tokens {held} bytes are held, the state specs declare {declared}")
 
 
 class Causality(Law):
@@ -54,7 +57,7 @@ class Causality(Law):
                 after = case.model(changed)
                 require_same(after[:, :first], before[:, :first], f"logits before changed position {first}", 1e-10)
                 moved = (after[:, first] - before[:, first]).abs().max().item()
-                require(moved > 1e-6, f"another token at position {first} changes its logits by {moved:g} only")
+                require(moved > 1e-6, f"a different token at position {first} changes its logits by only {moved:g}")
 
 
 TOKENS = 12
@@ -71,7 +74,7 @@ class StepEqualsForward(Law):
         for split in SPLITS:
             serving = ModelServing(case.model)
             logits = torch.cat([serving.step({0: piece})[0] for piece in torch.split(tokens, list(split))])
-            require_same(logits, full, f"logits of steps {split} and of the full forward", case.tolerance)
+            require_same(logits, full, f"logits of steps {split} and of the full forward pass", case.tolerance)
 
 
 class CrowdEqualsAlone(Law):
@@ -90,7 +93,9 @@ class CrowdEqualsAlone(Law):
             logits = torch.cat(pieces)
             with torch.no_grad():
                 full = case.model(tokens[name][None, : len(logits)])[0]
-            require_same(logits, full, f"logits of request {name} in a crowd and alone", case.tolerance)
+            require_same(
+                logits, full, f"logits of request {name} in steps with other requests and alone", case.tolerance
+            )
 
 
 ROWS = 12
@@ -102,7 +107,7 @@ class GreedyTokensOfLogits(Law):
     @classmethod
     def excuse(cls, case: ModelCase) -> str | None:
         finds = isinstance(case.model, GreedyHead)
-        return None if finds else f"the model {case.label} finds no tokens without logits"
+        return None if finds else f"the model {case.label} does not implement GreedyHead"
 
     def test_likeliest_tokens_are_the_first_of_the_largest_logits(self, case: ModelCase) -> None:
         hidden = ModelServing(case.model).hidden({0: case.tokens(ROWS)})
@@ -115,7 +120,7 @@ class GreedyTokensOfLogits(Law):
         expected = logits.argmax(-1).where(logits.amax(-1).isfinite(), -1)
         require(
             torch.equal(found, expected),
-            f"likeliest tokens are {found.tolist()}, those of the logits {expected.tolist()}",
+            f"greedy_tokens are {found.tolist()}, those of the largest logits {expected.tolist()}",
         )
 
 
@@ -127,7 +132,7 @@ class SavedAndLoaded(Law):
         other.load_state_dict(one.state_dict())
         tokens = case.tokens(2, 7)
         with torch.no_grad():
-            require_same(other(tokens), one(tokens), "a loaded model and the saved one", 1e-12)
+            require_same(other(tokens), one(tokens), "logits of the loaded model and of the saved one", 1e-12)
 
 
 MODEL_LAWS: tuple[type[Law], ...] = (

@@ -55,7 +55,7 @@ class Training(MechanismLaw):
 
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
-MOSTLY = 0.7
+MIN_EQUAL_ROWS = 0.7
 """The share of rows that rounding must not change if a mechanism chooses keys by comparing values."""
 
 
@@ -73,7 +73,7 @@ class Precision(MechanismLaw):
             with torch.no_grad():
                 out = case.attend(query, source, None, layer)
                 expected = case.attend(query.double(), None if source is None else source.double(), None, exact)
-            require(out.dtype == dtype, f"a {dtype} layer answers in {out.dtype}")
+            require(out.dtype == dtype, f"a {dtype} layer returns outputs in {out.dtype}")
             if case.mechanism.can(Capability.CHOOSES):
                 require_mostly_same(out.double(), expected, f"{dtype} and float64", tolerance)
             else:
@@ -81,11 +81,11 @@ class Precision(MechanismLaw):
 
 
 def require_mostly_same(found: Tensor, expected: Tensor, what: str, tolerance: float) -> None:
-    """Raise `LawBroken` unless all outputs [..., width] are finite and a share of at least `MOSTLY` rows is equal."""
+    """Raise `LawBroken` unless all outputs [..., width] are finite and at least `MIN_EQUAL_ROWS` of rows are equal."""
     require(bool(torch.isfinite(found).all()), f"{what}: an output is not finite")
     error = (found - expected).abs() / (1 + expected.abs())
-    share = (error.amax(-1) <= tolerance).double().mean().item()
-    require(share >= MOSTLY, f"{what} differ in {1 - share:.0%} of the rows, at most {1 - MOSTLY:.0%} may")
+    equal = (error.amax(-1) <= tolerance).double().mean().item()
+    require(equal >= MIN_EQUAL_ROWS, f"{what} differ in {1 - equal:.0%} of the rows (allowed {1 - MIN_EQUAL_ROWS:.0%})")
 
 
 class SavedAndLoaded(MechanismLaw):
@@ -99,7 +99,7 @@ class SavedAndLoaded(MechanismLaw):
         query, source = case.rows(2, 6), case.source(2, 5)
         with torch.no_grad():
             loaded, saved = case.attend(query, source, None, other), case.attend(query, source, None, one)
-        require_same(loaded, saved, "a loaded layer and the saved one", 1e-12)
+        require_same(loaded, saved, "outputs of the loaded layer and of the saved one", 1e-12)
 
 
 SIZES = ((7, 17, 19), (11, 23, 29))
@@ -135,4 +135,9 @@ class Compiles(MechanismLaw):
                     out = case.attend(query, source, None, compiled)
             except (TorchDynamoException, RuntimeError) as error:
                 raise LawBroken(f"batch {batch}, length {length}: {str(error).strip()}") from error
-            require_same(out, case.attend(query, source), f"compiled and not, batch {batch}, length {length}", 1e-10)
+            require_same(
+                out,
+                case.attend(query, source),
+                f"outputs of the compiled and the plain layer, batch {batch}, length {length},",
+                1e-10,
+            )

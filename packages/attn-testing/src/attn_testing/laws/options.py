@@ -19,7 +19,7 @@ from attn_testing.subject import Case, Refusal, Subject
 ROTARY = Rotary()
 PASSES = 3
 
-ODD: tuple[Any, ...] = (-1, 0, 1.5, -0.5, True, "word", None, float("nan"), float("inf"), (), (0,), {})
+ODD_VALUES: tuple[Any, ...] = (-1, 0, 1.5, -0.5, True, "word", None, float("nan"), float("inf"), (), (0,), {})
 """Values that a user may give by mistake; some are valid for some options."""
 TOKENS = 12
 
@@ -29,7 +29,7 @@ class Options(MechanismLaw):
 
     def test_an_odd_option_is_refused_by_name_or_computed_with(self, subject: Subject) -> None:
         for name in option_fields(subject.mechanism):
-            for value in ODD:
+            for value in ODD_VALUES:
                 options = {**subject.options, name: value}
                 require_answer(subject.mechanism, name, options)
 
@@ -43,11 +43,11 @@ def require_answer(mechanism: Mechanism, name: str, options: dict[str, Any]) -> 
         with torch.no_grad():
             out = layer(rows, *((rows,) if config.cross else ()))
     except UserError as error:
-        require(name in str(error), f"{given} is refused without its name: {error}")
+        require(name in str(error), f"{given} is refused with an error that does not name it: {error}")
     except Exception as error:
-        raise LawBroken(f"{given} ends in {type(error).__name__}: {error}") from error
+        raise LawBroken(f"{given} raises {type(error).__name__}, not a UserError: {error}") from error
     else:
-        require(bool(out.isfinite().all()), f"{given} is taken, and gives what is not finite")
+        require(bool(out.isfinite().all()), f"{given} is accepted, but outputs are not finite")
 
 
 class EveryOptionActs(MechanismLaw):
@@ -67,7 +67,7 @@ class EveryOptionActs(MechanismLaw):
             else:
                 shown = ", ".join(map(repr, taken))
                 acts = not taken or any(effect(subject, name, taken[0], beside) for beside in one_other(subject, name))
-                require(acts, f"option {name} takes {shown} beside {present!r}, and changes nothing")
+                require(acts, f"option {name} accepts {shown} in place of {present!r}, but no value has an effect")
 
 
 def other_values(subject: Subject, name: str, present: Any) -> Iterator[Any]:
@@ -112,15 +112,15 @@ def effect(subject: Subject, name: str, value: Any, beside: Mapping[str, Any] = 
 
 def changed(one: Case, other: Case) -> bool:
     """Whether two layers differ in anything observable."""
-    if said(one) != said(other):
+    if declared(one) != declared(other):
         return True
     return any(
         ours.shape != theirs.shape or bool((ours - theirs).abs().max() > SLIGHT)
-        for ours, theirs in zip(seen(one), seen(other), strict=True)
+        for ours, theirs in zip(observed(one), observed(other), strict=True)
     )
 
 
-def said(case: Case) -> list[Any]:
+def declared(case: Case) -> list[Any]:
     """The parameter shapes, states and costs of a layer."""
     mechanism, config = case.mechanism, case.config
     sizes = [(name, tuple(weight.shape)) for name, weight in case.layer.named_parameters()]
@@ -129,7 +129,7 @@ def said(case: Case) -> list[Any]:
     return [sizes, mechanism.state(config), *(mechanism.cost(config, call) for call in calls)]
 
 
-def seen(case: Case) -> list[torch.Tensor]:
+def observed(case: Case) -> list[torch.Tensor]:
     """The outputs before training, in the last of `PASSES` training passes and after it, the gradients of that pass,
     and the layer's auxiliary loss (`take_auxiliary_loss`) or 0."""
     rows, source, layer = case.rows(2, case.tokens), case.source(2, case.tokens), case.build()

@@ -27,18 +27,18 @@ class Cost(MechanismLaw):
     def test_declared_flops_equal_counted_flops(self, case: Case) -> None:
         layer = plain(case)
         for batch, queries, keys in SOURCE_SIZES if case.cross else SIZES:
-            said = case.mechanism.cost(case.config, Shape(batch=batch, query=queries, key=keys))
+            declared = case.mechanism.cost(case.config, Shape(batch=batch, query=queries, key=keys))
             rows, source = case.rows(batch, queries), case.source(batch, keys)
             found = counted(partial(case.attend, rows, source, None, layer))
-            require_price(said, found, f"batch {batch}, {queries} queries, {keys} keys")
+            require_price(declared, found, f"batch {batch}, {queries} queries, {keys} keys")
 
     def test_declared_parameters_equal_those_of_the_layer(self, case: Case) -> None:
-        said = case.mechanism.cost(case.config, Shape()).parameters
+        declared = case.mechanism.cost(case.config, Shape()).parameters
         has = sum(weight.numel() for weight in case.layer.parameters())
-        require(said == has, f"{said} parameters are declared, the layer has {has}")
+        require(declared == has, f"{declared} parameters are declared, the layer has {has}")
 
 
-NEW = (6, 1, 26, 4, 1)
+NEW_TOKENS = (6, 1, 26, 4, 1)
 """The number of new tokens of each request in consecutive steps: a prompt, decoding, and further chunks."""
 
 REQUESTS, SOURCE = 2, 5
@@ -58,7 +58,7 @@ class StepCost(MechanismLaw):
         for request in range(REQUESTS):
             serving.open(request, case.source(SOURCE))
         remembered = 0
-        for new in NEW:
+        for new in NEW_TOKENS:
             rows = {request: case.rows(new, seed=remembered + request) for request in range(REQUESTS)}
             sizes = Step(batch=REQUESTS, new=new, remembered=remembered, source=SOURCE if case.cross else 0)
             found = counted(partial(serving.step, rows))
@@ -66,10 +66,13 @@ class StepCost(MechanismLaw):
             remembered += new
 
 
-def require_price(said: Price, found: int, what: str) -> None:
+def require_price(declared: Price, found: int, what: str) -> None:
     """Raise `LawBroken` unless the declared FLOPs equal `found`, and those of allowed pairs are from 1 to as many."""
-    require(said.flops == found, f"{what}: {said.flops} FLOPs are declared, {found} were counted")
-    require(0 < said.allowed_flops <= said.flops, f"{what}: {said.allowed_flops} allowed of {said.flops} FLOPs")
+    require(declared.flops == found, f"{what}: {declared.flops} FLOPs are declared, {found} were counted")
+    require(
+        0 < declared.allowed_flops <= declared.flops,
+        f"{what}: {declared.allowed_flops} allowed of {declared.flops} FLOPs",
+    )
 
 
 def plain(case: Case) -> Any:

@@ -48,17 +48,22 @@ class HeadSplit(MechanismLaw):
         expected.backward(upstream)
         parts = [rank_layer(whole, Rank(rank, RANKS)) for rank in range(RANKS)]
         outs = [case.attend(query, source, layer=part) for part, _ in parts]
-        require_same(sum(outs[1:], start=outs[0]), expected, "the sum over the ranks and the whole", CLOSE)
+        require_same(
+            sum(outs[1:], start=outs[0]), expected, "outputs summed over the ranks and of the whole layer", CLOSE
+        )
         given = [torch.autograd.grad(out, query, upstream, retain_graph=True)[0] for out in outs]
         require_same(
-            sum(given[1:], start=given[0]), inputs, "gradients of the inputs on the ranks and of the whole", CLOSE
+            sum(given[1:], start=given[0]),
+            inputs,
+            "input gradients summed over the ranks and of the whole layer",
+            CLOSE,
         )
         for out in outs:
             out.backward(upstream)
         for name, parameter in whole.named_parameters():
             got = gathered_gradient([(part.get_parameter(name), splits[name]) for part, splits in parts])
             wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            require_same(got, wanted, f"gradients of {name} on the ranks and of the whole", CLOSE)
+            require_same(got, wanted, f"gradients of {name} gathered from the ranks and of the whole layer", CLOSE)
 
     def test_steps_of_ranks_together_are_steps_of_the_whole(self, case: Case) -> None:
         """Ranks that decode with the states of only their own heads sum up to the whole layer."""
@@ -73,20 +78,25 @@ class HeadSplit(MechanismLaw):
             held, all_held = (
                 state_bytes(specs, tokens=9, source=5, dtype="float64") for specs in (own.specs, case.specs)
             )
-            require(held <= all_held, f"a rank remembers {held} bytes, and the whole layer {all_held}")
-        require_same(total, expected, "steps of the ranks, summed, and of the whole", case.tolerance)
+            require(
+                held <= all_held, f"the states of a rank take {held} bytes, more than the {all_held} of the whole layer"
+            )
+        require_same(total, expected, "outputs of steps summed over the ranks and of the whole layer", case.tolerance)
 
     def test_what_is_not_declared_is_refused_by_name(self, subject: Subject) -> None:
         """A mechanism that does not declare `splits_heads` refuses a split instead of computing wrong results."""
         if subject.mechanism.splits_heads:
             return
         for case in subject.cases:
-            told = ""
+            refusal = ""
             try:
                 rank_layer(case.layer, Rank(0, RANKS))
             except Incompatible as error:
-                told = error.message
-            require(repr(subject.mechanism.name) in told, f"a split was not refused by name, but said {told!r}")
+                refusal = error.message
+            require(
+                repr(subject.mechanism.name) in refusal,
+                f"a split is not refused with an error that names the mechanism, but with {refusal!r}",
+            )
 
 
 def stepped(case: Case, layer: Any, rows: Tensor, source: Tensor | None) -> Tensor:

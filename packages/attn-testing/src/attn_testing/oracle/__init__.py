@@ -6,7 +6,7 @@ import torch
 from attn_core import AttentionInputs, AttentionSpec
 from torch import Tensor
 
-from attn_testing.oracle.distributions import DISTRIBUTIONS, shares
+from attn_testing.oracle.distributions import DISTRIBUTIONS, attention_weights
 from attn_testing.oracle.modifiers import MODIFIERS, modified, value_additions
 from attn_testing.oracle.pairing import allowed_pairs, places
 from attn_testing.oracle.scores import SCORES, scores
@@ -21,6 +21,6 @@ def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     for modifier in spec.modifiers:
         energies = modified(spec, modifier, energies, operands)
     allowed = allowed_pairs(spec, operands).expand(energies.shape)
-    weights = shares(spec, energies, allowed, operands)
+    weights = attention_weights(spec, energies, allowed, operands)
     out = torch.einsum("bhqk,bkhd->bqhd", weights, operands.value[:, :, groups])
     return out + value_additions(spec, weights, operands)

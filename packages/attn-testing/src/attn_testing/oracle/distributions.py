@@ -27,7 +27,7 @@ DISTRIBUTIONS = (
 )
 
 
-def shares(spec: AttentionSpec, energies: Tensor, allowed: Tensor, operands: AttentionInputs) -> Tensor:
+def attention_weights(spec: AttentionSpec, energies: Tensor, allowed: Tensor, operands: AttentionInputs) -> Tensor:
     """The attention weights for scores [batch, heads, query, key]; `allowed` is bool of the same shape."""
     given, kind = spec.distribution, spec.distribution.kind
     if kind in {"softmax_one", "sink"}:
@@ -67,11 +67,11 @@ def local(given: LocalGaussian, energies: Tensor, allowed: Tensor, operands: Att
     """Softmax near the predicted position of the query, times a Gaussian around it (Luong et al. 2015, section 3.2)."""
     weights = weights_of(operands, "distribution")
     hidden = torch.tanh(torch.einsum("bqhd,hde->bhqe", operands.query, weights["weight"]))
-    share = torch.sigmoid(torch.einsum("bhqe,he->bhq", hidden, weights["vector"]))[..., None]
+    fraction = torch.sigmoid(torch.einsum("bhqe,he->bhq", hidden, weights["vector"]))[..., None]
     place, real = places(operands)[1], operands.key_padding_mask
     if real is not None and operands.key_positions is None:
         place = torch.tensor([[sum(row[:key]) for key in range(len(row))] for row in real.tolist()], device=real.device)
-    apart = place[:, None, None, :] - share * allowed.sum(-1, keepdim=True)
+    apart = place[:, None, None, :] - fraction * allowed.sum(-1, keepdim=True)
     deviation = given.radius / 2
     return softmax(energies, allowed & (apart.abs() <= given.radius)) * torch.exp(-(apart**2) / (2 * deviation**2))
 

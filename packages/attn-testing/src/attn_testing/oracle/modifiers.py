@@ -50,7 +50,7 @@ def modified(spec: AttentionSpec, modifier: Modifier, energies: Tensor, operands
         return energies + torch.einsum("bqhd,bhqkd->bhqk", operands.query, vectors) / math.sqrt(spec.heads.key_size)
     if modifier.kind in VALUES:
         return energies
-    raise NotImplementedError(f"the oracle does not know the modifier {modifier.kind!r}")
+    raise NotImplementedError(f"the oracle does not implement the modifier {modifier.kind!r}")
 
 
 def value_additions(spec: AttentionSpec, weights: Tensor, operands: AttentionInputs) -> Tensor:

@@ -1,4 +1,4 @@
-// Calls of the server that these pages come from. A token is kept in memory alone, and sent in a header to this origin alone.
+// Calls to the server of these pages. The token is kept only in memory, and sent only to this origin, in a header.
 
 let token = "";
 
@@ -29,29 +29,29 @@ async function send(path, body, signal) {
     throw new CallError("The server cannot be reached.", 0, "unreachable");
   }
   if (answer.ok) return answer;
-  let told = { message: `The server answered ${answer.status}.` };
+  let failure = { message: `The server responded with status ${answer.status}.` };
   try {
-    told = (await answer.json()).error;
+    failure = (await answer.json()).error;
   } catch {
-    // The status says enough.
+    // The body is not JSON: only the status is reported.
   }
   if (answer.status === 401) document.dispatchEvent(new Event("tokenwanted"));
-  throw new CallError(told.message, answer.status, told.code);
+  throw new CallError(failure.message, answer.status, failure.code);
 }
 
-// A call with one answer.
+// A POST request with a JSON response.
 export async function call(path, body, signal) {
   return (await send(path, body, signal)).json();
 }
 
 const rpc = (service, method) => `/attn.v1.${service}/${method}`;
 
-// A gRPC call with one answer.
+// A gRPC call with a single response.
 export function unary(service, method, body = {}, signal = undefined) {
   return call(rpc(service, method), body, signal);
 }
 
-// The messages of a gRPC call that answers with a stream.
+// Yields the messages of a gRPC call with a streamed response.
 export async function* stream(service, method, body, signal) {
   const answer = await send(rpc(service, method), body, signal);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -69,7 +69,7 @@ export async function* stream(service, method, body, signal) {
   }
 }
 
-// Every item of a list that comes in pages.
+// All items of a paginated list.
 export async function all(service, method, name, signal) {
   const found = [];
   let page = "";
@@ -86,8 +86,8 @@ export async function servingModels(signal) {
   return models.filter((model) => model.state === "MODEL_STATE_SERVING");
 }
 
-// What went wrong, in a sentence; null for what was stopped on purpose.
-export function told(error) {
+// The message of an error for the reader; null for a call that was cancelled on purpose.
+export function errorMessage(error) {
   if (error.name === "AbortError") return null;
   if (error.status === 404 && error.message.startsWith("path")) return "This server does not offer that service.";
   return error.message;

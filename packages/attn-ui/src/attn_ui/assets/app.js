@@ -1,4 +1,4 @@
-// The frame: which page is shown, the theme, and the token.
+// The frame of all pages: routing by the URL hash, the theme, and the token.
 
 import { hasToken, setToken } from "./api.js";
 import { field, h, notice } from "./dom.js";
@@ -60,14 +60,14 @@ function themeButton() {
   return button;
 }
 
-// Asks for a token; it is forgotten with the page.
+// The button and dialog for the bearer token, which is kept in memory until the page is closed or reloaded.
 function tokenButton() {
   const input = h("input", { type: "password", autocomplete: "off", required: true });
   const form = h(
     "form",
     { method: "dialog", class: "card" },
     h("h2", {}, "Token"),
-    h("p", {}, "This server asks for a token. It is kept until this page is closed or loaded again, and sent to this server only."),
+    h("p", {}, "This server requires a token. It is kept until this page is closed or reloaded, and is sent to this server only."),
     field("Token", input, "", "wide"),
     h("p", { class: "buttons" }, h("button", { class: "primary" }, "Use it"), h("button", { type: "button", onclick: () => dialog.close() }, "Cancel")),
   );

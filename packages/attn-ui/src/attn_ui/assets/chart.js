@@ -71,8 +71,8 @@ export class Chart {
       axes: [{ ...axis, label: this.x, labelSize: 22, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : count(tick))) }, { ...axis, label: this.y, labelSize: 22, size: 66, values }],
     };
     this.plot = new UPlot(configured, data, this.element);
-    const told = this.lines.map(({ label, y }) => `${label} ${y.length ? this.unit(y.at(-1)) : "nothing yet"}`);
-    this.element.setAttribute("aria-label", `${this.title}; last values: ${told.join(", ")}`);
+    const newest = this.lines.map(({ label, y }) => `${label} ${y.length ? this.unit(y.at(-1)) : "nothing yet"}`);
+    this.element.setAttribute("aria-label", `${this.title}; last values: ${newest.join(", ")}`);
   }
 }
 

@@ -1,4 +1,4 @@
-// Elements, numbers as people read them, and colours of the theme. Text becomes text, never markup.
+// Creates elements, formats numbers for readers, and reads the theme's colours. Text is never parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,7 +23,7 @@ function filled(element, attributes, children) {
   return element;
 }
 
-// A labelled control; `about` is read out and shown below it.
+// A labelled control; `about` is its description, which is shown below it.
 export function field(label, control, about = "", kind = "") {
   const id = control.id || `field-${++field.count}`;
   control.id = id;
@@ -43,7 +43,7 @@ export function options(values, chosen) {
   });
 }
 
-// White space and what cannot be seen made visible, as tokens often begin or end with it.
+// A token with white space and control characters made visible, as tokens often begin or end with them.
 export function visible(token) {
   return token.replace(/ /g, "·").replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/[\u0000-\u001f\u007f]/g, "␣") || "∅";
 }
@@ -74,7 +74,7 @@ function scaled(value, units) {
   return `${number(left)} ${units[place]}`;
 }
 
-// A message for people and for screen readers; `kind` is "error" or "note".
+// A message that screen readers announce; `kind` is "error" or "note".
 export function notice(kind, text) {
   return h("p", { class: `notice ${kind}`, role: kind === "error" ? "alert" : "status" }, text);
 }
@@ -85,7 +85,7 @@ export function isDark() {
   return matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-// Calls back when the theme changes, until `signal` is aborted.
+// Call `act` when the theme changes, until `signal` is aborted.
 export function onTheme(act, signal) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", act, { signal });
   document.addEventListener("themechange", act, { signal });

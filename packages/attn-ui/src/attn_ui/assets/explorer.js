@@ -1,5 +1,5 @@
-// The attention explorer: layers by heads, one head as lines and as a matrix, rollout and gradients beside it, and a second
-// model or mechanism on the same sentence. The same in the served page, in a single file and in a notebook.
+// The attention explorer: layers by heads, one head as lines and as a matrix, rollout, gradients, and optionally a second
+// model or mechanism on the same sentence. Used by the served page, by standalone files and by notebooks.
 
 import { field, h, notice, number, onTheme, options, visible } from "./dom.js";
 import { LinesView } from "./lines.js";
@@ -10,7 +10,7 @@ const THUMB = 44;
 const MEAN = -1;
 
 export class Explorer {
-  // `views`: [{ label, layers }], one or two; layers as `decodeLayer` gives them.
+  // `views`: [{ label, layers }], one or two; layers as returned by `decodeLayer`.
   constructor(views) {
     this.views = views;
     const first = views[0].layers[0];
@@ -39,7 +39,7 @@ export class Explorer {
     this.facts = h("p", { class: "facts", role: "status" });
     this.shares = h("div", { class: "shares" });
     const beside = this.rollouts.filter(Boolean).map((matrix) => matrix.element);
-    const why = "Rollout needs all layers and as many queries as keys.";
+    const why = "Rollout needs all layers, with as many queries as keys.";
     this.element = h(
       "div",
       { class: "explorer" },
@@ -56,7 +56,7 @@ export class Explorer {
         "section",
         { class: "card" },
         h("h2", {}, "What a token depends on"),
-        h("p", { class: "muted" }, "Choose a query by a click on its token or its row. Attention is one layer's; rollout follows it through all layers; gradients are those of the next token's log probability."),
+        h("p", { class: "muted" }, "Click a token or its row to choose a query. Attention is that of one layer; rollout combines all layers; gradients are those of the log probability of the next token."),
         this.shares,
       ),
       h("section", { class: "card" }, h("h2", {}, "Rollout"), beside.length ? h("div", { class: "panels" }, beside) : h("p", { class: "muted" }, why)),
@@ -88,7 +88,7 @@ export class Explorer {
     );
   }
 
-  // The grid of small matrices; arrow keys move within it.
+  // The overview table of small attention matrices, layers by heads; arrow keys move the focus between its cells.
   overview(view, number_) {
     const heads = view.layers[0].heads;
     const cells = [];
@@ -135,7 +135,7 @@ export class Explorer {
     this.show("scale" in changes);
   }
 
-  // What is chosen of a view; a view with fewer layers or heads shows its last.
+  // The selected layer, head and matrix of a view; a view with fewer layers or heads uses its last one.
   chosen(view) {
     const layer = view.layers[Math.min(this.state.layer, view.layers.length - 1)];
     const head = Math.min(this.state.head, layer.heads.length - 1);
@@ -197,7 +197,7 @@ export class Explorer {
   }
 
   showFacts(found) {
-    const told = found.map(({ layer, matrix }, place) => {
+    const statements = found.map(({ layer, matrix }, place) => {
       const spread = entropy(matrix);
       const parts = [
         spread === null ? "weights below 0" : `entropy ${number(spread)} nats`,
@@ -209,12 +209,12 @@ export class Explorer {
     if (found.length > 1) {
       const apart = totalVariation(found[0].matrix, found[1].matrix);
       const same = sameTokens(found[0].layer, found[1].layer);
-      told.push(same ? `they differ by ${number(apart)} (total variation: 0 equal, 1 no key in common)` : "their tokens differ: no difference is drawn");
+      statements.push(same ? `they differ by ${number(apart)} (total variation: 0 equal, 1 no key in common)` : "their tokens differ: no difference is drawn");
     }
-    this.facts.textContent = `${told.join(". ")}.`;
+    this.facts.textContent = `${statements.join(". ")}.`;
   }
 
-  // A row a key: how much the chosen query depends on it, by each way of asking.
+  // A table with one row per key: how much the chosen query depends on it, by attention, rollout and gradients.
   showShares(found) {
     const { layer, matrix } = found[0];
     const row = Math.min(this.state.query, layer.rows - 1);
@@ -248,7 +248,7 @@ function sameTokens(one, other) {
   return equal(one.queryTokens, other.queryTokens) && equal(one.keyTokens, other.keyTokens);
 }
 
-// Puts the explorer of views into an element; what cannot be shown is said.
+// Shows an explorer of the views in an element, or an error message if there are no attention weights; returns the explorer.
 export function mount(host, views) {
   const empty = views.find((view) => !view.layers.length || !view.layers[0].rows);
   if (!views.length || empty) {

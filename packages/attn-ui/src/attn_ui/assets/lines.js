@@ -1,10 +1,10 @@
-// One head as lines between tokens: queries left, keys right; the query under the pointer alone, with its weights.
+// One head as lines from queries (left) to keys (right); for the query under the pointer, only its lines, with weights.
 
 import { h, number, svg, visible } from "./dom.js";
 
 const ROW = 20;
-const MOST = 64; // tokens on a side; more are reached by zooming
-const LINES = 1500; // lines drawn at most, the strongest
+const MOST = 64; // most tokens on each side; others are reached by zooming
+const LINES = 1500; // most lines that are drawn; the largest weights are kept
 
 export class LinesView {
   constructor({ shared, onpick }) {
@@ -32,7 +32,7 @@ export class LinesView {
     const k1 = Math.min(this.shared.k1, k0 + MOST);
     this.span = { q0, q1, k0, k1 };
     const cut = q1 < this.shared.q1 || k1 < this.shared.k1;
-    this.note.textContent = cut ? `The first ${MOST} of the tokens shown; zoom in, or move, to see others.` : "";
+    this.note.textContent = cut ? `The first ${MOST} of the tokens shown; zoom in or move to see the others.` : "";
     const height = Math.max(q1 - q0, k1 - k0) * ROW + 26;
     const width = 430;
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "lines from queries to keys" });

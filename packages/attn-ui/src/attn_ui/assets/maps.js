@@ -1,12 +1,12 @@
-// Attention weights as numbers: decoding, rollout, sizes of differences. No elements here.
+// Computations on attention weights: decoding, rollout, differences and statistics. Independent of the DOM.
 
-// A layer from a message AttentionMapsResponse in protobuf's JSON form.
+// Decode a layer from an AttentionMapsResponse message in protobuf's JSON form.
 export function decodeLayer(message) {
   const [heads, rows, cols] = message.attention_weights.shape.map(Number);
   const coded = atob(message.attention_weights.data);
   const raw = new Uint8Array(coded.length);
   for (let place = 0; place < coded.length; place += 1) raw[place] = coded.charCodeAt(place);
-  if (raw.length !== heads * rows * cols * 4) throw new Error(`${raw.length} bytes came for ${heads} x ${rows} x ${cols} weights`);
+  if (raw.length !== heads * rows * cols * 4) throw new Error(`received ${raw.length} bytes for ${heads} x ${rows} x ${cols} weights`);
   const view = new DataView(raw.buffer);
   const weights = new Float32Array(heads * rows * cols);
   for (let place = 0; place < weights.length; place += 1) weights[place] = view.getFloat32(place * 4, true);
@@ -26,7 +26,7 @@ export function decodeLayer(message) {
   };
 }
 
-// A matrix: rows x cols numbers.
+// The matrix { rows, cols, values } of one head.
 export function headOf(layer, place) {
   const size = layer.rows * layer.cols;
   return { rows: layer.rows, cols: layer.cols, values: layer.weights.subarray(place * size, (place + 1) * size) };
@@ -76,7 +76,7 @@ export function totalVariation(one, other) {
   return change.values.reduce((sum, value) => sum + Math.abs(value), 0) / 2 / change.rows;
 }
 
-// Mean entropy of the rows, in nats; of weights that are no distribution null.
+// Mean entropy of the rows, in nats; null if weights are negative.
 export function entropy(matrix) {
   let sum = 0;
   for (const value of matrix.values) {
@@ -97,7 +97,7 @@ export function reach(matrix) {
   return total ? sum / total : 0;
 }
 
-// The share of all weight that the first key takes.
+// The fraction of the total attention weight on the first key.
 export function firstKey(matrix) {
   let sum = 0;
   let total = 0;
@@ -111,7 +111,7 @@ export function firstKey(matrix) {
 export const SCALES = [
   ["one", "0 to 1"],
   ["head", "0 to the largest shown"],
-  ["later", "0 to the largest but the first key's"],
+  ["later", "0 to the largest without the first key"],
 ];
 
 // The value at the end of the colour scale; matrices that share a scale are given together.

@@ -6,7 +6,7 @@ const FONT = 11;
 const BAR = 14;
 const LABELLED = 9; // pixels that a row needs for its label
 
-// Draws `matrix` without axes; of several cells in a pixel the largest is shown.
+// Draw `matrix` without axes; where several cells share a pixel, the largest one is shown.
 export function paint(canvas, matrix, top, kind = "sequential", window = whole(matrix)) {
   const rows = window.q1 - window.q0;
   const cols = window.k1 - window.k0;
@@ -48,7 +48,7 @@ function extreme(matrix, [row0, row1], [col0, col1]) {
   return found;
 }
 
-// A matrix with everything around it. `shared` is a window {q0, q1, k0, k1} with listeners, so that several zoom together.
+// A matrix with axes, colour bar and cell text. `shared` is a window {q0, q1, k0, k1} with listeners: its views zoom together.
 export class MatrixView {
   constructor({ title, queryAxis = "query", keyAxis = "key", shared, kind = "sequential", onpick = null }) {
     this.kind = kind;
@@ -81,7 +81,7 @@ export class MatrixView {
     this.draw();
   }
 
-  // Sizes in CSS pixels: labels as wide as the longest token shown.
+  // The layout in CSS pixels: labels are as wide as the longest token shown.
   layout() {
     const { q0, q1, k0, k1 } = this.window();
     const width = this.element.clientWidth;
@@ -263,7 +263,7 @@ function chosen({ from, to }) {
   return { q0: rows[0], q1: rows[1] + 1, k0: cols[0], k1: cols[1] + 1 };
 }
 
-// The part of the tokens that is shown, the same in every view of a sentence.
+// The window of tokens that is shown, shared by all views of a sentence.
 export class Zoom {
   constructor(rows, cols) {
     Object.assign(this, { rows, cols, listeners: [] });
@@ -283,7 +283,7 @@ export class Zoom {
     this.set({ q0: 0, q1: this.rows, k0: 0, k1: this.cols });
   }
 
-  // Shows `factor` times as many tokens around a cell, or around the middle.
+  // Show `factor` times as many tokens, around a cell or around the middle.
   zoom(factor, cell) {
     const [row, col] = cell || [(this.q0 + this.q1) / 2, (this.k0 + this.k1) / 2];
     const [q0, q1] = around(row, (this.q1 - this.q0) * factor, this.rows);

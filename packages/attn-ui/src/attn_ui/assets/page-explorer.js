@@ -1,14 +1,14 @@
-// The page of the attention explorer: a sentence, one or two models of this server.
+// The attention explorer page: a sentence, and one or two models of this server.
 
-import { servingModels, stream, told } from "./api.js";
+import { servingModels, stream, errorMessage } from "./api.js";
 import { field, h, notice, options } from "./dom.js";
 import { mount } from "./explorer.js";
 import { decodeLayer } from "./maps.js";
 
 const SENTENCE = "The cat sat on the mat because it was tired.";
-const WEIGHTS = 30e6; // weights that a page holds: 120 MB
+const WEIGHTS = 30e6; // the most attention weights of one model on a page: 120 MB
 
-// What the page was last asked, for when its reader comes back.
+// The last inputs, restored when the user returns to the page.
 const last = { text: SENTENCE, encoder: "", model: "", other: "", gradients: false };
 
 export async function show(host, { signal, rest }) {
@@ -17,7 +17,7 @@ export async function show(host, { signal, rest }) {
   try {
     models = await servingModels(signal);
   } catch (error) {
-    if (told(error)) host.append(h("h1", {}, "Attention"), notice("error", told(error)));
+    if (errorMessage(error)) host.append(h("h1", {}, "Attention"), notice("error", errorMessage(error)));
     return;
   }
   if (rest[0]) last.model = rest[0];
@@ -43,7 +43,7 @@ export async function show(host, { signal, rest }) {
       for (const name of [model.value, other.value].filter(Boolean)) views.push(await fetched(name, mine.signal));
       explorer = mount(found, views);
     } catch (error) {
-      if (told(error)) found.replaceChildren(notice("error", told(error)));
+      if (errorMessage(error)) found.replaceChildren(notice("error", errorMessage(error)));
     }
   };
   signal.addEventListener("abort", () => explorer?.close());
@@ -59,8 +59,8 @@ export async function show(host, { signal, rest }) {
     field("Sentence", text, "", "wide"),
     field("Model", model),
     field("Compare with", other),
-    field("Gradients", gradients, "Two passes a token.", "check"),
-    h("details", { class: "field" }, h("summary", {}, "Encoder"), field("Encoder prompt", encoder, "For encoder-decoder models: what the encoder reads; the sentence is then the output.", "wide")),
+    field("Gradients", gradients, "Needs two forward passes per token.", "check"),
+    h("details", { class: "field" }, h("summary", {}, "Encoder"), field("Encoder prompt", encoder, "For encoder-decoder models: the encoder's input; the sentence is then the output.", "wide")),
     button,
   );
   host.append(h("h1", {}, "Attention"), h("section", { class: "card" }, form), found);

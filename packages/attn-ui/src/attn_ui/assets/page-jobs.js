@@ -1,6 +1,6 @@
-// Training jobs: live curves of several over each other, events, cancel and resume.
+// The training jobs page: live curves of several jobs in one chart, events, cancel and resume.
 
-import { all, stream, told, unary } from "./api.js";
+import { all, stream, errorMessage, unary } from "./api.js";
 import { Chart } from "./chart.js";
 import { count, field, h, notice, number, options } from "./dom.js";
 
@@ -36,7 +36,7 @@ class Jobs {
       this.jobs = await all("TrainingService", "ListTrainingJobs", "jobs", this.signal);
       this.problem.replaceChildren();
     } catch (error) {
-      if (told(error)) this.problem.replaceChildren(notice("error", told(error)));
+      if (errorMessage(error)) this.problem.replaceChildren(notice("error", errorMessage(error)));
       return;
     }
     if (!this.begun && this.jobs.length) {
@@ -86,14 +86,14 @@ class Jobs {
       await unary("TrainingService", method, { id }, this.signal);
       if (method === "ResumeTrainingJob" && this.watched.has(id)) this.watch(id);
     } catch (error) {
-      if (told(error)) this.problem.replaceChildren(notice("error", told(error)));
+      if (errorMessage(error)) this.problem.replaceChildren(notice("error", errorMessage(error)));
       button.disabled = false;
       return;
     }
     await this.refresh();
   }
 
-  // Follows a job from its beginning; a job that is followed already goes on from the last event seen.
+  // Follow a job from its beginning; a job that is already followed continues after the last event received.
   async watch(id) {
     const known = this.watched.get(id) ?? { id, points: {}, events: [], last: 0 };
     known.aborter?.abort();
@@ -108,7 +108,7 @@ class Jobs {
         if (message.event) this.take(known, message.event);
       }
     } catch (error) {
-      if (told(error)) this.problem.replaceChildren(notice("error", `${id}: ${told(error)}`));
+      if (errorMessage(error)) this.problem.replaceChildren(notice("error", `${id}: ${errorMessage(error)}`));
     }
     this.later();
   }
@@ -126,7 +126,7 @@ class Jobs {
       const step = Number(event.metrics.step);
       for (const [name, value] of Object.entries(event.metrics.values)) {
         const line = (known.points[name] ??= { x: [], y: [] });
-        // An attempt that begins again from a checkpoint measures some steps anew: the newest values stand.
+        // An attempt that resumes from a checkpoint repeats some steps: its new values replace the old ones.
         while (line.x.length && line.x.at(-1) >= step) {
           line.x.pop();
           line.y.pop();
@@ -140,7 +140,7 @@ class Jobs {
     this.later();
   }
 
-  // Draws at most once a frame and four times a second, however many events come.
+  // Redraw at most four times a second, however many events arrive.
   later() {
     if (this.waiting || this.signal.aborted) return;
     this.waiting = setTimeout(() => {
@@ -177,8 +177,8 @@ function sentence(event) {
     return `${time}  ${from} → ${to}${error?.message ? `: ${error.message}` : ""}`;
   }
   if (event.metrics) {
-    const told = Object.entries(event.metrics.values).map(([name, value]) => `${name} ${number(Number(value), 4)}`);
-    return `${time}  step ${event.metrics.step}: ${told.sort().join(", ")}`;
+    const values = Object.entries(event.metrics.values).map(([name, value]) => `${name} ${number(Number(value), 4)}`);
+    return `${time}  step ${event.metrics.step}: ${values.sort().join(", ")}`;
   }
   if (event.checkpoint) return `${time}  checkpoint of step ${event.checkpoint.step}`;
   return `${time}  ${event.log?.text ?? ""}`;

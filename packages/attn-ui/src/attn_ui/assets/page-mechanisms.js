@@ -1,6 +1,6 @@
-// The catalogue: equation, mask that follows the options, cost curves, state, kernels, paper, and the laws on request.
+// The mechanisms page: equation, mask for the chosen options, cost curves, state, kernels, paper, and on request the laws.
 
-import { all, call, told } from "./api.js";
+import { all, call, errorMessage } from "./api.js";
 import { Chart } from "./chart.js";
 import { bytes, count, field, h, notice, number, options } from "./dom.js";
 import { MatrixView, Zoom } from "./matrix.js";
@@ -21,7 +21,7 @@ export async function show(host, { signal, rest }) {
   try {
     mechanisms = await all("CatalogService", "ListMechanisms", "mechanisms", signal);
   } catch (error) {
-    if (told(error)) host.append(notice("error", told(error)));
+    if (errorMessage(error)) host.append(notice("error", errorMessage(error)));
     return;
   }
   const names = mechanisms.map((one) => ({ ...one, key: one.ambiguous ? `${one.distribution}/${one.name}` : one.name }));
@@ -64,7 +64,7 @@ class Mechanism {
     this.withoutPicture = h("p", { role: "status" });
     const chart = (title, y, unit) => new Chart({ title, x: "tokens", y, unit, logX: true, logY: true, signal });
     this.flops = chart("FLOPs of a forward pass", "FLOPs", count);
-    this.state = chart("Bytes remembered", "bytes", bytes);
+    this.state = chart("Bytes of state", "bytes", bytes);
     this.numbers = h("div", {});
     this.kernels = h("div", { class: "scroll" });
     this.laws = h("div", {});
@@ -83,7 +83,7 @@ class Mechanism {
       const facts = await call("/ui/data/mechanism", { name: this.name, compare: [...compared], ...body }, this.signal);
       return mine === this.sent ? facts : null;
     } catch (error) {
-      if (told(error) && mine === this.sent) (this.built ? this.problem : this.host).replaceChildren(notice("error", told(error)));
+      if (errorMessage(error) && mine === this.sent) (this.built ? this.problem : this.host).replaceChildren(notice("error", errorMessage(error)));
       return null;
     }
   }
@@ -118,7 +118,7 @@ class Mechanism {
     );
   }
 
-  // The options that differ from their defaults, as numbers, booleans and words.
+  // The options that differ from their defaults, as numbers, booleans and strings.
   given() {
     const found = {};
     for (const { name, type, default: usual, input } of this.options) {
@@ -157,7 +157,7 @@ class Mechanism {
     const rowsOf = [
       ["state", states.join("; ") || "none"],
       [`bytes at ${count(facts.tokens)} tokens`, bytes(facts.state_bytes)],
-      ["bytes a token", bytes(facts.state_bytes_per_token)],
+      ["bytes per token", bytes(facts.state_bytes_per_token)],
       ["FLOPs", count(facts.flops)],
       ["FLOPs of allowed pairs", count(facts.allowed_flops)],
       ["parameters", count(facts.parameters)],
@@ -184,7 +184,7 @@ class Mechanism {
       const words = h("p", { role: "status" }, `${number(kept)} laws kept, ${number(broken)} broken, ${number(laws.length - kept - broken)} not asked.`);
       this.laws.replaceChildren(words, h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, rows))));
     } catch (error) {
-      if (told(error)) this.laws.replaceChildren(notice("error", told(error)));
+      if (errorMessage(error)) this.laws.replaceChildren(notice("error", errorMessage(error)));
     }
     button.disabled = false;
   }
@@ -204,7 +204,7 @@ function control({ type, default: given, required, sketch }) {
   return h("input", common);
 }
 
-// MathML that the server made of LaTeX; only elements of MathML, and no attribute that could do anything.
+// The MathML that the server converted from LaTeX, restricted to MathML elements and harmless attributes.
 function equation(lines, latex) {
   const made = lines.map((line) => {
     const parsed = new DOMParser().parseFromString(line, "application/xml").documentElement;

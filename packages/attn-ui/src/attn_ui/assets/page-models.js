@@ -1,6 +1,6 @@
-// The models of the server: how busy they are, load, unload, number of engines, memory of processes.
+// The models page: their load and memory, and forms to load, unload and scale them.
 
-import { all, told, unary } from "./api.js";
+import { all, errorMessage, unary } from "./api.js";
 import { bytes, count, field, h, notice, number, options } from "./dom.js";
 
 const POLL = 3000;
@@ -42,7 +42,7 @@ class Models {
       "form",
       { class: "row", onsubmit: act },
       field("Name", name),
-      field("Source", source, "A folder on the server, a registered name, a finished job; empty: the name."),
+      field("Source", source, "A folder on the server, a registered name or a finished job; by default the name."),
       field("Weights", quantization),
       field("KV cache", cache),
       field("KV cache, MiB", memory),
@@ -60,7 +60,7 @@ class Models {
       if (this.lost) this.problem.replaceChildren();
       this.lost = false;
     } catch (error) {
-      if (told(error)) this.problem.replaceChildren(notice("error", told(error)));
+      if (errorMessage(error)) this.problem.replaceChildren(notice("error", errorMessage(error)));
       this.lost = true;
       return;
     }
@@ -75,13 +75,13 @@ class Models {
       this.problem.replaceChildren(notice("note", `${method} ${body.name}: done.`));
       await this.refresh();
     } catch (error) {
-      if (told(error)) this.problem.replaceChildren(notice("error", told(error)));
+      if (errorMessage(error)) this.problem.replaceChildren(notice("error", errorMessage(error)));
     }
     button.disabled = false;
   }
 
   draw() {
-    // What is being typed stays: cards are made once and filled again.
+    // Do not redraw while an input in the cards has the focus: its text would be lost.
     if (this.table.contains(document.activeElement) && document.activeElement.tagName === "INPUT") return;
     const focused = this.table.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     const cards = this.models.map((model) => this.card(model));
@@ -96,14 +96,14 @@ class Models {
       ["state", h("span", { class: now === "serving" ? "state-good" : now === "failed" ? "state-bad" : "" }, now + (model.state_detail ? `: ${model.state_detail}` : ""))],
       ["architecture", `${model.architecture}, ${model.mechanisms.join(", ") || "no attention"}`],
       ["size", `${count(model.num_parameters)} parameters, ${plural(model.num_layers, "layer")} of ${plural(model.num_heads, "head")}, context ${model.max_seq_len}`],
-      ["computes", `${model.dtype} on ${model.device}, weights ${model.quantization || "as they are"}`],
+      ["computes", `${model.dtype} on ${model.device}, weights ${model.quantization || "unquantized"}`],
     ];
     if (model.base_model) rows.push(["adapter of", model.base_model]);
     if (stats) rows.push(...busy(stats));
     if (model.note) rows.push(["note", model.note]);
     const replicas = h("input", { type: "number", min: 1, max: 1000, value: Math.max(1, model.replicas), "aria-label": `engines of ${model.name}` });
     const scale = h("button", { type: "button", "data-key": `scale ${model.name}`, onclick: (event) => this.act(event.target, "ScaleModel", { name: model.name, deployment: { replicas: Number(replicas.value) } }) }, "Set engines");
-    const unload = h("button", { type: "button", class: "danger", "data-key": `unload ${model.name}`, onclick: (event) => confirm(`Unload ${model.name}? Requests that run are finished first.`) && this.act(event.target, "UnloadModel", { name: model.name }) }, "Unload");
+    const unload = h("button", { type: "button", class: "danger", "data-key": `unload ${model.name}`, onclick: (event) => confirm(`Unload ${model.name}? Running requests are finished first.`) && this.act(event.target, "UnloadModel", { name: model.name }) }, "Unload");
     const links = [["explorer", "Attention"], ["playground", "Playground"]].map(([page, text]) => h("a", { href: `#/${page}/${encodeURIComponent(model.name)}` }, text));
     return h(
       "section",

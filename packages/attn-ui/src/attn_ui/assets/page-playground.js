@@ -1,11 +1,11 @@
 // Chat and completion with streaming, sampling parameters, log probabilities by hovering, and a stop button.
 
-import { servingModels, stream, told } from "./api.js";
+import { servingModels, stream, errorMessage } from "./api.js";
 import { field, h, notice, number, options, visible } from "./dom.js";
 
-// Name in SamplingParams, label, attributes of the input, whether it is a whole number that may be large.
+// Name in SamplingParams, label, attributes of the input.
 const PARAMETERS = [
-  ["max_new_tokens", "Most tokens", { min: 1, step: 1, value: 200 }],
+  ["max_new_tokens", "Maximum tokens", { min: 1, step: 1, value: 200 }],
   ["temperature", "Temperature", { min: 0, max: 5, step: "any", value: 0.7 }],
   ["top_p", "Top p", { min: 0, max: 1, step: "any", value: 0.95 }],
   ["top_k", "Top k", { min: 0, step: 1, value: 0 }],
@@ -22,7 +22,7 @@ export async function show(host, { signal, rest }) {
   try {
     models = await servingModels(signal);
   } catch (error) {
-    if (told(error)) host.append(notice("error", told(error)));
+    if (errorMessage(error)) host.append(notice("error", errorMessage(error)));
     return;
   }
   if (!models.length) {
@@ -59,7 +59,7 @@ class Playground {
       event.preventDefault();
       this.send();
     };
-    const form = h("form", { onsubmit: submit }, field("Message", this.text, "Enter sends, Shift and Enter begins a line."), h("p", { class: "buttons" }, this.sendButton, this.stopButton, clear));
+    const form = h("form", { onsubmit: submit }, field("Message", this.text, "Enter sends; Shift and Enter start a new line."), h("p", { class: "buttons" }, this.sendButton, this.stopButton, clear));
     const parameters = PARAMETERS.map(([name, label]) => field(label, this.inputs[name]));
     const side = h("section", { class: "card", "aria-label": "Parameters" }, field("Model", this.model), this.mode, parameters, field("Colour unlikely tokens", this.doubts, "Below 50, 20 and 5 %.", "check"));
     host.append(h("div", { class: "columns talk" }, side, h("section", { class: "card", "aria-label": "Conversation" }, this.log, this.problem, form)));
@@ -70,7 +70,7 @@ class Playground {
 
   showMode() {
     const chat = this.models[this.model.value].chat;
-    this.mode.textContent = chat ? "Has a chat template: reads the whole conversation." : "Has no chat template: goes on with the last message alone.";
+    this.mode.textContent = chat ? "Has a chat template: the model reads the whole conversation." : "Has no chat template: the model continues the last message only.";
   }
 
   clear() {
@@ -91,7 +91,7 @@ class Playground {
     const model = this.model.value;
     this.text.value = "";
     turns.push({ role: "user", content });
-    const messages = turns.map(({ role, content: said }) => ({ role, content: said }));
+    const messages = turns.map(({ role, content: text }) => ({ role, content: text }));
     const prompt = this.models[model].chat ? { chat: { messages } } : { text: content };
     const turn = { role: "assistant", content: "", pieces: [], model, tokens: 0, after: "" };
     turns.push(turn);
@@ -101,7 +101,7 @@ class Playground {
     try {
       await this.receive(turn, { model, prompt, sampling: this.sampling() });
     } catch (error) {
-      const words = told(error);
+      const words = errorMessage(error);
       turn.after = words ? "failed" : `stopped, ${turn.after}`;
       if (words) this.problem.replaceChildren(notice("error", words));
       if (!turn.pieces.length) turns.splice(-2);
@@ -138,7 +138,7 @@ class Playground {
     }
   }
 
-  // Adds what is new to the last turn, without drawing the others again.
+  // Append the new pieces to the last turn without redrawing the others.
   extend(turn) {
     const element = this.log.lastElementChild;
     const [body, after] = [element.querySelector(".said"), element.querySelector(".after")];
@@ -184,11 +184,11 @@ class Playground {
       ),
     );
     for (const element of shown) element.querySelector(".piece")?.setAttribute("tabindex", "0");
-    this.log.replaceChildren(...(shown.length ? shown : [h("p", { class: "muted" }, "Say something. Hover over, or focus and walk with the arrow keys along, what the model says to see how likely each token was.")]));
+    this.log.replaceChildren(...(shown.length ? shown : [h("p", { class: "muted" }, "Send a message. Hover over the tokens of a reply, or move along them with the arrow keys, to see how likely each one was.")]));
   }
 }
 
-// Arrow keys go from token to token.
+// Arrow keys move the focus from token to token.
 function walk(event) {
   const next = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" }[event.key];
   const target = next && event.target[next];

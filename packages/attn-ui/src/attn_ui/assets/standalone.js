@@ -1,4 +1,4 @@
-// The explorer without a server: the weights lie in the page.
+// The explorer without a server: the page itself contains the attention weights, as JSON.
 
 import { mount } from "./explorer.js";
 import { decodeLayer } from "./maps.js";

@@ -47,9 +47,9 @@ def merged(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Partial:
     """
     top = torch.maximum(one[1], other[1]).detach()
     top = top.masked_fill(top.isneginf(), 0.0)
-    shares = torch.exp(one[1] - top), torch.exp(other[1] - top)
-    total = shares[0] + shares[1]
+    sums = torch.exp(one[1] - top), torch.exp(other[1] - top)
+    total = sums[0] + sums[1]
     empty = total == 0
     total = total.masked_fill(empty, 1.0)
-    out = one[0] * (shares[0] / total)[..., None] + other[0] * (shares[1] / total)[..., None]
+    out = one[0] * (sums[0] / total)[..., None] + other[0] * (sums[1] / total)[..., None]
     return Partial(out, (top + total.log()).masked_fill(empty, -torch.inf))

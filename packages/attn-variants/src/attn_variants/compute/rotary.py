@@ -33,7 +33,7 @@ def rotated_size(rotary: Rotary, size: int) -> int:
     rotated = int(size * rotary.fraction)
     if rotated < 2 or rotated % 2 or rotated > size:
         given = f"{rotary.fraction} of head_size {size}"
-        raise InvalidValue.of("rotary.fraction", given, "a share of the head that is an even number of elements")
+        raise InvalidValue.of("rotary.fraction", given, "a fraction that gives an even number of elements")
     return rotated
 
 

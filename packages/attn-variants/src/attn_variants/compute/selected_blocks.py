@@ -111,9 +111,9 @@ def joined(parts: tuple[Tensor, Tensor, Tensor], tiles: Tiles) -> Tensor:
     found, sums = found.masked_fill(none[..., None], 0.0), sums.masked_fill(none, 0.0)
     most = most.masked_fill(none, LOWEST)
     real = most > LOWEST
-    share = (most - most.amax(2, keepdim=True)).exp() * real
-    whole = (sums * share).sum(2)
-    out: Tensor = (found * share[..., None]).sum(2)
+    factor = (most - most.amax(2, keepdim=True)).exp() * real
+    whole = (sums * factor).sum(2)
+    out: Tensor = (found * factor[..., None]).sum(2)
     return out / (whole + (whole == 0))[..., None]
 
 
@@ -175,8 +175,8 @@ def lane(query: Tensor, chosen: Tensor, key: Tensor, value: Tensor) -> Tensor:
     seen, heights = others(query, far, key, value)
     shape = query.shape[0], top, query.shape[1]
     seen, heights = seen.reshape(*shape, seen.shape[-1]), heights.reshape(shape)
-    shares = torch.cat([height[:, None], heights], dim=1).softmax(1)[..., None]
-    return near * shares[:, 0] + seen.mul_(shares[:, 1:]).sum(1)
+    factors = torch.cat([height[:, None], heights], dim=1).softmax(1)[..., None]
+    return near * factors[:, 0] + seen.mul_(factors[:, 1:]).sum(1)
 
 
 def own(query: Tensor, key: Tensor, value: Tensor) -> Part:

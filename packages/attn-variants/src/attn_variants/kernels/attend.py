@@ -62,7 +62,7 @@ class Plain(AttendKernel):
     """The plain computation: supports every call without varlen, holds all scores in memory, and is chosen last."""
 
     name = "plain"
-    summary = "the equation in torch; accepts everything"
+    summary = "the reference computation in torch, with all scores in memory; accepts everything"
     accepts: ClassVar[Mapping[str, Condition]] = {
         field: Anything() for field in AttendProblem.defaults() if field != "varlen"
     }
@@ -77,8 +77,8 @@ class Plain(AttendKernel):
             return None
         parts = ", ".join([problem.mask, *problem.modifiers, problem.score, problem.distribution])
         return (
-            f"plain computes over more than {MANY_KEYS} keys, and keeps the scores of all pairs: of the other kernels "
-            f"here none is cheaper for {parts} in {problem.dtype} on {problem.device}; attn explain says why"
+            f"the plain kernel holds the scores of all pairs in memory, of more than {MANY_KEYS} keys: no other kernel "
+            f"here is cheaper for {parts} in {problem.dtype} on {problem.device}; attn explain shows the reasons"
         )
 
     def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
@@ -133,7 +133,7 @@ class Banded(AttendKernel):
     """
 
     name = "banded"
-    summary = "the equation in torch, for tiles of queries over the keys within their reach"
+    summary = "attention in torch by tiles of queries, each over the keys within the window"
     accepts: ClassVar[Mapping[str, Condition]] = {
         "mask": OneOf("window", "composite"),
         "reach": AtLeast(1),
@@ -171,8 +171,8 @@ class Banded(AttendKernel):
         """
         pairs = problem.queries * problem.keys
         unknown = UNKNOWN_BAND_ELSEWHERE if problem.has_positions else UNKNOWN_BAND
-        met = min(tile_of(problem.reach), problem.queries) + problem.reach
-        return 0.1 + (1900 + 1.3 * problem.queries * met) / (1400 + pairs) if pairs else unknown
+        tile_keys = min(tile_of(problem.reach), problem.queries) + problem.reach
+        return 0.1 + (1900 + 1.3 * problem.queries * tile_keys) / (1400 + pairs) if pairs else unknown
 
     def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; see `compute.banded.attend`."""
@@ -192,7 +192,7 @@ class BlockSparse(AttendKernel):
     """
 
     name = "block_sparse"
-    summary = "tiles of queries against the keys they see, and no others"
+    summary = "attention on CPUs by tiles of queries, each over only the keys that the mask allows"
     accepts: ClassVar[Mapping[str, Condition]] = {
         "mask": OneOf(*SKIPPING),
         "key_size": Anything(),

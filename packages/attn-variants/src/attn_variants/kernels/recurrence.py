@@ -19,7 +19,7 @@ class PlainChunked(RecurrenceKernel):
     """The chunked form: supports every recurrence, but is not preferred for a single token."""
 
     name = "plain_chunked"
-    summary = "linear recurrences by chunks in torch; accepts everything"
+    summary = "linear recurrences in torch, chunk by chunk; accepts everything"
     accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in RecurrenceProblem.defaults()}
 
     def cost(self, problem: RecurrenceProblem) -> float:
@@ -37,7 +37,7 @@ class PlainRecurrent(RecurrenceKernel):
     """The recurrent form, which defines the result: supports every recurrence, and is used to decode single tokens."""
 
     name = "plain_recurrent"
-    summary = "linear recurrences token by token in torch; accepts everything"
+    summary = "linear recurrences in torch, token by token; accepts everything"
     accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in RecurrenceProblem.defaults()}
 
     def cost(self, problem: RecurrenceProblem) -> float:

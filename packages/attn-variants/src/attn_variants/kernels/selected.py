@@ -16,7 +16,7 @@ class SelectedBlocksTiled(SelectedBlocksKernel):
     """Gathers the queries that selected a block into tiles; supports every selection."""
 
     name = "selected_blocks_tiled"
-    summary = "blocks chosen query by query, met by tiles of queries, in torch; accepts everything"
+    summary = "attention to blocks selected per query, in torch by tiles of queries; accepts everything"
     accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in SelectedBlocksProblem.defaults()}
 
     def cost(self, problem: SelectedBlocksProblem) -> float:  # noqa: ARG002 -- the unit is the same for every problem
@@ -34,7 +34,7 @@ class SelectedBlocksWhole(SelectedBlocksKernel):
     """Computes each block of a whole sequence with all queries that selected it, by PyTorch's flash attention."""
 
     name = "selected_blocks_whole"
-    summary = "blocks chosen query by query, each met by all who chose it, by torch's flash attention; whole sequences"
+    summary = "attention to blocks selected per query, block by block with torch's flash attention; whole sequences"
     accepts: ClassVar[Mapping[str, Condition]] = {
         **dict.fromkeys(("key_size", "value_size", "query_heads", "key_value_heads"), Anything()),
         "dtype": OneOf("float32", "float64", "bfloat16", "float16"),

@@ -32,7 +32,7 @@ BANDS: Mapping[str, Condition] = {
 }
 """The conditions of kernels that take no mask tensor: full or causal attention in 16 bits."""
 
-CANNOT = (
+UNSUPPORTED_MESSAGES = (
     "no available kernel",
     "no valid execution plans",
     "no execution plans",
@@ -47,7 +47,7 @@ CANNOT = (
 """Parts of PyTorch's error messages, in lower case, that mean that the device or the build lacks a kernel."""
 
 
-class OfTorch(AttendKernel):
+class TorchGpuKernel(AttendKernel):
     """Base class of the kernels that call PyTorch's own attention on a GPU."""
 
     def available(self) -> str | None:
@@ -56,10 +56,12 @@ class OfTorch(AttendKernel):
 
     def unsupported(self, error: Exception) -> str | None:
         """The message of an error which means that the device or build lacks the kernel; None for other errors."""
-        said = str(error)
+        message = str(error)
         # Exact classes only: OutOfMemoryError, for example, is derived from RuntimeError.
-        missing = type(error) in {RuntimeError, NotImplementedError} and any(words in said.lower() for words in CANNOT)
-        return f"{type(error).__name__}: {said.splitlines()[0]}" if missing else None
+        missing = type(error) in {RuntimeError, NotImplementedError} and any(
+            words in message.lower() for words in UNSUPPORTED_MESSAGES
+        )
+        return f"{type(error).__name__}: {message.splitlines()[0]}" if missing else None
 
     def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; the first call of each kind also tries the backward pass."""
@@ -77,7 +79,7 @@ class OfTorch(AttendKernel):
         """The output [batch, query, heads, value_size]."""
 
 
-class TorchFlash(OfTorch):
+class TorchFlash(TorchGpuKernel):
     """PyTorch's FlashAttention 2 (Dao 2023, arXiv 2307.08691): full and causal attention in 16 bits."""
 
     name = "torch_flash"
@@ -103,7 +105,7 @@ class TorchFlash(OfTorch):
         return flash(spec, operands)
 
 
-class TorchCudnn(OfTorch):
+class TorchCudnn(TorchGpuKernel):
     """cuDNN's attention, PyTorch's fastest on Hopper; causal calls of unequal lengths use FlashAttention 2 instead."""
 
     name = "torch_cudnn"
@@ -130,7 +132,7 @@ class TorchCudnn(OfTorch):
         return cudnn(spec, operands)
 
 
-class TorchEfficient(OfTorch):
+class TorchEfficient(TorchGpuKernel):
     """PyTorch's memory-efficient attention (Rabe and Staats 2021, arXiv 2112.05682), from xFormers.
 
     Supports float32 too, and any mask or bias, by a tensor with an entry for each pair.
@@ -176,14 +178,14 @@ FLEXIBLE = (
 """Masks whose rule FlexAttention can compile."""
 
 
-class TorchFlex(OfTorch):
+class TorchFlex(TorchGpuKernel):
     """PyTorch's FlexAttention (arXiv 2412.05496), which compiles a kernel for each mask and each pair of lengths.
 
     The first call of each takes seconds, so it is chosen only where measurements show that it is the fastest.
     """
 
     name = "torch_flex"
-    summary = "torch's compiled FlexAttention, masks that name their keys, on a GPU"
+    summary = "torch's compiled FlexAttention, for masks with a rule, on a GPU"
     accepts: ClassVar[Mapping[str, Condition]] = {
         "score": OneOf("scaled_dot", "dot"),
         "modifiers": OneOf("soft_cap", "alibi"),
@@ -203,10 +205,10 @@ class TorchFlex(OfTorch):
         return 0.3 + 0.2 * problem.density
 
     def unsupported(self, error: Exception) -> str | None:
-        """The message of an error of PyTorch's compiler or of `OfTorch.unsupported`; None for other errors."""
+        """The message of an error of PyTorch's compiler or of `TorchGpuKernel.unsupported`; None for other errors."""
         module = type(error).__module__
         if module.startswith(("torch._dynamo", "torch._inductor", "triton")):
-            return f"{type(error).__name__}: {(str(error).strip() or 'it says no more').splitlines()[0]}"
+            return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
         return super().unsupported(error)
 
     def compute(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
@@ -238,16 +240,16 @@ def too_old(name: str) -> str | None:
     gpu = devices.nvidia_gpu()
     if gpu is None or gpu.capability >= AMPERE:
         return None
-    return f"{name} needs compute capability 8.0, {gpu.name} has {gpu.capability[0]}.{gpu.capability[1]}"
+    return f"{name} needs compute capability 8.0 or newer, {gpu.name} has {gpu.capability[0]}.{gpu.capability[1]}"
 
 
 def without_cudnn() -> str | None:
     """Why cuDNN cannot run on this machine, or None if it may."""
-    return None if devices.nvidia_gpu() is not None else "cuDNN needs a GPU of NVIDIA"
+    return None if devices.nvidia_gpu() is not None else "cuDNN needs an NVIDIA GPU"
 
 
 def one_size(problem: AttendProblem) -> list[str]:
     """The refusal of keys and values of different sizes; empty if the sizes are the same."""
     if problem.key_size == problem.value_size:
         return []
-    return [f"value_size: {problem.value_size} is not that of keys, {problem.key_size}"]
+    return [f"value_size: {problem.value_size} differs from key_size {problem.key_size}"]

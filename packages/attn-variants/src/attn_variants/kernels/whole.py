@@ -23,7 +23,7 @@ class WholeDropped(AttendKernel):
     """
 
     name = "whole_dropped"
-    summary = "attention with dropout by the CPU kernels of training"
+    summary = "attention with dropout, by the CPU kernels for training"
     accepts: ClassVar[Mapping[str, Condition]] = {
         "score": OneOf("scaled_dot", "dot"),
         "mask": OneOf("full", "causal"),
@@ -39,17 +39,17 @@ class WholeDropped(AttendKernel):
 
     def available(self) -> str | None:
         """Why no kernel of `whole_attention` can run on this machine, or None if one can."""
-        return None if whole_attention_table() is not None else "no kernel of whole_attention can run on this machine"
+        return None if whole_attention_table() is not None else "no whole_attention kernel can run on this machine"
 
     def further_refusals(self, problem: AttendProblem) -> list[str]:
         """The reasons of the `whole_attention` kernels if all of them refuse the problem; else empty."""
         table = whole_attention_table()
         if table is None:
             return []
-        asked = WholeAttentionProblem(
+        whole_problem = WholeAttentionProblem(
             causal=problem.mask == "causal", dropout=True, gradients=problem.gradients, dtype=problem.dtype
         )
-        refused = [kernel.refusals(asked) for kernel in table.kernels]
+        refused = [kernel.refusals(whole_problem) for kernel in table.kernels]
         return [] if not all(refused) else [reason for reasons in refused for reason in reasons]
 
     def cost(self, problem: AttendProblem) -> float:  # noqa: ARG002 -- the same for every problem

@@ -31,7 +31,7 @@ class Alignment(StatesAttention):
 
     name = "alignment"
     splits_heads = True
-    summary = "a small network aligns queries with a source"
+    summary = "additive attention of a recurrent decoder to the annotations of a source"
     paper = Paper(
         title="Neural Machine Translation by Jointly Learning to Align and Translate",
         authors="Bahdanau et al.",
@@ -56,7 +56,7 @@ class SoftVisual(Alignment):
     """Additive attention to the annotations of an image, whose output is scaled by a gate β computed from the query."""
 
     name = "visual_soft"
-    summary = "the mean annotation by soft weights, gated"
+    summary = "soft attention to image features: their weighted mean, times a learned gate"
     paper = Paper(
         title="Show, Attend and Tell: Neural Image Caption Generation with Visual Attention",
         authors="Xu et al.",
@@ -102,7 +102,7 @@ class HardVisual(SoftVisual):
     """
 
     name = "visual_hard"
-    summary = "one annotation: sampled in training, the likeliest otherwise"
+    summary = "hard attention to image features: one location, sampled in training, the most likely one otherwise"
     equation = (
         r"s_t \sim \mathrm{Multinoulli}\left(\mathrm{softmax}_i"
         r"\left(v^\top \tanh(W_a k_i + W_d q_t + b)\right)\right),"

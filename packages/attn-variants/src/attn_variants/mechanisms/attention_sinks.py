@@ -32,7 +32,7 @@ class AttentionSinks(DeclaredMechanism):
 
     name = "attention_sinks"
     splits_heads = True
-    summary = "the first tokens and the latest ones; memory that stops growing"
+    summary = "a sliding window plus the first tokens (attention sinks), with a cache of constant size"
     paper = Paper(
         title="Efficient Streaming Language Models with Attention Sinks",
         authors="Xiao et al.",
@@ -88,13 +88,13 @@ class AttentionSinks(DeclaredMechanism):
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The declared cost; with a rotary embedding, query-key products are twice as wide."""
-        said = super().cost(config, shape)
+        declared = super().cost(config, shape)
         if config.rotary is None:
-            return said
+            return declared
         spec = self.spec(config)
-        again = shape.batch * spec.score.pair_flops(spec.heads)
-        return said + Cost(
-            flops=again * shape.query * self.met_keys(config, shape),
-            allowed_flops=again * spec.mask.count(shape.query, shape.key),
+        per_key = shape.batch * spec.score.pair_flops(spec.heads)
+        return declared + Cost(
+            flops=per_key * shape.query * self.met_keys(config, shape),
+            allowed_flops=per_key * spec.mask.count(shape.query, shape.key),
             parameters=0,
         )

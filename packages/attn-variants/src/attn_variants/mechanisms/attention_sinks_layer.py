@@ -69,7 +69,7 @@ class AttentionSinksLayer(SpecLayer):
         """Cosines and sines that rotate already rotated, and scaled, rows by further `places` [batch or 1, query]."""
         rotary = self.spec.rotary
         if rotary is None:
-            raise TypeError("positions turn nothing here")
+            raise TypeError("this layer has no rotary positions")
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         found = cos_sin_of(rotary, self.rotated, places, dtype)
         return CosSin(found.cosines / rotary.attention_factor, found.sines / rotary.attention_factor)

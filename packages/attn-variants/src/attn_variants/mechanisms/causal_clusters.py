@@ -41,7 +41,7 @@ class CausalHashedAttention(LastOfKind):
 
     name = "lsh_causal"
     splits_heads = True
-    summary = "a token attends to the last tokens of its hash bucket, in several rounds"
+    summary = "each token attends to the most recent tokens of its hash bucket, over several rounds of hashing"
     paper = HashedAttention.paper
     equation = (
         r"o_i = \sum_{j \in P_i} \exp\left(\frac{q_i^\top q_j}{\|q_j\| \sqrt{d}} - z_i\right) v_j,\quad"
@@ -65,7 +65,9 @@ class CausalHashedAttention(LastOfKind):
             for name in ("buckets", "window", "rounds"):
                 require_whole(name, getattr(self, name), ge=1, unit=name)
             if self.buckets % 2:
-                raise InvalidValue.of("buckets", self.buckets, "an even number: a rotation makes two of each direction")
+                raise InvalidValue.of(
+                    "buckets", self.buckets, "an even number, as each direction of the rotation gives two buckets"
+                )
             require_whole("seed", self.seed)
 
     def attention(self, config: MechanismConfig) -> Any:
@@ -101,7 +103,7 @@ class CausalRoutingAttention(LastOfKind):
     """
 
     name = "routing_causal"
-    summary = "a token attends to the last tokens near the same learned centroid"
+    summary = "each token attends to the most recent tokens assigned to the same learned centroid"
     paper = RoutingAttention.paper
     equation = (
         r"o_i = \sum_{j \in T_i} \mathrm{softmax}_j\left(\frac{q_i^\top q_j}{\|q_j\| \sqrt{d}}\right) v_j,\quad"
@@ -158,7 +160,7 @@ class CausalSinkhornAttention(SinkhornAttention):
     """
 
     name = "sinkhorn_causal"
-    summary = "blocks attend to themselves and to a soft mixture of those before"
+    summary = "each block attends to itself and to a learned soft mixture of the earlier blocks"
     equation = (
         r"R = \mathrm{Sinkhorn}_{j < b}\left(\exp\frac{\bar q_{b-1} \bar k_j^\top}{\tau \sqrt{d}}\right),\quad"
         r" o_i = \mathrm{softmax}\left(\frac{q_i [K_{b, \le i}; (RK)_b]^\top}{\sqrt{d}}\right) [V_{b, \le i}; (RV)_b]"

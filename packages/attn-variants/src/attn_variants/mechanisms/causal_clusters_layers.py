@@ -18,21 +18,21 @@ class CausalOrder(Order):
 
     def allowed(self, within: str) -> Tensor:
         """Like `Order.allowed`, restricted to the token itself and less than `chunk` places back."""
-        spots = torch.arange(self.order.shape[-1], device=self.order.device).expand_as(self.order)
-        cut = spots.reshape(self.tokens.shape)
+        ranks = torch.arange(self.order.shape[-1], device=self.order.device).expand_as(self.order)
+        cut = ranks.reshape(self.tokens.shape)
         back = cut[..., :, None] - self.seen(cut)[..., None, :]
         return super().allowed(within) & (back >= 0) & (back < self.chunk)
 
-    def times_met(self, within: str) -> Tensor:  # noqa: ARG002 -- buckets alone
+    def count_of_rounds(self, within: str) -> Tensor:  # noqa: ARG002 -- buckets alone
         """In how many rounds a pair is allowed, at least 1, [batch, heads, rounds, chunks, chunk, 2 chunk], int64."""
         one, other = self.tokens, self.seen(self.tokens)
-        met = torch.zeros((), dtype=torch.int64, device=one.device)
-        for turn in range(self.order.shape[2]):
-            place, bucket = self.place[:, :, turn], self.bucket[:, :, turn]
+        rounds = torch.zeros((), dtype=torch.int64, device=one.device)
+        for index in range(self.order.shape[2]):
+            place, bucket = self.place[:, :, index], self.bucket[:, :, index]
             back = of_tokens(place, one)[..., :, None] - of_tokens(place, other)[..., None, :]
             same = of_tokens(bucket, one)[..., :, None] == of_tokens(bucket, other)[..., None, :]
-            met = met + (same & (back >= 0) & (back < self.chunk)).to(torch.int64)
-        return met.clamp(min=1)
+            rounds = rounds + (same & (back >= 0) & (back < self.chunk)).to(torch.int64)
+        return rounds.clamp(min=1)
 
 
 class CausalBuckets(Buckets):
@@ -79,8 +79,8 @@ class CausalRouting(nn.Module):
             taken = taken * key_padding_mask[:, None, :, None]
         sums = torch.matmul(taken.mT, normalize(rows, dim=-1)).sum(0)
         moved = self.decay * self.centroids + (1 - self.decay) * normalize(sums, dim=-1).to(self.centroids.dtype)
-        met = taken.sum((0, 2)) > 0
-        self.centroids.copy_(torch.where(met[..., None], normalize(moved, dim=-1), self.centroids))
+        used = taken.sum((0, 2)) > 0
+        self.centroids.copy_(torch.where(used[..., None], normalize(moved, dim=-1), self.centroids))
 
 
 class CausalSortedBlocks(SortedBlocks):
@@ -94,23 +94,23 @@ class CausalSortedBlocks(SortedBlocks):
         """See `SortedBlocks.seen`: tokens of the own block up to the query, and non-empty rows of the mixture."""
         places = torch.arange(self.block, device=real.device)
         own = real[:, :, None, :] & (places[:, None] >= places)
-        before = pad(real.cumsum(1)[:, :-1] > 0, (0, 0, 1, 0)) & self._asks(real.any(-1))[..., None]
+        before = pad(real.cumsum(1)[:, :-1] > 0, (0, 0, 1, 0)) & self._has_mixture(real.any(-1))[..., None]
         return torch.cat([own, before[:, :, None, :].expand_as(own)], dim=-1)[:, None]
 
     def pairs(self, some: Tensor) -> Tensor:
         """See `SortedBlocks.pairs`: the blocks before each block."""
         blocks = torch.arange(some.shape[1], device=some.device)
-        return self._asks(some)[:, :, None] & some[:, None, :] & (blocks[:, None] > blocks)
+        return self._has_mixture(some)[:, :, None] & some[:, None, :] & (blocks[:, None] > blocks)
 
-    def asking(self, means: Tensor) -> Tensor:
+    def row_queries(self, means: Tensor) -> Tensor:
         """The mean query of the block before each block; zeros for the first."""
         return pad(means[:, :, :-1], (0, 0, 1, 0))
 
-    def column_sums(self, shares: Tensor) -> Tensor:
+    def column_sums(self, logits: Tensor) -> Tensor:
         """See `SortedBlocks.column_sums`: sums over the rows so far."""
-        return shares.logcumsumexp(-2)
+        return logits.logcumsumexp(-2)
 
     @staticmethod
-    def _asks(some: Tensor) -> Tensor:
+    def _has_mixture(some: Tensor) -> Tensor:
         """Whether each block has a mixture, [batch, blocks]: it and the block before must have a real token."""
         return pad(some[:, :-1], (1, 0)) & some

@@ -23,7 +23,7 @@ class HashedAttention(WholeSequence):
 
     name = "lsh"
     splits_heads = True
-    summary = "tokens of one hash bucket attend to each other, in several rounds"
+    summary = "tokens in the same hash bucket attend to each other, over several rounds of hashing"
     paper = Paper(title="Reformer: The Efficient Transformer", authors="Kitaev et al.", year=2020, arxiv="2001.04451")
     equation = (
         r"o_i = \sum_{j \in P_i} \exp\left(\frac{q_i^\top q_j}{\|q_j\| \sqrt{d}} - z_i\right) v_j,\quad"
@@ -54,11 +54,13 @@ class HashedAttention(WholeSequence):
             for name in ("buckets", "chunk", "rounds"):
                 require_whole(name, getattr(self, name), ge=1, unit=name)
             if self.buckets % 2:
-                raise InvalidValue.of("buckets", self.buckets, "an even number: a rotation makes two of each direction")
+                raise InvalidValue.of(
+                    "buckets", self.buckets, "an even number, as each direction of the rotation gives two buckets"
+                )
             for name, words in WORDS.items():
                 require_choice(name, getattr(self, name), words)
             if self.ring == "rounds" and (self.within != "chunks" or self.duplicates != "counted"):
-                allowed = "'round', or within 'chunks' with duplicates 'counted': chunks of two rounds share no buckets"
+                allowed = "'round'; 'rounds' only with within 'chunks' and duplicates 'counted'"
                 raise InvalidValue.of("ring", self.ring, allowed)
 
     def attention(self, config: MechanismConfig) -> Any:
@@ -94,7 +96,7 @@ class RoutingAttention(WholeSequence):
     """
 
     name = "routing"
-    summary = "tokens near a learned centroid attend to each other"
+    summary = "the queries and keys nearest to a learned centroid attend to each other"
     paper = Paper(
         title="Efficient Content-Based Sparse Attention with Routing Transformers",
         authors="Roy et al.",
@@ -156,7 +158,7 @@ class ClusteredAttention(WholeSequence):
 
     name = "clustered"
     splits_heads = True
-    summary = "groups of like queries attend as one, and each query weighs the best keys itself"
+    summary = "similar queries share the weights of their cluster, except on its top keys, where each has its own"
     paper = Paper(
         title="Fast Transformers with Clustered Attention", authors="Vyas et al.", year=2020, arxiv="2007.04825"
     )
@@ -222,7 +224,7 @@ class SinkhornAttention(WholeSequence):
 
     name = "sinkhorn"
     splits_heads = True
-    summary = "blocks attend to themselves and to a softly sorted block"
+    summary = "each block attends to itself and to a mixture of blocks given by a learned soft sorting"
     paper = Paper(title="Sparse Sinkhorn Attention", authors="Tay et al.", year=2020, arxiv="2002.11296")
     equation = (
         r"R = \mathrm{Sinkhorn}\left(\exp\frac{\bar Q \bar K^\top}{\tau \sqrt{d}}\right),\quad"

@@ -42,13 +42,13 @@ class Buckets(nn.Module):
         own = order.tokens[..., :, None] == order.seen(order.tokens)[..., None, :]
         scores = torch.where(own, OWN_SCORE, scores)
         if self.duplicates == "corrected":
-            scores = scores - order.times_met(self.within).to(scores.dtype).log()
+            scores = scores - order.count_of_rounds(self.within).to(scores.dtype).log()
         lowest = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(~order.allowed(self.within), lowest)
         total = torch.logsumexp(scores, dim=-1, keepdim=True)
         out = order.back(torch.matmul(torch.exp(scores - total), pair_values))
-        shares = torch.softmax(order.back(total), dim=2)
-        return (out * shares).sum(2)[:, :, :tokens]
+        round_weights = torch.softmax(order.back(total), dim=2)
+        return (out * round_weights).sum(2)[:, :, :tokens]
 
     @torch.no_grad()
     def sort(self, buckets: Tensor, key_padding_mask: Tensor | None) -> Order:
@@ -145,27 +145,27 @@ class Order:
         real = self._cut(self.real[:, None, None].expand_as(self.order).gather(-1, self.order))
         chunks = torch.arange(self.chunks, device=bucket.device)
         other = (self.before != chunks)[:, None, None, :, None].expand(*bucket.shape)
-        met = torch.cat([torch.ones_like(other), other], dim=4)
-        allowed = (met & self.seen(real))[..., None, :]
+        distinct = torch.cat([torch.ones_like(other), other], dim=4)
+        allowed = (distinct & self.seen(real))[..., None, :]
         if within == "bucket":
             same: Tensor = bucket[..., :, None] == self.seen(bucket)[..., None, :]
             return allowed & same
         return allowed.expand(*bucket.shape, 2 * self.chunk)
 
-    def times_met(self, within: str) -> Tensor:
+    def count_of_rounds(self, within: str) -> Tensor:
         """In how many rounds a pair is allowed, at least 1, [batch, heads, rounds, chunks, chunk, 2 chunk], int64."""
         one, other = self.tokens, self.seen(self.tokens)
-        met = torch.zeros((), dtype=torch.int64, device=one.device)
-        for turn in range(self.order.shape[2]):
-            chunk = self.place[:, :, turn] // self.chunk
+        rounds = torch.zeros((), dtype=torch.int64, device=one.device)
+        for index in range(self.order.shape[2]):
+            chunk = self.place[:, :, index] // self.chunk
             before = self.before[:, None].expand(-1, chunk.shape[1], -1).gather(-1, chunk)
             mine, back, theirs = of_tokens(chunk, one), of_tokens(before, one), of_tokens(chunk, other)
             both = (mine[..., :, None] == theirs[..., None, :]) | (back[..., :, None] == theirs[..., None, :])
             if within == "bucket":
-                bucket = self.bucket[:, :, turn]
+                bucket = self.bucket[:, :, index]
                 both = both & (of_tokens(bucket, one)[..., :, None] == of_tokens(bucket, other)[..., None, :])
-            met = met + both.to(torch.int64)
-        return met.clamp(min=1)
+            rounds = rounds + both.to(torch.int64)
+        return rounds.clamp(min=1)
 
     def back(self, rows: Tensor) -> Tensor:
         """Undo the sorting: [batch, heads, rounds, chunks, chunk, size] to [batch, heads, rounds, length, size]."""
@@ -337,8 +337,8 @@ class Routing(nn.Module):
             nearest = nearest * torch.cat([key_padding_mask, key_padding_mask], dim=1)[:, None, :, None]
         sums = torch.matmul(nearest.mT, directions).sum(0)
         moved = self.decay * self.centroids + (1 - self.decay) * normalize(sums, dim=-1).to(self.centroids.dtype)
-        met = nearest.sum((0, 2)) > 0
-        self.centroids.copy_(torch.where(met[..., None], normalize(moved, dim=-1), self.centroids))
+        used = nearest.sum((0, 2)) > 0
+        self.centroids.copy_(torch.where(used[..., None], normalize(moved, dim=-1), self.centroids))
 
 
 def rows_at(rows: Tensor, index: Tensor) -> Tensor:
@@ -401,14 +401,14 @@ class SortedBlocks(nn.Module):
         Padded rows must be zero. Blocks without a real token, according to `real` [batch, blocks, block], get no share.
         """
         count = real.sum(-1).clamp(min=1)[:, None, :, None]
-        asking, asked = (rows.sum(3) / count for rows in (queries, keys))
+        mean_queries, mean_keys = (rows.sum(3) / count for rows in (queries, keys))
         scale = queries.shape[-1] ** -0.5 / self.temperature
         pairs = self.pairs(real.any(-1))[:, None]
-        shares = (torch.matmul(self.asking(asking), asked.mT) * scale).masked_fill(~pairs, LOWEST)
+        logits = (torch.matmul(self.row_queries(mean_queries), mean_keys.mT) * scale).masked_fill(~pairs, LOWEST)
         for _ in range(self.iterations):
-            shares = (shares - shares.logsumexp(-1, keepdim=True)).masked_fill(~pairs, LOWEST)
-            shares = (shares - self.column_sums(shares)).masked_fill(~pairs, LOWEST)
-        return torch.exp(shares)
+            logits = (logits - logits.logsumexp(-1, keepdim=True)).masked_fill(~pairs, LOWEST)
+            logits = (logits - self.column_sums(logits)).masked_fill(~pairs, LOWEST)
+        return torch.exp(logits)
 
     def pairs(self, some: Tensor) -> Tensor:
         """Bool [batch, blocks, blocks], True if the second block may have a share in the first's mixture.
@@ -417,13 +417,13 @@ class SortedBlocks(nn.Module):
         """
         return some[:, :, None] & some[:, None, :]
 
-    def asking(self, means: Tensor) -> Tensor:
+    def row_queries(self, means: Tensor) -> Tensor:
         """The query of each row of the mixing matrix, from mean queries [batch, heads, blocks, size]."""
         return means
 
-    def column_sums(self, shares: Tensor) -> Tensor:
-        """Logarithms of the column sums, which broadcast with `shares` [batch, heads, blocks, blocks]."""
-        return shares.logsumexp(-2, keepdim=True)
+    def column_sums(self, logits: Tensor) -> Tensor:
+        """Logarithms of the column sums, which broadcast with `logits` [batch, heads, blocks, blocks]."""
+        return logits.logsumexp(-2, keepdim=True)
 
     def _blocks(self, rows: Tensor, real: Tensor, spare: int) -> Tensor:
         """Cut rows into [batch, heads, blocks, block, size], with zeros for padding."""

@@ -69,7 +69,7 @@ class CompressiveConfig(SegmentedConfig):
         if self.pooling != "convolution":
             for name, unused in (("reconstruction", 0), ("dilation", 1)):
                 if getattr(self, name) != unused:
-                    allowed = f"{unused} with pooling {self.pooling!r}, which is not a convolution"
+                    allowed = f"{unused} with pooling {self.pooling!r}; other values only with 'convolution'"
                     raise InvalidValue.of(name, getattr(self, name), allowed)
 
 
@@ -81,7 +81,7 @@ class CompressiveMemory(ComputedMechanism):
     """
 
     name = "compressive"
-    summary = "a memory of recent tokens and a coarser one of those before"
+    summary = "a memory of recent tokens and a compressed memory of older ones"
     paper = Paper(
         title="Compressive Transformers for Long-Range Sequence Modelling",
         authors="Rae et al.",

@@ -54,14 +54,14 @@ class CompressiveLayer(nn.Module):
         """
         refuse_source(source)
         real = query.new_ones(query.shape[:2]) if key_padding_mask is None else key_padding_mask.to(query.dtype)
-        asked, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
+        queries, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
         if query.shape[1] > self.past.segment:
             if self.training and self.reconstruction:
                 self._auxiliary_loss = self.reconstruction * self.reconstruction_loss(query, real)
-            return self._out(self._by_segments(query, real, (asked, key, value)), query)
+            return self._out(self._by_segments(query, real, (queries, key, value)), query)
         places = torch.arange(query.shape[1], device=query.device)
         allowed = self.past.near(places[:, None], places) & (real[:, None] > 0)
-        return self._out(attend(asked, key, value, allowed), query)
+        return self._out(attend(queries, key, value, allowed), query)
 
     def take_auxiliary_loss(self) -> Tensor | None:
         """Return and clear the loss of the last training pass, a scalar; None if there is none."""
@@ -79,11 +79,11 @@ class CompressiveLayer(nn.Module):
         step, behind, missing = past.segment // past.rate, past.memory // past.rate, -rows.shape[1] % past.segment
         count = (rows.shape[1] + missing) // past.segment
         small, has = self._compress(held, real)
-        unmade = count * step - small.shape[1]
+        absent = count * step - small.shape[1]
         old = [slide(part, past.segment, past.segment, (past.memory, missing))[:, :count] for part in (held, real)]
-        new = [slide(part, step, step, (behind, unmade))[:, :count] for part in (small, has)]
-        asked, there = (slide(part, past.segment, past.segment, (0, missing)) for part in (held, real))
-        query = self._frozen(self.query, asked).flatten(0, 1)
+        new = [slide(part, step, step, (behind, absent))[:, :count] for part in (small, has)]
+        segments, there = (slide(part, past.segment, past.segment, (0, missing)) for part in (held, real))
+        query = self._frozen(self.query, segments).flatten(0, 1)
         read = []
         for seen, known in (old, new):
             key, value = (self._frozen(linear, seen).flatten(0, 1) for linear in (self.key, self.value))
@@ -105,7 +105,7 @@ class CompressiveLayer(nn.Module):
         "key" and "value" of compressed rows [requests, ring, heads, size], and "pending" [requests, before + rate,
         hidden_size], the input rows of the next compressed row so far.
         """
-        asked, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
+        queries, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
         state["kv"].append({"key": key, "value": value})
         held, out, after = state["compressed"].read(), [], []
         for span in batch.spans():
@@ -117,7 +117,7 @@ class CompressiveLayer(nn.Module):
             seen = seen if near.key_padding_mask is None else seen & near.key_padding_mask
             allowed = torch.cat([self.past.far(places, numbers), seen], dim=-1)
             keys, values = (torch.cat([far[name], near.fields[name][0]])[None] for name in ("key", "value"))
-            out.append(attend(asked[None, piece], keys, values, allowed[None])[0])
+            out.append(attend(queries[None, piece], keys, values, allowed[None])[0])
             after.append(kept)
         state["compressed"].write({name: torch.stack([kept[name] for kept in after]) for name in held})
         return self._out(torch.cat(out), query)
@@ -128,13 +128,13 @@ class CompressiveLayer(nn.Module):
         missing, step, behind = -length % past.segment, past.segment // past.rate, past.memory // past.rate
         count = (length + missing) // past.segment
         small, has = self._compress(rows, real)
-        unmade = (length + missing) // past.rate - small.shape[1]
+        absent = (length + missing) // past.rate - small.shape[1]
 
         def near(tokens: Tensor) -> Tensor:
             return slide(tokens, past.window, past.segment, (past.memory, missing))
 
         def far(summaries: Tensor) -> Tensor:
-            return slide(summaries, past.compressed, step, (past.compressed + behind, unmade))[:, :count]
+            return slide(summaries, past.compressed, step, (past.compressed + behind, absent))[:, :count]
 
         start = torch.arange(count, device=rows.device)[:, None, None] * past.segment
         query = start + torch.arange(past.segment, device=rows.device)[:, None]
@@ -145,8 +145,8 @@ class CompressiveLayer(nn.Module):
         allowed = torch.cat([past.far(query, number) & (far(has)[:, :, None] > 0), seen], dim=-1)
         keys = torch.cat([far(self._split(self.key, small)), near(projected[1])], dim=2)
         values = torch.cat([far(self._split(self.value, small)), near(projected[2])], dim=2)
-        asked = slide(projected[0], past.segment, past.segment, (0, missing))
-        out = attend(asked.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), allowed.flatten(0, 1))
+        queries = slide(projected[0], past.segment, past.segment, (0, missing))
+        out = attend(queries.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), allowed.flatten(0, 1))
         return out.reshape(rows.shape[0], -1, self.heads, self.size)[:, :length]
 
     def _compress(self, rows: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:

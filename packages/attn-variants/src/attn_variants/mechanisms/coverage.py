@@ -36,7 +36,7 @@ class CoverageAttention(ComputedMechanism):
 
     name = "coverage"
     splits_heads = True
-    summary = "additive attention to a source that remembers what it attended to"
+    summary = "additive cross-attention whose scores depend on the sum of all earlier weights (coverage)"
     paper = Paper(
         title="Get To The Point: Summarization with Pointer-Generator Networks",
         authors="See et al.",

@@ -99,16 +99,16 @@ class CoverageLayer(nn.Module):
 
     def _attend(self, rows: Tensor, memory: Memory, coverage: Tensor) -> Attended:
         """Attend from rows [batch, query, hidden_size] in order, starting at a coverage [batch, heads, key]."""
-        asked = wide(by_heads(self.query(rows), self.heads)).transpose(1, 2)
+        queries = wide(by_heads(self.query(rows), self.heads)).transpose(1, 2)
         key, value = wide(memory.key), wide(memory.value)
-        vector, turn = self.vector.to(key.dtype)[:, :, None], self.of_coverage.to(key.dtype)[:, None]
-        outputs, weights = [asked[:, :, :0]], [asked.new_zeros(*asked.shape[:2], 0, key.shape[2])]
+        vector, coverage_vector = self.vector.to(key.dtype)[:, :, None], self.of_coverage.to(key.dtype)[:, None]
+        outputs, weights = [queries[:, :, :0]], [queries.new_zeros(*queries.shape[:2], 0, key.shape[2])]
         for query in range(rows.shape[1]):
-            inner = torch.tanh(asked[:, :, query, None] + key + coverage[..., None] * turn)
-            share = shares((inner @ vector)[..., 0], memory.allowed)
-            outputs.append(share[:, :, None] @ value)
-            weights.append(share[:, :, None])
-            coverage = coverage + share
+            inner = torch.tanh(queries[:, :, query, None] + key + coverage[..., None] * coverage_vector)
+            query_weights = shares((inner @ vector)[..., 0], memory.allowed)
+            outputs.append(query_weights[:, :, None] @ value)
+            weights.append(query_weights[:, :, None])
+            coverage = coverage + query_weights
         return Attended(torch.cat(outputs, 2), torch.cat(weights, 2), coverage)
 
     def _out(self, outputs: Tensor, like: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class DependencyAttention(DeclaredMechanism):
     """
 
     name = "dependency"
-    summary = "learned vectors per distance in a dependency tree on keys and values"
+    summary = "learned vectors for distances in the dependency tree are added to keys and values"
     paper = Paper(
         title="Self-Attention with Structural Position Representations",
         authors="Wang et al.",
@@ -87,7 +87,7 @@ class DependencyDepthAttention(DeclaredMechanism):
     """
 
     name = "dependency_depth"
-    summary = "position and depth in a dependency tree are fused and added to the inputs"
+    summary = "sinusoids of position and of depth in the dependency tree are fused and added to the inputs"
     paper = Paper(
         title="Self-Attention with Structural Position Representations",
         authors="Wang et al.",

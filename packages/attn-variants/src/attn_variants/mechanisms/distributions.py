@@ -33,7 +33,7 @@ class SparsemaxAttention(DeclaredMechanism):
     """Scaled dot-product attention that gives most keys a weight of exactly zero."""
 
     name = "sparsemax"
-    summary = "weights are projected onto the simplex; most are zero"
+    summary = "scores are projected onto the probability simplex, which makes most weights zero"
     paper = Paper(
         title="From Softmax to Sparsemax: A Sparse Model of Attention and Multi-Label Classification",
         authors="Martins and Astudillo",
@@ -113,7 +113,7 @@ class SigmoidAttention(DeclaredMechanism):
     """Weights each key by the sigmoid of its score less the log of the number of keys; rows need not sum to one."""
 
     name = "sigmoid"
-    summary = "every key is weighted alone"
+    summary = "each weight is a sigmoid of its own score, without normalisation over the keys"
     paper = Paper(
         title="Theory, Analysis, and Best Practices for Sigmoid Self-Attention",
         authors="Ramapuram et al.",
@@ -135,7 +135,7 @@ class SinkAttention(DeclaredMechanism):
     """Softmax with a learned logit per head in the denominator, a sink for weight that goes to no key."""
 
     name = "sink"
-    summary = "a learned logit per head takes the weight that no key deserves"
+    summary = "softmax with a learned extra logit per head in the denominator"
     paper = Paper(
         title="gpt-oss-120b and gpt-oss-20b Model Card",
         authors="OpenAI",
@@ -169,7 +169,7 @@ class SoftmaxOneAttention(DeclaredMechanism):
     """Softmax with 1 added to the denominator, so that a head may attend to nothing."""
 
     name = "softmax_one"
-    summary = "softmax with one more in the denominator"
+    summary = "softmax with 1 added to the denominator"
     paper = Paper(
         title="Attention Is Off By One",
         authors="Miller",
@@ -193,7 +193,7 @@ class StickBreakingAttention(DeclaredMechanism):
     """
 
     name = "stick_breaking"
-    summary = "the nearest key takes its part first, and earlier ones of what is left"
+    summary = "the nearest key takes its share of the weight first, earlier keys take shares of what is left"
     paper = Paper(
         title="Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth Study",
         authors="Tan et al.",
@@ -219,7 +219,7 @@ class HardAttention(DeclaredMechanism):
     """
 
     name = "hard"
-    summary = "all weight on the key of the largest score"
+    summary = "all weight on the key with the largest score"
     paper = Paper(
         title="Show, Attend and Tell: Neural Image Caption Generation with Visual Attention",
         authors="Xu et al.",

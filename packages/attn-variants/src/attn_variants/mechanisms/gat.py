@@ -64,7 +64,9 @@ class GraphAttention(ComputedMechanism):
         merged = size if options.merge == "mean" else config.num_heads * size
         if merged != config.hidden_size:
             raise InvalidValue.of(
-                "head_dim", size, f"a size whose heads, by {options.merge}, are {config.hidden_size} wide"
+                "head_dim",
+                size,
+                f"a size with which heads merged by {options.merge!r} have hidden_size {config.hidden_size} elements",
             )
         shape = GraphShape(
             hidden_size=config.hidden_size,

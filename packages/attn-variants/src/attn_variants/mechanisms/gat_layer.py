@@ -115,15 +115,15 @@ class GraphLayer(nn.Module):
         index = to.expand_as(energies)
         lowest = torch.full_like(scores[0], torch.finfo(energies.dtype).min)
         most = lowest.scatter_reduce(-1, index, energies.detach(), "amax")
-        shares = torch.exp(energies - most.gather(-1, index)).masked_fill(~real[:, None], 0.0)
-        sums = torch.zeros_like(scores[0]).scatter_add(-1, index, shares)
+        exponentials = torch.exp(energies - most.gather(-1, index)).masked_fill(~real[:, None], 0.0)
+        sums = torch.zeros_like(scores[0]).scatter_add(-1, index, exponentials)
         tiny = torch.finfo(energies.dtype).tiny
-        return from_, to, shares / sums.gather(-1, index).clamp(min=tiny)
+        return from_, to, exponentials / sums.gather(-1, index).clamp(min=tiny)
 
     def _edges(self, tokens: int) -> Tensor:
         """The edges [2, edges], from and to, including self-loops of all `tokens` if the layer has them."""
         if self.edges is None:
-            raise TypeError("all pairs have no list of edges")
+            raise TypeError("a complete graph has no list of edges")
         if not self.shape.self_loops:
             return self.edges
         loops = torch.arange(tokens, device=self.edges.device)

@@ -37,7 +37,7 @@ class HeavyHitters(ComputedMechanism):
 
     name = "h2o"
     splits_heads = True
-    summary = "the latest keys and those attended to most; memory that stops growing"
+    summary = "the latest keys and those with the largest accumulated weights, with a cache of constant size"
     paper = Paper(
         title="H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",
         authors="Zhang et al.",
@@ -96,10 +96,10 @@ class HeavyHitters(ComputedMechanism):
         spec, rows = FULL.spec(full(config)), self.rows(config)
         whole = isinstance(shape, Shape)
         per_pair = spec.pair_flops() + (spec.score.pair_flops(spec.heads) if whole and shape.key > rows else 0)
-        met = shape.key if whole else min(shape.key, rows + 1)
+        keys = shape.key if whole else min(shape.key, rows + 1)
         left = Window(left=rows).count(shape.query, shape.key)
         pairs = Cost(
-            flops=shape.batch * shape.query * met * per_pair,
+            flops=shape.batch * shape.query * keys * per_pair,
             allowed_flops=shape.batch * left * spec.pair_flops(),
             parameters=0,
         )

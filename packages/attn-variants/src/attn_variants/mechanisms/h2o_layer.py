@@ -183,19 +183,19 @@ class HeavyHitterLayer(SpecLayer):
         heads, count = self.spec.heads, new.earlier[:, None, None]
         token = {"key": new.key, "value": new.value, "accumulated": new.key.new_zeros(new.key.shape[:2])}
         token["position"] = count[..., 0].expand(-1, heads.key_value)
-        met = {name: torch.cat([part, token[name][:, :, None].to(part.dtype)], 2) for name, part in kept.items()}
+        extended = {name: torch.cat([part, token[name][:, :, None].to(part.dtype)], 2) for name, part in kept.items()}
         # Rows are filled in order and then replaced; the new token is the last row.
         rows = torch.arange(self.budget.rows + 1, device=count.device)
         present = (rows < count) | (rows == self.budget.rows)
-        weights = self._shares(new.query, met["key"], present)
-        value = of_query_heads(heads, wide(met["value"]))
+        weights = self._kept_row_weights(new.query, extended["key"], present)
+        value = of_query_heads(heads, wide(extended["value"]))
         out = (weights[:, :, None] @ value)[:, :, 0].to(new.value.dtype)
-        met["accumulated"] = met["accumulated"] + by_group(heads, weights)
-        gone = self.budget.evicted(met["accumulated"], met["position"], count, present)[..., None]
-        target = torch.where(count < self.budget.rows, count, gone)
-        return out, {name: _replaced(part, target) for name, part in met.items()}
+        extended["accumulated"] = extended["accumulated"] + by_group(heads, weights)
+        victim = self.budget.evicted(extended["accumulated"], extended["position"], count, present)[..., None]
+        target = torch.where(count < self.budget.rows, count, victim)
+        return out, {name: _replaced(part, target) for name, part in extended.items()}
 
-    def _shares(self, query: Tensor, key: Tensor, present: Tensor) -> Tensor:
+    def _kept_row_weights(self, query: Tensor, key: Tensor, present: Tensor) -> Tensor:
         """Weights [requests, heads, row] of queries [requests, heads, size] over keys [requests, num_kv_heads, row,
         size]."""
         along = of_query_heads(self.spec.heads, wide(key))

@@ -48,7 +48,7 @@ class KeyValue(ComputedMechanism):
     """
 
     name = "key_value"
-    summary = "rows split into a key that is compared and a value that is read"
+    summary = "hidden states split into a key that is compared and a value that is read"
     paper = PAPER
     equation = (
         r"h_t = [k_t; v_t],\quad"
@@ -89,11 +89,11 @@ class KeyValue(ComputedMechanism):
         inner = config.num_heads * size
         weights = (self.parts + 1) * config.hidden_size * inner + 4 * inner * size
         tokens, window = shape.batch * shape.query, window_of(config)
-        met = min(shape.remembered, window) + shape.query if isinstance(shape, Step) else window
+        scored = min(shape.remembered, window) + shape.query if isinstance(shape, Step) else window
         seen = Window(left=window).count(shape.query, shape.key) - shape.query
         biases = self.parts * inner + config.hidden_size if config.bias else 0
         return Cost(
-            flops=tokens * (2 * weights + 4 * met * inner),
+            flops=tokens * (2 * weights + 4 * scored * inner),
             allowed_flops=tokens * 2 * weights + shape.batch * 4 * seen * inner,
             parameters=weights + inner + biases,
         )
@@ -103,7 +103,7 @@ class KeyValuePredict(KeyValue):
     """Key-value attention with a third part of each hidden state, which is used only by the output, for prediction."""
 
     name = "key_value_predict"
-    summary = "rows split into a key, a value and what predicts"
+    summary = "hidden states split into a key, a value and a part that predicts the next token"
     equation = (
         r"h_t = [k_t; v_t; p_t],\quad"
         r" \alpha_t = \mathrm{softmax}_{t-L \le i < t}\left(w^\top \tanh(W_Y k_i + W_h k_t)\right),"

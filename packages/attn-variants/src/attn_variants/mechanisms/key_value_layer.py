@@ -55,7 +55,7 @@ class KeyValueLayer(nn.Module):
         key, _, _ = self._parts(query)
         places = counted(query)
         near = self._near(places, places, key_padding_mask)
-        return self._shares(key, self._of_heads(key, self.of_past), near).transpose(1, 2)
+        return self._attention_weights(key, self._of_heads(key, self.of_past), near).transpose(1, 2)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Compute one engine step over the new rows [tokens, hidden_size] of many requests; returns the same shape.
@@ -75,7 +75,7 @@ class KeyValueLayer(nn.Module):
             own = key[piece].reshape(len(requests), -1, self.heads, self.size)
             places = batch.positions[piece].reshape(len(requests), -1)
             allowed = self._near(places, held.positions, held.key_padding_mask)
-            weights = self._shares(own, wide(held.fields["key"]), allowed).transpose(1, 2)
+            weights = self._attention_weights(own, wide(held.fields["key"]), allowed).transpose(1, 2)
             read = weights @ wide(held.fields["value"]).transpose(1, 2)
             out.append(read.transpose(1, 2).flatten(0, 1))
         return self._out(torch.cat(out), last, query, None)
@@ -91,7 +91,7 @@ class KeyValueLayer(nn.Module):
         near = (back > 0) & (back <= self.window)
         return near if key_padding_mask is None else near & key_padding_mask[:, None]
 
-    def _shares(self, own: Tensor, past: Tensor, allowed: Tensor) -> Tensor:
+    def _attention_weights(self, own: Tensor, past: Tensor, allowed: Tensor) -> Tensor:
         """Weights [batch, query, heads, key] of own keys [batch, query, heads, size] over projected earlier keys W_Y k
         [batch, key, heads, size]."""
         scores = self._scores(self._of_heads(own, self.of_own)[:, :, :, None], past.transpose(1, 2)[:, None])

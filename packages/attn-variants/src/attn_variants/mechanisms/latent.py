@@ -37,7 +37,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
 
     name = "mla"
     splits_heads = True
-    summary = "remembers one latent and one rotary key a token for all heads"
+    summary = "caches one latent vector and one rotary key per token, shared by all heads"
     paper = Paper(
         title="DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model",
         authors="DeepSeek-AI",
@@ -76,7 +76,9 @@ class MultiHeadLatentAttention(ComputedMechanism):
             for name in ("nope_size", "value_size", "query_latent"):
                 require_whole(name, getattr(self, name), ge=1, unit="elements", optional=True)
             if self.rotary_size % 2:
-                raise InvalidValue.of("rotary_size", self.rotary_size, "an even number: elements are turned in pairs")
+                raise InvalidValue.of(
+                    "rotary_size", self.rotary_size, "an even number, as elements are rotated in pairs"
+                )
             require_number("base", self.base, gt=1)
             for name in ("norm_eps", "score_factor"):
                 require_number(name, getattr(self, name), gt=0)
@@ -153,7 +155,7 @@ class FactorisedAttention(ComputedMechanism):
 
     name = "transmla"
     splits_heads = True
-    summary = "keys and values of all heads made from one latent, without a key for positions"
+    summary = "keys and values of all heads expanded from one latent vector per token, without a separate rotary key"
     paper = Paper(
         title="TransMLA: Multi-Head Latent Attention Is All You Need",
         authors="Meng et al.",

@@ -43,7 +43,7 @@ class LinearAttention(ComputedMechanism):
 
     name = "linear"
     splits_heads = True
-    summary = "features in place of the softmax: time linear, memory constant in the length"
+    summary = "feature maps in place of the softmax: time linear in the length, a state of constant size"
     paper = Paper(
         title="Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention",
         authors="Katharopoulos et al.",
@@ -143,7 +143,7 @@ class Performer(Recurrence):
     """
 
     name = "performer"
-    summary = "FAVOR+: softmax by random features; time linear, memory constant in the length"
+    summary = "FAVOR+: random features approximate softmax; time linear in the length, a state of constant size"
     paper = Paper(
         title="Rethinking Attention with Performers", authors="Choromanski et al.", year=2020, arxiv="2009.14794"
     )
@@ -261,7 +261,7 @@ class EfficientAttention(ComputedMechanism):
 
     name = "efficient"
     splits_heads = True
-    summary = "softmaxes of queries and of keys apart: every pair weighted, none computed"
+    summary = "separate softmaxes of queries and keys, so that keys and values are multiplied first, in linear time"
     paper = Paper(
         title="Efficient Attention: Attention with Linear Complexities",
         authors="Shen et al.",

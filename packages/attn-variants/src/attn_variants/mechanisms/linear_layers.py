@@ -110,7 +110,7 @@ class EfficientLayer(nn.Module):
         given.
         """
         refuse_source(source)
-        channels, tokens = self._shares(query, key_padding_mask)
+        channels, tokens = self._softmaxes(query, key_padding_mask)
         value = wide(self._heads(self.value(query)))
         context = torch.matmul(tokens.transpose(-1, -2), value)
         out = torch.matmul(channels, context).transpose(1, 2)
@@ -120,10 +120,10 @@ class EfficientLayer(nn.Module):
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key], which `forward` does not compute."""
         refuse_source(source)
-        channels, tokens = self._shares(query, key_padding_mask)
+        channels, tokens = self._softmaxes(query, key_padding_mask)
         return torch.matmul(channels, tokens.transpose(-1, -2))
 
-    def _shares(self, rows: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _softmaxes(self, rows: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Softmax of queries over channels, and of keys over tokens, [batch, heads, tokens, key_size] each."""
         channels = wide(self._heads(self.query(rows))).softmax(-1)
         key = wide(self._heads(self.key(rows)))
@@ -131,8 +131,8 @@ class EfficientLayer(nn.Module):
             return channels, key.softmax(-2)
         real = key_padding_mask[:, None, :, None]
         # If no token is real, nothing is masked, so that the softmax gives no NaN.
-        shares = torch.where(real | ~real.any(-2, keepdim=True), key, -torch.inf).softmax(-2)
-        return channels, torch.where(real, shares, 0)
+        tokens = torch.where(real | ~real.any(-2, keepdim=True), key, -torch.inf).softmax(-2)
+        return channels, torch.where(real, tokens, 0)
 
     def _heads(self, rows: Tensor) -> Tensor:
         return by_heads(rows, self.heads.query).transpose(1, 2)
@@ -252,7 +252,7 @@ def pairs(query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
     return products.tril() if causal else products
 
 
-def shares(sums: Tensor) -> Tensor:
+def normalised(sums: Tensor) -> Tensor:
     """Normalise weights [..., key] to sum to one; rows of zeros stay zeros."""
     total = sums.sum(-1, keepdim=True)
     return sums / torch.where(total > 0, total, 1)
@@ -314,7 +314,9 @@ class RandomFeatureLayer(LinearAttentionLayer):
         Raises `WrongState` in evaluation mode, where outputs must not change.
         """
         if not self.training:
-            raise WrongState("performer: the directions are frozen in evaluation; call train() before redraw()")
+            raise WrongState(
+                "performer: random features are not redrawn in evaluation mode; call train() before redraw()"
+            )
         features, size = self.projection.shape
         # A new tensor, as a backward pass may still need the old one.
         self.projection = orthogonal(features, size, generator).to(self.projection)
@@ -337,7 +339,7 @@ class ReluFeatureLayer(RandomFeatureLayer):
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key], by which values enter the outputs; zero for padded keys."""
         steps, _ = self.read(query, source, key_padding_mask)
-        return shares(pairs(steps.query, steps.key, causal=self.causal))
+        return normalised(pairs(steps.query, steps.key, causal=self.causal))
 
 
 class SoftmaxFeatureLayer(RandomFeatureLayer):
@@ -368,7 +370,7 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key], by which values enter the outputs; zero for padded keys."""
         parts = self._masked(query, source, key_padding_mask)
-        return shares(pair_sums(*parts, causal=self.causal, epsilon=self.epsilon))
+        return normalised(pair_sums(*parts, causal=self.causal, epsilon=self.epsilon))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Compute one engine step over the new rows [tokens, hidden_size] of many requests; returns the same shape.

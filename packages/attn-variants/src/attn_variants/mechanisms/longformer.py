@@ -38,7 +38,7 @@ class LongformerAttention(DeclaredMechanism):
 
     name = "longformer"
     splits_heads = True
-    summary = "a window for every token and a few global tokens"
+    summary = "a sliding window for every token, and a few global tokens"
     paper = Paper(
         title="Longformer: The Long-Document Transformer", authors="Beltagy et al.", year=2020, arxiv="2004.05150"
     )
@@ -109,7 +109,7 @@ class LongformerAttention(DeclaredMechanism):
         if not self.Config.of(config).global_positions:
             return own
         whole = dataclasses.replace(self.spec(config), mask=Full())
-        return (*own, Computation(part="global rows", asked=whole))
+        return (*own, Computation(part="global tokens", asked=whole))
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The declared cost, and that of the global tokens' own projections and attention."""

@@ -26,7 +26,7 @@ class Linformer(WholeSequence):
 
     name = "linformer"
     splits_heads = True
-    summary = "keys and values are projected along the length to a fixed number of rows"
+    summary = "keys and values are projected along the sequence to a fixed length"
     paper = Paper(
         title="Linformer: Self-Attention with Linear Complexity", authors="Wang et al.", year=2020, arxiv="2006.04768"
     )
@@ -84,7 +84,7 @@ class Linformer(WholeSequence):
         sizes = self.Config.of(first).rank, length_of(first)
         for config, layer in sharing:
             if borrows(first) or (self.Config.of(config).rank, length_of(config)) != sizes:
-                message = "linformer with sharing 'layers' is that of the first layer too, with one rank and one length"
+                message = "sharing 'layers' needs a first layer with sharing 'layers' and the same rank and length"
                 raise Incompatible(message, mechanism=self.name)
             if layer is not owner:
                 layer.inner.use(owner.inner)
@@ -109,7 +109,7 @@ class NystromAttention(WholeSequence):
 
     name = "nystrom"
     splits_heads = True
-    summary = "softmax attention through landmarks and the inverse of their attention"
+    summary = "softmax attention approximated with landmarks and the pseudo-inverse of their attention matrix"
     paper = Paper(
         title="Nyströmformer: A Nyström-Based Algorithm for Approximating Self-Attention",
         authors="Xiong et al.",
@@ -171,7 +171,7 @@ class LowRankAttention(WholeSequence):
 
     name = "low_rank"
     splits_heads = True
-    summary = "softmax attention over keys and values of a low rank"
+    summary = "softmax attention over low-rank approximations of keys and values"
     paper = Paper(
         title="The approximation of one matrix by another of lower rank", authors="Eckart and Young", year=1936
     )
@@ -193,7 +193,7 @@ class LowRankAttention(WholeSequence):
                 return
             require_whole("rank", self.rank, ge=1, unit="elements")
             if self.rank > self.head_layout.key_size:
-                raise InvalidValue.of("rank", self.rank, f"at most the head size, {self.head_layout.key_size}")
+                raise InvalidValue.of("rank", self.rank, f"at most the head size {self.head_layout.key_size}")
 
     def attention(self, config: MechanismConfig) -> Any:
         """The attention over truncated singular value decompositions."""

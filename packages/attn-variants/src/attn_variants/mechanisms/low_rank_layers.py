@@ -32,7 +32,9 @@ class LengthProjection(nn.Module):
         """Outputs [batch, heads, tokens, size]; raises `InvalidValue` for more tokens than `length`."""
         tokens = key.shape[2]
         if tokens > self.length:
-            raise InvalidValue.of("query", f"{tokens} tokens", f"at most {self.length}, for which it is built")
+            raise InvalidValue.of(
+                "query", f"{tokens} tokens", f"at most {self.length}, the length for which the layer was built"
+            )
         if key_padding_mask is not None:
             key, value = (rows.masked_fill(~key_padding_mask[:, None, :, None], 0.0) for rows in (key, value))
         into_key = self.key_weight[:, :tokens].to(key.dtype).transpose(-1, -2)
@@ -58,8 +60,8 @@ class SharedLengthProjection(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """See `LengthProjection.forward`; raises `WrongState` before `use` was called."""
         if self._used is None:
-            message = "a linformer layer that shares its projections has none of its own: call share_weights() of the"
-            raise WrongState(f"{message} mechanism with all layers of the model, the first of which has them")
+            message = "a linformer layer with sharing 'layers' uses the projections of the first layer"
+            raise WrongState(f"{message}: call share_weights() of the mechanism with all layers of the model")
         out: Tensor = self._used[0](query, key, value, key_padding_mask)
         return out
 

@@ -119,18 +119,21 @@ class LstmnLayer(nn.Module):
         """Run over tokens [batch, token, hidden_size], one after the other, continuing a tape."""
         batch, length, _ = rows.shape
         gates = wide(self.gates(rows)).view(batch, length, self.heads, 4 * self.size)
-        asked = wide(self.attend_input(rows)).view(batch, length, self.heads, self.size)
+        queries = wide(self.attend_input(rows)).view(batch, length, self.heads, self.size)
         hidden, memory = list(tape.hidden.unbind(1)), list(tape.memory.unbind(1))
         keys = list(tape.key.unbind(1))
         allowed = list(tape.allowed.unbind(1))
         before, weights = len(hidden), []
         for token in range(length):
-            read, share = summary.new_zeros(batch, self.heads, 2 * self.size), summary.new_zeros(batch, self.heads, 0)
+            read, token_weights = (
+                summary.new_zeros(batch, self.heads, 2 * self.size),
+                summary.new_zeros(batch, self.heads, 0),
+            )
             if hidden:
-                query = asked[:, token] + self._of_heads(summary, self.attend_summary)
-                share = self._shares(query, torch.stack(keys, 2), torch.stack(allowed, 1))
+                query = queries[:, token] + self._of_heads(summary, self.attend_summary)
+                token_weights = self._attention_weights(query, torch.stack(keys, 2), torch.stack(allowed, 1))
                 pairs = torch.cat([torch.stack(hidden, 2), torch.stack(memory, 2)], dim=-1)
-                read = (share[:, :, None] @ pairs)[:, :, 0]
+                read = (token_weights[:, :, None] @ pairs)[:, :, 0]
             found, held = read.chunk(2, dim=-1)
             new_hidden, new_memory = cell(gates[:, token] + self._of_heads(found, self.recurrent), held)
             real = rows.new_ones(batch, dtype=torch.bool) if key_padding_mask is None else key_padding_mask[:, token]
@@ -139,11 +142,11 @@ class LstmnLayer(nn.Module):
             memory.append(new_memory)
             keys.append(self._of_heads(new_hidden, self.attend_hidden))
             allowed.append(real)
-            weights.append(share)
+            weights.append(token_weights)
         new = [torch.stack(rows[before:], 1) for rows in (hidden, memory, keys)]
         return LstmnOutput(new[0], new[1], new[2], summary, weights)
 
-    def _shares(self, query: Tensor, keys: Tensor, allowed: Tensor) -> Tensor:
+    def _attention_weights(self, query: Tensor, keys: Tensor, allowed: Tensor) -> Tensor:
         """Weights [batch, heads, written] of a query [batch, heads, size] over keys [batch, heads, written, size]."""
         scores = torch.tanh(keys + query[:, :, None]) @ self.vector.to(query.dtype)[:, :, None]
         return shares(scores[..., 0], allowed[:, None])

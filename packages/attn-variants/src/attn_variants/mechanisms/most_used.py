@@ -37,7 +37,7 @@ class MostUsedMemory(ComputedMechanism):
     """
 
     name = "most_used"
-    summary = "a memory of recent tokens, and of those before the ones that were read most"
+    summary = "a memory of recent tokens, and of the older tokens with the largest attention weights"
     paper = CompressiveMemory.paper
     equation = (
         r"o_i = \mathrm{softmax}\left(\frac{q_i K_{S_i}^\top}{\sqrt{d_k}}\right) V_{S_i},\quad"

@@ -22,7 +22,7 @@ class MostUsedLayer(CompressiveLayer):
     def _by_segments(self, rows: Tensor, real: Tensor, projected: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """Outputs [batch, token, heads, size] of projected queries, keys and values of the same shape."""
         past, length = self.past, rows.shape[1]
-        asked, key, value = projected
+        queries, key, value = projected
         each = torch.arange(rows.shape[0], device=rows.device)[:, None]
         places = torch.arange(length, device=rows.device)
         used, until = torch.zeros_like(real), real.cumsum(1)
@@ -34,15 +34,15 @@ class MostUsedLayer(CompressiveLayer):
             near = past.near(places[start:stop, None], places[first:stop])
             allowed = torch.cat([near.new_ones(stop - start, far.shape[1]), near], dim=1)
             allowed = allowed & (real[each, seen] > 0)[:, None]
-            weights = attention_weights(asked[:, start:stop], key[each, seen], allowed)
+            weights = attention_weights(queries[:, start:stop], key[each, seen], allowed)
             out.append(read(weights, value[each, seen]))
             counted = weights.detach()[..., far.shape[1] :] * real[:, None, start:stop, None]
             used[:, first:stop] += counted.sum((1, 2)).to(used.dtype)
-            gone = slice(max(0, stop - past.window), max(0, stop - past.memory))
-            if stop == start + past.segment and gone.stop:
-                readers = until[:, stop - 1, None] - until[:, gone] + real[:, gone]
-                average = (used[:, gone] / readers.clamp(min=1)).masked_fill(real[:, gone] == 0, -1)
-                kept = torch.cat([kept, gone.start + most_used(average, past.rate)], dim=1)
+            leaving = slice(max(0, stop - past.window), max(0, stop - past.memory))
+            if stop == start + past.segment and leaving.stop:
+                readers = until[:, stop - 1, None] - until[:, leaving] + real[:, leaving]
+                average = (used[:, leaving] / readers.clamp(min=1)).masked_fill(real[:, leaving] == 0, -1)
+                kept = torch.cat([kept, leaving.start + most_used(average, past.rate)], dim=1)
         return torch.cat(out, dim=1)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
@@ -52,7 +52,7 @@ class MostUsedLayer(CompressiveLayer):
         [requests, compressed, heads, size], the kept tokens, the newest last, and "usage" [requests, window], the sum
         of the attention weights of each token in the window, at its position modulo the window.
         """
-        asked, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
+        queries, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
         state["kv"].append({"key": key, "value": value})
         held, out, after = state["compressed"].read(), [], []
         for span in batch.spans():
@@ -65,36 +65,36 @@ class MostUsedLayer(CompressiveLayer):
             while at < span.stop:
                 border = (place // self.past.segment + 1) * self.past.segment
                 count = min(span.stop - at, border - place)
-                made, mine = self._piece(asked[at : at + count], place, near.fields, known, mine)
+                made, mine = self._piece(queries[at : at + count], place, near.fields, known, mine)
                 out.append(made)
                 at, place = at + count, place + count
             after.append(mine)
         state["compressed"].write({name: torch.stack([kept[name] for kept in after]) for name in held})
         return self._out(torch.cat(out), query)
 
-    def _piece(self, asked: Tensor, place: int, near: Fields, known: Tensor, held: Fields) -> tuple[Tensor, Fields]:
+    def _piece(self, queries: Tensor, place: int, near: Fields, known: Tensor, held: Fields) -> tuple[Tensor, Fields]:
         """Outputs [query, heads, size] of queries within one segment, from position `place` on, and the new state.
 
         `near` contains "key" and "value" [1, token, heads, size] of tokens at the positions `known` [token], -1 for no
         token.
         """
-        past, stop = self.past, place + asked.shape[0]
-        stayed = min(past.compressed, max(0, place // past.segment * past.segment - past.memory) // past.rate)
-        last = past.compressed - stayed
-        places = torch.arange(place, stop, device=asked.device)[:, None]
+        past, stop = self.past, place + queries.shape[0]
+        kept_count = min(past.compressed, max(0, place // past.segment * past.segment - past.memory) // past.rate)
+        last = past.compressed - kept_count
+        places = torch.arange(place, stop, device=queries.device)[:, None]
         seen = past.near(places, known) & (known >= 0)
-        allowed = torch.cat([seen.new_ones(len(places), stayed), seen], dim=1)
+        allowed = torch.cat([seen.new_ones(len(places), kept_count), seen], dim=1)
         far = {name: held[name][last:].to(near[name].dtype) for name in ("key", "value")}
         keys, values = (torch.cat([rows, near[name][0]])[None] for name, rows in far.items())
-        weights = attention_weights(asked[None], keys, allowed[None])
-        counted = weights[0, ..., stayed:].sum((0, 1)).to(held["usage"].dtype)
+        weights = attention_weights(queries[None], keys, allowed[None])
+        counted = weights[0, ..., kept_count:].sum((0, 1)).to(held["usage"].dtype)
         used = held["usage"].index_add(0, known.clamp(min=0) % past.window, counted)
         kept = {**held, "usage": used}
         first, end = max(0, stop - past.window), max(0, stop - past.memory)
         if stop % past.segment == 0 and end:
-            gone = torch.arange(first, end, device=asked.device)
-            slots = gone % past.window
-            chosen = gone[most_used(used[slots] / (stop - gone), past.rate)]
+            leaving = torch.arange(first, end, device=queries.device)
+            slots = leaving % past.window
+            chosen = leaving[most_used(used[slots] / (stop - leaving), past.rate)]
             rows = (known == chosen[:, None]).to(torch.int8).argmax(1)
             for name in ("key", "value"):
                 kept[name] = torch.cat([held[name], near[name][0, rows].to(held[name].dtype)])[-past.compressed :]

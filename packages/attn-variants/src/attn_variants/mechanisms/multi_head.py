@@ -59,7 +59,7 @@ class GroupedQueryAttention(DeclaredMechanism):
             if self.groups is not None:
                 object.__setattr__(self, "groups", whole_numbers("groups", self.groups))
                 if not self.groups:
-                    raise InvalidValue.of("groups", self.groups, "a key/value head for each query head")
+                    raise InvalidValue.of("groups", self.groups, "the index of a key/value head for each query head")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -96,5 +96,5 @@ class MultiQueryAttention(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` for more than one key/value head."""
         if config.num_kv_heads not in {None, 1}:
-            raise InvalidValue.of("num_kv_heads", config.num_kv_heads, "1; mechanism 'gqa' takes more")
+            raise InvalidValue.of("num_kv_heads", config.num_kv_heads, "1; use mechanism 'gqa' for more")
         return self_attention(config, heads=dataclasses.replace(config.head_layout, key_value=1))

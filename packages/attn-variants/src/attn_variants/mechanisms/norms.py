@@ -23,7 +23,7 @@ class QkNormAttention(DeclaredMechanism):
     """RMS-normalises the queries and keys of every head, with a learned gain per element."""
 
     name = "qk_norm"
-    summary = "queries and keys are normed in every head"
+    summary = "queries and keys are normalised in every head"
     paper = Paper(
         title="Query-Key Normalization for Transformers",
         authors="Henry et al.",
@@ -57,7 +57,7 @@ class QkL2NormAttention(DeclaredMechanism):
     """Scores are cosine similarities of queries and keys, times one learned number in place of 1/√d_k."""
 
     name = "qk_l2_norm"
-    summary = "queries and keys have length one, times one learned number"
+    summary = "L2-normalised queries and keys, with one learned scale"
     paper = Paper(
         title="Query-Key Normalization for Transformers",
         authors="Henry et al.",
@@ -94,7 +94,7 @@ class SoftCapAttention(DeclaredMechanism):
     """Bounds all scores smoothly by a cap, which keeps the softmax from saturating."""
 
     name = "soft_cap"
-    summary = "scores are kept below a cap by a tanh"
+    summary = "scores are bounded by a tanh soft cap"
     paper = Paper(
         title="Gemma 2: Improving Open Language Models at a Practical Size",
         authors="Gemma Team",
@@ -141,7 +141,7 @@ class GemmaAttention(DeclaredMechanism):
     differ only by their options."""
 
     name = "gemma"
-    summary = "norm, cap, window, scale and rotary base chosen layer by layer"
+    summary = "query-key norm, soft cap, window, scale and rotary base, configurable per layer"
     paper = Paper(title="Gemma 3 Technical Report", authors="Gemma Team", year=2025, arxiv="2503.19786")
     equation = (
         r"O = \mathrm{softmax}\left(c \tanh\left(\frac{s\, R \hat Q (R \hat K)^\top}{c}\right) + M\right) V,\quad"
@@ -181,13 +181,13 @@ class GemmaAttention(DeclaredMechanism):
             for name in ("window", "chunk"):
                 require_whole(name, getattr(self, name), ge=1, unit="tokens", optional=True)
             if self.window is not None and self.chunk is not None:
-                raise InvalidValue.of("chunk", self.chunk, "none beside a window")
+                raise InvalidValue.of("chunk", self.chunk, "None together with a window")
             require_number("temperature", self.temperature, gt=0, optional=True)
             require_whole("temperature_floor", self.temperature_floor, ge=1, unit="tokens")
             require_number("base", self.base, gt=1, optional=True)
             for name in ("base", "scaling"):
                 if self.rotary is None and getattr(self, name) is not None:
-                    raise InvalidValue.of(name, getattr(self, name), "none where the model turns no positions")
+                    raise InvalidValue.of(name, getattr(self, name), "None in a model without rotary positions")
             _ = self.turned
 
         @property

@@ -50,9 +50,7 @@ class NeuralTuringMachine(ComputedMechanism):
             if self.shift != 0:
                 require_whole("shift", self.shift, ge=1, unit="slots, or 0")
             if 2 * self.shift + 1 > self.slots:
-                raise InvalidValue.of(
-                    "shift", self.shift, f"less than half of the {self.slots} slots, around which it goes"
-                )
+                raise InvalidValue.of("shift", self.shift, f"a shift s with 2 s + 1 of at most {self.slots} slots")
 
     def build(self, config: MechanismConfig) -> Any:
         """A new `NtmLayer`; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -73,9 +71,9 @@ class NeuralTuringMachine(ComputedMechanism):
         write and a read)."""
         size, (slots, shift) = config.head_layout.key_size, sizes(config)
         inner = config.num_heads * size
-        said = config.num_heads * 2 * (2 * size + 2 * shift + 4)
-        weights = (config.hidden_size + inner) * inner + inner * said + 2 * inner * config.hidden_size
-        biases = inner + said + (config.hidden_size if config.bias else 0)
+        interface = config.num_heads * 2 * (2 * size + 2 * shift + 4)
+        weights = (config.hidden_size + inner) * inner + inner * interface + 2 * inner * config.hidden_size
+        biases = inner + interface + (config.hidden_size if config.bias else 0)
         flops = 2 * shape.batch * shape.query * (weights + 4 * inner * slots)
         return Cost(flops=flops, allowed_flops=flops, parameters=weights + biases + slots * size)
 

@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot, softplus
 
 from attn_variants.layer_utils import refuse_source
 
-NEVER_ZERO = 1e-8
+EPSILON = 1e-8
 LEAST = 1e-16
 """Added to weights before they are raised to a power, whose gradient takes their logarithm."""
 
@@ -23,7 +23,7 @@ def by_content(key: Tensor, memory: Tensor, strength: Tensor) -> Tensor:
     `key` [..., heads, size], `memory` [..., slots, size], `strength` β [..., heads], at least 0.
     """
     lengths = torch.linalg.vector_norm(key, dim=-1)[..., None] * torch.linalg.vector_norm(memory, dim=-1)[..., None, :]
-    cosines = (key @ memory.transpose(-1, -2)) / (lengths + NEVER_ZERO)
+    cosines = (key @ memory.transpose(-1, -2)) / (lengths + EPSILON)
     return torch.softmax(strength[..., None] * cosines, dim=-1)
 
 
@@ -144,17 +144,19 @@ class NtmLayer(nn.Module):
 
     def _updated(self, control: Tensor, machine: NtmState) -> NtmState:
         """The state after the heads write and read, controlled by the controller's output [batch, heads size]."""
-        said = torch.unflatten(wide(self.interface(control)), -1, (self.heads, -1))
-        aim, write, erase, add = torch.split(said, [sum(self.look), sum(self.look), self.size, self.size], dim=-1)
+        parameters = torch.unflatten(wide(self.interface(control)), -1, (self.heads, -1))
+        read, write, erase, add = torch.split(
+            parameters, [sum(self.look), sum(self.look), self.size, self.size], dim=-1
+        )
         writing = self._addressed(write, machine.memory, machine.writing)
         kept = 1 - writing[..., None] * torch.sigmoid(erase)[:, :, None]
         memory = machine.memory * kept.prod(1) + writing.transpose(1, 2) @ add
-        reading = self._addressed(aim, memory, machine.reading)
+        reading = self._addressed(read, memory, machine.reading)
         return NtmState(memory, reading, writing, reading @ memory)
 
-    def _addressed(self, said: Tensor, memory: Tensor, before: Tensor) -> Tensor:
+    def _addressed(self, parameters: Tensor, memory: Tensor, before: Tensor) -> Tensor:
         """The addressing weights [batch, heads, slots] of heads whose last weights were `before`."""
-        key, strength, gate, shifts, power = torch.split(said, list(self.look), dim=-1)
+        key, strength, gate, shifts, power = torch.split(parameters, list(self.look), dim=-1)
         content = by_content(key, memory, softplus(strength[..., 0]))
         moved = shifted(interpolated(content, before, torch.sigmoid(gate[..., 0])), torch.softmax(shifts, dim=-1))
         return sharpened(moved, 1 + softplus(power[..., 0]))

@@ -36,7 +36,7 @@ class PathAttention(DeclaredMechanism):
 
     name = "path"
     splits_heads = True
-    summary = "queries are reflected by every token on the way to the key"
+    summary = "a Householder transformation for every token between key and query, accumulated in the score"
     paper = Paper(
         title="PaTH Attention: Position Encoding via Accumulating Householder Transformations",
         authors="Yang et al.",
@@ -119,13 +119,13 @@ def whole_flops(heads: Heads, shape: Shape | Step, block: int) -> tuple[int, int
     turned_keys = 2 * heads.key_value * tokens * size * (3 * block + size)
     own = 2 * heads.query * tokens * block * (3 * size + block)
     # A block of queries attends to all blocks before it and is transformed by all of them but the first.
-    turns = 2 * heads.query * block * size**2 * ((blocks - 1) * (blocks - 2) // 2)
+    transforms = 2 * heads.query * block * size**2 * ((blocks - 1) * (blocks - 2) // 2)
     scores = blocks * (blocks - 1) // 2 * block**2
     values = blocks * (blocks + 1) // 2 * block**2
-    met = 2 * heads.query * (scores * size + values * heads.value_size)
+    between = 2 * heads.query * (scores * size + values * heads.value_size)
     seen = shape.key * (shape.key + 1) // 2
     least = 2 * heads.query * min(scores, seen) * size + 2 * heads.query * min(values, seen) * heads.value_size
-    return turned_keys + own + turns + met, turned_keys + own + turns + least
+    return turned_keys + own + transforms + between, turned_keys + own + transforms + least
 
 
 def step_flops(heads: Heads, shape: Shape | Step, block: int) -> tuple[int, int]:

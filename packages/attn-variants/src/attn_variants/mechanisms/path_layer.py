@@ -54,9 +54,11 @@ def path_scores(heads: Heads, query: Tensor, key: Tensor, paths: Householder, pl
     for number in reversed(range(parts.key.shape[2])):
         tokens = torch.arange(number * block, (number + 1) * block, device=query.device)
         ahead = tokens > places[:, None, :, None]
-        met = (query @ parts.direction[:, :, number].transpose(-1, -2)).masked_fill(ahead, 0.0)
-        columns.append(query @ parts.key[:, :, number].transpose(-1, -2) - met @ parts.key_products[:, :, number])
-        query = query - met @ parts.query_products[:, :, number]
+        projections = (query @ parts.direction[:, :, number].transpose(-1, -2)).masked_fill(ahead, 0.0)
+        columns.append(
+            query @ parts.key[:, :, number].transpose(-1, -2) - projections @ parts.key_products[:, :, number]
+        )
+        query = query - projections @ parts.query_products[:, :, number]
     return torch.cat(columns[::-1], dim=-1)[..., :keys]
 
 
@@ -64,9 +66,9 @@ def in_blocks(key: Tensor, paths: Householder, block: int) -> Blocks:
     """Cut keys and directions into blocks, and compute their products from one triangular system (UT transform)."""
     key, direction = split(key, block), split(paths.direction, block)
     strength = split(paths.strength[..., None], block)
-    told = strength * torch.cat([(direction @ key.transpose(-1, -2)).tril(-1), direction], dim=-1)
+    right_side = strength * torch.cat([(direction @ key.transpose(-1, -2)).tril(-1), direction], dim=-1)
     overlap = strength * (direction @ direction.transpose(-1, -2)).tril(-1)
-    solved = torch.linalg.solve_triangular(overlap, told, upper=False, unitriangular=True)
+    solved = torch.linalg.solve_triangular(overlap, right_side, upper=False, unitriangular=True)
     return Blocks(key, direction, solved[..., :block], solved[..., block:])
 
 
@@ -131,8 +133,8 @@ def path_attention(
     passing = one - parts.direction.transpose(-1, -2) @ parts.query_products
     query = split(query, block)
     own_key, direction, key_products, query_products = (of_query_heads(heads, part) for part in parts)
-    met = (query @ direction.transpose(-1, -2)).tril()
-    own = query @ own_key.transpose(-1, -2) - met @ key_products
+    projections = (query @ direction.transpose(-1, -2)).tril()
+    own = query @ own_key.transpose(-1, -2) - projections @ key_products
     missing = query.shape[2] * block - tokens
     key_blocks = KeyBlocks(
         of_query_heads(heads, transformed_keys).unbind(2),
@@ -140,7 +142,7 @@ def path_attention(
         of_query_heads(heads, pad(value, (0, 0, 0, missing))),
         None if key_padding_mask is None else pad(key_padding_mask, (0, missing)),
     )
-    blocks = zip((query - met @ query_products).unbind(2), own.unbind(2), range(query.shape[2]), strict=True)
+    blocks = zip((query - projections @ query_products).unbind(2), own.unbind(2), range(query.shape[2]), strict=True)
     again = query.shape[2] > 1 and torch.is_grad_enabled() and not torch.compiler.is_compiling()
     out = [
         checkpoint(key_blocks.attend, *each, use_reentrant=False) if again else key_blocks.attend(*each)

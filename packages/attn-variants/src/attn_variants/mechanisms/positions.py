@@ -20,7 +20,7 @@ class NoPositions(DeclaredMechanism):
     """Scaled dot-product attention without a position encoding; the causal mask conveys order from two layers on."""
 
     name = "nope"
-    summary = "no positions; the causal mask alone tells the order"
+    summary = "no positional encoding; only the causal mask conveys the order"
     paper = Paper(
         title="The Impact of Positional Encoding on Length Generalization in Transformers",
         authors="Kazemnejad et al.",
@@ -42,7 +42,7 @@ class RotaryAttention(DeclaredMechanism):
     """
 
     name = "rope"
-    summary = "queries and keys are turned by their positions"
+    summary = "queries and keys are rotated by angles proportional to their positions"
     paper = Paper(
         title="RoFormer: Enhanced Transformer with Rotary Position Embedding",
         authors="Su et al.",
@@ -95,7 +95,7 @@ class AttentionWithLinearBiases(DeclaredMechanism):
     """
 
     name = "alibi"
-    summary = "scores fall linearly with the distance"
+    summary = "scores decrease linearly with the distance, at a fixed slope per head"
     paper = Paper(
         title="Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation",
         authors="Press et al.",
@@ -184,7 +184,7 @@ class ShawAttention(DeclaredMechanism):
     """Adds a learned vector per distance to the keys, and another to the values."""
 
     name = "shaw"
-    summary = "learned vectors per distance on keys and values"
+    summary = "learned vectors for each distance are added to keys and values"
     paper = Paper(
         title="Self-Attention with Relative Position Representations",
         authors="Shaw et al.",
@@ -265,7 +265,7 @@ class ConcatenatedPositions(DeclaredMechanism):
 
     name = "positions_concatenated"
     splits_heads = True
-    summary = "sinusoids stand behind queries, keys and values"
+    summary = "sinusoids are concatenated to queries, keys and values"
     paper = COURSE
     equation = (
         r"o_i = \sum_j \alpha_{ij} [v_j; p_j],\quad"

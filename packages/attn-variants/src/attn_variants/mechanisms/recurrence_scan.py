@@ -209,8 +209,8 @@ def _delta(part: Chunk, strength: Tensor, before: Tensor | None) -> tuple[Tensor
     """
     size = part.value.shape[-1]
     overlap = strength * faded_pairs(part.key, part.key, part.faded).tril(-1)
-    told = strength * torch.cat([part.value, _early(part.key, part)], dim=-1)
-    solved = torch.linalg.solve_triangular(overlap, told, upper=False, unitriangular=True)
+    right_side = strength * torch.cat([part.value, _early(part.key, part)], dim=-1)
+    solved = torch.linalg.solve_triangular(overlap, right_side, upper=False, unitriangular=True)
     written, corrected = solved[..., :size], solved[..., size:]
     late = _late(part).transpose(-1, -2)
     # Both products at once: what a chunk adds to the state, and what it removes from the state before it.
@@ -218,9 +218,9 @@ def _delta(part: Chunk, strength: Tensor, before: Tensor | None) -> tuple[Tensor
     same = torch.eye(effect.shape[-2], dtype=effect.dtype, device=effect.device)
     left = same if part.faded is None else same * part.faded[..., -1, :].exp()[..., None]
     start, until = _memories(left - effect[..., size:], effect[..., :size], before, torch.matmul)
-    news = written - torch.matmul(corrected, start)
+    values = written - torch.matmul(corrected, start)
     reach = faded_pairs(part.query, part.key, part.faded)
-    return torch.matmul(reach, news).add_(torch.matmul(_early(part.query, part), start)), until[:, -1]
+    return torch.matmul(reach, values).add_(torch.matmul(_early(part.query, part), start)), until[:, -1]
 
 
 def _memories(left: Tensor, own: Tensor, before: Tensor | None, product: Product) -> tuple[Tensor, Tensor]:

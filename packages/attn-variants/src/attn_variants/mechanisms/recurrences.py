@@ -230,7 +230,7 @@ class Retention(Recurrence):
     """
 
     name = "retnet"
-    summary = "retention: scores fade exponentially with the distance, at a fixed rate a head"
+    summary = "retention: scores decay exponentially with the distance, at a fixed rate per head"
     paper = Paper(
         title="Retentive Network: A Successor to Transformer for Large Language Models",
         authors="Sun et al.",
@@ -263,9 +263,11 @@ class Retention(Recurrence):
             if self.scale_base is None:
                 return
             if isinstance(self.scale_base, bool) or not 0 < self.scale_base < math.inf:
-                raise InvalidValue.of("scale_base", self.scale_base, "a number of tokens above 0, or None")
+                raise InvalidValue.of("scale_base", self.scale_base, "a finite number of tokens above 0, or None")
             if self.base is None and self.rotary is None:
-                raise InvalidValue.of("scale_base", self.scale_base, "None where no pairs are turned: give a base")
+                raise InvalidValue.of(
+                    "scale_base", self.scale_base, "None without rotary positions; give a base to use it"
+                )
 
     def build(self, config: MechanismConfig) -> Any:
         """A new `RetentionLayer`; raises the errors of `heads`, and `InvalidValue` for an odd rotary size."""
@@ -313,7 +315,7 @@ class GatedLinearAttention(Recurrence):
     """
 
     name = "gla"
-    summary = "linear attention whose channels fade as each token says"
+    summary = "linear attention with a data-dependent decay for each key channel"
     paper = Paper(
         title="Gated Linear Attention Transformers with Hardware-Efficient Training",
         authors="Yang et al.",
@@ -374,7 +376,7 @@ class LightningAttention(Recurrence):
     """Linear attention on SiLU features, with a fixed decay per head by ALiBi's slopes and a norm over all heads."""
 
     name = "lightning"
-    summary = "linear attention that fades at a fixed slope a head"
+    summary = "linear attention with a fixed decay per head"
     paper = Paper(
         title="Lightning Attention-2: A Free Lunch for Handling Unlimited Sequence Lengths in Large Language Models",
         authors="Qin et al.",
@@ -414,7 +416,7 @@ class DeltaNet(Recurrence):
     """
 
     name = "deltanet"
-    summary = "the delta rule: a key replaces what the memory held for it"
+    summary = "linear attention with the delta rule: a value replaces what the state held for its key"
     paper = Paper(
         title="Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
         authors="Yang et al.",
@@ -454,7 +456,7 @@ class KimiDeltaAttention(Recurrence):
     """
 
     name = "kda"
-    summary = "the delta rule, and every channel of the memory fades as each token says"
+    summary = "the delta rule with a data-dependent decay for each key channel"
     paper = Paper(
         title="Kimi Linear: An Expressive, Efficient Attention Architecture",
         authors="Kimi Team",

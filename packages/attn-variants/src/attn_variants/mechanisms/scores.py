@@ -29,7 +29,7 @@ class AdditiveAttention(DeclaredMechanism):
     """Scores every query-key pair by a small network with one hidden layer."""
 
     name = "additive"
-    summary = "a small network scores every pair"
+    summary = "a network with one hidden layer scores each pair of query and key"
     paper = Paper(
         title="Neural Machine Translation by Jointly Learning to Align and Translate",
         authors="Bahdanau et al.",
@@ -53,7 +53,7 @@ class GeneralAttention(DeclaredMechanism):
     """Scores every pair by a learned bilinear form of query and key, without scaling."""
 
     name = "general"
-    summary = "a learned matrix between query and key"
+    summary = "bilinear scores: a learned matrix between query and key"
     paper = Paper(
         title="Effective Approaches to Attention-based Neural Machine Translation",
         authors="Luong et al.",
@@ -72,7 +72,7 @@ class DotAttention(DeclaredMechanism):
     """Scores every pair by the dot product of query and key, without scaling."""
 
     name = "dot"
-    summary = "products of queries and keys, not scaled"
+    summary = "unscaled dot products of queries and keys"
     paper = Paper(
         title="Effective Approaches to Attention-based Neural Machine Translation",
         authors="Luong et al.",
@@ -91,7 +91,7 @@ class CosineAttention(DeclaredMechanism):
     """Scores every pair by the cosine similarity of query and key, times a learned sharpness per head."""
 
     name = "cosine"
-    summary = "the angle between query and key, with a learned sharpness"
+    summary = "the cosine of query and key, times a learned sharpness per head"
     paper = Paper(
         title="Neural Turing Machines",
         authors="Graves et al.",
@@ -114,7 +114,7 @@ class ConcatAttention(DeclaredMechanism):
     """Scores every pair by a small network over the concatenation of key and query."""
 
     name = "concat"
-    summary = "a small network over key and query laid end to end"
+    summary = "a network with one hidden layer scores the concatenation of key and query"
     paper = Paper(
         title="Effective Approaches to Attention-based Neural Machine Translation",
         authors="Luong et al.",
@@ -197,7 +197,7 @@ class LocationAttention(DeclaredMechanism):
     """
 
     name = "location"
-    summary = "the query alone scores the positions"
+    summary = "scores are computed from the query alone, one for each key position"
     paper = Paper(
         title="Effective Approaches to Attention-based Neural Machine Translation",
         authors="Luong et al.",
@@ -235,7 +235,7 @@ class MonotonicLocalAttention(StatesAttention):
 
     name = "local_m"
     splits_heads = True
-    summary = "cross-attention to the source around the query's own position"
+    summary = "cross-attention to a window of the source around the query's own position"
     paper = LUONG
     equation = (
         r"a_t(j) = \mathrm{softmax}_{|j - t| \le D}(\mathrm{score}(q_t, k_j)),\quad"
@@ -274,7 +274,7 @@ class PredictiveLocalAttention(StatesAttention):
 
     name = "local_p"
     splits_heads = True
-    summary = "cross-attention to the source around a place that the query names"
+    summary = "cross-attention to a window of the source around a position predicted from the query"
     paper = LUONG
     equation = (
         r"p_t = S \, \sigma(v^\top \tanh(W q_t)),\quad"

@@ -61,7 +61,7 @@ class DilatedWindow(DeclaredMechanism):
     """
 
     name = "dilated_window"
-    summary = "windows with gaps, which each head may have of its own"
+    summary = "sliding windows with gaps (dilation), which may differ between heads"
     paper = Paper(
         title="Longformer: The Long-Document Transformer", authors="Beltagy et al.", year=2020, arxiv="2004.05150"
     )
@@ -108,7 +108,7 @@ class BlockLocalAttention(DeclaredMechanism):
     """A query sees its own block and the neighbouring blocks; if causal, its own up to itself and those before."""
 
     name = "block_local"
-    summary = "a query's own block and the ones next to it"
+    summary = "attention to a query's own block and the adjacent ones"
     paper = Paper(title="Image Transformer", authors="Parmar et al.", year=2018, arxiv="1802.05751")
     equation = (
         r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V,\quad"
@@ -143,7 +143,7 @@ class ChunkedAttention(DeclaredMechanism):
     """A query sees only its own chunk, up to itself if causal; the cache is a ring buffer of one chunk."""
 
     name = "chunked"
-    summary = "attention inside chunks of the sequence"
+    summary = "attention within chunks of a fixed size"
     paper = Paper(
         title="The Llama 4 herd: The beginning of a new era of natively multimodal AI innovation",
         authors="Meta AI",
@@ -181,7 +181,7 @@ class ChunkRingAttention(DeclaredMechanism):
     """
 
     name = "chunk_ring"
-    summary = "a query's own chunk and the ones before it, in a ring"
+    summary = "attention to a query's own chunk and the ones before it, with the chunks in a ring"
     paper = Paper(title="Reformer: The Efficient Transformer", authors="Kitaev et al.", year=2020, arxiv="2001.04451")
     equation = (
         r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V,\quad"
@@ -219,7 +219,7 @@ class StridedAttention(DeclaredMechanism):
     """
 
     name = "strided"
-    summary = "the last positions and every l-th one before them"
+    summary = "attention to the latest positions and every l-th position before them"
     paper = Paper(
         title="Generating Long Sequences with Sparse Transformers",
         authors="Child et al.",
@@ -265,7 +265,7 @@ class FixedAttention(DeclaredMechanism):
     """
 
     name = "fixed"
-    summary = "a query's own block and the summary cells of all earlier ones"
+    summary = "attention to a query's own block and to the last positions of every earlier block"
     paper = Paper(
         title="Generating Long Sequences with Sparse Transformers",
         authors="Child et al.",
@@ -328,7 +328,7 @@ class BigBirdAttention(DeclaredMechanism):
     """
 
     name = "bigbird"
-    summary = "a window of blocks, global first and last blocks, and random blocks"
+    summary = "attention to a window of blocks, global first and last blocks, and random blocks"
     paper = Paper(
         title="Big Bird: Transformers for Longer Sequences", authors="Zaheer et al.", year=2020, arxiv="2007.14062"
     )
@@ -371,7 +371,7 @@ class NeighborhoodAttention(DeclaredMechanism):
     """
 
     name = "neighborhood"
-    summary = "always the k nearest positions, also at the edges"
+    summary = "attention to exactly the k nearest positions, at the edges too"
     paper = Paper(title="Neighborhood Attention Transformer", authors="Hassani et al.", year=2023, arxiv="2204.07143")
     equation = (
         r"o_i = \mathrm{softmax}\left(\frac{q_i K_{\rho(i)}^\top}{\sqrt{d_k}}\right) V_{\rho(i)},\quad"

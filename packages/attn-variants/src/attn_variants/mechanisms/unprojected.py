@@ -32,12 +32,16 @@ class StatesConfig(MechanismConfig):
         if self.projections == "all":
             return
         if self.num_heads != 1:
-            raise InvalidValue.of("num_heads", self.num_heads, "1 with projections 'none': states have no parts")
+            raise InvalidValue.of(
+                "num_heads", self.num_heads, "1 with projections 'none', as states are not split into heads"
+            )
         if self.head_dim not in {None, self.hidden_size}:
-            allowed = f"hidden_size {self.hidden_size} with projections 'none': keys are the states themselves"
+            allowed = f"hidden_size {self.hidden_size} with projections 'none', as keys are the states themselves"
             raise InvalidValue.of("head_dim", self.head_dim, allowed)
         if self.bias:
-            raise InvalidValue.of("bias", self.bias, "False with projections 'none', to which no biases belong")
+            raise InvalidValue.of(
+                "bias", self.bias, "False with projections 'none', as there are no projections to add biases to"
+            )
 
 
 class StatesAttention(DeclaredMechanism):

@@ -74,5 +74,5 @@ def _write(method: str, request: Any, context: Context, result: str) -> None:
     named = {name: shortened(str(getattr(request, name)), NAME_BYTES) for name in NAMES if getattr(request, name, None)}
     role = "admin" if call.caller.is_admin else "user"
     peer = str(context.peer())
-    told = {"tenant": call.tenant, "role": role, "peer": peer, "call": call.request_id}
-    report(log, "audit", action=method, result=result, **told, **named)
+    facts = {"tenant": call.tenant, "role": role, "peer": peer, "call": call.request_id}
+    report(log, "audit", action=method, result=result, **facts, **named)

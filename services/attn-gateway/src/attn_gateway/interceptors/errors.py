@@ -40,7 +40,7 @@ async def _guard(context: Context) -> AsyncIterator[None]:
 
 async def _abort(context: Context, error: Exception) -> None:
     if isinstance(error, NotImplementedError) and context.code() in UNIMPLEMENTED:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server does not have this call")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server does not implement this method")
     request_id = request_id_of(context)
     shown = public_error(error, request_id)
     code = code_of(shown)

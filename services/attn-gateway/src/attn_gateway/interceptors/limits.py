@@ -108,7 +108,8 @@ class Connections:
             return
         queue = self._waiting.setdefault(peer, [])
         if len(queue) >= WAITING_PER_STREAM * self._most:
-            text = f"{self._most} calls of this connection run and {len(queue)} wait; open another, or send fewer"
+            running = f"{self._most} calls of this connection are running and {len(queue)} are waiting"
+            text = f"{running}; open another connection, or send fewer calls at once"
             raise OutOfCapacity(text, limit=self._most, retry_seconds=1.0)
         turn = asyncio.get_running_loop().create_future()
         queue.append(turn)
@@ -168,7 +169,7 @@ class Limits(grpc.aio.ServerInterceptor):
             peer = str(context.peer())
             async with self._connections.turn(peer):
                 if self._inside >= self._max_calls:
-                    text = f"this server runs {self._max_calls} calls already"
+                    text = f"this server already runs {self._max_calls} calls, its maximum"
                     raise OutOfCapacity(text, limit=self._max_calls, retry_seconds=1.0)
                 caller = CALLER.get()
                 use = self.use_of(caller.tenant) if caller else None

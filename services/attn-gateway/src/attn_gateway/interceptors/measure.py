@@ -130,7 +130,7 @@ class Measured(grpc.aio.ServerInterceptor):
         metrics, labels = self._metrics, record.labels
         metrics.count("attn_calls", (record.method, code.name))
         metrics.observe("attn_call_duration_seconds", (record.method,), seconds)
-        told: dict[str, Any] = {"model": record.model, "tenant": record.tenant}
+        facts: dict[str, Any] = {"model": record.model, "tenant": record.tenant}
         if record.usage is not None:
             usage = record.usage
             metrics.observe("attn_e2e_request_latency_seconds", labels, seconds)
@@ -141,11 +141,11 @@ class Measured(grpc.aio.ServerInterceptor):
             metrics.count("attn_prompt_tokens", labels, usage.prompt_tokens)
             metrics.count("attn_prefix_cache_queries", labels, usage.prompt_tokens)
             metrics.count("attn_prefix_cache_hits", labels, usage.cached_tokens)
-            told |= {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+            facts |= {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
         if record.first_token is not None:
-            told["first_token_seconds"] = round(record.first_token, 6)
-        told = {name: value for name, value in told.items() if value != ""}
-        report(log, "call", method=record.method, code=code.name, seconds=round(seconds, 6), **told)
+            facts["first_token_seconds"] = round(record.first_token, 6)
+        facts = {name: value for name, value in facts.items() if value != ""}
+        report(log, "call", method=record.method, code=code.name, seconds=round(seconds, 6), **facts)
 
     def _measure(self, record: CallRecord, response: Any) -> None:
         """Record the tokens of one message of a completion, labelled by the model version that computes it."""

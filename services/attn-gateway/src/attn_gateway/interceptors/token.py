@@ -15,7 +15,7 @@ from attn_gateway.interceptors.handlers import Continuation, Handler, around
 from attn_gateway.tenants import Tenant, Tenants
 
 HEALTH = "/grpc.health.v1.Health/"
-REFUSAL = "this server wants the metadata 'authorization: Bearer TOKEN' with its token"
+REFUSAL = "this server requires the metadata 'authorization: Bearer TOKEN' with a valid token"
 
 
 class BearerToken(grpc.aio.ServerInterceptor):

@@ -43,7 +43,8 @@ class Contender:
             return
         loss = found.at(step).get(LOSS)
         if loss is None:
-            raise WrongState(f"run {run.id!r} has no validation loss at step {step} to be judged by", run=run.id)
+            message = f"run {run.id!r} has no validation loss at step {step}, which the schedule needs"
+            raise WrongState(message, run=run.id)
         self._arrived[run.id] = loss if math.isfinite(loss) else math.inf
         if len(self._arrived) == len(self.runs):
             self.losses.append(statistics.fmean(self._arrived.values()))

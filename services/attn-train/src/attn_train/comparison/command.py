@@ -22,13 +22,15 @@ from attn_schema.home import home_folder
 from attn_schema.output import Json, note, print_json, print_rows, print_table
 from attn_schema.training import TrainingConfig
 
-Threads = Annotated[int | None, typer.Option(help="CPU threads of runs in this process.", min=1)]
-Server = Annotated[bool, typer.Option("--server", help="Train as jobs of a server, not in this process.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would run and what it costs; start nothing.")]
-Schedule = Annotated[
-    str, typer.Option(help="asha: most runs stop early, and those with the lowest validation losses go on.")
+Threads = Annotated[int | None, typer.Option(help="CPU threads of the runs that train in this process.", min=1)]
+Server = Annotated[
+    bool, typer.Option("--server", help="Train the runs as jobs of a server instead of in this process.")
 ]
-Factor = Annotated[int, typer.Option(help="With --schedule: of so many that reach a rung, one goes on.", min=2)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the runs and their costs without starting them.")]
+Schedule = Annotated[
+    str, typer.Option(help="asha: stop most runs early, and continue those with the lowest validation losses.")
+]
+Factor = Annotated[int, typer.Option(help="With --schedule: one in this many runs that reach a rung continues.", min=2)]
 Recipe = Annotated[str, typer.Option(help=f"Start from a recipe: {', '.join(recipe_names())}, or a TOML file.")]
 
 
@@ -37,17 +39,17 @@ def compare_training_command(  # noqa: PLR0913 - options, given by name
     *,
     train: Annotated[
         str,
-        typer.Option(help="Mechanisms with commas between them; options after colons: mha,sliding_window:window=16."),
+        typer.Option(help="Mechanisms, separated by commas; options follow colons: mha,sliding_window:window=16."),
     ],
-    budget: Annotated[str, typer.Option(help="What each run may spend: flops=1e12, minutes=2 or tokens=1e6.")],
-    seeds: Annotated[int, typer.Option(help="Runs of each mechanism, with seeds from --seed.", min=1)] = 3,
+    budget: Annotated[str, typer.Option(help="Budget of each run: flops=1e12, minutes=2 or tokens=1e6.")],
+    seeds: Annotated[int, typer.Option(help="Runs per mechanism, with consecutive seeds from --seed.", min=1)] = 3,
     probes: Annotated[
-        str, typer.Option(help="Tasks that are trained with the same budget too: recall,needle,glossary; or none.")
+        str, typer.Option(help="Tasks to train on as well, with the same budget: recall,needle,glossary; or none.")
     ] = "recall,needle",
     sizes: Annotated[
-        str, typer.Option(help="At least three of HIDDEN_SIZExNUM_LAYERS: scaling curves with fitted exponents.")
+        str, typer.Option(help="At least three HIDDEN_SIZExNUM_LAYERS, for scaling curves with fitted exponents.")
     ] = "",
-    name: Annotated[str, typer.Option(help="Name of the comparison; by default one made from the options.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the comparison; by default derived from the options.")] = "",
     schedule: Schedule = "",
     reduction_factor: Factor = 3,
     threads: Threads = None,
@@ -91,16 +93,16 @@ def sweep_command(  # noqa: PLR0913 - options, given by name
     *,
     vary: Annotated[
         list[str],
-        typer.Option(help="An option of training with its values: learning_rate=1e-3,3e-3; or a range: 1e-4..1e-2."),
+        typer.Option(help="A training option and its values, learning_rate=1e-3,3e-3, or a range, 1e-4..1e-2."),
     ],
     samples: Annotated[
-        int | None, typer.Option(help="Draw so many combinations at random; all of them if not given.", min=1)
+        int | None, typer.Option(help="Number of combinations to draw at random; by default all are trained.", min=1)
     ] = None,
     budget: Annotated[
-        str, typer.Option(help="What each run may spend: flops=1e12, minutes=2 or tokens=1e6; else --steps.")
+        str, typer.Option(help="Budget of each run: flops=1e12, minutes=2 or tokens=1e6; by default --steps.")
     ] = "",
-    seeds: Annotated[int, typer.Option(help="Runs of each combination, with seeds from --seed.", min=1)] = 1,
-    name: Annotated[str, typer.Option(help="Name of the sweep; by default one made from the options.")] = "",
+    seeds: Annotated[int, typer.Option(help="Runs per combination, with consecutive seeds from --seed.", min=1)] = 1,
+    name: Annotated[str, typer.Option(help="Name of the sweep; by default derived from the options.")] = "",
     schedule: Schedule = "",
     reduction_factor: Factor = 3,
     threads: Threads = None,
@@ -159,7 +161,7 @@ def _start(question: Any, runs: Any, where: Where, connection: ConnectionOptions
     home = home_folder()
     if where.dry_run:
         rows = [_priced(run) for run in runs if run.seed == runs[0].seed]
-        print_rows(rows if where.json else [_in_words(row) for row in rows], "nothing would run", json=where.json)
+        print_rows(rows if where.json else [_in_words(row) for row in rows], "there are no runs", json=where.json)
         return
     folder = ComparisonFolder(home, question.title)
     runs = folder.settled(question, runs)
@@ -198,7 +200,7 @@ def _run_all(question: Any, runs: Any, runner: Any, folder: Any, *, json: bool) 
             print_table(fits, "", title="Scaling")
         typer.echo(f"{folder.path}: results.json, report.html, report.png")
     if any(group.stopped for group in groups):
-        say(f"what was stopped goes on to its end with --name {question.title} and without --schedule")
+        say(f"to train the stopped runs to their end, repeat with --name {question.title} and without --schedule")
     if failures := [failure for group in groups for failure in group.failures]:
         raise WrongState(f"{len(failures)} of {len(runs)} runs failed: {'; '.join(failures)}")
 

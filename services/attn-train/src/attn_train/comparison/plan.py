@@ -64,7 +64,7 @@ def parse_entries(text: str) -> list[Entry]:
     """Parse a list such as "mha,gqa:num_kv_heads=2"; raises `InvalidValue` if it is empty or has duplicates."""
     entries = [Entry.parse(part) for part in text.split(",") if part.strip()]
     if not entries:
-        raise InvalidValue.of("--train", text, "mechanisms with commas between them, such as mha,gqa,mla")
+        raise InvalidValue.of("--train", text, "mechanisms, separated by commas, such as mha,gqa,mla")
     for place, entry in enumerate(entries):
         if entry in entries[:place]:
             raise InvalidValue.of("--train", entry.label, "each mechanism once")
@@ -136,11 +136,11 @@ class Question:
         model = self.config.model
         for field in ("mechanism", "options") if self.entries else ():
             if getattr(model, field):
-                raise InvalidValue.of(field, getattr(model, field), "none here: give it with --train, as NAME:OPTION=1")
+                raise InvalidValue.of(field, getattr(model, field), "none: give it in --train, as NAME:OPTION=1")
         if model.family != DECODER:
-            raise InvalidValue.of("family", model.family, f"{DECODER}, whose mechanism is any")
+            raise InvalidValue.of("family", model.family, f"{DECODER}, the only family that can be compared")
         if model.base_model is not None:
-            raise InvalidValue.of("base_model", model.base_model, "none: every run begins with new weights")
+            raise InvalidValue.of("base_model", model.base_model, "none: every run trains from initial weights")
 
     @property
     def spent(self) -> str:
@@ -152,9 +152,9 @@ class Question:
         """The given name, or one derived from all options, so that the same command resumes the same comparison."""
         if self.name:
             return self.name
-        asked = [self.config, [entry.label for entry in self.entries], self.spent, self.seeds, self.probes]
-        asked += [] if self.schedule is None else [str(self.schedule)]
-        text = msgspec.json.encode([*asked, self.sizes], order="deterministic", enc_hook=str)
+        identity = [self.config, [entry.label for entry in self.entries], self.spent, self.seeds, self.probes]
+        identity += [] if self.schedule is None else [str(self.schedule)]
+        text = msgspec.json.encode([*identity, self.sizes], order="deterministic", enc_hook=str)
         return f"compare-{hashlib.sha256(text).hexdigest()[:8]}"
 
     def datasets(self) -> list[str]:

@@ -27,7 +27,7 @@ def figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingPackage.of("attn-train[compare]", "the pictures of a comparison") from error
+        raise MissingPackage.of("attn-train[compare]", "plotting a comparison") from error
     return Figure
 
 
@@ -35,15 +35,15 @@ def picture(question: Question, groups: Sequence[Group]) -> Any:
     """Plot the loss against FLOPs, seconds and KV cache bytes, and the accuracy of probes and the scaling, if any."""
     main = [group for group in groups if group.dataset == question.config.data.dataset and group.runs]
     panels = [_against_flops, _against_seconds, _against_cache]
-    asked = [group for group in groups if group.interval(ACCURACY) is not None]
-    columns = 2 if len(panels) + bool(asked) > 1 else 1
-    count = len(panels) + bool(asked) + (len(question.sizes) > 2)
+    probed = [group for group in groups if group.interval(ACCURACY) is not None]
+    columns = 2 if len(panels) + bool(probed) > 1 else 1
+    count = len(panels) + bool(probed) + (len(question.sizes) > 2)
     figure = figure_class()(figsize=(13, 4.6 * -(-count // columns)), layout="constrained")
     grid = figure.subplots(-(-count // columns), columns, squeeze=False).flat
     for panel in panels:
         panel(next(grid), main)
-    if asked:
-        _answers(next(grid), asked)
+    if probed:
+        _accuracies(next(grid), probed)
     if len(question.sizes) > 2:
         _sizes(next(grid), main, question.config.data.dataset)
     for axes in grid:
@@ -64,17 +64,17 @@ def _course(axes: Any, groups: Sequence[Group], place: int, label: str) -> None:
         axes.plot(x, [i.value for *_, i in curve], color=color, linestyle=style, label=group.name)
         low, high = ([i.value + sign * i.half_width for *_, i in curve] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=color, alpha=0.12, linewidth=0)
-    axes.set(xlabel=label, ylabel="validation loss, nats a token", title=f"Loss against {label}")
+    axes.set(xlabel=label, ylabel="validation loss, nats per token", title=f"Loss against {label}")
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize="x-small", ncols=2)
 
 
 def _against_flops(axes: Any, groups: Sequence[Group]) -> None:
-    _course(axes, groups, 0, "FLOPs of training")
+    _course(axes, groups, 0, "training FLOPs")
 
 
 def _against_seconds(axes: Any, groups: Sequence[Group]) -> None:
-    _course(axes, groups, 1, "seconds of training")
+    _course(axes, groups, 1, "training seconds")
 
 
 def _against_cache(axes: Any, groups: Sequence[Group]) -> None:
@@ -91,25 +91,25 @@ def _against_cache(axes: Any, groups: Sequence[Group]) -> None:
             axes.errorbar(bytes_kept, loss.value, yerr=width, fmt="o", color=_color(number)[0], capsize=3, **hollow)
             axes.annotate(group.name, (bytes_kept, loss.value), textcoords="offset points", fontsize=8, **place)
     axes.set_xscale("log")
-    axes.set(xlabel="bytes of KV cache or state of a sequence", ylabel="validation loss, nats a token")
+    axes.set(xlabel="bytes of KV cache or state per sequence", ylabel="validation loss, nats per token")
     axes.set_title("Loss against KV cache")
     axes.grid(visible=True, alpha=0.3)
 
 
-def _answers(axes: Any, groups: Sequence[Group]) -> None:
+def _accuracies(axes: Any, groups: Sequence[Group]) -> None:
     datasets, names = (list(dict.fromkeys(found)) for found in zip(*((g.dataset, g.name) for g in groups), strict=True))
     height = 0.8 / len(datasets)
     for group in groups:
-        right = group.interval(ACCURACY)
-        if right is not None:
+        accuracy = group.interval(ACCURACY)
+        if accuracy is not None:
             number = datasets.index(group.dataset)
-            width = 0.0 if right.half_width != right.half_width else right.half_width
+            width = 0.0 if accuracy.half_width != accuracy.half_width else accuracy.half_width
             place = names.index(group.name) + number * height
-            axes.barh(place, right.value, height, xerr=width, color=f"C{number}", capsize=2)
+            axes.barh(place, accuracy.value, height, xerr=width, color=f"C{number}", capsize=2)
     for number, dataset in enumerate(datasets):
         axes.barh(0, 0, color=f"C{number}", label=dataset)
     axes.set_yticks([place + 0.4 - height / 2 for place in range(len(names))], names, fontsize=8)
-    axes.set(xlabel="share of right answers", xlim=(0, 1.05), title="Probes")
+    axes.set(xlabel="accuracy", xlim=(0, 1.05), title="Probes")
     axes.invert_yaxis()
     axes.legend(fontsize="x-small")
 
@@ -121,7 +121,7 @@ def _sizes(axes: Any, groups: Sequence[Group], dataset: str) -> None:
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, color=color, linestyle=style, label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set(xlabel="parameters outside of embeddings", ylabel="validation loss", title="Loss against size")
+    axes.set(xlabel="non-embedding parameters", ylabel="validation loss", title="Loss against size")
     axes.grid(visible=True, which="both", alpha=0.3)
     axes.legend(fontsize="x-small")
 
@@ -142,8 +142,9 @@ def page(question: Question, groups: Sequence[Group], figure: Any, command: str)
     fits = scaling(question, groups)
     introduction = (
         f"<p>Budget of every run: <b>{escape(question.spent)}</b>; {question.seeds} seeds; data: "
-        f"{escape(', '.join(question.datasets()))}. Intervals are 95 % of Student's t over seeds. FLOPs are those of "
-        "matrix products, forward and backward, of attention only the pairs that the mask allows."
+        f"{escape(', '.join(question.datasets()))}. Intervals are 95 % confidence intervals (Student's t) over seeds. "
+        "FLOPs count the matrix products of forward and backward passes, for attention only the pairs that the mask "
+        "allows."
         f"{_stopping(question)}</p>"
     )
     parts = [
@@ -166,7 +167,7 @@ def page(question: Question, groups: Sequence[Group], figure: Any, command: str)
 def _stopping(question: Question) -> str:
     if question.schedule is None:
         return ""
-    words = "What was stopped has the loss of the rung it reached, and is hollow in the picture of KV caches."
+    words = "Runs that were stopped have the loss of the rung that they reached, and hollow marks in the KV cache plot."
     return f" Schedule: <b>{escape(str(question.schedule))}</b>. {words}"
 
 

@@ -126,8 +126,8 @@ def _probe(question: Question, groups: Sequence[Group], like: Group, probe: str)
     """Return the accuracy on a probe, or the rung at which the mechanism was stopped before it was measured."""
     for group in groups:
         if (group.label, group.size, group.dataset) == (like.label, like.size, probe) and group.runs:
-            right = group.interval(ACCURACY)
-            return {f"{probe} right": stopped_at(question, group) if right is None else right.text(3)}
+            accuracy = group.interval(ACCURACY)
+            return {f"{probe} right": stopped_at(question, group) if accuracy is None else accuracy.text(3)}
     return {f"{probe} right": ""}
 
 

@@ -110,8 +110,8 @@ class ComparisonFolder:
             kept = {run["id"]: TrainingConfig.from_mapping(run["config"]) for run in saved["runs"]}
             same = list(kept) == ids and saved["budget"] == question.spent
             same = same and (question.schedule is None or saved["schedule"] == str(question.schedule))
-            if not same or any(_asked(kept[run.id]) != _asked(run.config) for run in runs):
-                raise AlreadyExists(f"there is another comparison {self.path.name!r} in {self.path}; choose a --name")
+            if not same or any(_without_budget(kept[run.id]) != _without_budget(run.config) for run in runs):
+                raise AlreadyExists(f"{self.path} has another comparison {self.path.name!r}; choose another --name")
             return [replace(run, config=kept[run.id]) for run in runs]
         listed = [run.facts() | {"config": msgspec.to_builtins(run.config)} for run in runs]
         plan = {"name": question.title, "budget": question.spent, "schedule": str(question.schedule or "")}
@@ -126,7 +126,7 @@ class ComparisonFolder:
         return fresh.replace(self.path / name)
 
 
-def _asked(config: TrainingConfig) -> TrainingConfig:
+def _without_budget(config: TrainingConfig) -> TrainingConfig:
     """Return the configuration without the fields that depend on the budget, for comparisons."""
     optimizer = config.optimizer.replace(steps=1, warmup_steps=0, min_learning_rate=None)
     optimizer = optimizer.replace(start_decay_steps=None, decay_steps=None, lr_scheduler_type="constant")
@@ -211,7 +211,7 @@ class RunsHere:
             os.fsync(file.fileno())
         course = self.course(run)
         if course is None:
-            raise WrongState(f"run {run.id!r} left no measurements", run=run.id)
+            raise WrongState(f"run {run.id!r} recorded no measurements", run=run.id)
         return course
 
 
@@ -291,7 +291,7 @@ class RunsOnServer:
         if until is not None and course.at(until):
             say(f"{job.id}: {until} of {job.config.optimizer.steps} steps")
             return course.until(until)
-        return WrongState(f"job {job.id!r} is {job.state}; compare again to go on with it", job=job.id)
+        return WrongState(f"job {job.id!r} is {job.state}; repeat the command to continue it", job=job.id)
 
     def _measured(self, job: TrainingJob) -> Course:
         """Return the course of a job that has ended, from its events."""

@@ -38,7 +38,9 @@ class Asha:
         if reduction_factor < 2:
             raise InvalidValue.of("--reduction-factor", reduction_factor, "a whole number from 2")
         if contenders < 2:
-            raise InvalidValue.of("--schedule", name, f"two or more to choose from, and there is {contenders}")
+            raise InvalidValue.of(
+                "--schedule", name, f"a schedule only for two or more candidates; there is {contenders}"
+            )
         promotions = 1
         while reduction_factor ** (promotions + 1) <= contenders:
             promotions += 1

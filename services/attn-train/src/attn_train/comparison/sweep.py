@@ -76,7 +76,7 @@ def combinations(axes: Mapping[str, Any], samples: int | None, seed: int) -> lis
     """
     ranges = [name for name, values in axes.items() if isinstance(values, tuple)]
     if samples is None and ranges:
-        raise InvalidValue.of("--vary", ranges[0], "a range only with --samples, the number of draws")
+        raise InvalidValue.of("--vary", ranges[0], "a range only with --samples, the number of values to draw")
     draw = random.Random(seed)
     if ranges:
         return [{name: _drawn(draw, values) for name, values in axes.items()} for _ in range(samples or 0)]

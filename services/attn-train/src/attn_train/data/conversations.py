@@ -94,7 +94,7 @@ def tokenized_chat(tokenizer: Tokenizer, messages: Messages, place: str) -> Toke
         begins = tokenizer.encode_chat(messages[:number], add_generation_prompt=True) if number else []
         until = tokenizer.encode_chat(messages[: number + 1], add_generation_prompt=False)
         if whole[: len(until)] != until or until[: len(begins)] != begins:
-            allowed = "conversations that the chat template writes the same when they go on"
+            allowed = "a chat template that does not change earlier messages when more messages follow"
             raise InvalidValue.of(FIELD, place, allowed)
         for position in range(max(len(begins), 1), len(until)):
             targets[position - 1] = whole[position]
@@ -102,7 +102,7 @@ def tokenized_chat(tokenizer: Tokenizer, messages: Messages, place: str) -> Toke
                 break
     chat = TokenizedChat(tuple(whole[:-1]), tuple(targets[:-1]))
     if not chat.answered:
-        raise InvalidValue.of(FIELD, place, f"a message of the role {ASSISTANT}")
+        raise InvalidValue.of(FIELD, place, f"a message with the role {ASSISTANT}")
     return chat
 
 
@@ -121,19 +121,22 @@ def read_preferences(path: Path, tokenizer: Tokenizer) -> list[PreferencePair]:
     pairs = []
     for number, values in read_lines(path, (PROMPT, CHOSEN, REJECTED)):
         place = f"{path.name}, line {number}"
-        both = [tokenized_chat(tokenizer, _asked(values[PROMPT]) + values[name], place) for name in (CHOSEN, REJECTED)]
+        prompt = _without_answers(values[PROMPT])
+        both = [tokenized_chat(tokenizer, prompt + values[name], place) for name in (CHOSEN, REJECTED)]
         pairs.append(PreferencePair(*both))
     return pairs
 
 
-def _asked(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+def _without_answers(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     for message in messages:
         if message["role"] == ASSISTANT:
-            raise InvalidValue.of(FIELD, "an answer in a prompt", "prompts without one, answers in chosen and rejected")
+            raise InvalidValue.of(
+                FIELD, "an answer in a prompt", "prompts without answers, which belong into chosen and rejected"
+            )
     return messages
 
 
 def require_template(tokenizer: Tokenizer) -> None:
     """Raise `UserError` for a tokenizer without a chat template."""
     if tokenizer.settings.chat_template is None:
-        raise UserError("the base has no chat template, which conversations need")
+        raise UserError("the tokenizer has no chat template, which conversations need")

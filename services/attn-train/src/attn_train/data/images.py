@@ -20,7 +20,7 @@ Array = NDArray[Any]
 MAX_BYTES = 4 << 30
 """Maximum size of a set of images, which is held in memory."""
 NAMES = (("x", "y"), ("x_train", "y_train"))
-HELD_NAMES = ("x_test", "y_test")
+TEST_NAMES = ("x_test", "y_test")
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
 FIELD = "data.dataset"
 
@@ -49,8 +49,8 @@ def labelled_arrays(arrays: Mapping[str, Array], path: Path) -> tuple[Array, Arr
     """
     for images, labels in NAMES:
         if images in arrays and labels in arrays:
-            held = tuple(arrays[name] for name in HELD_NAMES if name in arrays)
-            return arrays[images], arrays[labels], held if len(held) == 2 else None
+            test_set = tuple(arrays[name] for name in TEST_NAMES if name in arrays)
+            return arrays[images], arrays[labels], test_set if len(test_set) == 2 else None
     allowed = "arrays x and y, or x_train, y_train, x_test and y_test"
     raise InvalidValue.of(FIELD, f"{path} with {', '.join(sorted(arrays)) or 'nothing'}", allowed)
 
@@ -71,7 +71,7 @@ def to_pixels(images: Array, path: Path) -> Array:
         raise InvalidValue.of(FIELD, f"{path} with images of the shape {list(given)}", allowed)
     if images.dtype != np.uint8:
         if images.dtype.kind != "f" or not (np.isfinite(images).all() and images.min() >= 0 and images.max() <= 1):
-            allowed = "shades as uint8, or floating point from 0 to 1"
+            allowed = "pixel values as uint8, or as floats from 0 to 1"
             raise InvalidValue.of(FIELD, f"{path} with {images.dtype} from {images.min()} to {images.max()}", allowed)
         images = np.round(images.astype(np.float64) * 255).astype(np.uint8)
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
@@ -85,7 +85,7 @@ def read_pictures(folder: Path) -> tuple[Array, list[str]]:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise MissingPackage.of("attn-train[images]", "reading pictures") from error
+        raise MissingPackage.of("attn-train[images]", "reading image files") from error
     files = picture_files(folder)
     found: list[Array] = []
     for file in files:
@@ -94,12 +94,14 @@ def read_pictures(folder: Path) -> tuple[Array, list[str]]:
                 grey = picture.mode in {"1", "L"}
                 pixels = np.asarray(picture.convert("L" if grey else "RGB"))
         except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError) as error:
-            raise InvalidValue.of(FIELD, str(file), f"a picture that can be read ({error})") from error
+            raise InvalidValue.of(FIELD, str(file), f"an image file that can be read ({error})") from error
         pixels = pixels[..., None] if grey else pixels
         if found and pixels.shape != found[0].shape:
-            raise InvalidValue.of(FIELD, f"{file} of {list(pixels.shape)}", f"{list(found[0].shape)}, as {files[0]}")
+            given = f"{file} with the shape {list(pixels.shape)}"
+            raise InvalidValue.of(FIELD, given, f"the shape of the first image, {list(found[0].shape)}")
         if pixels.nbytes * len(files) > MAX_BYTES:
-            raise InvalidValue.of(FIELD, f"{len(files)} pictures as {file}", f"{MAX_BYTES} bytes at most")
+            given = f"{len(files)} images of {pixels.nbytes} bytes"
+            raise InvalidValue.of(FIELD, given, f"at most {MAX_BYTES} bytes in all")
         found.append(pixels)
     return np.stack(found), [file.parent.name for file in files]
 
@@ -108,7 +110,8 @@ def picture_files(folder: Path) -> list[Path]:
     """Return the image files of a folder with a subfolder for each class; raises `InvalidValue` if there are none."""
     files = sorted(file for file in folder.glob("*/*") if file.suffix.lower() in PICTURES and file.is_file())
     if not files:
-        raise InvalidValue.of(FIELD, str(folder), f"KIND/PICTURE in it, pictures being {', '.join(sorted(PICTURES))}")
+        allowed = f"a folder with files CLASS/IMAGE of the types {', '.join(sorted(PICTURES))}"
+        raise InvalidValue.of(FIELD, str(folder), allowed)
     return files
 
 
@@ -116,7 +119,7 @@ def _require_small(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         size = sum(member.file_size for member in archive.infolist())
         if size > MAX_BYTES:
-            raise InvalidValue.of(FIELD, f"{path} with {size} bytes", f"{MAX_BYTES} bytes at most")
+            raise InvalidValue.of(FIELD, f"{path} with {size} bytes", f"at most {MAX_BYTES} bytes")
         for member in archive.infolist():
             with archive.open(member) as file:
                 _require_fits(file, member.file_size, path)
@@ -129,7 +132,8 @@ def _require_fits(file: Any, size: int, path: Path) -> None:
     shape, _, dtype = read(file)
     claimed = int(np.prod([1, *map(int, shape)], dtype=object)) * dtype.itemsize
     if claimed > size:
-        raise InvalidValue.of(FIELD, f"{path} with an array of {claimed} bytes in {size}", "arrays that are all there")
+        given = f"{path} with an array of {claimed} bytes, of which the file has {size}"
+        raise InvalidValue.of(FIELD, given, "complete arrays")
 
 
 DIGITS = "digits"
@@ -154,34 +158,37 @@ def load_images(config: DataConfig) -> ImageDataset:
         return _divided(*_digits(), config.validation_fraction)
     path = Path(config.path or "")
     if path.is_dir():
-        pixels, kinds = read_pictures(path)
-        names = tuple(sorted(set(kinds)))
-        found = _images(pixels, np.array([names.index(kind) for kind in kinds]), path)
+        pixels, classes = read_pictures(path)
+        names = tuple(sorted(set(classes)))
+        found = _images(pixels, np.array([names.index(name) for name in classes]), path)
         return _divided(_shuffled(found), names, config.validation_fraction)
-    normalize_pixels, labels, held = labelled_arrays(read_arrays(path), path)
-    training = _images(normalize_pixels, labels, path)
-    if held is None:
+    images, labels, test_set = labelled_arrays(read_arrays(path), path)
+    training = _images(images, labels, path)
+    if test_set is None:
         return _divided(_shuffled(training), _numbers(training), config.validation_fraction)
-    validation = _images(*held, path)
+    validation = _images(*test_set, path)
     if validation.images.shape[1:] != training.images.shape[1:]:
-        given = f"{path} with tests of the shape {list(validation.images.shape[1:])}"
-        raise InvalidValue.of("data.dataset", given, f"{list(training.images.shape[1:])}, as those to train on")
+        given = f"{path} with test images of the shape {list(validation.images.shape[1:])}"
+        raise InvalidValue.of(
+            "data.dataset", given, f"{list(training.images.shape[1:])}, the shape of the training images"
+        )
     return ImageDataset(training, validation, _numbers(training, validation))
 
 
 def _digits() -> tuple[LabelledImages, tuple[str, ...]]:
     known = digits()
-    normalize_pixels = torch.tensor([[[int(shade) for shade in row] for row in rows] for rows, _ in known])
-    images = (normalize_pixels * (255 / SHADES)).round().to(torch.uint8)[:, None]
+    shades = torch.tensor([[[int(shade) for shade in row] for row in rows] for rows, _ in known])
+    images = (shades * (255 / SHADES)).round().to(torch.uint8)[:, None]
     return LabelledImages(images, torch.tensor([NUMBERS.index(name) for _, name in known])), NUMBERS
 
 
 def _images(pixels: Array, labels: Array, path: Path) -> LabelledImages:
     if labels.dtype.kind not in "iu" or labels.shape != (len(pixels),):
         given = f"{path} with {len(pixels)} images and labels {labels.dtype}{list(labels.shape)}"
-        raise InvalidValue.of("data.dataset", given, "a whole number for each image")
+        raise InvalidValue.of("data.dataset", given, "one integer label per image")
     if not 0 <= int(labels.min(initial=0)) <= int(labels.max(initial=0)) < CLASSES:
-        raise InvalidValue.of("data.dataset", f"{path} with labels {labels.min()} to {labels.max()}", "0 to few")
+        given = f"{path} with labels from {labels.min()} to {labels.max()}"
+        raise InvalidValue.of("data.dataset", given, f"labels from 0 to {CLASSES - 1}")
     return LabelledImages(torch.from_numpy(to_pixels(pixels, path)), torch.from_numpy(labels.astype(np.int64)))
 
 

@@ -37,7 +37,7 @@ def require_known_text(name: str) -> None:
     """Raise `UnknownName`, with similar names, unless `name` is a known text or a synthetic task."""
     known = sorted([*known_texts(), *TASKS])
     if name not in known:
-        raise UnknownName.of("data set", name, known)
+        raise UnknownName.of("dataset", name, known)
 
 
 def family_named(name: str) -> ModelFamily:
@@ -68,31 +68,31 @@ def load_dataset(config: TrainingConfig, home: Path, log: Callable[[str], None])
 
 
 def _load_dataset(config: TrainingConfig, home: Path, log: Callable[[str], None]) -> Dataset:
-    subject = data_kind_of(config.model)
-    if subject == IMAGES:
+    kind = data_kind_of(config.model)
+    if kind == IMAGES:
         from attn_train.data.images import load_images
 
         return load_images(config.data)
-    if subject == MASKED:
+    if kind == MASKED:
         return MaskedTextDataset.of(load_text(config.data, home, log))
     named = tokenizer_of(config.data, home)
-    if subject == TAGS:
+    if kind == TAGS:
         return load_tags(config.data, config.model.sequence_length, named)
     if config.model.is_encoder_decoder:
         return load_pairs(config.data, config.model, named)
     if config.data.name in TASKS:
         pairs = synthetic_task_pairs(config.data.name, config.data.max_pairs)
-        longest = config.model.sequence_length
-        return completion_dataset(pairs, validation=config.data.validation_fraction, longest=longest)
+        length = config.model.sequence_length
+        return completion_dataset(pairs, validation=config.data.validation_fraction, max_length=length)
     return load_text(config.data, home, log)
 
 
 def load_conversations(config: TrainingConfig, home: Path) -> Dataset:
     """Load the conversations of the file that the config names, formatted with the chat template of its tokenizer."""
-    data, longest = config.data, config.model.sequence_length
+    data, length = config.data, config.model.sequence_length
     tokenizer = Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home))
     make = chat_dataset if data.format == "chat" else preference_dataset
-    return make(Path(data.path or ""), tokenizer, validation=data.validation_fraction, longest=longest)
+    return make(Path(data.path or ""), tokenizer, validation=data.validation_fraction, max_length=length)
 
 
 def tokenizer_of(config: DataConfig, home: Path) -> str:

@@ -31,15 +31,15 @@ def load_pairs(config: DataConfig, model: ModelConfig, tokenizer: str) -> PairDa
     """Load and tokenize the pairs of a config; raises `InvalidValue` or `UnknownName` if they cannot be read."""
     training, validation = _texts(config)
     if not validation:
-        held = int(len(training) * config.validation_fraction)
-        training, validation = training[: len(training) - held], training[len(training) - held :]
-    longest = model.encoder_length, model.sequence_length
-    return tokenize_pairs(training, validation, tokenizer=tokenizer, longest=longest)
+        count = int(len(training) * config.validation_fraction)
+        training, validation = training[: len(training) - count], training[len(training) - count :]
+    lengths = model.encoder_length, model.sequence_length
+    return tokenize_pairs(training, validation, tokenizer=tokenizer, longest=lengths)
 
 
-def synthetic_task_pairs(rule: str, most: int = 0) -> list[TextPair]:
-    """Return the pairs of a synthetic task, at most `most` of them; 0 means all."""
-    return synthetic_pairs(rule, min(most or PAIRS, PAIRS), RULE_SEED)
+def synthetic_task_pairs(rule: str, max_pairs: int = 0) -> list[TextPair]:
+    """Return the pairs of a synthetic task, at most `max_pairs` of them; 0 means all."""
+    return synthetic_pairs(rule, min(max_pairs or PAIRS, PAIRS), RULE_SEED)
 
 
 def pair_paths(path: Path, languages: str) -> list[Path]:
@@ -49,7 +49,9 @@ def pair_paths(path: Path, languages: str) -> list[Path]:
     """
     if not path.is_dir():
         if languages:
-            raise InvalidValue.of("data.languages", languages, "none, as a file's columns are source and target")
+            raise InvalidValue.of(
+                "data.languages", languages, "none for a single file, whose columns are source and target"
+            )
         return [path]
     sides = languages.split("-")
     if len(sides) != 2 or not all(side.isalnum() for side in sides):
@@ -69,35 +71,41 @@ def _of_side(folder: Path, part: str, side: str) -> Path:
 
 
 def _texts(config: DataConfig) -> tuple[list[TextPair], list[TextPair]]:
-    most = config.max_pairs or MAX_PAIRS
+    max_pairs = config.max_pairs or MAX_PAIRS
     if config.name is not None:
         if config.name == SAMPLE:
-            return _columns(SAMPLE_FILE, most), []
+            return _columns(SAMPLE_FILE, max_pairs), []
         if config.name == CAPTIONS:
-            return caption_pairs(min(most, IMAGES), RULE_SEED)
+            return caption_pairs(min(max_pairs, IMAGES), RULE_SEED)
         if config.name not in TASKS:
             raise UnknownName.of("set of pairs", config.name, known_pair_sets())
         return synthetic_task_pairs(config.name, config.max_pairs), []
     files = pair_paths(Path(config.path or ""), config.languages)
     if len(files) == 1:
-        return _columns(files[0], most), []
-    training = _sides(files[0], files[1], most)
-    return training, _sides(files[2], files[3], most) if len(files) == 4 else []
+        return _columns(files[0], max_pairs), []
+    training = _sides(files[0], files[1], max_pairs)
+    return training, _sides(files[2], files[3], max_pairs) if len(files) == 4 else []
 
 
-def _sides(source: Path, target: Path, most: int) -> list[TextPair]:
-    one, other = (list(islice(_lines(path), most)) for path in (source, target))
+def _sides(source: Path, target: Path, max_pairs: int) -> list[TextPair]:
+    one, other = (list(islice(_lines(path), max_pairs)) for path in (source, target))
     if len(one) != len(other):
-        raise InvalidValue.of("data.dataset", str(target), f"as many lines as {source} ({len(one)}), not {len(other)}")
+        raise InvalidValue.of(
+            "data.dataset", str(target), f"a file with as many lines as {source} ({len(one)}), not {len(other)}"
+        )
     return [(a, b) for a, b in zip(one, other, strict=True) if a and b]
 
 
-def _columns(path: Path, most: int) -> list[TextPair]:
+def _columns(path: Path, max_pairs: int) -> list[TextPair]:
     pairs = []
-    for number, line in enumerate(islice(_lines(path), most), 1):
+    for number, line in enumerate(islice(_lines(path), max_pairs), 1):
         columns = line.split("\t")
         if len(columns) < 2:
-            raise InvalidValue.of("data.dataset", f"{path}, line {number}: {line[:60]!r}", "source TAB target")
+            raise InvalidValue.of(
+                "data.dataset",
+                f"{path}, line {number}: {line[:60]!r}",
+                "lines with the columns SOURCE and TARGET, separated by a tab",
+            )
         if columns[0].strip() and columns[1].strip():
             pairs.append((columns[0].strip(), columns[1].strip()))
     return pairs

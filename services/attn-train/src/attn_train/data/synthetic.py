@@ -20,7 +20,7 @@ Maker = Callable[[random.Random, int, int], Pair]
 """Makes a source, of about `shortest` to `longest` words, and its target: (random, shortest, longest) -> pair."""
 
 
-def swapped(words: Sequence[int]) -> list[int]:
+def swap_neighbours(words: Sequence[int]) -> list[int]:
     """Swap each pair of neighbours: 1 2 3 4 5 becomes 2 1 4 3 5."""
     return [word for place in range(0, len(words), 2) for word in reversed(words[place : place + 2])]
 
@@ -29,7 +29,7 @@ RULES: dict[str, Rule] = {
     "copy": lambda words: words,
     "reverse": lambda words: words[::-1],
     "words": lambda words: words,
-    "dictionary": swapped,
+    "dictionary": swap_neighbours,
 }
 """How each rule orders the words of the target."""
 REPLACED = {"words", "dictionary"}
@@ -46,7 +46,7 @@ def recall_pair(choose: random.Random, shortest: int, longest: int) -> Pair:
     return [*_listed(keys, values), f"k{keys[asked]}"], [f"v{values[asked]}"]
 
 
-def found(choose: random.Random, shortest: int, longest: int) -> Pair:
+def needle_pair(choose: random.Random, shortest: int, longest: int) -> Pair:
     """Needle in a haystack: the target is the word after the mark "needle", which is at a random position.
 
     The target of "s5 s2 needle s7 s2 s2 ?" is "s7".
@@ -67,7 +67,7 @@ def glossary_pair(choose: random.Random, shortest: int, longest: int) -> Pair:
     return source, [f"v{values[place]}" for place in asked]
 
 
-MAKERS: dict[str, Maker] = {"recall": recall_pair, "needle": found, "glossary": glossary_pair}
+MAKERS: dict[str, Maker] = {"recall": recall_pair, "needle": needle_pair, "glossary": glossary_pair}
 """Retrieval tasks, whose answer has to be found in the source."""
 TASKS = (*RULES, *MAKERS)
 
@@ -98,8 +98,8 @@ def synthetic_pairs(
 
 def _entries(choose: random.Random, shortest: int, longest: int) -> tuple[list[int], list[int]]:
     """Draw distinct keys and a value for each, so that both together have about `shortest` to `longest` words."""
-    most = max(1, min(ENTRIES, longest // 2))
-    count = choose.randint(min(most, max(1, shortest // 2)), most)
+    max_entries = max(1, min(ENTRIES, longest // 2))
+    count = choose.randint(min(max_entries, max(1, shortest // 2)), max_entries)
     return choose.sample(range(WORDS), count), [choose.randrange(WORDS) for _ in range(count)]
 
 
@@ -111,7 +111,7 @@ SAMPLE_FILE = Path(__file__).parent / "samples" / "digits.csv.gz"
 SIDE = 8
 """The rows and columns of a digit; a captioned image is two digits side by side."""
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-HELD = 297
+HELD_OUT = 297
 """The number of digits that are used for validation images only."""
 
 Digit = tuple[list[list[str]], str]
@@ -135,8 +135,8 @@ def caption_pairs(count: int, seed: int) -> tuple[list[tuple[str, str]], list[tu
     """
     known = digits()
     choose = random.Random(f"captions:{seed}")
-    training = [caption(choose, known[:-HELD]) for _ in range(count)]
-    return training, [caption(choose, known[-HELD:]) for _ in range(max(1, count // 10))]
+    training = [caption(choose, known[:-HELD_OUT]) for _ in range(count)]
+    return training, [caption(choose, known[-HELD_OUT:]) for _ in range(max(1, count // 10))]
 
 
 def caption(choose: random.Random, known: list[Digit]) -> tuple[str, str]:
@@ -144,9 +144,9 @@ def caption(choose: random.Random, known: list[Digit]) -> tuple[str, str]:
     (left, first), (right, second) = choose.choice(known), choose.choice(known)
     kind = choose.choice(("both", "both", "left", "right"))
     if kind == "left":
-        right, said = BLANK, f"a {first} on the left"
+        right, text = BLANK, f"a {first} on the left"
     elif kind == "right":
-        left, said = BLANK, f"a {second} on the right"
+        left, text = BLANK, f"a {second} on the right"
     else:
-        said = f"a {first} to the left of a {second}"
-    return " ".join(shade for pair in zip(left, right, strict=True) for row in pair for shade in row), said
+        text = f"a {first} to the left of a {second}"
+    return " ".join(shade for pair in zip(left, right, strict=True) for row in pair for shade in row), text

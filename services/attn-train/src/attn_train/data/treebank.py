@@ -78,7 +78,9 @@ def _sentences(path: Path) -> Iterator[Sentence]:
             continue
         columns = line.split("\t")
         if len(columns) != COLUMNS:
-            raise InvalidValue.of(FIELD, f"{path}, line {number}: {line[:60]!r}", f"{COLUMNS} columns between tabs")
+            raise InvalidValue.of(
+                FIELD, f"{path}, line {number}: {line[:60]!r}", f"{COLUMNS} columns, separated by tabs"
+            )
         # Contractions (numbered as 1-2), whose words follow on lines of their own, and empty nodes (1.1) are skipped.
         if columns[0].isdecimal():
             rows.append(columns)
@@ -93,7 +95,9 @@ def _sentence(rows: Sequence[Sequence[str]], where: str) -> Sentence:
     heads = []
     for row in rows:
         if not row[6].isdecimal() or int(row[6]) > len(rows):
-            raise InvalidValue.of(FIELD, f"{where}: the head {row[6]!r}", f"a word from 1 to {len(rows)}, or 0")
+            raise InvalidValue.of(
+                FIELD, f"{where}: the head {row[6]!r}", f"the number of a word, 1 to {len(rows)}, or 0 for the root"
+            )
         heads.append(int(row[6]) - 1)
     return Sentence(tuple(row[1] for row in rows), tuple(row[3] for row in rows), tuple(heads))
 
@@ -110,13 +114,13 @@ def load_tags(config: DataConfig, context: int, tokenizer: str) -> TaggedDataset
     """
     training, validation = (read_sentences(paths) for paths in treebank_files(Path(config.path or "")))
     if not validation:
-        held = int(len(training) * config.validation_fraction)
-        training, validation = training[: len(training) - held], training[len(training) - held :]
+        count = int(len(training) * config.validation_fraction)
+        training, validation = training[: len(training) - count], training[len(training) - count :]
     made = learned_tokenizer(tokenizer, [f" {' '.join(sentence.words)}" for sentence in training])
     names = sorted({tag for sentence in training for tag in sentence.tags} - {UNTAGGED})
     kept = tokenize_sentences(training, made, names, context)
     if not kept or not names:
-        allowed = f"at least one with tags and at most {context} tokens"
+        allowed = f"at least one sentence with tags and at most {context} tokens"
         raise InvalidValue.of("data", f"{len(training)} sentences", allowed)
     return TaggedDataset(kept, tokenize_sentences(validation, made, names, context), names, made)
 

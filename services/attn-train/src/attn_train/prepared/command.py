@@ -20,7 +20,7 @@ from attn_train.prepared.prepare import Pool, Progress, Request, prepare
 from attn_train.prepared.shards import TRAIN, VALIDATION, PreparedData
 from attn_train.tasks.seq2seq import is_byte_pairs
 
-app = typer.Typer(no_args_is_help=True, help="Prepare data for training that does not fit into memory, and look at it.")
+app = typer.Typer(no_args_is_help=True, help="Prepare training data that does not fit into memory, and inspect it.")
 
 LINE_SECONDS = 10.0
 """Interval between lines of progress."""
@@ -30,12 +30,16 @@ LINE_SECONDS = 10.0
 @with_flags(top="preparation")
 def prepare_command(
     *,
-    data: Annotated[list[str], typer.Argument(help="Files, folders or patterns: text, JSON lines, Parquet, Arrow.")],
+    data: Annotated[
+        list[str], typer.Argument(help="Files, folders or glob patterns: text, JSON lines, Parquet, Arrow.")
+    ],
     preparation: PrepareConfig,
-    out: Annotated[Path, typer.Option("--out", "-O", help="The folder to write, new or of a preparation cut off.")],
-    workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for each CPU.")] = 0,
+    out: Annotated[
+        Path, typer.Option("--out", "-O", help="Output folder: new, empty, or that of an interrupted preparation.")
+    ],
+    workers: Annotated[int, typer.Option(min=0, help="Number of processes; 0 means one per CPU.")] = 0,
     use_ray: Annotated[
-        bool, typer.Option("--ray", help="Work on the Ray cluster at RAY_ADDRESS, whose machines share the folder.")
+        bool, typer.Option("--ray", help="Use the Ray cluster at RAY_ADDRESS, whose machines must share the folder.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -48,7 +52,7 @@ def prepare_command(
     named = preparation.tokenizer
     if not named:
         raise InvalidValue.of(
-            "tokenizer", "", "a model of this machine, a folder with a tokenizer.json, or byte_pairs:N"
+            "tokenizer", "", "the name of a model on this machine, a folder with a tokenizer.json, or byte_pairs:N"
         )
     kept = is_byte_pairs(named) or (Path(named).expanduser() / "tokenizer.json").is_file()
     tokenizer = named if kept else str(ModelStore().find(named))
@@ -63,9 +67,11 @@ def prepare_command(
 @app.command("show")
 def show_command(
     *,
-    folder: Annotated[Path, typer.Argument(help="A folder that `attn data prepare` wrote.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare it with the manifest.")] = False,
-    documents: Annotated[int, typer.Option(min=0, help="Print the beginnings of this many sequences.")] = 0,
+    folder: Annotated[Path, typer.Argument(help="A folder of prepared data.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Verify the SHA-256 of every file against the manifest.")
+    ] = False,
+    documents: Annotated[int, typer.Option(min=0, help="Number of sequences whose beginnings are printed.")] = 0,
     json: Json = False,
 ) -> None:
     """Show the contents of a folder of prepared data: its sets, shards and vocabulary.
@@ -74,9 +80,9 @@ def show_command(
     """
     prepared = PreparedData.open(folder, verify=verify)
     _show(prepared, json=json, seconds=None)
-    held = prepared.set(TRAIN)
-    for number in range(min(documents, held.records)):
-        for window in held.record(number):
+    training = prepared.set(TRAIN)
+    for number in range(min(documents, training.records)):
+        for window in training.record(number):
             typer.echo(f"{number}: {prepared.tokenizer.decode(window.ids[:64].tolist(), skip_special=False)!r}")
 
 
@@ -91,15 +97,15 @@ def _sets(given: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _progress(began: float) -> Progress:
-    told = [began]
+    printed_at = [began]
 
-    def tell(done: int, units: int, tokens: int) -> None:  # noqa: ARG001 - for others
+    def print_progress(done: int, units: int, tokens: int) -> None:  # noqa: ARG001 - part of `Progress`
         now = time.monotonic()
-        if now - told[0] > LINE_SECONDS:
-            told[0] = now
+        if now - printed_at[0] > LINE_SECONDS:
+            printed_at[0] = now
             note(f"{done} of {units} parts after {now - began:.0f} s")
 
-    return tell
+    return print_progress
 
 
 def _facts(prepared: PreparedData) -> dict[str, Any]:
@@ -132,7 +138,7 @@ def _show(prepared: PreparedData, *, json: bool, seconds: float | None) -> None:
         return
     typer.echo(f"{prepared.folder}: {facts['kind']} of {facts['sources']} files, {facts['source_bytes']} bytes")
     typer.echo(f"vocabulary of {facts['vocab_size']} tokens, {facts['tokenizer_sha256'][:12]}, as {facts['dtype']}")
-    for name, held in facts["sets"].items():
-        typer.echo(f"{name}: {held['tokens']} tokens, {held['records']} records in {held['shards']} shards")
+    for name, counts in facts["sets"].items():
+        typer.echo(f"{name}: {counts['tokens']} tokens, {counts['records']} records in {counts['shards']} shards")
     if seconds is not None:
         typer.echo(f"{seconds:.1f} s, {facts['source_bytes'] / max(seconds, 1e-9) / 1e6:.1f} MB/s")

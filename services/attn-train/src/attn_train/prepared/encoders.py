@@ -74,8 +74,8 @@ class PreferenceEncoder(ChatEncoder):
         """Tokenize both conversations of each row."""
         records: list[Record] = []
         for row in rows:
-            asked = _messages(row, PROMPT)
-            both = (asked + _messages(row, name) for name in (CHOSEN, REJECTED))
+            prompt = _messages(row, PROMPT)
+            both = (prompt + _messages(row, name) for name in (CHOSEN, REJECTED))
             records.append([_learned(tokenized_chat(self._tokenizer, messages, row.place)) for messages in both])
         return records
 
@@ -100,7 +100,7 @@ ENCODERS: Mapping[str, Callable[[Tokenizer], Callable[[Sequence[Row]], list[Reco
     "pairs": PairEncoder,
 }
 if ENCODERS.keys() != KINDS.keys():
-    raise RuntimeError("every kind of prepared data has an encoder")
+    raise RuntimeError("a kind of prepared data has no encoder, or an encoder has no kind")
 
 
 def _learned(chat: TokenizedChat) -> tuple[list[int], list[int]]:

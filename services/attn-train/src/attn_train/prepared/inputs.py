@@ -103,8 +103,9 @@ def _is_known(path: Path) -> bool:
     return not path.name.startswith(".")
 
 
-def units_of(path: Path, set_name: str, unit_bytes: int, held: tuple[float, str] = (0.0, "")) -> Iterator[Unit]:
-    """Yield a file's units of about `unit_bytes` each; the fraction `held[0]` at its end is for the set `held[1]`."""
+def units_of(path: Path, set_name: str, unit_bytes: int, held_out: tuple[float, str] = (0.0, "")) -> Iterator[Unit]:
+    """Yield a file's units of about `unit_bytes` each; the fraction `held_out[0]` at its end is for the set
+    `held_out[1]`."""
     kind = format_of(path)
     if kind == "parquet":
         yield from _row_groups(path, set_name, unit_bytes)
@@ -113,8 +114,8 @@ def units_of(path: Path, set_name: str, unit_bytes: int, held: tuple[float, str]
     else:
         size = path.stat().st_size
         with path.open("rb") as file:
-            cut = _aligned(file, int(size * (1 - held[0])), size) if held[0] else size
-            for start, stop, name in ((0, cut, set_name), (cut, size, held[1])):
+            cut = _aligned(file, int(size * (1 - held_out[0])), size) if held_out[0] else size
+            for start, stop, name in ((0, cut, set_name), (cut, size, held_out[1])):
                 if start == stop:
                     continue
                 marks = [start]
@@ -193,15 +194,15 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        said = "UTF-8 text; it is binary or of another encoding"
+        allowed = "UTF-8 text; the file is binary or has another encoding"
         raise InvalidValue.of(
-            FIELD, f"{path} with the bytes {error.object[error.start : error.start + 4]!r}", said
+            FIELD, f"{path} with the bytes {error.object[error.start : error.start + 4]!r}", allowed
         ) from error
     except (OSError, EOFError) as error:
-        raise InvalidValue.of(FIELD, str(path), f"a whole, readable file: {error}") from error
+        raise InvalidValue.of(FIELD, str(path), f"a complete, readable file ({error})") from error
     except Exception as error:
         if type(error).__module__.startswith("zstandard"):
-            raise InvalidValue.of(FIELD, str(path), f"a whole zstd file: {error}") from error
+            raise InvalidValue.of(FIELD, str(path), f"a complete zstd file ({error})") from error
         raise
 
 
@@ -246,7 +247,7 @@ class _Frames(io.RawIOBase):
             self._fed = b""
             if not data:
                 if self._frame is not None:
-                    raise EOFError("it is cut off")
+                    raise EOFError("the last frame is incomplete")
                 return 0
             if self._frame is None:
                 self._frame = self._library.ZstdDecompressor(max_window_size=1 << 30).decompressobj()
@@ -265,8 +266,8 @@ def _lines(path: Path, unit: Unit) -> Iterator[tuple[int, bytes]]:
             file.seek(unit.start)
         at, rest = unit.start, b""
         while unit.stop < 0 or at < unit.stop:
-            most = LONGEST_LINE if unit.stop < 0 else min(LONGEST_LINE, unit.stop - at)
-            line = rest + file.readline(most - len(rest))
+            max_bytes = LONGEST_LINE if unit.stop < 0 else min(LONGEST_LINE, unit.stop - at)
+            line = rest + file.readline(max_bytes - len(rest))
             if not line:
                 return
             # A line that is too long is cut between two characters.
@@ -284,7 +285,7 @@ def _character_end(data: bytes) -> int:
 def _json_rows(path: Path, unit: Unit) -> Iterator[Row]:
     for at, line in _lines(path, unit):
         if len(line) >= LONGEST_LINE - 4:
-            raise InvalidValue.of(FIELD, f"{path}, byte {at}", f"lines of at most {LONGEST_LINE} bytes")
+            raise InvalidValue.of(FIELD, f"{path}, the line at byte {at}", f"lines of at most {LONGEST_LINE} bytes")
         text = line.decode("utf-8")
         if not text.strip():
             continue
@@ -307,23 +308,23 @@ def _text_lines(path: Path, unit: Unit) -> Iterator[Row]:
 
 def _text_pieces(path: Path, unit: Unit) -> Iterator[Row]:
     """Yield the text in pieces of whole lines; the last piece of the file's last unit ends the document."""
-    held: list[bytes] = []
+    lines: list[bytes] = []
     size, begins = 0, unit.start
     waiting: Row | None = None
     for at, line in _lines(path, unit):
-        if not held:
+        if not lines:
             begins = at
-        held.append(line)
+        lines.append(line)
         size += len(line)
         if size >= PIECE:
             if waiting is not None:
                 yield waiting
-            waiting = Row({"text": _decoded(b"".join(held))}, f"{path}, byte {begins}", ends=False)
-            held, size = [], 0
-    if held:
+            waiting = Row({"text": _decoded(b"".join(lines))}, f"{path}, byte {begins}", ends=False)
+            lines, size = [], 0
+    if lines:
         if waiting is not None:
             yield waiting
-        waiting = Row({"text": _decoded(b"".join(held))}, f"{path}, byte {begins}", ends=False)
+        waiting = Row({"text": _decoded(b"".join(lines))}, f"{path}, byte {begins}", ends=False)
     if waiting is not None:
         yield waiting._replace(ends=unit.last)
 
@@ -352,7 +353,7 @@ def _table(path: Path) -> Iterator[Any]:
         with parquet.ParquetFile(path, memory_map=True) as file:
             yield file
     except (arrow.ArrowException, OSError) as error:
-        raise InvalidValue.of(FIELD, str(path), f"a whole Parquet file: {_said(error)}") from error
+        raise InvalidValue.of(FIELD, str(path), f"a complete Parquet file ({_one_line(error)})") from error
 
 
 def _parquet_rows(path: Path, unit: Unit, columns: Sequence[str]) -> Iterator[Row]:
@@ -376,7 +377,7 @@ def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
                         yield Row(values, f"{path}, row {number}")
                         number += 1
     except (arrow.ArrowException, OSError) as error:
-        raise InvalidValue.of(FIELD, str(path), f"a whole Arrow file: {_said(error)}") from error
+        raise InvalidValue.of(FIELD, str(path), f"a complete Arrow file ({_one_line(error)})") from error
 
 
 @contextmanager
@@ -391,5 +392,5 @@ def _arrow_batches(arrow: Any, file: Any) -> Iterator[Iterator[Any]]:
             yield iter(stream)
 
 
-def _said(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]

@@ -152,7 +152,7 @@ class MixedSource:
     epochs: float = 0.0
 
     @property
-    def most(self) -> float:
+    def max_items(self) -> float:
         """The maximum number of items to read."""
         return self.epochs * self.reader.items if self.epochs else math.inf
 
@@ -181,17 +181,18 @@ class Mixture:
         """Continue from a `position`; raises `InvalidValue` if it has another number of sources."""
         if len(position["items"]) != len(self.sources):
             given = f"{len(self.sources)} folders"
-            raise InvalidValue.of(FIELD, given, f"{len(position['items'])}, as in the checkpoint")
+            raise InvalidValue.of(FIELD, given, f"{len(position['items'])} folders, the number in the checkpoint")
         self._rows, self._items = int(position["rows"][0]), position["items"].tolist()
 
     def next_row(self) -> PackedRow:
         """Return the next row."""
         open_weights = [
-            source.weight if read < source.most else 0.0 for source, read in zip(self.sources, self._items, strict=True)
+            source.weight if read < source.max_items else 0.0
+            for source, read in zip(self.sources, self._items, strict=True)
         ]
         if not any(open_weights):
-            read = ", ".join(f"{name} {epochs:g} times" for name, epochs in self.epochs.items())
-            raise InvalidValue.of(FIELD, f"data that was read ({read})", "more epochs, or fewer steps")
+            epochs = ", ".join(f"{name} {epochs:g} times" for name, epochs in self.epochs.items())
+            raise InvalidValue.of(FIELD, f"exhausted data ({epochs})", "more epochs, or fewer steps")
         chance = int(mixed(np.array([(self.seed ^ self._rows) & (2**64 - 1)], dtype=np.uint64))[0]) / 2**64
         bounds = np.cumsum(open_weights) / sum(open_weights)
         place = min(int(np.searchsorted(bounds, chance, side="right")), len(self.sources) - 1)

@@ -57,7 +57,7 @@ def processes(folder: Path, units: Sequence[tuple[int, Unit]], workers: int) -> 
             for future in as_completed(waiting):
                 yield _made_or_raised(future.result())
         except BrokenProcessPool as error:
-            raise Unavailable("a process ended before its time; the same command goes on from what is done") from error
+            raise Unavailable("a process died; repeat the command to continue from the finished parts") from error
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -77,7 +77,7 @@ def ray_tasks(folder: Path, units: Sequence[tuple[int, Unit]], workers: int) -> 
             try:
                 yield _made_or_raised(ray.get(done[0]))
             except ray.exceptions.RayError as error:
-                raise Unavailable(f"a worker of Ray was lost: {str(error).splitlines()[0]}") from error
+                raise Unavailable(f"a Ray worker was lost: {str(error).splitlines()[0]}") from error
     finally:
         runner.run(cluster.stop())
         runner.close()

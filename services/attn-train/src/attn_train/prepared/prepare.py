@@ -40,7 +40,7 @@ from attn_train.tasks.seq2seq import is_byte_pairs, learned_tokenizer
 UNIT_BYTES = 32 << 20
 """Bytes of a file per shard; an interrupted preparation repeats at most one unfinished shard per process."""
 LEARNED_FROM = 64 << 20
-"""Characters of text, from the beginning of the data, from which byte pairs are learned."""
+"""Bytes of UTF-8 text, from the beginning of the data, from which byte pairs are learned."""
 AT_ONCE = 64
 """Rows that are tokenized at once."""
 
@@ -87,10 +87,10 @@ def prepare(request: Request, out: Path, *, workers: int, pool: Pool, progress: 
     process prepares the same folder.
     """
     if (out / MANIFEST).is_file() and not (out / PLAN).is_file():
-        raise InvalidValue.of("out", str(out), "a new folder; this one holds prepared data")
+        raise InvalidValue.of("out", str(out), "a new folder; this one has prepared data")
     fresh = not out.exists() or all(path.name.startswith(".") for path in out.iterdir())
     if not fresh and not (out / PLAN).is_file():
-        raise InvalidValue.of("out", str(out), "a new or empty folder, or one of a preparation that was cut off")
+        raise InvalidValue.of("out", str(out), "a new or empty folder, or that of an interrupted preparation")
     plan = plan_of(request)
     out.mkdir(parents=True, exist_ok=True)
     with _alone(out):
@@ -110,19 +110,19 @@ def plan_of(request: Request) -> DataPlan:
     config = request.config
     columns = config.columns or COLUMNS[config.kind]
     if len(columns) != len(COLUMNS[config.kind]):
-        wanted = f"{len(COLUMNS[config.kind])} for {config.kind}: {', '.join(COLUMNS[config.kind])}"
-        raise InvalidValue.of("columns", ",".join(columns), wanted)
+        allowed = f"{len(COLUMNS[config.kind])} columns for {config.kind}: {', '.join(COLUMNS[config.kind])}"
+        raise InvalidValue.of("columns", ",".join(columns), allowed)
     sets = {TRAIN: input_files(request.data)}
     for name, given in request.validation.items():
         if not name.isidentifier() or name == TRAIN:
-            raise InvalidValue.of("validation", name, f"letters, digits and '_' as a name, not {TRAIN!r}")
+            raise InvalidValue.of("validation", name, f"a name of letters, digits and '_' other than {TRAIN!r}")
         sets[name] = input_files(given)
     units: list[Unit] = []
     for name, files in sets.items():
-        held = config.validation_fraction if name == TRAIN else 0.0
+        held_out = config.validation_fraction if name == TRAIN else 0.0
         for path in files:
             _check_columns(path, columns, config.kind)
-            units += units_of(path, name, request.unit_bytes, (_tail(path, held, config), VALIDATION))
+            units += units_of(path, name, request.unit_bytes, (_tail(path, held_out, config), VALIDATION))
     described = [(str(path), path.stat()) for files in sets.values() for path in files]
     return DataPlan(
         kind=config.kind,
@@ -136,13 +136,13 @@ def plan_of(request: Request) -> DataPlan:
     )
 
 
-def _tail(path: Path, held: float, config: PrepareConfig) -> float:
+def _tail(path: Path, fraction: float, config: PrepareConfig) -> float:
     """Return the fraction at the end of a file to hold out: for whole texts only, as rows are drawn one by one."""
     whole = columns_of(path) is None and config.documents == "file"
-    if held and whole and path.suffix.lower() in (".gz", ".zst"):
+    if fraction and whole and path.suffix.lower() in (".gz", ".zst"):
         allowed = "0 for a compressed text: name another file with --validation NAME=FILE, or make each line a document"
-        raise InvalidValue.of("validation_fraction", held, allowed)
-    return held if whole else 0.0
+        raise InvalidValue.of("validation_fraction", fraction, allowed)
+    return fraction if whole else 0.0
 
 
 def _check_columns(path: Path, columns: Sequence[str], kind: str) -> None:
@@ -153,7 +153,7 @@ def _check_columns(path: Path, columns: Sequence[str], kind: str) -> None:
         return
     for name in columns:
         if name not in found:
-            raise InvalidValue.of("columns", f"{name!r} of {path}", f"its columns: {', '.join(found)}")
+            raise InvalidValue.of("columns", f"{name!r} of {path}", f"the columns {', '.join(found)}")
 
 
 def _alone(out: Path) -> Any:
@@ -166,8 +166,8 @@ def _begin(plan: DataPlan, out: Path) -> None:
     known = out / PLAN
     if known.is_file():
         if known.read_bytes() != content:
-            allowed = "the options and files with which it was begun, or another folder"
-            raise InvalidValue.of("out", f"{out}, where another preparation was cut off", allowed)
+            allowed = "the same options and files, which continue it, or another folder"
+            raise InvalidValue.of("out", f"{out}, with an interrupted preparation of another kind", allowed)
         if (out / "tokenizer.json").is_file():
             return
     tokenizer = _tokenizer(plan)
@@ -184,12 +184,12 @@ def _tokenizer(plan: DataPlan) -> Tokenizer:
     if not is_byte_pairs(plan.tokenizer):
         return Tokenizer.from_folder(plan.tokenizer)
     if plan.kind in MASKED:
-        raise InvalidValue.of("tokenizer", plan.tokenizer, "a model's, with a chat template")
+        raise InvalidValue.of("tokenizer", plan.tokenizer, "the tokenizer of a model, with a chat template")
     return learned_tokenizer(plan.tokenizer, list(_sample(plan)))
 
 
 def _sample(plan: DataPlan) -> Iterator[str]:
-    """Yield the first training texts, up to `LEARNED_FROM` characters."""
+    """Yield the first training texts, until they have more than `LEARNED_FROM` bytes of UTF-8."""
     size = 0
     for unit in plan.units:
         if unit.set != TRAIN:
@@ -197,7 +197,7 @@ def _sample(plan: DataPlan) -> Iterator[str]:
         for row in rows_of(unit, plan.columns, lines=plan.documents == "line"):
             for name in plan.columns:
                 text = text_in(row, name if unit.format != "text" else "text")
-                size += len(text)
+                size += len(text.encode())
                 yield text
             if size > LEARNED_FROM:
                 return
@@ -270,8 +270,8 @@ class UnitMaker:
             place = 0
             for records, ends in self._records(unit):
                 for record in records:
-                    held = draws and _chance(plan.seed, number, place) < plan.validation_fraction
-                    writer = writers[VALIDATION if held else unit.set]
+                    held_out = draws and _chance(plan.seed, number, place) < plan.validation_fraction
+                    writer = writers[VALIDATION if held_out else unit.set]
                     for ids, learned in record:
                         writer.add(ids, learned, ends=ends)
                     place += 1
@@ -302,7 +302,7 @@ class UnitMaker:
         for name in renamed:
             if name not in row.values:
                 found = ", ".join(map(str, row.values)) or "none"
-                raise InvalidValue.of("columns", f"{name!r} of {row.place}", f"its columns: {found}")
+                raise InvalidValue.of("columns", f"{name!r} of {row.place}", f"the columns {found}")
         return row._replace(values={own: row.values[name] for name, own in renamed.items()})
 
     def _piece(self, row: Row, *, begins: bool) -> list[int]:

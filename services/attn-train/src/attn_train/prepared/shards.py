@@ -262,7 +262,11 @@ class PreparedData:
         if not path.is_file():
             unfinished = (folder / PLAN).is_file()
             given = f"{folder}, which is not finished" if unfinished else str(folder)
-            allowed = "run the same `attn data prepare` again" if unfinished else "a folder made by `attn data prepare`"
+            allowed = (
+                "finished data: repeat its `attn data prepare`"
+                if unfinished
+                else "a folder made by `attn data prepare`"
+            )
             raise InvalidValue.of(FIELD, given, allowed)
         if path.stat().st_size > MANIFEST_LIMIT:
             raise InvalidValue.of(FIELD, str(path), f"a manifest of at most {MANIFEST_LIMIT} bytes")
@@ -299,15 +303,19 @@ class PreparedData:
     def _check(self, *, verify: bool) -> None:
         for shard in (shard for shards in self.manifest.sets.values() for shard in shards):
             if Path(shard.name).name != shard.name:
-                raise InvalidValue.of(FIELD, shard.name, "names of shards without a folder")
+                raise InvalidValue.of(FIELD, shard.name, "shard names without a folder")
             for suffix, file in shard.files.items():
                 path = self.folder / f"{shard.name}.{suffix}"
                 size = path.stat().st_size if path.is_file() else None
                 if size != file.size:
                     found = "is missing" if size is None else f"has {size} bytes"
-                    raise InvalidValue.of(FIELD, f"{path}, which {found}", f"{file.size} bytes, as its manifest says")
+                    raise InvalidValue.of(
+                        FIELD, f"{path}, which {found}", f"{file.size} bytes, the size in its manifest"
+                    )
                 if verify and file_sha256(path) != file.sha256:
-                    raise InvalidValue.of(FIELD, f"{path}, which was changed", "the content that its manifest says")
+                    raise InvalidValue.of(
+                        FIELD, f"{path}, which was modified", "a file with the SHA-256 in its manifest"
+                    )
 
 
 def manifest_json(manifest: DataManifest) -> bytes:

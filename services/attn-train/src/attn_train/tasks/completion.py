@@ -61,8 +61,9 @@ class CompletionDataset(TokenDataset):
         return CompletionTask(self, config)
 
 
-def completion_dataset(pairs: Sequence[TextPair], *, validation: float, longest: int) -> CompletionDataset:
-    """Tokenize pairs as texts "source = target", one token per word; those longer than `longest` are left out.
+def completion_dataset(pairs: Sequence[TextPair], *, validation: float, max_length: int) -> CompletionDataset:
+    """Tokenize pairs as texts "source = target", one token per word; those longer than `max_length` are left
+    out.
 
     The fraction `validation` at the end is for validation. Raises `InvalidValue` if no training text is left.
     """
@@ -71,10 +72,10 @@ def completion_dataset(pairs: Sequence[TextPair], *, validation: float, longest:
     written = tokenizer.encode_batch([target for _, target in pairs], add_special=False)
     end = eos_id(tokenizer)
     texts = [PromptCompletion(tuple(a), (*b, end)) for a, b in zip(given, written, strict=True)]
-    fitting = [text for text in texts if len(text.given) + len(text.written) <= longest]
+    fitting = [text for text in texts if len(text.given) + len(text.written) <= max_length]
     training, kept = split_validation(fitting, validation)
     if not training:
-        raise InvalidValue.of("model.max_seq_len", longest, "room for at least one of the texts")
+        raise InvalidValue.of("model.max_seq_len", max_length, "a length that fits at least one of the texts")
     return CompletionDataset(training=training, validation=kept, tokenizer=tokenizer)
 
 
@@ -114,12 +115,12 @@ class CompletionTask(SeededTask):
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """Return the share of the first validation prompts that attn-engine completes exactly."""
-        asked = self._texts.validation[:FINAL_PROMPTS]
-        if not asked:
+        texts = self._texts.validation[:FINAL_PROMPTS]
+        if not texts:
             return {}
-        answers = complete(model, self._texts.tokenizer, [text.given for text in asked], on_batch)
-        right = sum(answer == text.written for answer, text in zip(answers, asked, strict=True))
-        return {"answer_accuracy": right / len(asked)}
+        answers = complete(model, self._texts.tokenizer, [text.given for text in texts], on_batch)
+        correct = sum(answer == text.written for answer, text in zip(answers, texts, strict=True))
+        return {"answer_accuracy": correct / len(texts)}
 
 
 def _loss(model: nn.Module, batch: tuple[Tensor, ...], smoothing: float) -> Tensor:

@@ -44,7 +44,7 @@ def check_teacher(config: TrainingConfig, home: Path, tokenizer: Path) -> None:
     """Raise `UserError` if the teacher does not exist, or its vocabulary is not that of the tokenizer's folder."""
     folder = _teacher_folder(config, home)
     if not (folder / "tokenizer.json").is_file():
-        raise Incompatible(f"teacher {folder.name}: it has no tokenizer.json", field=FIELD)
+        raise Incompatible(f"the teacher {folder.name} has no tokenizer.json", field=FIELD)
     theirs, ours = Tokenizer.from_folder(folder), Tokenizer.from_folder(tokenizer)
     require_same_vocabulary(f"teacher {folder.name}", theirs, "model", ours, field=FIELD)
 

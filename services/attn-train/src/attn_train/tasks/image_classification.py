@@ -88,7 +88,7 @@ class ImageClassificationTask(SeededTask):
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """Return the accuracy over all validation images."""
         found = classification_metrics(model, self._images.validation, on_batch)
-        return {"accuracy": found["right"]} if found else {}
+        return {"accuracy": found["accuracy"]} if found else {}
 
 
 def normalize_pixels(images: Tensor) -> Tensor:
@@ -97,23 +97,23 @@ def normalize_pixels(images: Tensor) -> Tensor:
 
 
 def classification_metrics(
-    model: nn.Module, found: LabelledImages, on_batch: OnBatch = lambda: None
+    model: nn.Module, data: LabelledImages, on_batch: OnBatch = lambda: None
 ) -> dict[str, float]:
-    """Return the mean "loss", in nats per image, and the accuracy, "right"; empty without images.
+    """Return the mean "loss", in nats per image, and the "accuracy"; empty without images.
 
     The model's mode is restored.
     """
-    if not len(found.labels):
+    if not len(data.labels):
         return {}
     training, device = model.training, next(model.parameters()).device
     model.eval()
-    loss = right = 0.0
+    loss = correct = 0.0
     with torch.inference_mode():
-        for start in range(0, len(found.labels), AT_ONCE):
-            labels = found.labels[start : start + AT_ONCE].to(device)
-            logits = model(normalize_pixels(found.images[start : start + AT_ONCE].to(device)))
+        for start in range(0, len(data.labels), AT_ONCE):
+            labels = data.labels[start : start + AT_ONCE].to(device)
+            logits = model(normalize_pixels(data.images[start : start + AT_ONCE].to(device)))
             loss += functional.cross_entropy(logits, labels, reduction="sum").item()
-            right += (logits.argmax(-1) == labels).sum().item()
+            correct += (logits.argmax(-1) == labels).sum().item()
             on_batch()
     model.train(training)
-    return {"loss": loss / len(found.labels), "right": right / len(found.labels)}
+    return {"loss": loss / len(data.labels), "accuracy": correct / len(data.labels)}

@@ -41,26 +41,26 @@ class ChatDataset(TokenDataset):
     def summary(self) -> str:
         """The number of conversations and of answer tokens."""
         answered = sum(chat.answered for chat in self.training)
-        said = f"{len(self.training)} training and {len(self.validation)} validation conversations"
-        longer = f", {self.left_out} longer ones left out" if self.left_out else ""
-        return f"{said}, {answered} tokens of answers to learn{longer}"
+        counts = f"{len(self.training)} training and {len(self.validation)} validation conversations"
+        longer = f", {self.left_out} left out as too long" if self.left_out else ""
+        return f"{counts}, {answered} target tokens in answers{longer}"
 
     def task(self, config: TrainingConfig) -> InstructionTask:
         """Return the training task."""
         return InstructionTask(self, config)
 
 
-def chat_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, longest: int) -> ChatDataset:
-    """Load the conversations of a .jsonl file; those longer than `longest` tokens are left out.
+def chat_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, max_length: int) -> ChatDataset:
+    """Load the conversations of a .jsonl file; those longer than `max_length` tokens are left out.
 
     The fraction `validation` at the end is for validation. Raises as `read_chats` does, and `InvalidValue` if no
     training conversation is left.
     """
     chats = read_chats(path, tokenizer)
-    fitting = [chat for chat in chats if len(chat.inputs) <= longest]
+    fitting = [chat for chat in chats if len(chat.inputs) <= max_length]
     training, kept = split_validation(fitting, validation)
     if not training:
-        allowed = f"at least one conversation of at most {longest + 1} tokens (max_seq_len)"
+        allowed = f"at least one conversation of at most {max_length + 1} tokens (max_seq_len)"
         raise InvalidValue.of("config.data.dataset", f"{len(chats)} conversations", allowed)
     return ChatDataset(training=training, validation=kept, tokenizer=tokenizer, left_out=len(chats) - len(fitting))
 

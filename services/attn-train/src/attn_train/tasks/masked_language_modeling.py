@@ -65,9 +65,9 @@ class Masking:
 
     def __init__(self, tokens: Tensor, tokenizer: Tokenizer, *, context: int, batch: int, seed: int) -> None:
         if tokenizer.mask_id is None:
-            raise InvalidValue.of("tokenizer", "no token that masks", "one that has it")
+            raise InvalidValue.of("tokenizer", "a tokenizer without a mask token", "a tokenizer with one")
         if context < 2:
-            raise InvalidValue.of("model.max_seq_len", context, "at least 2 tokens, one to see and one to guess")
+            raise InvalidValue.of("model.max_seq_len", context, "at least 2 tokens, one as context and one to predict")
         # The inputs of `RandomWindows` and its last target together are one window of `context` tokens.
         self._windows = RandomWindows(tokens, context=context - 1, batch=batch, seed=seed)
         self.generator = self._windows.generator
@@ -83,9 +83,9 @@ class Masking:
         tokens = torch.cat([head, after[:, -1:]], dim=1)
         places = torch.rand(tokens.shape, generator=self.generator).topk(self.chosen, dim=1).indices
         truth = tokens.gather(1, places)
-        lot = torch.rand(truth.shape, generator=self.generator)
+        draw = torch.rand(truth.shape, generator=self.generator)
         other = torch.randint(self._vocabulary, truth.shape, generator=self.generator)
-        shown = torch.where(lot < MASKED, self._mask, torch.where(lot < MASKED + REPLACED, other, truth))
+        shown = torch.where(draw < MASKED, self._mask, torch.where(draw < MASKED + REPLACED, other, truth))
         return tokens.scatter(1, places, shown), places, truth
 
 
@@ -117,7 +117,7 @@ class MaskedLanguageModelingTask:
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """Return the accuracy of the predictions on the validation text."""
         found = self._validated(model, FINAL_BATCHES, on_batch)
-        return {"masked_accuracy": found["right"]} if found else {}
+        return {"masked_accuracy": found["accuracy"]} if found else {}
 
     def _validated(self, model: nn.Module, batches: int, on_batch: OnBatch) -> Mapping[str, float]:
         if len(self._dataset.text.validation) < self._context:
@@ -140,19 +140,19 @@ def masked_logits(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
 def masked_metrics(
     model: nn.Module, masking: Masking, batches: int, on_batch: OnBatch = lambda: None
 ) -> dict[str, float]:
-    """Return the mean "loss" of `batches` batches, in nats per prediction, and the accuracy, "right".
+    """Return the mean "loss" of `batches` batches, in nats per prediction, and the "accuracy".
 
     The model's mode is restored.
     """
     training, device = model.training, next(model.parameters()).device
     model.eval()
-    loss = right = 0.0
+    loss = accuracy = 0.0
     with torch.inference_mode():
         for _ in range(batches):
             batch = to_device(masking.next_batch(), device)
             logits = masked_logits(model, batch)
             loss += functional.cross_entropy(logits.flatten(0, 1), batch[2].flatten()).item()
-            right += (logits.argmax(-1) == batch[2]).float().mean().item()
+            accuracy += (logits.argmax(-1) == batch[2]).float().mean().item()
             on_batch()
     model.train(training)
-    return {"loss": loss / batches, "right": right / batches}
+    return {"loss": loss / batches, "accuracy": accuracy / batches}

@@ -49,8 +49,8 @@ class PreparedDataset(TokenDataset):
             f"{source.name} ({data.set(TRAIN).tokens} tokens, weight {source.weight:g})"
             for source, data in self.sources
         ]
-        kept = sum(held.tokens for held in self.validation_sets().values())
-        return f"{', '.join(parts)}, {kept} validation tokens"
+        count = sum(data.tokens for data in self.validation_sets().values())
+        return f"{', '.join(parts)}, {count} validation tokens"
 
     def validation_sets(self) -> dict[str, PreparedSet]:
         """Return the validation sets by name; with several folders, names are prefixed with the folder's."""
@@ -61,10 +61,10 @@ class PreparedDataset(TokenDataset):
             for name in data.validation_sets
         }
 
-    def reader_of(self, held: PreparedSet, context: int) -> Reader:
+    def reader_of(self, data_set: PreparedSet, context: int) -> Reader:
         """Return a reader that makes rows of `context` tokens from a set."""
-        kind = next(data.kind for _, data in self.sources if data.folder == held.folder)
-        reader: Reader = READERS[kind](held, context)
+        kind = next(data.kind for _, data in self.sources if data.folder == data_set.folder)
+        reader: Reader = READERS[kind](data_set, context)
         return reader
 
     def task(self, config: TrainingConfig) -> PackedTask:
@@ -81,11 +81,11 @@ def open_prepared(sources: Sequence[PreparedSource]) -> PreparedDataset:
     first = opened[0][1]
     for source, data in opened:
         if data.kind not in READERS:
-            allowed = f"data of the kind {' or '.join(READERS)} for a model of this family"
-            raise InvalidValue.of(FIELD, f"{source.path}, of the kind {data.kind}", allowed)
+            allowed = f"the kind {' or '.join(READERS)} for a model of this family"
+            raise InvalidValue.of(FIELD, f"{source.path} of the kind {data.kind}", allowed)
         if data.manifest.tokenizer_sha256 != first.manifest.tokenizer_sha256:
-            said = f"{source.path} was made by another tokenizer than {sources[0].path}"
-            raise Incompatible(f"{said}: prepare both with one", field=FIELD)
+            problem = f"{source.path} was prepared with another tokenizer than {sources[0].path}"
+            raise Incompatible(f"{problem}: prepare both with the same one", field=FIELD)
     return PreparedDataset(opened, first.tokenizer)
 
 
@@ -109,9 +109,9 @@ class PackedTask(SeededTask):
         self._mixture = Mixture(parts, derived(config.seed, "batches"))
 
     @property
-    def most_rows(self) -> float:
+    def max_rows(self) -> float:
         """An upper bound of the rows that can be drawn; infinite if a folder has no maximum number of epochs."""
-        return sum(source.most for source in self._mixture.sources)
+        return sum(source.max_items for source in self._mixture.sources)
 
     def position(self) -> dict[str, Tensor]:
         """Return the position for a checkpoint."""
@@ -138,9 +138,9 @@ class PackedTask(SeededTask):
     def validation_losses(self, model: nn.Module, batches: int, on_batch: OnBatch) -> dict[str, float]:
         """Return the mean loss over at most `batches` batches of each validation set, by name."""
         found = {}
-        for name, held in self._data.validation_sets().items():
+        for name, validation_set in self._data.validation_sets().items():
             try:
-                reader = self._data.reader_of(held, self._context)
+                reader = self._data.reader_of(validation_set, self._context)
             except InvalidValue:
                 continue
             rows = self._validation_batches(reader, batches)
@@ -214,10 +214,12 @@ def require_document_mask(model: nn.Module) -> None:
     field = "config.data.document_mask"
     hidden = getattr(model, "hidden", None)
     if hidden is None or "lengths" not in inspect.signature(hidden).parameters:
-        raise Incompatible(f"{type(model).__name__} computes whole rows: document_mask must be false", field=field)
+        raise Incompatible(
+            f"{type(model).__name__} cannot separate the documents of a row: document_mask must be false", field=field
+        )
     if len(getattr(model, "predictors", ())):
-        said = "predictions of several tokens reach over the ends of documents"
-        raise Incompatible(f"{said}: document_mask must be false with num_nextn_predict_layers", field=field)
+        problem = "multi-token prediction reaches over the ends of documents"
+        raise Incompatible(f"{problem}: document_mask must be false with num_nextn_predict_layers", field=field)
     try:
         model.require_documents()  # type: ignore[operator]
     except Incompatible as error:

@@ -44,7 +44,7 @@ class PreferenceDataset(TokenDataset):
     @property
     def summary(self) -> str:
         """The number of pairs."""
-        longer = f", {self.left_out} longer ones left out" if self.left_out else ""
+        longer = f", {self.left_out} left out as too long" if self.left_out else ""
         return f"{len(self.training)} training and {len(self.validation)} validation pairs of answers{longer}"
 
     def task(self, config: TrainingConfig) -> PreferenceTask:
@@ -52,17 +52,17 @@ class PreferenceDataset(TokenDataset):
         return PreferenceTask(self, config)
 
 
-def preference_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, longest: int) -> PreferenceDataset:
-    """Load the pairs of a .jsonl file; those with a conversation longer than `longest` tokens are left out.
+def preference_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, max_length: int) -> PreferenceDataset:
+    """Load the pairs of a .jsonl file; those with a conversation longer than `max_length` tokens are left out.
 
     The fraction `validation` at the end is for validation. Raises as `read_preferences` does, and `InvalidValue` if no
     training pair is left.
     """
     pairs = read_preferences(path, tokenizer)
-    fitting = [pair for pair in pairs if length_of(pair) <= longest]
+    fitting = [pair for pair in pairs if length_of(pair) <= max_length]
     training, kept = split_validation(fitting, validation)
     if not training:
-        allowed = f"at least one pair of at most {longest + 1} tokens (max_seq_len)"
+        allowed = f"at least one pair of at most {max_length + 1} tokens (max_seq_len)"
         raise InvalidValue.of("config.data.dataset", f"{len(pairs)} pairs", allowed)
     return PreferenceDataset(training, kept, tokenizer, len(pairs) - len(fitting))
 

@@ -39,22 +39,23 @@ def translate(
     tokenizer: Tokenizer,
     sources: Sequence[str],
     on_batch: OnBatch = lambda: None,
-    most: int | None = None,
+    max_new_tokens: int | None = None,
 ) -> list[str]:
     """Translate each source by greedy decoding with attn-engine; the model's mode is restored.
 
-    Translations have at most `most` tokens, by default as many as the context allows. Sources longer than the encoder's
-    context give "".
+    Translations have at most `max_new_tokens` tokens, by default as many as the context allows. Sources longer than
+    the encoder's context give "".
     """
     training = model.training
     model.eval()
     engine = build_engine(model, tokenizer, EngineConfig(max_num_seqs=AT_ONCE))  # type: ignore[arg-type]
-    begin, longest = decoder_start_ids(tokenizer), int(model.max_encoder_len)  # type: ignore[arg-type]
+    begin, max_source = decoder_start_ids(tokenizer), int(model.max_encoder_len)  # type: ignore[arg-type]
     room = int(model.max_seq_len) - len(begin)  # type: ignore[arg-type]
-    task = SamplingParams(temperature=0.0, max_new_tokens=room if most is None else min(room, most))
+    count = room if max_new_tokens is None else min(room, max_new_tokens)
+    task = SamplingParams(temperature=0.0, max_new_tokens=count)
     for place, source in enumerate(sources):
         ids = encoder_input_ids(tokenizer, source)
-        if len(ids) <= longest:
+        if len(ids) <= max_source:
             engine.submit(Request(id=str(place), token_ids=begin, encoder_token_ids=ids, params=task))
     written = [""] * len(sources)
     while not engine.idle:
@@ -121,11 +122,15 @@ def tokenize_pairs(
     made = learned_tokenizer(tokenizer, [text for pair in training for text in pair])
     kept = [pair for pair in token_pairs(training, made) if fits_model(pair, longest)]
     if not kept:
-        raise InvalidValue.of("data", f"{len(training)} pairs", f"at least one pair of at most {longest} tokens")
+        raise InvalidValue.of(
+            "data",
+            f"{len(training)} pairs",
+            f"at least one pair of at most {longest[0]} source and {longest[1]} target tokens",
+        )
     both = zip(token_pairs(validation, made), validation, strict=True)
-    held = [(pair, texts) for pair, texts in both if fits_model(pair, longest)]
+    fitting = [(pair, texts) for pair, texts in both if fits_model(pair, longest)]
     return PairDataset(
-        training=kept, validation=[pair for pair, _ in held], texts=[texts for _, texts in held], tokenizer=made
+        training=kept, validation=[pair for pair, _ in fitting], texts=[texts for _, texts in fitting], tokenizer=made
     )
 
 
@@ -185,7 +190,7 @@ class Seq2SeqTask(SeededTask):
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the mean cross-entropy with label smoothing (Szegedy et al. 2016, arXiv 1512.00567, section 7).
 
-        Adds REINFORCE if keys are sampled, and auxiliary losses, or for models with it the doubly stochastic penalty.
+        Adds REINFORCE if keys are sampled, auxiliary losses, and for models with it the doubly stochastic penalty.
         """
         source, key_padding_mask, inputs, targets = batch
         weight = getattr(model, "doubly_stochastic", 0.0)
@@ -196,7 +201,8 @@ class Seq2SeqTask(SeededTask):
         logits, weights, attended = forward(inputs, source, key_padding_mask)
         counts = targets != PADDED
         penalty = doubly_stochastic_penalty(weights, counts, attended)
-        return self.reinforce.loss(model, lambda: logits, targets, self._smoothing) + weight * penalty / counts.sum()
+        loss = self.reinforce.loss(model, lambda: logits, targets, self._smoothing) + weight * penalty / counts.sum()
+        return loss + auxiliary_losses(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean cross-entropy over at most `batches` validation batches, without label smoothing."""

@@ -83,8 +83,8 @@ class TokenClassificationTask(SeededTask):
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """Return the accuracy over all validation words."""
-        right = self._mean(model, lambda batch: tagging_accuracy(model, batch), ALL_BATCHES, on_batch)
-        return {} if right is None else {"accuracy": right}
+        accuracy = self._mean(model, lambda batch: tagging_accuracy(model, batch), ALL_BATCHES, on_batch)
+        return {} if accuracy is None else {"accuracy": accuracy}
 
     def _mean(self, model: nn.Module, value: Any, batches: int, on_batch: OnBatch) -> float | None:
         kept = self._sentences.validation
@@ -109,5 +109,5 @@ def _loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 def tagging_accuracy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     """Return the accuracy over the words of a batch."""
     goals = batch[-1]
-    right: Tensor = (model(*batch[:-1]).argmax(-1) == goals)[goals != PADDED].float().mean()
-    return right
+    accuracy: Tensor = (model(*batch[:-1]).argmax(-1) == goals)[goals != PADDED].float().mean()
+    return accuracy

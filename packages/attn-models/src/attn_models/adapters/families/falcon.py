@@ -47,21 +47,21 @@ class FalconAdapter(FamilyAdapter):
 
     def layout(self, config: DecoderConfig) -> FamilyAdapter:
         """See `FamilyAdapter`; norms have other names where each of the parallel sublayers has its own."""
-        apart = config.norm_place == "parallel"
-        first, second = ("ln_attn", "ln_mlp") if apart else ("input_layernorm", "post_attention_layernorm")
+        two_norms = config.norm_place == "parallel"
+        first, second = ("ln_attn", "ln_mlp") if two_norms else ("input_layernorm", "post_attention_layernorm")
         bound = super().layout(config)
         bound.names = self.names | {"attention_norm": first, "feed_forward_norm": second}  # type: ignore[misc]
         return bound
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The number of key/value heads and the place of the norms, which depend on the version of the architecture."""
-        new, many, parallel, norms = (values.get(key) for key in KEYS)
+        new, multi_query, parallel, norms = (values.get(key) for key in KEYS)
         heads = required_count(values, "num_attention_heads")
         shared = heads if values.get("num_kv_heads") is None else required_count(values, "num_kv_heads")
         if not new:
-            allowed = {"num_ln_in_parallel_attn": (None, 1), "num_kv_heads": (None, heads, 1 if many else heads)}
+            allowed = {"num_ln_in_parallel_attn": (None, 1), "num_kv_heads": (None, heads, 1 if multi_query else heads)}
             require_allowed(values, allowed)
-            return {"num_kv_heads": 1 if many else heads, "norm_place": "parallel_shared" if parallel else "pre"}
+            return {"num_kv_heads": 1 if multi_query else heads, "norm_place": "parallel_shared" if parallel else "pre"}
         require_allowed(values, {"parallel_attn": (True,), "num_ln_in_parallel_attn": (None, 1, 2)})
         return {"num_kv_heads": shared, "norm_place": "parallel_shared" if norms == 1 else "parallel"}
 

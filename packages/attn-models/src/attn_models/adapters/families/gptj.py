@@ -57,10 +57,10 @@ class GptjAdapter(FamilyAdapter):
     def rope(self, values: Mapping[str, Any]) -> Rope:
         """Rotary positions on the first `rotary_dim` elements of each head."""
         size = required_count(values, "n_embd") // required_count(values, "n_head")
-        turned = required_count(values, "rotary_dim")
-        if turned > size:
-            raise InvalidValue.of("rotary_dim", turned, f"at most the {size} elements of a head")
-        return Rope(fraction=turned / size)
+        rotary_dim = required_count(values, "rotary_dim")
+        if rotary_dim > size:
+            raise InvalidValue.of("rotary_dim", rotary_dim, f"at most the {size} elements of a head")
+        return Rope(fraction=rotary_dim / size)
 
     def rope_keys(self, config: DecoderConfig) -> dict[str, Any]:
         """The number of rotated elements of each head."""

@@ -63,19 +63,23 @@ class Llama4Adapter(FamilyAdapter):
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """The chunk, if the layer has one; with rotary positions query/key norms, without them temperature tuning."""
         layers = required_count(values, "num_hidden_layers")
-        turned = values.get("no_rope_layers") or self._turned(values, layers)
-        if not isinstance(turned, list) or len(turned) < layers or any(each not in (0, 1) for each in turned):
-            raise InvalidValue.of("no_rope_layers", turned, f"0 or 1 for each of {layers} layers")
-        usual = [CHUNKED if each else FULL for each in turned[:layers]]
+        rotary_layers = values.get("no_rope_layers") or self._default_rotary_layers(values, layers)
+        if (
+            not isinstance(rotary_layers, list)
+            or len(rotary_layers) < layers
+            or any(each not in (0, 1) for each in rotary_layers)
+        ):
+            raise InvalidValue.of("no_rope_layers", rotary_layers, f"0 or 1 for each of {layers} layers")
+        usual = [CHUNKED if each else FULL for each in rotary_layers[:layers]]
         kinds = listed_layer_types(values, layers, (FULL, CHUNKED)) or usual
         chunk = required_count(values, "attention_chunk_size") if kinds[layer] == CHUNKED else None
         options: dict[str, Any] = {"norm_eps": None, "chunk": chunk}
-        if turned[layer]:
+        if rotary_layers[layer]:
             return options | ({"norm_eps": values["rms_norm_eps"]} if values["use_qk_norm"] else {})
         tuned = bool(values["attn_temperature_tuning"] and values["attn_scale"])
         return options | {"rotary": None} | ({ours: values[key] for ours, key in TUNING.items()} if tuned else {})
 
-    def _turned(self, values: Mapping[str, Any], layers: int) -> list[int]:
+    def _default_rotary_layers(self, values: Mapping[str, Any], layers: int) -> list[int]:
         period = required_count(values, "no_rope_layer_interval", 4)
         return [int((layer + 1) % period != 0) for layer in range(layers)]
 

@@ -77,7 +77,7 @@ class Mamba2Adapter(FamilyAdapter):
         require_allowed(values, {"head_dim": (inner / required_count(values, "num_heads"),)})
         low, high = _limit(values.get("time_step_limit"))
         if low > 0 or high < math.inf:
-            raise InvalidValue.of("time_step_limit", [low, high], "none: steps are not held to a range")
+            raise InvalidValue.of("time_step_limit", [low, high], "no limit: time steps are not clamped here")
         return sizes | {"norm_eps": values["layer_norm_epsilon"]}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:

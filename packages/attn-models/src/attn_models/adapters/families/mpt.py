@@ -61,11 +61,11 @@ class MptAdapter(FamilyAdapter):
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The feed-forward width and the attention dropout; `attn_config` must request nothing but ALiBi."""
-        asked = values.get("attn_config") or {}
-        if not isinstance(asked, Mapping):
-            raise InvalidValue.of("attn_config", asked, "an object")
-        require_allowed(asked, self.heads)
-        fields = {"attention_dropout": asked.get("attn_pdrop") or 0.0}
+        attn_config = values.get("attn_config") or {}
+        if not isinstance(attn_config, Mapping):
+            raise InvalidValue.of("attn_config", attn_config, "an object")
+        require_allowed(attn_config, self.heads)
+        fields = {"attention_dropout": attn_config.get("attn_pdrop") or 0.0}
         return fields | {"intermediate_size": 4 * required_count(values, "d_model")}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:

@@ -52,5 +52,7 @@ class Phi3Adapter(FamilyAdapter):
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
         """The window; raises `InvalidValue` for scaled rotary positions."""
         if config.rope_scaling is not None:
-            raise InvalidValue.of("rope_scaling", config.rope_scaling, "none: the long context is not known")
+            raise InvalidValue.of(
+                "rope_scaling", config.rope_scaling, "null: only the training context can be described"
+            )
         return {"sliding_window": kind_keys(config)["sliding_window"]}

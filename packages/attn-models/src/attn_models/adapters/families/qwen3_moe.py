@@ -41,7 +41,9 @@ class Qwen3MoeAdapter(FamilyAdapter):
         """The fields of the experts; `mlp_only_layers` must be the first layers, and not all of them."""
         dense, layers = values.get("mlp_only_layers") or [], required_count(values, "num_hidden_layers")
         if not isinstance(dense, list) or dense != list(range(len(dense))) or len(dense) >= layers:
-            raise InvalidValue.of("mlp_only_layers", dense, "the first layers, without a gap, but not all")
+            raise InvalidValue.of(
+                "mlp_only_layers", dense, "the numbers of the first layers, without gaps, and not all layers"
+            )
         names = ("num_experts_per_tok", "moe_intermediate_size")
         count = required_count(values, "num_local_experts" if "num_local_experts" in values else "num_experts", 128)
         require_allowed(values, {"num_experts": (count,)})

@@ -38,15 +38,17 @@ class SmolLm3Adapter(FamilyAdapter):
         if not isinstance(given, list) or len(given) < layers or any(one not in (0, 1) for one in given):
             raise InvalidValue.of("no_rope_layers", given, f"0 or 1 for each of {layers} layers")
         windows = values.get("use_sliding_window") and values.get("sliding_window") is not None
-        kinds = listed_kinds(values, [SLIDING if windows and not turned else FULL for turned in given[:layers]])
+        kinds = listed_kinds(values, [SLIDING if windows and not rotary else FULL for rotary in given[:layers]])
         window = kinds[layer] == SLIDING and windows
         options = {"window": required_count(values, "sliding_window")} if window else {}
         if kinds[layer] == SLIDING and not windows:
-            raise InvalidValue.of("layer_types", values.get("layer_types"), "no windows without use_sliding_window")
+            raise InvalidValue.of(
+                "layer_types", values.get("layer_types"), "no 'sliding_attention' without use_sliding_window"
+            )
         return options if given[layer] else options | {"rotary": None}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
         """Which layers have rotary positions, and which have a window."""
         keys = kind_keys(config)
-        turned = [int(config.choice(layer).has_rotary) for layer in range(config.num_layers)]
-        return keys | {"use_sliding_window": keys["sliding_window"] is not None, "no_rope_layers": turned}
+        rotary_layers = [int(config.choice(layer).has_rotary) for layer in range(config.num_layers)]
+        return keys | {"use_sliding_window": keys["sliding_window"] is not None, "no_rope_layers": rotary_layers}

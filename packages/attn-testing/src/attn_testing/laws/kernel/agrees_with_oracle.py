@@ -37,9 +37,11 @@ class AgreesWithOracle(Law):
             exact = results(oracle.attend, spec, wide(operands), gradients=case.problem.gradients)
             naive = results(oracle.attend, spec, operands, gradients=case.problem.gradients)
             found = results(case.kernel.run, spec, operands, gradients=case.problem.gradients)
-            require(found["output"].dtype == operands.value.dtype, f"{layout}: the output is {found['output'].dtype}")
+            require(
+                found["output"].dtype == operands.value.dtype, f"{layout}: the output has dtype {found['output'].dtype}"
+            )
             for name, truth in exact.items():
-                require(found[name].shape == truth.shape, f"{layout}: {name} is {tuple(found[name].shape)}")
+                require(found[name].shape == truth.shape, f"{layout}: the {name} has shape {tuple(found[name].shape)}")
                 error, usual = distance(found[name], truth), distance(naive[name], truth)
                 allowed = FACTOR * usual + FLOOR[operands.value.dtype]
                 what = f"{layout}: the relative error of the {name} is {error:.2g}, allowed {allowed:.2g}"

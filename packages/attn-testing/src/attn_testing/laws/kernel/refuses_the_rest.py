@@ -36,12 +36,14 @@ class RefusesTheRest(Law):
                 if condition is None and value == getattr(AttendProblem, field):
                     continue
                 named = [reason.partition(":")[0] for reason in subject.kernel.refusals(problem)]
-                require(field in named, f"{field}={value!r} is not accepted, but not refused either: {named}")
+                require(
+                    field in named, f"{field}={value!r} is not in `accepts`, but no refusal names the field: {named}"
+                )
                 try:
                     choose(kernels, problem, subject.kernel.name)
                 except KernelRefused:
                     continue
-                raise LawBroken(f"asked for by name with {field}={value!r}, the kernel runs")
+                raise LawBroken(f"chosen by name with {field}={value!r}, the kernel is not refused")
 
     def test_values_that_nobody_knows_are_refused_unless_anything_is_accepted(self, subject: KernelSubject) -> None:
         for field, value in STRANGE.items():
@@ -51,9 +53,9 @@ class RefusesTheRest(Law):
 
     def test_other_operations_are_refused(self, subject: KernelSubject) -> None:
         found = subject.kernel.refusals(UnheardOf())  # type: ignore[arg-type]  # which is the point
-        require(found, "an operation that nobody knows is accepted")
+        require(found, "a problem of an unknown operation is accepted")
 
     def test_the_price_is_a_positive_number(self, subject: KernelSubject) -> None:
         for case in subject.cases:
             price = subject.kernel.cost(case.problem)
-            require(0 < price < float("inf"), f"{case.label}: the price is {price}")
+            require(0 < price < float("inf"), f"{case.label}: the cost is {price}")

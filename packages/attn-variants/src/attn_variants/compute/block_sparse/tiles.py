@@ -30,8 +30,8 @@ class Layout:
 
 
 class Tiles(torch.autograd.Function):
-    """`apply(query, key, value, layout)`: query [batch, groups, share, query, size], key and value [batch, groups, key,
-    size] -> [batch, groups, share, query, size]. Queries that see no key give zeros.
+    """`apply(query, key, value, layout)`: query [batch, groups, group_size, query, size], key and value [batch, groups,
+    key, size] -> [batch, groups, group_size, query, size]. Queries that see no key give zeros.
 
     Keys are gathered again in the backward pass, so only inputs, outputs and one number per query are saved.
     """
@@ -137,29 +137,32 @@ def pieces(part: Part, key: Tensor) -> Iterator[Bucket]:
 
 
 def of_tiles(rows: Tensor, bucket: Bucket) -> Tensor:
-    """Gather rows [batch, groups, share, query, size] into [tiles, batch * groups, share * query, size]."""
-    batch, groups, share, _, width = rows.shape
+    """Gather rows [batch, groups, group_size, query, size] into [tiles, batch * groups, group_size * query, size]."""
+    batch, groups, group_size, _, width = rows.shape
     tiles, count = bucket.queries.shape
-    picked = rows.index_select(3, bucket.queries.flatten()).view(batch * groups, share, tiles, count, width)
-    return picked.permute(2, 0, 1, 3, 4).reshape(tiles, batch * groups, share * count, width)
+    picked = rows.index_select(3, bucket.queries.flatten()).view(batch * groups, group_size, tiles, count, width)
+    return picked.permute(2, 0, 1, 3, 4).reshape(tiles, batch * groups, group_size * count, width)
 
 
 def put(into: Tensor, found: Tensor, bucket: Bucket) -> None:
-    """Write `found` [tiles, batch * groups, share * query, size] to its rows of [batch, groups, share, query, size]."""
+    """Write `found` [tiles, batch * groups, group_size * query, size] to its rows of [batch, groups, group_size, query,
+    size]."""
     into.index_copy_(3, bucket.queries.flatten(), rows_of(found, into, bucket))
 
 
 def add(into: Tensor, found: Tensor, bucket: Bucket) -> None:
-    """Add `found` [tiles, batch * groups, share * query, size] to its rows of [batch, groups, share, query, size]."""
+    """Add `found` [tiles, batch * groups, group_size * query, size] to its rows of [batch, groups, group_size, query,
+    size]."""
     into.index_add_(3, bucket.queries.flatten(), rows_of(found, into, bucket))
 
 
 def rows_of(found: Tensor, like: Tensor, bucket: Bucket) -> Tensor:
-    """Reorder [tiles, batch * groups, share * query, size] to rows [batch, groups, share, tiles * query, size]."""
-    batch, groups, share, _, width = like.shape
+    """Reorder [tiles, batch * groups, group_size * query, size] to rows [batch, groups, group_size, tiles * query,
+    size]."""
+    batch, groups, group_size, _, width = like.shape
     tiles, count = bucket.queries.shape
-    back = found.view(tiles, batch, groups, share, count, width).permute(1, 2, 3, 0, 4, 5)
-    return back.reshape(batch, groups, share, tiles * count, width)
+    back = found.view(tiles, batch, groups, group_size, count, width).permute(1, 2, 3, 0, 4, 5)
+    return back.reshape(batch, groups, group_size, tiles * count, width)
 
 
 def keys_of(rows: Tensor, bucket: Bucket) -> Tensor:
@@ -185,9 +188,9 @@ def add_keys(into: Tensor, found: Tensor, bucket: Bucket) -> None:
 
 
 def bias(bucket: Bucket, layout: Layout, query: Tensor) -> Tensor | None:
-    """The mask as a bias of 0 or -inf, [tiles or 1, batch * groups or 1, share * query, key]; None if all pairs are
-    allowed."""
-    batch, groups, share = query.shape[:3]
+    """The mask as a bias of 0 or -inf, [tiles or 1, batch * groups or 1, group_size * query, key]; None if all pairs
+    are allowed."""
+    batch, groups, group_size = query.shape[:3]
     tiles, count = bucket.keys.shape
     allowed = bucket.allowed
     if layout.key_padding_mask is not None:
@@ -202,9 +205,9 @@ def bias(bucket: Bucket, layout: Layout, query: Tensor) -> Tensor | None:
     if allowed is None:
         return None
     added = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill_(~allowed, float("-inf"))
-    return added.repeat(1, 1, share, 1)
+    return added.repeat(1, 1, group_size, 1)
 
 
 def spread(added: Tensor | None, bucket: Bucket, key: Tensor) -> Tensor | None:
-    """Expand a bias to [tiles, batch * groups, share * query, key], for keys [batch, groups, ...]."""
+    """Expand a bias to [tiles, batch * groups, group_size * query, key], for keys [batch, groups, ...]."""
     return None if added is None else added.expand(len(bucket.keys), key.shape[0] * key.shape[1], -1, -1)

@@ -63,7 +63,7 @@ def _local(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
 
 
-class Together(Group):
+class DistributedGroup(Group):
     """A worker of a group; the default process group must have been initialised."""
 
     def __init__(self, layout: MeshLayout, device_type: str) -> None:
@@ -103,7 +103,7 @@ class Together(Group):
         rows = len(batch[0])
         if any(len(part) != rows for part in batch) or rows % count:
             sizes = [len(part) for part in batch]
-            raise InvalidValue.of("batch", sizes, f"parts of one number of rows, which {count} workers divide")
+            raise InvalidValue.of("batch", sizes, f"tensors with the same number of rows, a multiple of {count}")
         mine = tuple(part.tensor_split(count)[index] for part in batch)
         if self._context is None:
             return mine
@@ -175,7 +175,7 @@ class Together(Group):
                 dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._data)
                 if float(ends.sum()) != 0:
                     message = (
-                        f"{name} is learned from batches, of which {self.workers} workers have parts: use 1 worker"
+                        f"{name} is updated from the whole batch, which {self.workers} workers split: use 1 worker"
                     )
                     raise Incompatible(message, field="config.workers")
 
@@ -187,7 +187,7 @@ class Together(Group):
             parameter: Any = self._kept.whole.get(name)
             own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if isinstance(parameter, DTensor) and tensor.dim():
-                own = self._rows_of_all(own.detach(), parameter.shape[0])
+                own = self._all_gather_rows(own.detach(), parameter.shape[0])
             split = self._splits.get(name)
             # Tensors without a split axis that only one rank holds are taken from the leading rank.
             if split is not None and split.axis is not None and tensor.dim():
@@ -238,15 +238,15 @@ class Together(Group):
 
     def agreed(self, asked: Stop | None) -> Stop | None:
         """See `Group.agreed`."""
-        return STOPS[self._told(STOPS.index(asked))]
+        return STOPS[self._broadcast(STOPS.index(asked))]
 
     def agreed_step(self, step: int) -> int:
         """See `Group.agreed_step`."""
-        return self._told(step)
+        return self._broadcast(step)
 
     def agreed_choice(self, *, chosen: bool) -> bool:
         """See `Group.agreed_choice`."""
-        return bool(self._told(int(chosen)))
+        return bool(self._broadcast(int(chosen)))
 
     def whole_model(self, model: nn.Module, saved: Tensors, rebuild: Callable[[], Any] | None) -> nn.Module | None:
         """See `Group.whole_model`."""
@@ -263,20 +263,21 @@ class Together(Group):
         """See `Group.lost_others`; these are errors of torch.distributed and gloo."""
         return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
-    def _rows_of_all(self, own: Tensor, rows: int) -> Tensor:
+    def _all_gather_rows(self, own: Tensor, rows: int) -> Tensor:
         """Gather a tensor of `rows` rows that is sharded as by FSDP: all shards have equally many rows, except the last
         ones, which have fewer or none."""
-        most = -(-rows // self.layout.dp_shard)
-        padded = own.new_zeros(most, *own.shape[1:])
+        shard_rows = -(-rows // self.layout.dp_shard)
+        padded = own.new_zeros(shard_rows, *own.shape[1:])
         padded[: len(own)] = own
         parts = [torch.empty_like(padded) for _ in range(self.layout.dp_shard)]
         dist.all_gather(parts, padded, group=self.mesh["dp_shard"].get_group())
         return torch.cat(parts)[:rows]
 
-    def _told(self, number: int) -> int:
-        told = torch.tensor(number, device=next(iter(self._kept.kept.values())).device)
-        dist.broadcast(told, 0)
-        return int(told)
+    def _broadcast(self, number: int) -> int:
+        """Return the number of the leading worker."""
+        value = torch.tensor(number, device=next(iter(self._kept.kept.values())).device)
+        dist.broadcast(value, 0)
+        return int(value)
 
     def _place_in_data(self) -> tuple[int, int]:
         """Return the index of this worker's part of the batch's sequences, and the number of parts."""

@@ -14,7 +14,7 @@ def leads(group: dist.ProcessGroup | None) -> bool:
     return group is None or dist.get_rank(group) == 0
 
 
-def texts_of_all(text: str, group: dist.ProcessGroup | None) -> list[str]:
+def all_gather_texts(text: str, group: dist.ProcessGroup | None) -> list[str]:
     """Gather the texts of all workers of a group, in order of rank; without a group, return `[text]`.
 
     A collective: every worker of the group must call it.
@@ -24,15 +24,15 @@ def texts_of_all(text: str, group: dist.ProcessGroup | None) -> list[str]:
     own = torch.tensor(list(text.encode()), dtype=torch.uint8)
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
     dist.all_gather(lengths, torch.tensor([len(own)]), group=group)
-    longest = max(int(length) for length in lengths)
-    padded = torch.zeros(max(longest, 1), dtype=torch.uint8)
+    max_length = max(int(length) for length in lengths)
+    padded = torch.zeros(max(max_length, 1), dtype=torch.uint8)
     padded[: len(own)] = own
-    found = [torch.zeros_like(padded) for _ in lengths]
-    dist.all_gather(found, padded, group=group)
-    return [bytes(data[: int(length)].tolist()).decode() for data, length in zip(found, lengths, strict=True)]
+    gathered = [torch.zeros_like(padded) for _ in lengths]
+    dist.all_gather(gathered, padded, group=group)
+    return [bytes(data[: int(length)].tolist()).decode() for data, length in zip(gathered, lengths, strict=True)]
 
 
-def require_agreed(failure: AttnError | None, target: object, group: dist.ProcessGroup | None) -> None:
+def require_no_write_failure(failure: AttnError | None, target: object, group: dist.ProcessGroup | None) -> None:
     """Raise an error in every worker if any of them failed: its own `failure`, else `CheckpointWriteFailed`.
 
     A collective: every worker of the group must call it.
@@ -41,15 +41,15 @@ def require_agreed(failure: AttnError | None, target: object, group: dist.Proces
 
 
 def require_no_failure(
-    failure: AttnError | None, group: dist.ProcessGroup | None, of_others: Callable[[str], AttnError]
+    failure: AttnError | None, group: dist.ProcessGroup | None, error_for_others: Callable[[str], AttnError]
 ) -> None:
-    """Raise an error in every worker if any of them failed: its own `failure`, else `of_others(message)`.
+    """Raise an error in every worker if any of them failed: its own `failure`, else `error_for_others(message)`.
 
     A collective: every worker of the group must call it.
     """
-    told = texts_of_all("" if failure is None else failure.message or failure.reason, group)
+    messages = all_gather_texts("" if failure is None else failure.message or failure.reason, group)
     if failure is not None:
         raise failure
-    for rank, text in enumerate(told):
+    for rank, text in enumerate(messages):
         if text:
-            raise of_others(f"worker {rank} said: {text}")
+            raise error_for_others(f"worker {rank} failed: {text}")

@@ -13,12 +13,12 @@ from attn_models.device import resolve_device
 from attn_schema.training import JobError
 
 from attn_train.attempt import Assignment, Lost, Message, Outcome, SendMessage
+from attn_train.distributed_group import DistributedGroup
 from attn_train.layout import MeshLayout
 from attn_train.records import StopFlag
-from attn_train.together import Together
 from attn_train.worker import work
 
-MEETING_SECONDS = 600.0
+GROUP_TIMEOUT_SECONDS = 600.0
 """Timeout of the process group, at start and in collectives; long enough for the final evaluation of one worker."""
 
 LOOPBACK = "127."
@@ -46,14 +46,16 @@ def work_in_group(
             init_method=f"tcp://{address}",
             rank=rank,
             world_size=config.workers,
-            timeout=timedelta(seconds=MEETING_SECONDS),
+            timeout=timedelta(seconds=GROUP_TIMEOUT_SECONDS),
         )
     except (RuntimeError, dist.DistError) as error:
-        return Lost(error=JobError.of(Unavailable(f"the workers did not meet: {error}")))
+        return Lost(
+            error=JobError.of(Unavailable(f"the process group of the workers could not be initialized: {error}"))
+        )
     try:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        group = Together(MeshLayout.of(config), device.type)
+        group = DistributedGroup(MeshLayout.of(config), device.type)
         send, flush = channel if group.leads else (_discarded, _nothing)
         return work(assignment, send, stop, flush, group)
     finally:
