@@ -427,8 +427,8 @@ class Engine:
             return
         requested = members[0].request.n
         if len(found) < requested:
-            error = UserError(f"the beam search found only {len(found)} of the {requested} requested completions")
-            self._end(request_id, error)
+            text = f"the beam search found only {len(found)} of the {requested} requested completions"
+            self._end(request_id, UserError(text))
             return
         members[0].cached_tokens = beams.leader.cached_tokens
         members[0].queue_time = beams.leader.queue_time

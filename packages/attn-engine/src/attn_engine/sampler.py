@@ -62,7 +62,7 @@ class SamplingRow:
     @property
     def unchanged(self) -> bool:
         """Whether `process_logits` leaves the logits unchanged."""
-        return self.token_counts is self.allowed is None and not self.params.logit_bias
+        return self.token_counts is None and self.allowed is None and not self.params.logit_bias
 
 
 def choose_tokens(logits: Tensor, rows: Sequence[SamplingRow], kernel: SamplingKernel | None = None) -> list[int]:
