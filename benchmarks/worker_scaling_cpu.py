@@ -32,7 +32,7 @@ from attn_train.layout import MeshLayout
 from attn_train.model import resolved
 from attn_train.process import keep_freed_memory
 from attn_train.records import StopFlag
-from attn_train.together import Together
+from attn_train.distributed_group import DistributedGroup
 from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
 from report import RESULTS, write_report
@@ -86,7 +86,7 @@ def work(rank: int, workers: int, rows: int, steps: int, meeting: str) -> None:
     group = Group()
     if workers > 1:
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=workers)
-        group = Together(MeshLayout.of(config), "cpu")
+        group = DistributedGroup(MeshLayout.of(config), "cpu")
     seconds = Seconds()
     trainer = Trainer(build_model(config, dataset), dataset, config, group=group)
     trainer.run(seconds, StopFlag())

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attn_core.kernels.base import Condition, MultipleOf
 from attn_core.kernels.linear import LinearKernel, LinearProblem
 
+from attn_models.quantization import INT4_GROUP
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -115,10 +117,6 @@ class PrepackedBfloat16(LinearKernel):
         from attn_models.quantization.modules import OneDnnLinear
 
         return OneDnnLinear(weight.to(torch.bfloat16), bias)
-
-
-INT4_GROUP = 32
-"""The number of inputs that share a scale and a zero point in int4."""
 
 
 class WeightOnlyInt8(LinearKernel):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from attn_models.quantization.kernels import INT4_GROUP
+from attn_models.quantization import INT4_GROUP
 
 
 class StoredEmbedding(nn.Module):
