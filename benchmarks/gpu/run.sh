@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# One call: every kernel against float64 first, then the tables of those that are right; writes $OUT/h200-DATE.json, or the same in benchmarks/results.
-# What is tuned is kept in $OUT/tuning where there is $OUT. `--tables engine_gpu train_gpu`, `--tables prompt_steps` or `--tables sanitizer` measure whole engines, updates of training, and what compute-sanitizer finds, each alone.
-# Needs torch with CUDA, triton, pluggy and packaging; nothing of this tree need be installed; fla-core is a peer where it is. Under ten minutes on an H200.
-# Each part has a process and a time limit of its own; the result is written as rows come, and at the end a table says which bars are met.
-# Without a GPU, `DEVICE=cpu benchmarks/gpu/run.sh --small` rehearses it in the interpreter, and benchmarks/gpu/ahead.py compiles all that it would launch.
+# Checks every kernel against float64, then measures those that pass; writes $OUT/h200-DATE.json, or the same file in benchmarks/results.
+# Tuning results are stored in $OUT/tuning if $OUT is set. `--tables engine_gpu train_gpu` measures whole engines and training updates, `--tables prompt_steps` prompt steps, and `--tables sanitizer` runs compute-sanitizer; each table can be measured alone.
+# Requires torch with CUDA, triton, pluggy and packaging; no package of this repository needs to be installed. fla-core is measured as a reference if it is installed. Takes less than ten minutes on an H200.
+# Each part runs in its own process with its own time limit; the result file is updated with every row, and a table at the end shows which performance targets are met.
+# Without a GPU, `DEVICE=cpu benchmarks/gpu/run.sh --small` runs it in Triton's interpreter, and benchmarks/gpu/ahead.py compiles all kernels that it would launch.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 for source in packages/*/src services/*/src proto/src; do

@@ -177,10 +177,10 @@ class Training:
 def roofline_command(
     *,
     name: Annotated[str, typer.Argument(help="a100-40gb, a100-80gb, h100 or h200.")] = "a100-40gb",
-    batch: Annotated[int, typer.Option(min=1, help="Sequences.")] = 8,
-    seq: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 1024,
-    num_heads: Annotated[int, typer.Option(min=1, help="Heads.")] = 12,
-    head_dim: Annotated[int, typer.Option(min=1, help="Elements of a head.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Number of sequences.")] = 8,
+    seq: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 1024,
+    num_heads: Annotated[int, typer.Option(min=1, help="Number of heads.")] = 12,
+    head_dim: Annotated[int, typer.Option(min=1, help="Size of a head.")] = 64,
     json: Json = False,
 ) -> None:
     """Calculate bounds for the time and energy of attention on a GPU from its data sheet; nothing is measured.
@@ -203,10 +203,10 @@ def roofline_command(
 def energy_command(
     *,
     name: Annotated[str, typer.Argument(help="a100-40gb, a100-80gb, h100 or h200.")] = "a100-40gb",
-    parameters: Annotated[float, typer.Option(help="Parameters of the model, those that a token uses.")] = 124e6,
-    train_tokens: Annotated[float, typer.Option(help="Tokens that it is trained on.")] = 9e9,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that train it.")] = 8,
-    utilisation: Annotated[float, typer.Option(help="Share of the peak rate that training reaches.")] = 0.4,
+    parameters: Annotated[float, typer.Option(help="Active parameters of the model.")] = 124e6,
+    train_tokens: Annotated[float, typer.Option(help="Number of training tokens.")] = 9e9,
+    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")] = 8,
+    utilisation: Annotated[float, typer.Option(help="Fraction of the peak rate that training reaches.")] = 0.4,
     json: Json = False,
 ) -> None:
     """Calculate the GPU hours and the energy of training a model; nothing is measured.

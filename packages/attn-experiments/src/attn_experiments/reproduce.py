@@ -18,8 +18,8 @@ def reproduce_command(
     *,
     name: Annotated[str | None, typer.Argument(help="A claim, such as CL-4.")] = None,
     every: Annotated[bool, typer.Option("--list", help="List all claims with their verdicts.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each kind, with different random numbers.")] = 3,
-    share: Annotated[float, typer.Option(help="Share of the usual steps; less is sooner and less sure.")] = 1.0,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs of each kind, with different seeds.")] = 3,
+    share: Annotated[float, typer.Option(help="Fraction of the usual steps; less is faster and less certain.")] = 1.0,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write JSON and a picture there.")] = None,
     json: Json = False,
 ) -> None:

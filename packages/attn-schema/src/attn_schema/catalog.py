@@ -36,21 +36,27 @@ class ModelInfo(Schema, frozen=True, kw_only=True):
     vocab_size: Annotated[int, Meta(description="Number of token ids.")] = 0
     num_layers: Annotated[int, Meta(description="Attention layers.")] = 0
     num_heads: Annotated[int, Meta(description="Query heads of a layer.")] = 0
-    dtype: Annotated[str, Meta(description="Element type it computes in.")] = ""
+    dtype: Annotated[str, Meta(description="Element type of the computation.")] = ""
     quantization: Annotated[str, Meta(description="Storage of the weights of its linear layers.")] = ""
-    device: Annotated[str, Meta(description="Device it computes on.")] = ""
+    device: Annotated[str, Meta(description="Device that runs the model.")] = ""
     chat: Annotated[bool, Meta(description="Whether it has a chat template.")] = False
-    base_model: Annotated[str, Meta(description="Of an adapter, the loaded model that it changes; else empty.")] = ""
-    state: Annotated[ModelState, Meta(description="Where it is in its life.")] = ModelState.UNKNOWN
-    state_detail: Annotated[str, Meta(description="Why it is in that state; empty while it serves.")] = ""
+    base_model: Annotated[
+        str, Meta(description="For an adapter, the loaded base model that it is applied to; else empty.")
+    ] = ""
+    state: Annotated[ModelState, Meta(description="Lifecycle state of the model.")] = ModelState.UNKNOWN
+    state_detail: Annotated[
+        str, Meta(description="Reason for the state, such as a load error; empty while it is serving.")
+    ] = ""
     load_time: Annotated[datetime, Meta(description="When loading began.")] | None = None
     note: Annotated[
-        str, Meta(description="An option that the model cannot follow, such as tree speculation; empty if none.")
+        str, Meta(description="Engine options that this model does not support, such as tree speculation; empty if "
+        "none.")
     ] = ""  # fmt: skip
-    replicas: Annotated[int, Meta(description="Engines that answer for it now.")] = 0
+    replicas: Annotated[int, Meta(description="Number of engines that are serving it.")] = 0
     traffic: Annotated[
         float,
-        Meta(description="Of a version, the fraction of requests that name no version which go to it, from 0 to 1."),
+        Meta(description="For a version, the fraction, from 0 to 1, of the requests that name no version that is "
+        "routed to it."),
     ] = 0.0  # fmt: skip
 
 
@@ -97,14 +103,14 @@ class Mechanism(Schema, frozen=True, kw_only=True):
     name: Annotated[str, Meta(description="Short name, unique unless `ambiguous`.")]
     distribution: Annotated[str, Meta(description="Installed package that provides it.")] = ""
     version: Annotated[str, Meta(description="Version of that package.")] = ""
-    summary: Annotated[str, Meta(description="One line.")] = ""
+    summary: Annotated[str, Meta(description="Description in one line.")] = ""
     paper: Annotated[Paper, Meta(description="Where it was published.")] = Paper()
     equation: Annotated[str, Meta(description="Equation in LaTeX; may be empty.")] = ""
     capabilities: Annotated[
         tuple[str, ...], Meta(description='What it supports, such as "causal" or "returns_weights"; sorted.')
     ] = ()  # fmt: skip
     state_kinds: Annotated[
-        tuple[StateKind, ...], Meta(description="What it keeps between decoding steps, with default options.")
+        tuple[StateKind, ...], Meta(description="Kinds of state kept between decoding steps, with default options.")
     ] = ()  # fmt: skip
     options: Annotated[tuple[MechanismOption, ...], Meta(description="Options of its config.")] = ()
     ambiguous: Annotated[

@@ -33,48 +33,49 @@ class DeploymentConfig(Checked, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0, le=MAX_REPLICAS,
-            description="Least number of engines with max_replicas; 0 frees all of them while nobody asks, and the "
-            "next request waits until one has started.",
+            description="Minimum number of engines, with max_replicas. With 0, all engines are removed while there are "
+            "no requests, and the next request waits until one has started.",
         ),
     ] = 1  # fmt: skip
     max_replicas: Annotated[
         int,
-        Meta(ge=1, le=MAX_REPLICAS, description="Most engines; between min_replicas and this the load decides."),
+        Meta(ge=1, le=MAX_REPLICAS, description="Maximum number of engines; autoscaling keeps their number between "
+        "min_replicas and this."),
     ] | None = None  # fmt: skip
     target_requests: Annotated[
         float,
-        Meta(gt=0, description="Running and waiting requests per engine that autoscaling aims at."),
+        Meta(gt=0, description="Target number of running and waiting requests per engine for autoscaling."),
     ] = 16.0  # fmt: skip
     idle_seconds: Annotated[
-        float, Meta(ge=0, description="How long the load must stay lower before an engine is removed, in seconds.")
+        float, Meta(ge=0, description="Seconds for which the load must stay lower before an engine is removed.")
     ] = 60.0  # fmt: skip
 
     prefill_replicas: Annotated[
         int,
         Meta(
             ge=1, le=MAX_REPLICAS,
-            description="Further engines that compute long prompts and hand their states to those that generate "
-            "(disaggregated prefill); with replicas or max_replicas.",
+            description="Additional engines that compute long prompts and transfer the resulting KV state to the "
+            "engines that generate (disaggregated prefill); requires replicas or max_replicas.",
         ),
     ] | None = None  # fmt: skip
     prefill_min_tokens: Annotated[
         int,
         Meta(
             ge=2,
-            description="Shortest prompt, in tokens, that a prefill replica computes; of text, four bytes count as one "
-            "token.",
+            description="Shortest prompt, in tokens, that a prefill replica computes; in a prompt given as text, four "
+            "bytes count as one token.",
         ),
     ] = PREFILL_MIN_TOKENS  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prefill_replicas is not None and not self.deployed:
-            allowed = "left out without replicas or max_replicas, the engines that generate"
+            allowed = "none without replicas or max_replicas, the number of engines that generate"
             raise InvalidValue.of("prefill_replicas", self.prefill_replicas, allowed)
         if self.max_replicas is None:
             return
         if self.replicas is not None:
-            raise InvalidValue.of("max_replicas", self.max_replicas, "left out with replicas, which is a fixed number")
+            raise InvalidValue.of("max_replicas", self.max_replicas, "none with replicas, which is a fixed number")
         if self.min_replicas > self.max_replicas:
             raise InvalidValue.of("min_replicas", self.min_replicas, f"at most {self.max_replicas}, max_replicas")
 
@@ -109,17 +110,17 @@ class ServedModelConfig(Checked, frozen=True, kw_only=True):
 
     source: Annotated[str, Meta(description="Folder or registered name; the model's name if not given.")] = ""
     engine: Annotated[
-        EngineConfig, Meta(description="How to run it; as the table engine of the file says if not given.")
+        EngineConfig, Meta(description="Engine options; those of the file's table `engine` if not given.")
     ] | None = None  # fmt: skip
     deployment: Annotated[
-        DeploymentConfig, Meta(description="How many engines; as the table deployment of the file says if not given.")
+        DeploymentConfig, Meta(description="Number of engines; as in the file's table `deployment` if not given.")
     ] | None = None  # fmt: skip
     traffic: Annotated[
         float,
         Meta(
             ge=0, le=1,
-            description="Of a version NAME@VERSION, the fraction of the requests that name only NAME which go to it; "
-            "versions without it share the rest.",
+            description="For a version NAME@VERSION, the fraction of the requests that name only NAME that is routed "
+            "to it; versions without this option share the rest.",
         ),
     ] | None = None  # fmt: skip
 
@@ -130,7 +131,7 @@ class ClusterConfig(Checked, frozen=True, kw_only=True):
     models: Annotated[
         dict[str, ServedModelConfig],
         Meta(
-            description="Models by the names that requests use, versions of one as NAME@VERSION.",
+            description="Models by the names that requests use; the versions of a model are named NAME@VERSION.",
             extra={"wire": False, "flag": False},
         ),
     ] = {}  # noqa: RUF012 - msgspec copies it  # fmt: skip

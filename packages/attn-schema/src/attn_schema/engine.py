@@ -34,16 +34,16 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
         Quantization,
         Meta(
             description="Storage of the weights of linear layers: auto (as in the file, prepacked where that is "
-            "lossless), none (as dtype, not prepacked), or a type; fp8, on a GPU alone, rounds their inputs too where "
-            "it multiplies FP8."
+            "lossless), none (as dtype, not prepacked), or a type; fp8 requires a GPU, and quantizes the inputs as "
+            "well if the GPU multiplies in FP8."
         ),
     ] = "auto"  # fmt: skip
     tensor_parallel_size: Annotated[
         int,
         Meta(
             ge=1, le=MAX_RANKS,
-            description="Processes over which the heads and inner sizes of the model are split, each on a device of "
-            "its own; it must divide them.",
+            description="Number of processes, each with a device of its own, over which the heads and inner sizes of "
+            "the model are split; these must be divisible by it.",
         ),
     ] = 1  # fmt: skip
     kv_cache: Annotated[
@@ -54,7 +54,7 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
         Meta(
             ge=1,
             description="Memory for the KV cache of all requests, in bytes; if not given, 512 MiB on a CPU, and on a "
-            "GPU what gpu_memory_utilization leaves.",
+            "GPU the memory that remains within gpu_memory_utilization.",
         ),
     ] | None = None  # fmt: skip
     gpu_memory_utilization: Annotated[
@@ -62,36 +62,36 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
         Meta(
             gt=0, le=1,
             description="Fraction of a GPU's memory for weights, activations and KV cache together; also the fraction "
-            "of a GPU that the model asks Ray for.",
+            "of a GPU that is requested from Ray.",
         ),
     ] = 0.9  # fmt: skip
     max_num_seqs: Annotated[
-        int, Meta(ge=1, description="Maximum number of sequences in a step; 64, on a CUDA device 256, if not given.")
+        int, Meta(ge=1, description="Maximum number of sequences in a step; if not given, 64, or 256 on a CUDA device.")
     ] | None = None  # fmt: skip
     max_num_batched_tokens: Annotated[
         int,
         Meta(
             ge=1,
-            description="Maximum number of tokens computed in a step, prefill and decode together; 256, on a CUDA "
-            "device 2048, if not given.",
+            description="Maximum number of tokens computed in a step, prefill and decode together; if not given, 256, "
+            "or 2048 on a CUDA device.",
         ),
     ] | None = None  # fmt: skip
     max_queued_requests: Annotated[
         int,
         Meta(
-            ge=1, description="Maximum number of requests that wait to be scheduled; one more is refused.",
+            ge=1, description="Maximum number of requests that wait to be scheduled; further ones are rejected.",
             extra={"wire": False, "flag": False},
         ),
     ] = 1024  # fmt: skip
     kv_offload_bytes: Annotated[
         int,
-        Meta(ge=0, description="Memory for the KV cache of preempted requests, in bytes; 0 recomputes them."),
+        Meta(ge=0, description="Memory for the KV cache of preempted requests, in bytes; with 0 it is recomputed."),
     ] = 0  # fmt: skip
     num_speculative_tokens: Annotated[
         int,
         Meta(
             ge=0, le=MAX_SPECULATIVE_TOKENS,
-            description=f"Draft tokens per step of requests that do not say; {DRAFT_MODEL_TOKENS} with a draft model, "
+            description=f"Default draft tokens per step of a request; {DRAFT_MODEL_TOKENS} with a draft model, "
             "if not given. Without a draft model they come from the text itself (prompt lookup), and if not given, "
             "there are as many as pay on a CPU with prepacked weights, elsewhere 0.",
         ),
@@ -116,7 +116,7 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
     enforce_eager: Annotated[
         bool,
         Meta(
-            description="Compute all steps operation by operation on a GPU too, not as CUDA graphs.",
+            description="Run all steps eagerly, without CUDA graphs.",
             extra={"wire": False, "flag": False},
         ),
     ] = False  # fmt: skip
@@ -124,16 +124,17 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            description="Maximum number of tokens of a step with prompts that is recorded as a CUDA graph; steps with "
-            "more run operation by operation, all of them if 0. Graphs take the memory of one step of that size.",
+            description="Maximum number of tokens of a step with prompts that is captured as a CUDA graph; larger "
+            "steps run eagerly, and with 0 all of them do. The graphs take the memory of one step of that size.",
             extra={"wire": False, "flag": False},
         ),
     ] = 2048  # fmt: skip
     async_scheduling: Annotated[
         bool,
         Meta(
-            description="Launch a decode step before the tokens of the one before it are known, so that a GPU does not "
-            "wait for the host; the tokens are the same. Steps with prompts, grammars, drafts or beams wait.",
+            description="Launch a decode step before the tokens of the previous one are known, so that a GPU does not "
+            "wait for the host; the generated tokens are the same. Steps with prompts, grammars, drafts or beams are "
+            "not launched early.",
         ),
     ] = False  # fmt: skip
     num_threads: Annotated[
@@ -142,8 +143,8 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
     tenant_weights: Annotated[
         dict[str, Annotated[float, Meta(gt=0)]],
         Meta(
-            description="Fair queueing: a tenant of weight 2 gets twice the tokens of one of weight 1 while both wait. "
-            "1 for tenants not named.",
+            description="Weights for fair queueing: a tenant of weight 2 gets twice the tokens of one of weight 1 "
+            "while both have waiting requests. Tenants that are not named have weight 1.",
             extra={"wire": False, "flag": False},
         ),
     ] = {}  # noqa: RUF012 - msgspec copies it  # fmt: skip
@@ -187,18 +188,19 @@ class EngineStats(Schema, frozen=True, kw_only=True):
         int, Meta(description="State of preempted and imported requests held outside of the KV cache, in bytes.")
     ] = 0  # fmt: skip
     resident_memory_bytes: Annotated[
-        int, Meta(description="Memory that the engine's process holds, in bytes; it may be that of the server itself.")
+        int, Meta(description="Resident memory of the engine's process, in bytes; the process may be that of the "
+        "server.")
     ] = 0  # fmt: skip
     cpu_seconds: Annotated[
         float, Meta(description="Processor time that the engine's process has used, in seconds (counter).")
     ] = 0.0
     replicas: Annotated[
-        tuple[ReplicaStats, ...], Meta(description="The same of each replica; empty for a model with one engine.")
+        tuple[ReplicaStats, ...], Meta(description="The statistics of each replica; empty for a model with one engine.")
     ] = ()
 
 
 class ReplicaStats(Schema, frozen=True, kw_only=True):
     """The load of one replica."""
 
-    name: Annotated[str, Meta(description="Its name, of no other replica before or after it.")]
-    stats: Annotated[EngineStats, Meta(description="How busy its engine is.")]
+    name: Annotated[str, Meta(description="Its name, which is never reused for another replica.")]
+    stats: Annotated[EngineStats, Meta(description="Load of its engine.")]

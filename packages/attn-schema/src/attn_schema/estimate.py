@@ -15,8 +15,10 @@ class JobEstimate(Schema, frozen=True, kw_only=True):
     device: Annotated[str, Meta(description="Device of each worker.")] = ""
     workers: Annotated[int, Meta(description="Workers that share each batch.")] = 0
     steps: Annotated[int, Meta(description="Optimizer steps.")] = 0
-    sequences_per_step: Annotated[int, Meta(description="Sequences, pairs or images in a step, of all workers.")] = 0
-    tokens_per_step: Annotated[float, Meta(description="Targets in a step, of all workers; a mean.")] = 0.0
+    sequences_per_step: Annotated[int, Meta(description="Sequences, pairs or images in a step, over all workers.")] = 0
+    tokens_per_step: Annotated[float, Meta(description="Mean number of target tokens in a step, over all workers.")] = (
+        0.0
+    )
     parameters: Annotated[int, Meta(description="Parameters of the model.")] = 0
     trained_parameters: Annotated[int, Meta(description="Parameters that are trained.")] = 0
     flops: Annotated[
@@ -26,8 +28,8 @@ class JobEstimate(Schema, frozen=True, kw_only=True):
     allowed_flops: Annotated[
         float,
         Meta(
-            description="The same with only those pairs of attention that masks allow, as --budget counts; of decoders "
-            "without experts, else 0."
+            description="FLOPs that count only the query-key pairs that masks allow, as --budget does; only for "
+            "decoders without experts, else 0."
         ),
     ] = 0.0  # fmt: skip
     weight_bytes: Annotated[int, Meta(description="Parameters and buffers.")] = 0
@@ -40,9 +42,11 @@ class JobEstimate(Schema, frozen=True, kw_only=True):
     ] = 0
     checkpoint_bytes: Annotated[int, Meta(description="One checkpoint.")] = 0
     checkpoints: Annotated[int, Meta(description="Checkpoints that are written.")] = 0
-    disk_bytes: Annotated[int, Meta(description="Disk: checkpoints that are kept, one being written, the model.")] = 0
-    seconds_per_step: Annotated[float, Meta(description="Time of a step, as timed.")] = 0.0
+    disk_bytes: Annotated[
+        int, Meta(description="Disk space for checkpoints that are kept, one that is being written, and the model.")
+    ] = 0
+    seconds_per_step: Annotated[float, Meta(description="Measured time of a step.")] = 0.0
     seconds: Annotated[
         float, Meta(description="Time of all steps, without starting, validation and writing checkpoints.")
     ] = 0.0
-    timed: Annotated[str, Meta(description="How times and memory were found.")] = ""
+    timed: Annotated[str, Meta(description="How times and memory were determined.")] = ""

@@ -26,7 +26,7 @@ class LoraConfig(Checked, frozen=True, kw_only=True):
     lora_alpha: (
         Annotated[
             float,
-            _lora("Output of the adapter is scaled by lora_alpha / lora_rank; twice lora_rank if not given.", gt=0),
+            _lora("The adapter's output is scaled by lora_alpha / lora_rank; twice lora_rank if not given.", gt=0),
         ]
         | None
     ) = None
@@ -34,11 +34,12 @@ class LoraConfig(Checked, frozen=True, kw_only=True):
     lora_target_modules: Annotated[
         tuple[str, ...],
         _lora(
-            "Linear layers that get an adapter, by the end of their names, such as q_proj; all of the blocks if empty."
+            "Linear layers that get an adapter, by name suffix, such as q_proj; all linear layers of the blocks if "
+            "empty."
         ),
     ] = ()
     use_rslora: Annotated[bool, _lora("Scale by lora_alpha / sqrt(lora_rank) (rsLoRA, arXiv 2312.03732).")] = False
-    use_dora: Annotated[bool, _lora("Split weights into magnitude and direction (DoRA, arXiv 2402.09353).")] = False
+    use_dora: Annotated[bool, _lora("Decompose weights into magnitude and direction (DoRA, arXiv 2402.09353).")] = False
     base_quantization: Annotated[
         Literal["none", "int8", "int4"],
         _lora("Quantization of the frozen weights of the base (QLoRA, arXiv 2305.14314)."),
@@ -87,8 +88,8 @@ class ObjectiveConfig(Checked, frozen=True, kw_only=True):
         Annotated[
             str,
             _objective(
-                "Model whose probabilities are learned beside the text (distillation, arXiv 1503.02531), by name or "
-                "folder; its vocabulary is that of the model.",
+                "Teacher model, by name or folder, whose probabilities are a training target in addition to the text "
+                "(distillation, arXiv 1503.02531); it must have the same vocabulary as the model.",
                 metavar="NAME|PATH",
             ),
         ]
@@ -101,7 +102,7 @@ class ObjectiveConfig(Checked, frozen=True, kw_only=True):
         Annotated[
             float,
             _objective(
-                "Weight of the distillation loss; that of the cross-entropy is 1 minus it; 0.5 if not given.",
+                "Weight of the distillation loss; the cross-entropy has 1 minus this weight. 0.5 if not given.",
                 gt=0,
                 le=1,
             ),

@@ -31,7 +31,8 @@ class ChatMessage(Checked, frozen=True, kw_only=True):
     content: Annotated[str, Meta(description="Text of the message.")]
     images: Annotated[
         tuple[bytes, ...],
-        Meta(description="Image files, for a vision-language model; each shown where U+FFFC stands, or all first."),
+        Meta(description="Image files, for a vision-language model, inserted at the U+FFFC characters of the text, or "
+        "before the text."),
     ] = ()  # fmt: skip
 
 
@@ -58,7 +59,8 @@ class Prompt(Checked, frozen=True, kw_only=True):
     ] | None = None  # fmt: skip
     encoder_prompt: Annotated[
         EncoderPrompt,
-        Meta(description="For encoder-decoder models only; the other fields are then how the output begins."),
+        Meta(description="Encoder input, for encoder-decoder models only; the other fields are then the beginning of "
+        "the output."),
     ] | None = None  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -120,7 +122,7 @@ class Token(Schema, frozen=True, kw_only=True):
     logprob: Annotated[
         float,
         Meta(
-            description="Natural logarithm of its probability before any sampling option; absent if not asked for, and "
+            description="Natural logarithm of its probability before any sampling option; absent if not requested, and "
             "for the first token of a sequence."
         ),
     ] | None = None  # fmt: skip
@@ -159,7 +161,7 @@ class OutputDelta(Schema, frozen=True, kw_only=True):
         ),
     ] = ""  # fmt: skip
     finish_reason: Annotated[
-        FinishReason, Meta(description="Why the completion ended; on its last delta only.")
+        FinishReason, Meta(description="Reason why the completion ended; on its last delta only.")
     ] | None = None  # fmt: skip
     stop_reason: Annotated[str, Meta(description="The stop string that ended it.")] | None = None
     usage: Annotated[
@@ -170,7 +172,8 @@ class OutputDelta(Schema, frozen=True, kw_only=True):
         float, Meta(description="Score that beam search gave the completion; on its last delta.")
     ] | None = None  # fmt: skip
     resumptions: Annotated[
-        int, Meta(description="How often the request went on at another engine; on the last delta of the stream only.")
+        int, Meta(description="Number of times the request was resumed on another engine; on the last delta of the "
+        "stream only.")
     ] = 0  # fmt: skip
     computed_on: Annotated[
         str,
@@ -180,13 +183,13 @@ class OutputDelta(Schema, frozen=True, kw_only=True):
         str,
         Meta(
             description="Why tokens may differ from those of a request that was never resumed, such as another device; "
-            "on the last delta of the stream only, and only if they may."
+            "on the last delta of the stream only, and only if they may differ."
         ),
     ] | None = None  # fmt: skip
     model: Annotated[
         str,
         Meta(
-            description="The model with the version that computes the stream, where the request named none; on its "
+            description="The model with its version that computes the stream, if the request named no version; on the "
             "first delta only."
         ),
     ] = ""  # fmt: skip
@@ -250,7 +253,9 @@ class Tokenization(Schema, frozen=True, kw_only=True):
     ]
     unknown: Annotated[
         tuple[str, ...],
-        Meta(description="Pieces of the prompt's and the encoder prompt's text that the vocabulary has no token for."),
+        Meta(
+            description="Pieces of the text of the prompt and the encoder prompt for which the vocabulary has no token."
+        ),
     ] = ()
 
 
@@ -306,18 +311,20 @@ class AttentionMap(Schema, frozen=True, kw_only=True):
     input_gradients: Annotated[
         tuple[float, ...],
         Meta(
-            description="Gradient of the next token's log probability by each key token's embedding, times the "
-            "embedding, in nats; of the first layer only, and only where gradients were asked for."
+            description="Gradient of the next token's log probability with respect to each key token's embedding, "
+            "times the embedding, in nats; only for the first layer, and only if gradients were requested."
         ),
     ] = ()
-    next_token: Annotated[str, Meta(description="Text of the most likely next token, where there are gradients.")] = ""
-    gradients_note: Annotated[str, Meta(description="Why there are no gradients though they were asked for.")] = ""
+    next_token: Annotated[str, Meta(description="Text of the most likely next token, if there are gradients.")] = ""
+    gradients_note: Annotated[str, Meta(description="Why requested gradients could not be computed.")] = ""
 
 
 class Embeddings(Schema, frozen=True, kw_only=True):
     """The embedding vectors of texts."""
 
-    embeddings: Annotated[Tensor, Meta(description="One vector of length 1 a text: [texts, hidden_size], float32.")]
+    embeddings: Annotated[
+        Tensor, Meta(description="One vector of length 1 for each text: [texts, hidden_size], float32.")
+    ]
     usage: Annotated[Usage, Meta(description="Tokens of all texts.")]
 
     def rows(self) -> list[tuple[float, ...]]:
@@ -333,7 +340,9 @@ class PartialCompletion(Checked, frozen=True, kw_only=True):
 
     index: Annotated[int, Meta(ge=0, le=MAX_N - 1, description="Number of the completion, from 0.")] = 0
     token_ids: Annotated[tuple[TokenId, ...], Meta(description="Its tokens that were received, in order.")] = ()
-    finished: Annotated[bool, Meta(description="It was received to its end, and is not sent again.")] = False
+    finished: Annotated[
+        bool, Meta(description="Whether the completion was received to its end; it is then not sent again.")
+    ] = False
 
 
 class Resumption(Checked, frozen=True, kw_only=True):
@@ -341,10 +350,12 @@ class Resumption(Checked, frozen=True, kw_only=True):
 
     received: Annotated[
         tuple[PartialCompletion, ...],
-        Meta(min_length=1, max_length=MAX_N, description="What has been received, each completion at most once."),
+        Meta(
+            min_length=1, max_length=MAX_N, description="What has been received of each completion, each at most once."
+        ),
     ]
-    computed_on: Annotated[str, Meta(description="What the first message of the stream said it was computed on.")] = ""
-    model: Annotated[str, Meta(description="The version that the first message of the stream named.")] = ""
+    computed_on: Annotated[str, Meta(description="The `computed_on` of the first message of the stream.")] = ""
+    model: Annotated[str, Meta(description="The `model` of the first message of the stream.")] = ""
 
 
 class GenerateRequest(Checked, frozen=True, kw_only=True):
@@ -352,12 +363,12 @@ class GenerateRequest(Checked, frozen=True, kw_only=True):
 
     model: Annotated[str, Meta(description="Name of a loaded model.")]
     prompt: Annotated[Prompt, Meta(description="What the model reads.")]
-    sampling: Annotated[SamplingParams, Meta(description="How tokens are chosen.")] = SamplingParams()
+    sampling: Annotated[SamplingParams, Meta(description="Sampling parameters.")] = SamplingParams()
     resume: Annotated[
         Resumption,
         Meta(
-            description="What has been received of the same request, whose stream broke: only what is missing is sent. "
-            "A request that samples needs the seed that it began with.",
+            description="What has been received of the same request before its stream broke: only the rest is sent. A "
+            "request that samples must have the same seed as before.",
         ),
     ] | None = None  # fmt: skip
 
@@ -399,4 +410,6 @@ class AttentionMapsRequest(Checked, frozen=True, kw_only=True):
     prompt: Annotated[Prompt, Meta(description="What the model reads.")]
     layers: Annotated[tuple[int, ...], Meta(description="Layers to return, from 0; all if empty.")] = ()
     heads: Annotated[tuple[int, ...], Meta(description="Query heads to return, from 0; all if empty.")] = ()
-    gradients: Annotated[bool, Meta(description="Also the gradients by the prompt's tokens, of a decoder.")] = False
+    gradients: Annotated[
+        bool, Meta(description="Also return gradients with respect to the prompt's tokens; only for decoders.")
+    ] = False

@@ -44,28 +44,27 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
 
     steps: Annotated[int, _optimizer("Number of optimizer steps.", ge=1)] = 2000
     batch_size: Annotated[int, _optimizer("Sequences, pairs or images in a step.", ge=1)] = 12
-    optim: Annotated[Literal["adamw", "sgd", "adadelta", "muon"], _optimizer("What updates the parameters.")] = "adamw"
+    optim: Annotated[Literal["adamw", "sgd", "adadelta", "muon"], _optimizer("Optimizer.")] = "adamw"
     learning_rate: Annotated[
         float, _optimizer("Peak learning rate; with noam the factor of its formula.", gt=0, short="--lr")
     ] = 1e-3
     lr_scheduler_type: Annotated[
         Literal["cosine", "linear", "constant", "inverse_sqrt", "noam", "halving", "wsd"],
         _optimizer(
-            "Learning rate after the warm-up: cosine and linear fall to min_learning_rate, inverse_sqrt falls with "
-            "the root of the step, noam is hidden_size^-0.5 times that, halving halves it every decay_steps, "
-            "wsd keeps it until decay_steps before the end, then falls to min_learning_rate."
+            "Learning rate schedule after the warm-up: cosine and linear decay to min_learning_rate, inverse_sqrt "
+            "decays with the inverse square root of the step, noam is hidden_size^-0.5 times that, halving halves it "
+            "every decay_steps, wsd keeps it constant until decay_steps before the end, then decays to "
+            "min_learning_rate."
         ),
     ] = "cosine"
     min_learning_rate: (
         Annotated[
             float,
-            _optimizer(
-                "Learning rate of the last step, of cosine, linear and wsd; learning_rate / 10 if not given.", ge=0
-            ),
+            _optimizer("Final learning rate, for cosine, linear and wsd; learning_rate / 10 if not given.", ge=0),
         ]
         | None
     ) = None
-    warmup_steps: Annotated[int, _optimizer("Steps in which the learning rate rises from 0.", ge=0)] = 0
+    warmup_steps: Annotated[int, _optimizer("Steps over which the learning rate rises from 0.", ge=0)] = 0
     start_decay_steps: (
         Annotated[int, _optimizer("Steps before halving begins; two thirds of steps if not given.", ge=0)] | None
     ) = None
@@ -73,39 +72,61 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
         Annotated[
             int,
             _optimizer(
-                "Steps between halvings, a fifteenth of steps if not given; of wsd, steps of its decay, a tenth.", ge=1
+                "Steps between halvings, a fifteenth of steps if not given; for wsd, steps of the decay, a tenth if "
+                "not given.",
+                ge=1,
             ),
         ]
         | None
     ) = None
     weight_decay: (
-        Annotated[float, _optimizer("Decoupled weight decay of matrices, of adamw and muon; 0.1 if not given.", ge=0)]
+        Annotated[float, _optimizer("Decoupled weight decay of matrices, for adamw and muon; 0.1 if not given.", ge=0)]
         | None
     ) = None
     beta1: (
-        Annotated[float, _optimizer("Decay of the mean of gradients, of adamw; 0.9 if not given.", ge=0, lt=1)] | None
+        Annotated[
+            float, _optimizer("Decay rate of the running mean of gradients, for adamw; 0.9 if not given.", ge=0, lt=1)
+        ]
+        | None
     ) = None
     beta2: (
-        Annotated[float, _optimizer("Decay of the mean of squared gradients, of adamw; 0.99 if not given.", ge=0, lt=1)]
+        Annotated[
+            float,
+            _optimizer(
+                "Decay rate of the running mean of squared gradients, for adamw; 0.99 if not given.", ge=0, lt=1
+            ),
+        ]
         | None
     ) = None
     epsilon: (
-        Annotated[float, _optimizer("Added to divisors; 1e-8 for adamw, 1e-6 for adadelta if not given.", gt=0)] | None
+        Annotated[
+            float,
+            _optimizer("Added to denominators for stability; 1e-8 for adamw, 1e-6 for adadelta if not given.", gt=0),
+        ]
+        | None
     ) = None
-    momentum: Annotated[float, _optimizer("Momentum of sgd, 0 if not given, and of muon, 0.95.", ge=0, lt=1)] | None = (
-        None
-    )
-    rho: Annotated[float, _optimizer("Decay of the means of adadelta; 0.95 if not given.", ge=0, lt=1)] | None = None
+    momentum: (
+        Annotated[float, _optimizer("Momentum; if not given, 0 for sgd and 0.95 for muon.", ge=0, lt=1)] | None
+    ) = None
+    rho: (
+        Annotated[float, _optimizer("Decay rate of the running means of adadelta; 0.95 if not given.", ge=0, lt=1)]
+        | None
+    ) = None
     gradient_accumulation_steps: Annotated[
-        int, _optimizer("Batches of batch_size whose gradients make one step, as one batch of them all would.", ge=1)
+        int,
+        _optimizer(
+            "Batches of batch_size whose gradients are accumulated for one step, equivalent to one larger batch.", ge=1
+        ),
     ] = 1
-    max_grad_norm: Annotated[float, _optimizer("Maximum norm of the whole gradient; 0 does not clip.", ge=0)] = 1.0
+    max_grad_norm: Annotated[
+        float, _optimizer("Maximum norm of the whole gradient, to which it is clipped; 0 disables clipping.", ge=0)
+    ] = 1.0
     max_grad_norm_ratio: (
         Annotated[
             float,
             _optimizer(
                 "Skip the update of a step whose gradient norm is more than this many times the median of the last "
-                "100, or not finite; none is skipped if not given.",
+                "100, or not finite; no update is skipped if not given.",
                 gt=1,
             ),
         ]
@@ -115,8 +136,8 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
         Annotated[
             float,
             _optimizer(
-                "Export and evaluate an exponential moving average of the weights, of this decay; the last weights if "
-                "not given.",
+                "Decay rate of an exponential moving average of the weights, which is then evaluated and exported; if "
+                "not given, the last weights are.",
                 gt=0,
                 lt=1,
             ),
@@ -125,7 +146,12 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
     ) = None
     label_smoothing: Annotated[
         float,
-        _optimizer("Probability that targets spread over the vocabulary or classes, in the training loss.", ge=0, lt=1),
+        _optimizer(
+            "Label smoothing: probability of the targets that the training loss spreads over the vocabulary or "
+            "classes.",
+            ge=0,
+            lt=1,
+        ),
     ] = 0.0
 
     def __post_init__(self) -> None:

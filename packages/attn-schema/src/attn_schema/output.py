@@ -19,7 +19,7 @@ import typer
 UNWRAPPED = 10_000
 """The table width, in characters, for output to pipes and files, so that no row is wrapped."""
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 class Verbosity(IntEnum):
@@ -30,17 +30,17 @@ class Verbosity(IntEnum):
     VERBOSE = 1
 
 
-_said = [Verbosity.NORMAL]
+_current_verbosity = [Verbosity.NORMAL]
 
 
 def verbosity() -> Verbosity:
     """The verbosity of this process."""
-    return _said[0]
+    return _current_verbosity[0]
 
 
 def set_verbosity(wanted: Verbosity) -> None:
     """Set the verbosity of this process."""
-    _said[0] = wanted
+    _current_verbosity[0] = wanted
 
 
 def note(text: str) -> None:

@@ -20,10 +20,11 @@ class PrepareConfig(Checked, frozen=True, kw_only=True):
     """The options of `attn data prepare`, which turns files into tokenised training data."""
 
     tokenizer: Annotated[
-        str, _rows("A model of this machine, a folder with a tokenizer.json, or byte_pairs:N, learned from the data.")
+        str, _rows("A model on this machine, a folder with a tokenizer.json, or byte_pairs:N (trained on the data).")
     ] = ""
     kind: Annotated[
-        Literal["text", "chat", "preference", "pairs"], _rows("What rows are; --columns says what is read of them.")
+        Literal["text", "chat", "preference", "pairs"],
+        _rows("Kind of the rows; --columns names the columns that are read."),
     ] = "text"
     columns: Annotated[
         tuple[str, ...],
@@ -32,14 +33,14 @@ class PrepareConfig(Checked, frozen=True, kw_only=True):
             "(preference); source, target (pairs)."
         ),
     ] = ()
-    documents: Annotated[Literal["file", "line"], _rows("What a document is in a text: the file, or each line.")] = (
-        "file"
-    )
+    documents: Annotated[
+        Literal["file", "line"], _rows("Unit of a document in text: the whole file, or each line.")
+    ] = "file"
     validation: Annotated[
-        tuple[str, ...], _rows("Files that are kept for validation: FILES or NAME=FILES for a set of its own.")
+        tuple[str, ...], _rows("Files held out for validation: FILES, or NAME=FILES for a separate validation set.")
     ] = ()
     validation_fraction: Annotated[
-        float, _rows("Fraction of rows, or at the end of texts, that is kept for validation.", ge=0, lt=1)
+        float, _rows("Fraction of rows, or of texts at their end, that is held out for validation.", ge=0, lt=1)
     ] = 0.0
     seed: Annotated[int, _rows("Seed by which rows are chosen for validation.", ge=0)] = 0
 
@@ -77,7 +78,7 @@ def prepared_sources(text: str) -> list[PreparedSource]:
     for place, (path, numbers) in enumerate(found):
         weight, epochs = [*numbers, *(1.0, 0.0)[len(numbers) :]]
         if not (0 < weight < math.inf and 0 <= epochs < math.inf):
-            raise InvalidValue.of("prepared", text, "weights above 0, and epochs from 0, which is as often as needed")
+            raise InvalidValue.of("prepared", text, "weights above 0, and epochs from 0, which means no maximum")
         name = names[place] if names.count(names[place]) == 1 else f"{names[place]}_{place}"
         sources.append(PreparedSource(path=path, name=name, weight=weight, epochs=epochs))
     return sources

@@ -151,7 +151,7 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
             description="The completion ends before the first of these strings, which is not returned.",
         ),
     ] = ()  # fmt: skip
-    ignore_eos: Annotated[bool, Meta(description="Generates past end-of-sequence tokens.")] = False
+    ignore_eos: Annotated[bool, Meta(description="Continues generating after end-of-sequence tokens.")] = False
     top_logprobs: Annotated[
         int,
         Meta(
@@ -171,7 +171,7 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
     ] = 1  # fmt: skip
     num_beams: Annotated[
         int,
-        Meta(ge=1, le=MAX_NUM_BEAMS, description="Beam search with this many beams instead of sampling; 1 is none."),
+        Meta(ge=1, le=MAX_NUM_BEAMS, description="Beam search with this many beams instead of sampling; 1: none."),
     ] = 1  # fmt: skip
     length_penalty: Annotated[
         float,

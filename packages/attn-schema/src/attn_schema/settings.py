@@ -21,8 +21,8 @@ class ConnectionOptions(Checked, frozen=True, kw_only=True):
     address: Annotated[
         str,
         Meta(
-            description="Server as HOST:PORT; several gateways of one cluster, separated by commas, stand in for one "
-            "another.",
+            description="Address of the server as HOST:PORT, or of several gateways of one cluster, separated by "
+            "commas; if one does not answer, the next is tried.",
             extra={"envvar": "ATTN_ADDRESS", "panel": CONNECTION, "metavar": "HOST:PORT"},
         ),
     ] = DEFAULT_ADDRESS  # fmt: skip
@@ -59,22 +59,22 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
     """A server's network addresses, authentication and TLS, logging, storage folder and shutdown."""
 
     host: Annotated[
-        str, Meta(description="Address to listen on; anything but loopback needs a token and TLS.")
+        str, Meta(description="Address to listen on; any address other than loopback requires a token and TLS.")
     ] = "127.0.0.1"  # fmt: skip
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 picks a free one.")] = DEFAULT_PORT
     http_port: Annotated[
         int,
         Meta(
             ge=0, le=65535,
-            description="Port for HTTP, OpenAI's interface among it; 0 picks a free one. No HTTP if not given.",
+            description="Port for HTTP, including the OpenAI-compatible API; 0 picks a free one. No HTTP if not given.",
         ),
     ] | None = None  # fmt: skip
     token_file: Annotated[
         Path,
         Meta(
-            description="File with bearer tokens, one a line, each followed by settings of its tenant, such as "
-            "`tenant=ann role=user weight=2 max_running=4 requests_per_minute=60 tokens_per_minute=20000`; readable by "
-            "its owner only, and read again when it changes or at SIGHUP.",
+            description="File with bearer tokens, one per line, each followed by settings of its tenant, such as "
+            "`tenant=ann role=user weight=2 max_running=4 requests_per_minute=60 tokens_per_minute=20000`; it must be "
+            "readable by its owner only, and is read again when it changes or at SIGHUP.",
         ),
     ] | None = None  # fmt: skip
     tls_cert: Annotated[Path, Meta(description="Certificate chain for TLS (PEM).")] | None = None
@@ -82,28 +82,29 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
     replica_tls_cert: Annotated[
         Path,
         Meta(
-            description="Certificate for TLS between gateways and replicas (PEM), by which both prove who they are, at "
-            "this path on every machine; for the DNS name replica.attn.internal.",
+            description="Certificate for mutual TLS between gateways and replicas (PEM), at this path on every "
+            "machine; it must be valid for the DNS name replica.attn.internal.",
         ),
     ] | None = None  # fmt: skip
     replica_tls_key: Annotated[Path, Meta(description="Private key of that certificate (PEM).")] | None = None
     replica_tls_ca: Annotated[
-        Path, Meta(description="Authority that signed the certificates of gateways and replicas (PEM).")
+        Path, Meta(description="Certificate authority that signed the certificates of gateways and replicas (PEM).")
     ] | None = None  # fmt: skip
-    insecure: Annotated[bool, Meta(description="Listen beyond loopback without token and TLS.")] = False
+    insecure: Annotated[bool, Meta(description="Allow addresses other than loopback without token and TLS.")] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Meta(description="The least serious lines of the log; info has a line for each call."),
+        Meta(description="Minimum level of the lines in the log; info has a line for each call."),
     ] = "info"  # fmt: skip
     otlp_traces_endpoint: Annotated[
         str,
         Meta(
-            min_length=1, description="URL of an OpenTelemetry collector that is sent a span of each call, over OTLP.",
+            min_length=1, description="URL of an OpenTelemetry collector, to which a span of each call is sent over "
+            "OTLP.",
             extra={"metavar": "URL"},
         ),
     ] | None = None  # fmt: skip
     ready_file: Annotated[
-        Path, Meta(description="While serving, this file holds JSON with the address and the process id.")
+        Path, Meta(description="File that holds the address and the process id as JSON while the server is serving.")
     ] | None = None  # fmt: skip
     home: Annotated[
         Path,
@@ -111,7 +112,9 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
             description="Folder for models and jobs; ~/.local/share/attn if not given.", extra={"envvar": "ATTN_HOME"}
         ),
     ] | None = None  # fmt: skip
-    cpus: Annotated[int, Meta(ge=1, description="CPUs of a private Ray; all if not given.")] | None = None
+    cpus: Annotated[int, Meta(ge=1, description="CPUs of the server's own Ray instance; all if not given.")] | None = (
+        None
+    )
     shutdown_timeout: Annotated[
         float, Meta(ge=0, description="Seconds that running calls may take to finish at shutdown.")
     ] = 10.0  # fmt: skip

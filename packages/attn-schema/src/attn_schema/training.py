@@ -62,18 +62,22 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
     num_layers: Annotated[int, _model(f"Number of blocks; {_of_decoder('num_layers')}.", ge=1)] | None = None
     num_heads: Annotated[int, _model(f"Query heads of a layer; {_of_decoder('num_heads')}.", ge=1)] | None = None
     num_kv_heads: (
-        Annotated[int, _model("Key/value heads of a layer, a divisor of num_heads, the default.", ge=1)] | None
+        Annotated[int, _model("Key/value heads of a layer, a divisor of num_heads, which is the default.", ge=1)] | None
     ) = None
     head_dim: Annotated[int, _model("Size of a head; hidden_size / num_heads if not given.", ge=1)] | None = None
     intermediate_size: (
-        Annotated[int, _model("Inner size of the feed-forward layers; 4 hidden_size, or 8/3 of it with gates.", ge=1)]
+        Annotated[
+            int,
+            _model("Inner size of the feed-forward layers; default 4 hidden_size, 8/3 of it if gated.", ge=1),
+        ]
         | None
     ) = None
     max_seq_len: (
         Annotated[int, _model(f"Maximum sequence length, in tokens; {_of_decoder('max_seq_len')}.", ge=1)] | None
     ) = None
     max_encoder_len: (
-        Annotated[int, _model("Maximum length of the encoder input, in tokens; only of encoder-decoders.", ge=1)] | None
+        Annotated[int, _model("Maximum length of the encoder input, in tokens; only for encoder-decoders.", ge=1)]
+        | None
     ) = None
     norm: Annotated[Literal["layer", "rms"], _model("Normalization; layer if not given.")] | None = None
     norm_place: (
@@ -101,7 +105,7 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
     attention_dropout: Annotated[float, _model("Probability of dropping attention weights.", ge=0, lt=1)] | None = None
     tie_word_embeddings: Annotated[bool, _model("Whether the output layer shares the token embedding.")] | None = None
     num_experts: Annotated[int, _model("Experts of each feed-forward layer; none if not given.", ge=1)] | None = None
-    num_experts_per_tok: Annotated[int, _model("Experts that a token uses.", ge=1)] | None = None
+    num_experts_per_tok: Annotated[int, _model("Number of experts that each token is routed to.", ge=1)] | None = None
     routing: (
         Annotated[
             str,
@@ -118,14 +122,15 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
         | None
     ) = None
     model_options: Annotated[
-        dict[str, Any], _model("Other fields of the family's config, such as pattern.", metavar="NAME=VALUE")
+        dict[str, Any], _model("Other fields of the config of the model family, such as pattern.", metavar="NAME=VALUE")
     ] = {}  # noqa: RUF012 - msgspec copies it
     base_model: (
         Annotated[
             str,
             _model(
-                "Model to go on training, by name or folder on the server: its weights, config and tokenizer. Other "
-                "options of the model must agree with its config; max_seq_len is then that of training sequences.",
+                "Base model to fine-tune, by name or folder on the server: training starts from its weights, config "
+                "and tokenizer. Other options of the model must agree with its config; max_seq_len is then the length "
+                "of training sequences.",
                 short="--from",
                 metavar="NAME|PATH",
             ),
@@ -137,7 +142,7 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
         super().__post_init__()
         fields = {*self.__struct_fields__, "vocab_size"} - {"kv_sharing"}
         if named := sorted(fields & self.model_options.keys()):
-            allowed = "fields without an option of their own; the data decide on vocab_size"
+            allowed = "fields without an option of their own; vocab_size is determined by the data"
             raise InvalidValue.of("model_options", named, allowed)
         plain = self.family == DECODER and self.base_model is None and self.num_experts is None
         if plain and self.routing is not None:
@@ -201,45 +206,50 @@ class DataConfig(Checked, frozen=True, kw_only=True):
     tokenizer: Annotated[
         str,
         _data(
-            "character, word, byte_pairs:N (trained on the data), or the name or folder of a "
-            "tokenizer on the server. Where there are pairs or tags, character means word or "
-            "byte_pairs."
+            "character, word, byte_pairs:N (trained on the data), or the name or folder of a tokenizer on the server. "
+            "For pairs and tags, character selects word or byte_pairs."
         ),
     ] = "character"
-    validation_fraction: Annotated[float, _data("Fraction at the end that is kept for validation.", ge=0, lt=1)] = 0.1
+    validation_fraction: Annotated[
+        float, _data("Fraction of the data, at its end, that is held out for validation.", ge=0, lt=1)
+    ] = 0.1
     languages: Annotated[str, _data("Languages of a folder of pairs as FROM-TO, such as en-de.")] = ""
     max_pairs: Annotated[int, _data("Maximum number of pairs to read; 0 reads all.", ge=0)] = 0
     format: Annotated[
         Literal["text", "chat", "preference"],
         _data(
-            "What lines of the dataset are, for a base model with a chat template: text; chat, JSON with messages, of "
-            "which the assistant's are learned; or preference, JSON with prompt, chosen and rejected (DPO)."
+            "Format of the lines of the dataset, for a base model with a chat template: text; chat, JSON with "
+            "messages, of which only the assistant's contribute to the loss; or preference, JSON with prompt, chosen "
+            "and rejected (DPO)."
         ),
     ] = "text"
 
     prepared: Annotated[
         str,
         _data(
-            "Folders that `attn data prepare` made, in place of a dataset: one, or a mixture with the weight of each "
-            "and how often it is read at most (as often as needed if not given).",
+            "Folders made by `attn data prepare`, in place of a dataset: one, or a mixture with the weight and the "
+            "maximum number of epochs of each (no maximum if not given).",
             short="--data",
             metavar="FOLDER[:WEIGHT[:EPOCHS]],...",
         ),
     ] = ""
     document_mask: Annotated[
-        bool, _data("Keep attention inside documents where a sequence of prepared data holds several.")
+        bool,
+        _data("Mask attention between documents where a sequence of prepared data holds several."),
     ] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.prepared and not self.document_mask:
-            raise InvalidValue.of("document_mask", self.document_mask, "true without prepared data: it has no effect")
+            raise InvalidValue.of(
+                "document_mask", self.document_mask, "true without prepared data, as it has no effect"
+            )
         if not self.prepared:
             return
         prepared_sources(self.prepared)
         for name, plain in (("dataset", ""), ("tokenizer", "character"), ("format", "text"), ("languages", "")):
             if getattr(self, name) != plain:
-                raise InvalidValue.of(name, getattr(self, name), "none with prepared data, which decide on it")
+                raise InvalidValue.of(name, getattr(self, name), "none with prepared data, which determine it")
 
     @property
     def sources(self) -> list[PreparedSource]:
@@ -261,7 +271,7 @@ class CheckpointConfig(Checked, frozen=True, kw_only=True):
     """When checkpoints are written; the last step always writes one."""
 
     save_steps: Annotated[int, _run("Steps between checkpoints.", ge=1)] = 250
-    save_total_limit: Annotated[int, _run("Newest checkpoints that are kept.", ge=1)] = 2
+    save_total_limit: Annotated[int, _run("Maximum number of checkpoints to keep, the newest ones.", ge=1)] = 2
 
 
 class EvaluationConfig(Checked, frozen=True, kw_only=True):
@@ -269,9 +279,9 @@ class EvaluationConfig(Checked, frozen=True, kw_only=True):
 
     logging_steps: Annotated[int, _run("Steps between reports of the training loss.", ge=1)] = 10
     eval_steps: Annotated[int, _run("Steps between measurements of the validation loss.", ge=1)] = 250
-    eval_batches: Annotated[int, _run("Validation batches in a measurement.", ge=1)] = 20
+    eval_batches: Annotated[int, _run("Validation batches per measurement.", ge=1)] = 20
     bleu_sentences: Annotated[
-        int, _run("Validation sources that the trained model translates for its BLEU; only of encoder-decoders.", ge=0)
+        int, _run("Number of validation sources that are translated to measure BLEU; only for encoder-decoders.", ge=0)
     ] = 0
 
 
@@ -282,36 +292,36 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     data: Annotated[DataConfig, Meta(description="The data.")] = DataConfig()
     optimizer: Annotated[OptimizerConfig, Meta(description="The optimizer.")] = OptimizerConfig()
     lora: Annotated[LoraConfig, Meta(description="The adapter that is trained in place of all weights.")] = LoraConfig()
-    objective: Annotated[ObjectiveConfig, Meta(description="What is learned of preferences and of a teacher.")] = (
+    objective: Annotated[ObjectiveConfig, Meta(description="Preference optimization (DPO) and distillation.")] = (
         ObjectiveConfig()
     )
-    checkpoint: Annotated[CheckpointConfig, Meta(description="Checkpoints.")] = CheckpointConfig()
-    evaluation: Annotated[EvaluationConfig, Meta(description="Metrics.")] = EvaluationConfig()
+    checkpoint: Annotated[CheckpointConfig, Meta(description="When checkpoints are written.")] = CheckpointConfig()
+    evaluation: Annotated[EvaluationConfig, Meta(description="When metrics are measured.")] = EvaluationConfig()
     precision: Annotated[
         Literal["float32", "bfloat16"],
         _optimizer(
-            "Element type of matrix products in training, on a GPU also of attention; weights and optimizer state are "
-            "float32 in both."
+            "Element type of matrix products in training, and on a GPU of attention as well; weights and optimizer "
+            "state are always float32."
         ),
     ] = "float32"
     torch_compile: Annotated[bool, _optimizer("Compile each block with torch.compile: slow to start, then faster.")] = (
         False
     )
     gradient_checkpointing: Annotated[
-        bool, _optimizer("Keep no activations of blocks, and compute them again for gradients: less memory, more time.")
+        bool, _optimizer("Recompute the activations of blocks in the backward pass: less memory, more time.")
     ] = False
     device: Annotated[Device, Meta(extra={"panel": OPTIMIZER_PANEL})] = AUTO
     seed: Annotated[int, _run("Seed of initial weights, data order and dropout.", ge=0, le=MAX_SEED)] = 0
-    max_failures: Annotated[int, _run("Lost workers that are replaced before the job fails.", ge=0)] = 3
+    max_failures: Annotated[int, _run("Number of lost workers that are replaced; one more fails the job.", ge=0)] = 3
     workers: Annotated[
         int,
-        _workers("Workers that share each batch; losses are those of one.", ge=1, le=MAX_WORKERS),
+        _workers("Workers that share each batch; losses equal those of a single worker.", ge=1, le=MAX_WORKERS),
     ] = 1  # fmt: skip
     min_workers: (
         Annotated[
             int,
             _workers(
-                "Fewest workers to go on with where some are lost; as many as workers if not given.",
+                "Minimum number of workers to continue with if some are lost; equal to workers if not given.",
                 ge=1,
                 le=MAX_WORKERS,
             ),
@@ -319,13 +329,14 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
         | None
     ) = None
     dp_shard: Annotated[
-        int, _workers("Workers that shard the blocks of a copy of the model (FSDP).", ge=1, le=MAX_WORKERS)
+        int, _workers("Workers over which the parameters of the blocks are sharded (FSDP).", ge=1, le=MAX_WORKERS)
     ] = 1
     tp: Annotated[
-        int, _workers("Workers that split the heads of each layer (tensor parallel).", ge=1, le=MAX_WORKERS)
+        int, _workers("Workers over which the heads of each layer are split (tensor parallel).", ge=1, le=MAX_WORKERS)
     ] = 1
     cp: Annotated[
-        int, _workers("Workers that split the tokens of each sequence (context parallel).", ge=1, le=MAX_WORKERS)
+        int,
+        _workers("Workers over which each sequence is split (context parallel).", ge=1, le=MAX_WORKERS),
     ] = 1
 
     def __post_init__(self) -> None:
@@ -342,17 +353,17 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
         if self.data.format != "text" and self.model.base_model is None:
             raise InvalidValue.of("format", self.data.format, "text without a base model (--from)")
         if self.data.format == "preference" and self.lora.lora_rank is None:
-            raise InvalidValue.of("lora_rank", None, "a rank with preferences, which compare with the frozen base")
+            raise InvalidValue.of("lora_rank", None, "a rank with preferences: DPO uses the frozen base")
         if self.data.format == "preference" and self.objective.teacher is not None:
             raise InvalidValue.of("teacher", self.objective.teacher, "none with preferences")
         if self.data.format == "preference" and self.optimizer.label_smoothing:
             allowed = "0 with preferences, whose loss has no targets to spread"
             raise InvalidValue.of("label_smoothing", self.optimizer.label_smoothing, allowed)
         if self.objective.dpo_beta is not None and self.data.format != "preference":
-            raise InvalidValue.of("dpo_beta", self.objective.dpo_beta, "none with data that are no preferences")
+            raise InvalidValue.of("dpo_beta", self.objective.dpo_beta, "none unless format is preference")
         if self.evaluation.bleu_sentences and not self.model.is_encoder_decoder:
             raise InvalidValue.of(
-                "bleu_sentences", self.evaluation.bleu_sentences, "0, as the model is no encoder-decoder"
+                "bleu_sentences", self.evaluation.bleu_sentences, "0 unless the model is an encoder-decoder"
             )
 
 
@@ -389,8 +400,8 @@ class JobError(Schema, frozen=True, kw_only=True):
     """Why a job failed, or why its worker was replaced."""
 
     reason: Annotated[str, Meta(description="Class of the error, such as OUT_OF_CAPACITY.")] = ""
-    message: Annotated[str, Meta(description="What was wrong, in words.")] = ""
-    metadata: Annotated[dict[str, str], Meta(description="Values that the message names.")] = {}  # noqa: RUF012
+    message: Annotated[str, Meta(description="Error message.")] = ""
+    metadata: Annotated[dict[str, str], Meta(description="Values that occur in the message, by name.")] = {}  # noqa: RUF012
 
     @classmethod
     def of(cls, error: AttnError) -> Self:
@@ -459,9 +470,11 @@ class TrainingJob(Schema, frozen=True, kw_only=True):
     """A training job: its configuration, state and progress."""
 
     id: Annotated[str, Meta(description="Id given by the client or chosen by the server.")] = ""
-    config: Annotated[TrainingConfig, Meta(description="What it does, with the server's choices.")] = TrainingConfig()
-    state: Annotated[JobState, Meta(description="Where it is in its life.")] = JobState.UNKNOWN
-    attempt: Annotated[int, Meta(description="How often it has been started, from 1.")] = 0
+    config: Annotated[TrainingConfig, Meta(description="Its configuration, with the server's choices.")] = (
+        TrainingConfig()
+    )
+    state: Annotated[JobState, Meta(description="Lifecycle state of the job.")] = JobState.UNKNOWN
+    attempt: Annotated[int, Meta(description="Number of times that it has been started, from 1.")] = 0
     step: Annotated[int, Meta(description="Optimizer steps done.")] = 0
     last_metrics: Annotated[dict[str, float], Meta(description="Newest value of each metric, by name.")] = {}  # noqa: RUF012
     latest_checkpoint: Annotated[Checkpoint, Meta(description="Newest complete checkpoint.")] | None = None
@@ -473,9 +486,11 @@ class TrainingJob(Schema, frozen=True, kw_only=True):
     model_path: Annotated[
         str, Meta(description="Folder of the finished model on the server; empty before it has succeeded.")
     ] = ""  # fmt: skip
-    priority: Annotated[int, Meta(description="Higher ones start first, and running lower ones leave for them.")] = 0
-    queue_position: Annotated[int, Meta(description="Place among the jobs that wait, from 1; 0 if it does not.")] = 0
-    waiting_for: Annotated[str, Meta(description="What a queued job waits for, in words.")] = ""
+    priority: Annotated[
+        int, Meta(description="Jobs of a higher priority start first and preempt running ones of a lower.")
+    ] = 0
+    queue_position: Annotated[int, Meta(description="Position in the queue, from 1; 0 if it is not queued.")] = 0
+    waiting_for: Annotated[str, Meta(description="What a queued job waits for, as text.")] = ""
 
 
 TRAINING_NOUNS: tuple[type[msgspec.Struct], ...] = (

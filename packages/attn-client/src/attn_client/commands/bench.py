@@ -30,7 +30,9 @@ from attn_client.serving_load import (
 )
 from attn_client.settings import ClientSettings
 
-app = typer.Typer(no_args_is_help=True, help="Measure a server: attn's own, or any that speaks OpenAI's protocol.")
+app = typer.Typer(
+    no_args_is_help=True, help="Measure the performance of an attn server, or of any with an OpenAI-compatible API."
+)
 
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 BackendName = Literal["attn", "openai", "openai-chat"]
@@ -38,7 +40,7 @@ Model = Annotated[str, typer.Option("--model", "-m", help="Name of a model that 
 BackendOption = Annotated[
     BackendName, typer.Option(help="attn (gRPC at --address), or openai or openai-chat (HTTP at --base-url).")
 ]
-BaseUrl = Annotated[str, typer.Option(help="Address of an OpenAI server.", envvar="OPENAI_BASE_URL")]
+BaseUrl = Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server.", envvar="OPENAI_BASE_URL")]
 
 
 def backend_of(
@@ -102,25 +104,27 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
     backend: BackendOption = "attn",
     base_url: BaseUrl = "http://127.0.0.1:8000",
     num_prompts: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 100,
-    random_input_len: Annotated[int, typer.Option(min=1, help="Words of a prompt, about a token each.")] = 128,
-    random_output_len: Annotated[int, typer.Option(min=1, help="Tokens to generate for a request.")] = 64,
-    random_range_ratio: Annotated[float, typer.Option(min=0, max=1, help="Draws lengths from (1 ± this) times.")] = 0,
+    random_input_len: Annotated[int, typer.Option(min=1, help="Words per prompt, about one token each.")] = 128,
+    random_output_len: Annotated[int, typer.Option(min=1, help="Tokens to generate per request.")] = 64,
+    random_range_ratio: Annotated[
+        float, typer.Option(min=0, max=1, help="Vary lengths uniformly by ± this fraction.")
+    ] = 0,
     dataset_path: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help='JSON lines {"prompt", "output_len"} instead.')
     ] = None,
-    request_rate: Annotated[float, typer.Option(help="Requests a second; inf sends all at once.")] = float("inf"),
+    request_rate: Annotated[float, typer.Option(help="Requests per second; inf sends all at once.")] = float("inf"),
     burstiness: Annotated[
         float, typer.Option(help="Shape of the gamma distribution of times between requests; 1 is a Poisson process.")
     ] = 1.0,
-    max_concurrency: Annotated[int | None, typer.Option(min=1, help="The most requests at a time.")] = None,
-    num_warmups: Annotated[int, typer.Option(min=0, help="Requests before those that count.")] = 1,
+    max_concurrency: Annotated[int | None, typer.Option(min=1, help="Maximum number of concurrent requests.")] = None,
+    num_warmups: Annotated[int, typer.Option(min=0, help="Warm-up requests, which are not measured.")] = 1,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Generate past end-of-sequence tokens.")] = False,
     percentile_metrics: Annotated[
         str, typer.Option(help=f"Metrics to report, separated by commas: {', '.join(METRICS)}.")
     ] = "ttft,tpot,itl",
     metric_percentiles: Annotated[str, typer.Option(help="Percentiles to report, separated by commas.")] = "99",
     goodput: Annotated[
-        list[str] | None, typer.Option(metavar="METRIC:MS", help="Count requests within these times; repeatable.")
+        list[str] | None, typer.Option(metavar="METRIC:MS", help="Latency goal for goodput; may be repeated.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of prompts and arrivals.")] = 0,
     result_filename: Annotated[Path | None, typer.Option(help="Write the figures to this file as JSON.")] = None,
@@ -178,11 +182,11 @@ def latency_command(  # noqa: PLR0913 - a command has the options it has
     model: Model,
     backend: BackendOption = "attn",
     base_url: BaseUrl = "http://127.0.0.1:8000",
-    input_len: Annotated[int, typer.Option(min=1, help="Words of a prompt, about a token each.")] = 32,
+    input_len: Annotated[int, typer.Option(min=1, help="Words per prompt, about one token each.")] = 32,
     output_len: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 128,
-    batch_size: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
-    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Batches before those that count.")] = 2,
-    num_iters: Annotated[int, typer.Option(min=1, help="Batches that count.")] = 10,
+    batch_size: Annotated[int, typer.Option(min=1, help="Concurrent requests per batch.")] = 8,
+    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Warm-up batches, which are not measured.")] = 2,
+    num_iters: Annotated[int, typer.Option(min=1, help="Number of measured batches.")] = 10,
     ignore_eos: Annotated[bool, typer.Option(help="Generate past end-of-sequence tokens.")] = True,
     output_json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
     json: Json = False,

@@ -32,9 +32,9 @@ SHOW = "/image "
 class KeptOptions(Checked, frozen=True, kw_only=True):
     """The options of `attn chat` for saved conversations."""
 
-    resume: Annotated[str | None, Meta(description="Go on with a kept conversation: its id, or `last`.")] = None
-    list: Annotated[bool, Meta(description="List the conversations that are kept, and where they lie.")] = False
-    no_save: Annotated[bool, Meta(description="Do not keep this conversation.")] = False
+    resume: Annotated[str | None, Meta(description="Continue a saved conversation: its id, or `last`.")] = None
+    list: Annotated[bool, Meta(description="List the saved conversations and their folder.")] = False
+    no_save: Annotated[bool, Meta(description="Do not save this conversation.")] = False
 
 
 class Keeper:

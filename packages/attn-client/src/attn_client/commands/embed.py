@@ -23,7 +23,7 @@ def embed_command(
     *,
     words: Annotated[list[str], typer.Argument(metavar="[SERVED] TEXT...", help=WORDS_HELP)],
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Encoder to run here: a pulled one, or a folder.")
+        str | None, typer.Option("--model", "-m", help="Encoder to run on this machine: a pulled one, or a folder.")
     ] = None,
     json: Json = False,
     engine: DeviceConfig,

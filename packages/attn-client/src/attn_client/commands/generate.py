@@ -35,7 +35,7 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     words: Annotated[list[str] | None, typer.Argument(metavar="[SERVED] PROMPT", help=WORDS_HELP)] = None,
     model: ModelHere = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Take the prompt as a user's message, by the model's chat template.")
+        bool, typer.Option("--chat", help="Send the prompt as a user message, with the model's chat template.")
     ] = False,
     system: Annotated[str | None, typer.Option(help="System message before the prompt; implies --chat.")] = None,
     image: Images = None,

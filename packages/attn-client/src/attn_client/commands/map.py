@@ -39,7 +39,7 @@ def map_command(  # noqa: PLR0913 - a command has the options it has
         str | None, Option(metavar="MODEL", help="Another model on the same sentence, beside the first; with --html.")
     ] = None,
     gradients: Annotated[
-        bool, Option("--gradients", help="Also how much the next token depends on each token; with --html.")
+        bool, Option("--gradients", help="Also show how much the next token depends on each token; with --html.")
     ] = False,
     json: Json = False,
     engine: DeviceConfig,

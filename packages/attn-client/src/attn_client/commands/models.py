@@ -46,7 +46,7 @@ def load_command(  # noqa: PLR0913 - flags
         typer.Option(help="Of a version, the fraction of the requests for NAME that go to it; 0 if others serve."),
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Then unload the other versions, when their requests have ended.")
+        bool, typer.Option("--replace", help="Unload the other versions once their requests have ended.")
     ] = False,
     engine: EngineConfig,
     deployment: DeploymentConfig,
@@ -87,7 +87,7 @@ def load_command(  # noqa: PLR0913 - flags
 def scale_command(
     *,
     name: Annotated[str, typer.Argument(help="Name of the model.")],
-    number: Annotated[int | None, typer.Argument(help="Engines that shall serve it.", metavar="N")] = None,
+    number: Annotated[int | None, typer.Argument(help="Number of engines.", metavar="N")] = None,
     deployment: DeploymentConfig,
     connection: ConnectionOptions,
 ) -> None:

@@ -19,7 +19,8 @@ from attn_client.settings import ClientSettings
 from attn_client.writer import Writer
 
 ModelHere = Annotated[
-    str | None, typer.Option("--model", "-m", help="Model to run here: a pulled one, a folder, or a GGUF file.")
+    str | None,
+    typer.Option("--model", "-m", help="Model to run on this machine: a pulled one, a folder, or a GGUF file."),
 ]
 Images = Annotated[
     list[Path] | None,

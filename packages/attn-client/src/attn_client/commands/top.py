@@ -126,8 +126,8 @@ def picture(snapshot: Snapshot, before: Snapshot | None, address: str) -> Group:
 @with_flags
 def top_command(
     *,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once, without rates, and end.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once, without rates.")] = False,
     json: Json = False,
     connection: ConnectionOptions,
 ) -> None:

@@ -30,9 +30,11 @@ AT_ONCE = 32
 def translate_command(
     *,
     words: Annotated[list[str], typer.Argument(metavar="[SERVED] TEXT", help="A server's model, and a text; - reads.")],
-    model: Annotated[str | None, Option("--model", "-m", help="Model to run here: a trained one, or a folder.")] = None,
+    model: Annotated[
+        str | None, Option("--model", "-m", help="Model to run locally: a trained one, or a folder.")
+    ] = None,
     references: Annotated[
-        Path | None, Option(help="File with a translation for each line; measures the BLEU of ours.")
+        Path | None, Option(help="File with a reference translation for each line, to measure BLEU.")
     ] = None,
     sampling: SamplingParams,
     engine: EngineConfig,

@@ -32,9 +32,11 @@ Methods = Annotated[list[str] | None, typer.Option(help=f"{', '.join(METHODS)}; 
 
 def attribute_command(
     *,
-    model: Annotated[str, typer.Argument(help="A decoder: its name, or its folder.")],
+    model: Annotated[str, typer.Argument(help="A decoder, by name or folder.")],
     text: Annotated[str, typer.Argument(help="What the model reads.")],
-    next_token: Annotated[str | None, typer.Option(help="The token after it; by default the most likely one.")] = None,
+    next_token: Annotated[
+        str | None, typer.Option(help="Token to explain; by default the most likely next one.")
+    ] = None,
     method: Methods = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with the coloured text.")] = None,
     json: Json = False,
@@ -101,7 +103,7 @@ def show(found: dict[str, Tensor], tokens: list[str], title: str, page: Path | N
         for other in list(found)[place + 1 :]
     ]
     if page is not None:
-        caption = "Red tokens speak for the next one, blue ones against it; numbers on pointing."
+        caption = "Red tokens make the next one more likely, blue ones less; hover over a token for its number."
         try:
             page.write_text(as_html(tokens, shares, title, caption), "utf-8")
         except OSError as error:

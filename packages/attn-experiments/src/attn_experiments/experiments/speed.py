@@ -106,7 +106,7 @@ def products(settings: Settings) -> Result:
         ("numpy, float32", size, in_numpy(size), 1),
         ("torch, float32, one thread", size, in_torch(size), 1),
         ("torch, bfloat16, one thread", size, in_torch(size, torch.bfloat16), 1),
-        ("torch, float32, all threads", size, in_torch(size), torch.get_num_interop_threads() or 1),
+        ("torch, float32, all threads", size, in_torch(size), threads),
     ]
     rows, found = [], {}
     for name, n, action, own in cases:
