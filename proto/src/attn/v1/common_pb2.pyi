@@ -242,7 +242,7 @@ class Prompt(_message.Message):
     """Text, tokenised with the model's special tokens."""
     @_builtins.property
     def encoder_prompt(self) -> Global___EncoderPrompt:
-        """For encoder-decoder models only; the other fields are then how the output begins."""
+        """Encoder input, for encoder-decoder models only; the other fields are then the beginning of the output."""
 
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:

@@ -148,7 +148,7 @@ class SamplingParams(_message.Message):
     presence_penalty: _builtins.float
     """Subtracted once from the logit of each token that has been generated, from -2 to 2."""
     ignore_eos: _builtins.bool
-    """Generates past end-of-sequence tokens."""
+    """Continues generating after end-of-sequence tokens."""
     top_logprobs: _builtins.int
     """Returns the log probability of each token, and those of this many most likely tokens, at most 20; absent returns none."""
     n: _builtins.int
@@ -297,7 +297,7 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def sampling(self) -> Global___SamplingParams:
-        """How tokens are chosen."""
+        """Sampling parameters."""
 
     @_builtins.property
     def resume(self) -> Global___Resumption:
@@ -365,7 +365,7 @@ class PartialCompletion(_message.Message):
     index: _builtins.int
     """Number of the completion, from 0."""
     finished: _builtins.bool
-    """It was received to its end, and is not sent again."""
+    """Whether the completion was received to its end; it is then not sent again."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Its tokens that were received, in order."""

@@ -203,7 +203,7 @@ class EngineConfig(_message.Message):
     max_num_batched_tokens: _builtins.int
     """Maximum number of tokens computed in a step, prefill and decode together; absent means what suits the device."""
     kv_offload_bytes: _builtins.int
-    """Memory for the KV cache of preempted requests, in bytes; 0 recomputes them."""
+    """Memory for the KV cache of preempted requests, in bytes; with 0 it is recomputed."""
     num_speculative_tokens: _builtins.int
     """Draft tokens per step of requests that do not say, at most 32; absent means 4 with a draft model, else 0."""
     draft_model: _builtins.str
@@ -323,13 +323,15 @@ class DeploymentConfig(_message.Message):
     max_replicas: _builtins.int
     """Most engines; between `min_replicas` and this the load decides."""
     target_requests: _builtins.float
-    """Running and waiting requests per engine that autoscaling aims at. Absent means 16."""
+    """Target number of running and waiting requests per engine for autoscaling. Absent means 16."""
     idle_seconds: _builtins.float
-    """How long the load must stay lower before an engine is removed, in seconds. Absent means 60."""
+    """Seconds for which the load must stay lower before an engine is removed. Absent means 60."""
     prefill_replicas: _builtins.int
     """Further engines that compute long prompts and hand their states to those that generate; absent means none."""
     prefill_min_tokens: _builtins.int
-    """Shortest prompt, in tokens, that a prefill replica computes; of text, four bytes count as one token. Absent means 256."""
+    """Shortest prompt, in tokens, that a prefill replica computes; in a prompt given as text, four bytes count as one
+    token. Absent means 256.
+    """
     def __init__(
         self,
         *,

@@ -102,7 +102,7 @@ class TrainingConfig(_message.Message):
     seed: _builtins.int
     """Seed of initial weights, data order and dropout."""
     max_failures: _builtins.int
-    """Lost workers that are replaced before the job fails."""
+    """Number of lost workers that are replaced; one more fails the job."""
     workers: _builtins.int
     """Workers that share each batch."""
     device: _builtins.str
@@ -110,15 +110,15 @@ class TrainingConfig(_message.Message):
     torch_compile: _builtins.bool
     """Compile each block with torch.compile: slow to start, then faster."""
     gradient_checkpointing: _builtins.bool
-    """Keep no activations of blocks, and compute them again for gradients: less memory, more time."""
+    """Recompute the activations of blocks in the backward pass: less memory, more time."""
     min_workers: _builtins.int
-    """Fewest workers to go on with where some are lost; as many as workers if not given."""
+    """Minimum number of workers to continue with if some are lost; equal to workers if not given."""
     dp_shard: _builtins.int
-    """Workers that shard the blocks of a copy of the model (FSDP)."""
+    """Workers over which the parameters of the blocks are sharded (FSDP)."""
     tp: _builtins.int
-    """Workers that split the heads of each layer (tensor parallel)."""
+    """Workers over which the heads of each layer are split (tensor parallel)."""
     cp: _builtins.int
-    """Workers that split the tokens of each sequence (context parallel)."""
+    """Workers over which each sequence is split (context parallel)."""
     @_builtins.property
     def model(self) -> Global___ModelConfig:
         """The model."""
@@ -133,11 +133,11 @@ class TrainingConfig(_message.Message):
 
     @_builtins.property
     def checkpoint(self) -> Global___CheckpointConfig:
-        """Checkpoints."""
+        """When checkpoints are written."""
 
     @_builtins.property
     def evaluation(self) -> Global___EvaluationConfig:
-        """Metrics."""
+        """When metrics are measured."""
 
     @_builtins.property
     def lora(self) -> Global___LoraConfig:
@@ -145,7 +145,7 @@ class TrainingConfig(_message.Message):
 
     @_builtins.property
     def objective(self) -> Global___ObjectiveConfig:
-        """What is learned of preferences and of a teacher."""
+        """Preference optimization (DPO) and distillation."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class ObjectiveConfig(_message.Message):
     distillation_temperature: _builtins.float
     """Softmax temperature of teacher and model; 1 if not given."""
     distillation_weight: _builtins.float
-    """Weight of the distillation loss; that of the cross-entropy is 1 minus it; 0.5 if not given."""
+    """Weight of the distillation loss; the cross-entropy has 1 minus this weight. 0.5 if not given."""
     def __init__(
         self,
         *,
@@ -275,7 +275,7 @@ class LoraConfig(_message.Message):
     lora_rank: _builtins.int
     """Rank of the LoRA adapter; all weights are trained if not given."""
     lora_alpha: _builtins.float
-    """Output of the adapter is scaled by lora_alpha / lora_rank; twice lora_rank if not given."""
+    """The adapter's output is scaled by lora_alpha / lora_rank; twice lora_rank if not given."""
     lora_dropout: _builtins.float
     """Dropout probability of the adapter's inputs."""
     use_rslora: _builtins.bool
@@ -286,7 +286,7 @@ class LoraConfig(_message.Message):
     """Quantization of the frozen weights of the base: none, int8 or int4."""
     @_builtins.property
     def lora_target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Linear layers that get an adapter, by the end of their names, such as q_proj; all of the blocks if empty."""
+        """Linear layers that get an adapter, by name suffix, such as q_proj; all linear layers of the blocks if empty."""
 
     def __init__(
         self,
@@ -360,15 +360,15 @@ class ModelConfig(_message.Message):
     num_heads: _builtins.int
     """Query heads of a layer; 4 for a decoder if not given."""
     num_kv_heads: _builtins.int
-    """Key/value heads of a layer, a divisor of num_heads, the default."""
+    """Key/value heads of a layer, a divisor of num_heads, which is the default."""
     head_dim: _builtins.int
     """Size of a head; hidden_size / num_heads if not given."""
     intermediate_size: _builtins.int
-    """Inner size of the feed-forward layers; 4 hidden_size, or 8/3 of it with gates."""
+    """Inner size of the feed-forward layers; default 4 hidden_size, 8/3 of it if gated."""
     max_seq_len: _builtins.int
     """Maximum sequence length, in tokens; 64 for a decoder if not given."""
     max_encoder_len: _builtins.int
-    """Maximum length of the encoder input, in tokens; only of encoder-decoders."""
+    """Maximum length of the encoder input, in tokens; only for encoder-decoders."""
     norm: _builtins.str
     """Normalization; layer if not given."""
     norm_place: _builtins.str
@@ -388,7 +388,7 @@ class ModelConfig(_message.Message):
     num_experts: _builtins.int
     """Experts of each feed-forward layer; none if not given."""
     num_experts_per_tok: _builtins.int
-    """Experts that a token uses."""
+    """Number of experts that each token is routed to."""
     routing: _builtins.str
     """Weights of the chosen experts: mixtral (softmax over them), switch or deepseek_v2 (softmax over all), deepseek_v3
     (sigmoids).
@@ -405,7 +405,7 @@ class ModelConfig(_message.Message):
 
     @_builtins.property
     def model_options(self) -> _struct_pb2.Struct:
-        """Other fields of the family's config, such as pattern."""
+        """Other fields of the config of the model family, such as pattern."""
 
     def __init__(
         self,
@@ -555,11 +555,11 @@ class DataConfig(_message.Message):
     for images a .npz file or a folder CLASS/IMAGE.
     """
     tokenizer: _builtins.str
-    """character, word, byte_pairs:N (trained on the data), or the name or folder of a tokenizer on the server. Where
-    there are pairs or tags, character means word or byte_pairs.
+    """character, word, byte_pairs:N (trained on the data), or the name or folder of a tokenizer on the server. For pairs
+    and tags, character selects word or byte_pairs.
     """
     validation_fraction: _builtins.float
-    """Fraction at the end that is kept for validation."""
+    """Fraction of the data, at its end, that is held out for validation."""
     languages: _builtins.str
     """Languages of a folder of pairs as FROM-TO, such as en-de."""
     max_pairs: _builtins.int
@@ -571,7 +571,7 @@ class DataConfig(_message.Message):
     prepared: _builtins.str
     """Folders of prepared data in place of a dataset: FOLDER[:WEIGHT[:EPOCHS]],..."""
     document_mask: _builtins.bool
-    """Keep attention inside documents where a sequence of prepared data holds several."""
+    """Mask attention between documents where a sequence of prepared data holds several."""
     def __init__(
         self,
         *,
@@ -642,17 +642,17 @@ class OptimizerConfig(_message.Message):
     min_learning_rate: _builtins.float
     """Learning rate of the last step, of cosine and linear; learning_rate / 10 if not given."""
     warmup_steps: _builtins.int
-    """Steps in which the learning rate rises from 0."""
+    """Steps over which the learning rate rises from 0."""
     weight_decay: _builtins.float
-    """Decoupled weight decay of matrices, of adamw and muon; 0.1 if not given."""
+    """Decoupled weight decay of matrices, for adamw and muon; 0.1 if not given."""
     beta1: _builtins.float
-    """Decay of the mean of gradients, of adamw; 0.9 if not given."""
+    """Decay rate of the running mean of gradients, for adamw; 0.9 if not given."""
     beta2: _builtins.float
-    """Decay of the mean of squared gradients, of adamw; 0.99 if not given."""
+    """Decay rate of the running mean of squared gradients, for adamw; 0.99 if not given."""
     max_grad_norm: _builtins.float
-    """Maximum norm of the whole gradient; 0 does not clip."""
+    """Maximum norm of the whole gradient, to which it is clipped; 0 disables clipping."""
     label_smoothing: _builtins.float
-    """Probability that targets spread over the vocabulary or classes, in the training loss."""
+    """Label smoothing: probability of the targets that the training loss spreads over the vocabulary or classes."""
     optim: _builtins.str
     """What updates the parameters: adamw, sgd, adadelta or muon."""
     lr_scheduler_type: _builtins.str
@@ -662,19 +662,21 @@ class OptimizerConfig(_message.Message):
     decay_steps: _builtins.int
     """Steps between halvings; a fifteenth of steps if not given."""
     epsilon: _builtins.float
-    """Added to divisors; 1e-8 for adamw, 1e-6 for adadelta if not given."""
+    """Added to denominators for stability; 1e-8 for adamw, 1e-6 for adadelta if not given."""
     momentum: _builtins.float
-    """Momentum of sgd, 0 if not given, and of muon, 0.95."""
+    """Momentum; if not given, 0 for sgd and 0.95 for muon."""
     rho: _builtins.float
-    """Decay of the means of adadelta; 0.95 if not given."""
+    """Decay rate of the running means of adadelta; 0.95 if not given."""
     gradient_accumulation_steps: _builtins.int
     """Batches of batch_size whose gradients make one step, as one batch of them all would; absent means 1."""
     max_grad_norm_ratio: _builtins.float
     """Skip the update of a step whose gradient norm is more than this many times the median of the last 100, or not
-    finite; none is skipped if not given.
+    finite; no update is skipped if not given.
     """
     ema_decay: _builtins.float
-    """Export and evaluate an exponential moving average of the weights, of this decay; the last weights if not given."""
+    """Decay rate of an exponential moving average of the weights, which is then evaluated and exported; if not given, the
+    last weights are.
+    """
     def __init__(
         self,
         *,
@@ -789,7 +791,7 @@ class CheckpointConfig(_message.Message):
     save_steps: _builtins.int
     """Steps between checkpoints."""
     save_total_limit: _builtins.int
-    """Newest checkpoints that are kept."""
+    """Maximum number of checkpoints to keep, the newest ones."""
     def __init__(
         self,
         *,
@@ -826,9 +828,9 @@ class EvaluationConfig(_message.Message):
     eval_steps: _builtins.int
     """Steps between measurements of the validation loss."""
     eval_batches: _builtins.int
-    """Validation batches in a measurement."""
+    """Validation batches per measurement."""
     bleu_sentences: _builtins.int
-    """Validation sources that the trained model translates for its BLEU; only of encoder-decoders."""
+    """Number of validation sources that are translated to measure BLEU; only for encoder-decoders."""
     def __init__(
         self,
         *,
