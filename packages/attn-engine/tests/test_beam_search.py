@@ -196,7 +196,7 @@ def test_more_beams_than_tokens_are_refused_for_the_vocabulary_not_the_cache():
     model.vocab_size = 4
     engine = make_engine(model, "paged", tokens=4096, requests=128)
     task = SamplingParams(max_new_tokens=2, num_beams=16)
-    with pytest.raises(InvalidValue, match=r"^num_beams: 16 is not allowed; allowed: at most 4, the tokens of the voc"):
+    with pytest.raises(InvalidValue, match=r"^num_beams: 16 is not allowed; allowed: at most 4, the size of the voc"):
         engine.submit(Request(id="x", token_ids=(1,), params=task))
 
 

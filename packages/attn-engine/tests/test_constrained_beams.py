@@ -112,7 +112,7 @@ def test_a_grammar_of_fewer_texts_than_are_asked_for_is_an_error_that_says_so():
     outcomes = run_all(engine, [replace(some_requests(model, 1)[0], params=task)])
     error = outcomes["r0", 0].error
     assert isinstance(error, UserError)
-    assert "found 2 completions of the 4" in str(error)
+    assert "found only 2 of the 4" in str(error)
     assert_empty(engine)
     several = replace(some_requests(model, 1)[0], params=task.replace(n=2))
     both = run_all(make_engine(model, tokenizer=JSON), [several])

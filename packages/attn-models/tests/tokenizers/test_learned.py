@@ -42,7 +42,7 @@ def test_what_cannot_be_is_named():
         byte_pair_tokenizer(TEXTS, 200)
     with pytest.raises(InvalidValue, match="at least one token"):
         encoder_input_ids(word_tokenizer(["a"]), "  ")
-    with pytest.raises(UserError, match="begin"):
+    with pytest.raises(UserError, match="start token"):
         decoder_start_ids(character_tokenizer("ab"))
     with pytest.raises(UserError, match="end"):
         encoder_input_ids(character_tokenizer("ab"), "a")
