@@ -333,7 +333,7 @@ def test_a_step_that_gathers_a_narrow_window_waits_once_and_repeats(gpu, name, o
 def test_a_mechanism_that_cannot_be_recorded_says_so_and_runs(gpu):
     engine = decoding(model_of(1, "compressive", positions="none"), gpu, GREEDY)
     step(engine)
-    assert "how many tokens" in engine.eager_reason
+    assert "number of cached tokens" in engine.eager_reason
     assert engine.eager_reason in engine.note
 
 

@@ -10,7 +10,7 @@ from attn_kernels_triton.rowwise.append import append_launch
 from attn_kernels_triton.rowwise.cross_entropy import loss_launch
 from attn_kernels_triton.rowwise.gate import gate_launch, ungate_launch
 from attn_kernels_triton.rowwise.norm import Normed, Unnormed, norm_launch, programs_of, unnorm_launch
-from attn_kernels_triton.rowwise.rotary import Turning, rotary_launch
+from attn_kernels_triton.rowwise.rotary import Rotation, rotary_launch
 
 ROWS = 4096
 JUDGED = 64
@@ -41,7 +41,7 @@ def rotary_launches(
 ) -> list[Launch]:
     """The program, forward and turning back."""
     given, turn = torch.empty(2, 2048, heads, size, dtype=dtype), torch.empty(1, 2048, turned, dtype=torch.float32)
-    return [rotary_launch(given, given, Turning(turn, turn, interleaved, back)) for back in (False, True)]
+    return [rotary_launch(given, given, Rotation(turn, turn, interleaved, back)) for back in (False, True)]
 
 
 def append_launches(size: int, turned: int, *, interleaved: bool) -> list[Launch]:

@@ -70,7 +70,7 @@ def test_who_asks_the_host_for_lengths_is_refused():
     _, store = prepared("gqa", "paged")
     static = store.static_decode(PADDED, 1024)
     static.load([0], [5], [0], PADDED)
-    with pytest.raises(NotGraphSafe, match="how many tokens"):
+    with pytest.raises(NotGraphSafe, match="number of cached tokens"):
         _ = static.batch(PADDED).contexts
     with pytest.raises(NotGraphSafe, match="gathered"):
         static.view(PADDED)["layer"]["kv"].rows(range(PADDED))
