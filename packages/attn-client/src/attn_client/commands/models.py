@@ -181,7 +181,7 @@ def rm_command(
     known = [model.name for model in store.models()]
     for name in names:  # check all names first, so that all or none are deleted
         if name not in known:
-            raise UnknownName.of("model of this machine", name, known)
+            raise UnknownName.of("model on this machine", name, known)
     for name in dict.fromkeys(names):
         typer.echo(f"{name} is removed, {store.remove(name) / 1e6:.1f} MB are free again")
 
