@@ -145,5 +145,5 @@ def test_layers_share_keys_and_values_only_where_the_same_tokens_stay() -> None:
     for pair, said in (((eight, four), "keeps other tokens"), ((eight, shifted), "keeps other tokens")):
         with pytest.raises(Incompatible, match=said):
             built(*pair)
-    with pytest.raises(Incompatible, match=r"differ in shape|remembers 8 tokens"):
+    with pytest.raises(Incompatible, match=r"differ in shape|keeps 8 tokens"):
         built(eight, everything)

@@ -79,7 +79,7 @@ def test_the_host_waits_once_for_a_step_with_prompts(gpu, params):
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_two_steps_of_one_size_start_the_same_programs_over_the_same_inputs(gpu, name):
     engine, graphs = engine_of(model_of(2, name, **MECHANISMS[name]))
-    there = graphs._static()._buffer._there
+    there = graphs._static()._buffer._device_buffer
     inputs = range(there.data_ptr(), there.data_ptr() + there.nbytes)
     kept = engine._store._kv_cache.memory.values()
     memory = {rows.data_ptr() for fields in kept for rows in fields.values()}

@@ -87,7 +87,7 @@ async def test_actors_see_what_they_asked_for(two_gpus: Any, monkeypatch: pytest
     await require_free(gpu_request("cuda", 0.2, known_gpus()), "")
     await asyncio.to_thread(wait_until_free, 0.2)
     monkeypatch.setattr(ray_gpus, "FREED_SECONDS", 0.5)
-    with pytest.raises(OutOfCapacity, match=r"0\.9 of a GPU; 0\.2 of 2 are free: another option") as error:
+    with pytest.raises(OutOfCapacity, match=r"0\.9 of a GPU from Ray; 0\.2 of 2 are free: another option") as error:
         await require_free(gpu_request("cuda", 0.9, known_gpus()), "another option")
     assert error.value.metadata["needed_gpus"] == "0.9"
     ray.kill(whole)

@@ -44,7 +44,7 @@ def refused(monkeypatch, caplog):
     monkeypatch.setattr(dispatch, "_said", set())
     rowwise.row_table.cache_clear()
     with caplog.at_level(logging.WARNING):
-        yield tried, lambda: [said for one in caplog.records if "does not run on" in (said := one.getMessage())]
+        yield tried, lambda: [said for one in caplog.records if "cannot run on" in (said := one.getMessage())]
     rowwise.row_table.cache_clear()
 
 

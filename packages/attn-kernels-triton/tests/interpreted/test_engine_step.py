@@ -129,7 +129,7 @@ def uncompilable(monkeypatch, caplog):
     monkeypatch.setattr(dispatch, "_said", set())
     rowwise.row_table.cache_clear()
     with caplog.at_level(logging.WARNING):
-        yield lambda: [found for record in caplog.records if "does not run on" in (found := record.getMessage())]
+        yield lambda: [found for record in caplog.records if "cannot run on" in (found := record.getMessage())]
     assert tried
     rowwise.row_table.cache_clear()
 

@@ -48,7 +48,7 @@ def refused(monkeypatch, caplog):
             run(self, device)
 
         monkeypatch.setattr(Launch, "run", some)
-        return tried, lambda: [said for one in caplog.records if "does not run on" in (said := one.getMessage())]
+        return tried, lambda: [said for one in caplog.records if "cannot run on" in (said := one.getMessage())]
 
     monkeypatch.setattr(launch, "_warm", set())
     monkeypatch.setattr(dispatch, "_said", set())

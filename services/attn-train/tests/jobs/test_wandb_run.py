@@ -114,7 +114,7 @@ def test_a_run_that_cannot_be_written_leaves_the_job_and_its_other_files_alone(t
     assert job.get("job").state is JobState.SUCCEEDED
     lines = (tmp_path / "jobs" / "job" / LINES).read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 13))
-    assert caplog.text.count("its W&B run cannot be written: W&B: no space") == 1
+    assert caplog.text.count("the W&B run cannot be written: W&B: no space") == 1
 
 
 def test_an_earlier_offline_run_of_the_job_makes_place_and_that_of_another_stays(

@@ -117,7 +117,7 @@ async def test_a_teacher_is_learned_beside_the_text(server, config, submit, watc
             "vocabulary of teacher stranger differs from that of the model",
         ),
         (lambda config: setattr(config.objective, "teacher", "nobody"), "nobody"),
-        (lambda config: setattr(config.objective, "dpo_beta", 0.1), "no preferences"),
+        (lambda config: setattr(config.objective, "dpo_beta", 0.1), "none unless format is preference"),
         (lambda config: setattr(config.objective, "distillation_weight", 0.1), "without a teacher"),
     ],
 )
