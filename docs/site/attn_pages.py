@@ -68,11 +68,17 @@ def _escaped(part: str) -> str:
     return part if part.startswith("`") else re.sub(r"([*|]|(?<=\w)_(?=\W|$))", r"\\\1", part)
 
 
+def skips_metaclasses(_app: Sphinx, _what: str, _name: str, obj: object, _skip: bool, _options: object) -> bool | None:  # noqa: FBT001 -- Sphinx calls it
+    """Leave metaclasses out of the reference: nobody calls them, and those of msgspec have no signature."""
+    return True if isinstance(obj, type) and issubclass(obj, type) else None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Tell Sphinx of them."""
     app.add_html_math_renderer("mathml", (inline, None), (display, None))
     app.config.html_math_renderer = "mathml"
     app.add_lexer("mermaid", TextLexer)
     app.connect("source-read", prepare_page)
+    app.connect("autodoc-skip-member", skips_metaclasses)
     app.connect("autodoc-process-docstring", plain_docstring)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
