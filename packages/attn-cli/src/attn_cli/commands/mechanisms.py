@@ -104,9 +104,13 @@ def readable(facts: dict[str, Any]) -> dict[str, Any]:
     shown["capabilities"] = ", ".join(facts["capabilities"]) or "none"
     shown["states"] = "\n".join(map(_in_words, facts["states"])) or "none"
     shown["options"] = ", ".join(f"{name}={value}" for name, value in facts["options"].items()) or "none"
-    lines = [f"{row['part']}: {row['name']} {row['verdict']} {row['reasons']}".strip() for row in facts["kernels"]]
-    shown["kernels"] = "\n".join(lines)
+    shown["kernels"] = "\n".join(map(_verdict_line, facts["kernels"]))
     return shown
+
+
+def _verdict_line(row: dict[str, Any]) -> str:
+    reasons = f": {row['reasons']}" if row["reasons"] else ""
+    return f"{row['part']}: {row['name']} {row['verdict']}{reasons}"
 
 
 def _in_words(state: dict[str, Any]) -> str:
