@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from attn_core.errors import KernelRefused
 from attn_core.kernels.base import Kernel, Problem
@@ -177,24 +177,20 @@ class KernelTable(Generic[K]):
         the error of a kernel that is selected again after it failed, as while torch.compile traces, where the first
         selection is a constant.
         """
-        excluded: K | None = None
-        while True:
-            kernel = self.require(*call)
-            try:
-                return compute(kernel)
-            except Exception as error:
-                why = self.unsupported(kernel, error)
-                if why is None or kernel is excluded:
-                    raise
-            self.exclude(call, kernel, why)
-            excluded = kernel
+        # `require` raises where there is no kernel.
+        return cast("Result", self._run_first(lambda: self.require(*call), call, compute))
 
     def run_below(
         self, call: tuple[Any, ...], compute: Callable[[K], Result], below: float = math.inf
     ) -> Result | None:
         """Like `run`, but with the kernel of `find`; returns None if there is none, or none is left."""
+        return self._run_first(lambda: self.find(*call, below=below), call, compute)
+
+    def _run_first(
+        self, choose: Callable[[], K | None], call: tuple[Any, ...], compute: Callable[[K], Result]
+    ) -> Result | None:
         excluded: K | None = None
-        while (kernel := self.find(*call, below=below)) is not None:
+        while (kernel := choose()) is not None:
             try:
                 return compute(kernel)
             except Exception as error:
