@@ -7,7 +7,6 @@ what is allowed. Bounds are named as in msgspec and pydantic: `ge` (>=), `gt` (>
 from __future__ import annotations
 
 import inspect
-import math
 import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -25,8 +24,10 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether the value is a finite int or float and not a bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether the value is a finite float, or an int that a float can hold, and not a bool."""
+    # Compared with the largest float, as an int that no float can hold is an error for isfinite().
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
 
 def require_whole(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from attn_core.checks import is_number
 from attn_core.errors import InvalidValue
 from attn_core.heads import HeadRange, Heads
 from attn_core.rotary import Rotary
@@ -50,7 +50,7 @@ class MechanismConfig:
                 raise InvalidValue.of(field, value, "a whole number from 1")
         if type(self.layer) is not int or self.layer < 0:
             raise InvalidValue.of("layer", self.layer, "a whole number from 0")
-        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise InvalidValue.of("dropout", self.dropout, "a number from 0, below 1")
         if self.head_dim is None and self.hidden_size % self.num_heads:
             raise InvalidValue.of(
@@ -90,13 +90,9 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LONGEST
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 SIMPLE: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "int": (_is_whole, "a whole number of 64 bits"),
-    "float": (_is_number, "a finite number"),
+    "float": (is_number, "a finite number"),
     "bool": (lambda value: isinstance(value, bool), "true or false"),
     "str": (lambda value: isinstance(value, str), "text"),
     "None": (lambda value: value is None, "none"),

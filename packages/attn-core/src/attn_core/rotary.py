@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from attn_core.checks import require_flag, require_number, require_whole
 from attn_core.errors import InvalidValue, UnknownName
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class LinearScaling(RotaryScaling):
     kind = "linear"
 
     def __post_init__(self) -> None:
-        check_factor(self.kind, self.factor)
+        require_number(f"{self.kind}.factor", self.factor, ge=1)
 
     def frequencies(self, base: float, rotated: int) -> list[float]:
         return [frequency / self.factor for frequency in unscaled(base, rotated)]
@@ -61,9 +62,9 @@ class DynamicNtk(RotaryScaling):
     kind = "dynamic"
 
     def __post_init__(self) -> None:
-        check_factor(self.kind, self.factor)
-        check_context(self.kind, self.original_max_position_embeddings)
-        check_context(self.kind, self.length, field="length")
+        require_number(f"{self.kind}.factor", self.factor, ge=1)
+        for field in WHOLE:
+            require_context(self, field)
 
     def frequencies(self, base: float, rotated: int) -> list[float]:
         if rotated <= 2:
@@ -89,10 +90,10 @@ class Llama3Scaling(RotaryScaling):
     kind = "llama3"
 
     def __post_init__(self) -> None:
-        check_factor(self.kind, self.factor)
-        check_context(self.kind, self.original_max_position_embeddings)
-        if not 0 < self.low < self.high:
-            raise InvalidValue.of("llama3.low", self.low, f"above 0 and below high, {self.high}")
+        require_number(f"{self.kind}.factor", self.factor, ge=1)
+        require_context(self, "original_max_position_embeddings")
+        require_number("llama3.high", self.high, gt=0)
+        require_number("llama3.low", self.low, gt=0, lt=self.high)
 
     def frequencies(self, base: float, rotated: int) -> list[float]:
         return [self._of(frequency) for frequency in unscaled(base, rotated)]
@@ -120,13 +121,16 @@ class LongRope(RotaryScaling):
     kind = "longrope"
 
     def __post_init__(self) -> None:
-        check_context(self.kind, self.original_max_position_embeddings)
-        check_context(self.kind, self.length, field="length")
+        for field in WHOLE:
+            require_context(self, field)
         for field in ("short", "long"):
-            factors = tuple(getattr(self, field))
-            object.__setattr__(self, field, factors)
-            if not factors or not all(isinstance(factor, (int, float)) and factor > 0 for factor in factors):
-                raise InvalidValue.of(f"longrope.{field}", factors, "a positive number for each rotated pair")
+            factors = getattr(self, field)
+            if not isinstance(factors, (list, tuple)) or not factors:
+                raise InvalidValue.of(f"longrope.{field}", factors, "a number above 0 for each rotated pair")
+            for factor in factors:
+                require_number(f"longrope.{field}", factor, gt=0)
+            object.__setattr__(self, field, tuple(factors))
+        require_number("longrope.attention", self.attention, gt=0, optional=True)
 
     def frequencies(self, base: float, rotated: int) -> list[float]:
         word = "long" if self.length > self.original_max_position_embeddings else "short"
@@ -155,16 +159,9 @@ def unscaled(base: float, rotated: int) -> list[float]:
     return [base ** (-2 * pair / rotated) for pair in range(rotated // 2)]
 
 
-def check_factor(kind: str, factor: object) -> None:
-    """Raise `InvalidValue` unless `factor` is a finite number from 1."""
-    if not isinstance(factor, (int, float)) or not 1 <= factor < math.inf:
-        raise InvalidValue.of(f"{kind}.factor", factor, "a number from 1")
-
-
-def check_context(kind: str, context: object, field: str = "original_max_position_embeddings") -> None:
-    """Raise `InvalidValue` unless `context` is a whole number of tokens from 2."""
-    if not isinstance(context, int) or context < 2:
-        raise InvalidValue.of(f"{kind}.{field}", context, "a whole number of tokens from 2")
+def require_context(scaling: RotaryScaling, field: str) -> None:
+    """Raise `InvalidValue` unless the field is a whole number of tokens from 2."""
+    require_whole(f"{scaling.kind}.{field}", getattr(scaling, field), ge=2, unit="tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,12 +183,12 @@ class Yarn(RotaryScaling):
     kind = "yarn"
 
     def __post_init__(self) -> None:
-        check_factor(self.kind, self.factor)
-        check_context(self.kind, self.original_max_position_embeddings)
-        if not 0 < self.slow < self.fast:
-            raise InvalidValue.of("yarn.slow", self.slow, f"above 0 and below fast, {self.fast}")
-        if self.attention is not None and not self.attention > 0:
-            raise InvalidValue.of("yarn.attention", self.attention, "a number above 0")
+        require_number(f"{self.kind}.factor", self.factor, ge=1)
+        require_context(self, "original_max_position_embeddings")
+        require_number("yarn.fast", self.fast, gt=0)
+        require_number("yarn.slow", self.slow, gt=0, lt=self.fast)
+        require_number("yarn.attention", self.attention, gt=0, optional=True)
+        require_flag("yarn.whole_pairs", self.whole_pairs)
 
     def frequencies(self, base: float, rotated: int) -> list[float]:
         low, high = self.blended(base, rotated)

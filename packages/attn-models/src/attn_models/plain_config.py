@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from attn_core.checks import is_number
 from attn_core.errors import InvalidValue, UnknownName
 
 
@@ -31,8 +32,7 @@ def require_flag(name: str, value: object) -> None:
 
 def require_between(name: str, value: object, low: float, high: float) -> None:
     """Raise `InvalidValue` unless `value` is a finite number with `low` <= `value` < `high`."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not low <= value < high:  # type: ignore[arg-type, operator]
+    if not is_number(value) or not low <= value < high:
         top = "" if math.isinf(high) else f", below {high:g}"
         raise InvalidValue.of(name, value, f"a number from {low:g}{top}")
 

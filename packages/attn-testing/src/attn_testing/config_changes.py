@@ -7,9 +7,15 @@ with those of transformers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from attn_core.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Values = dict[str, Any]
 SAID = frozenset({"architectures", "transformers_version", "model_type"})
@@ -63,6 +69,9 @@ MIXED_ROPES: tuple[Values, ...] = (
     {"rope_parameters": None, "rope_scaling": UNSAID[FULL], "rope_local_base_freq": 3e3, "rope_theta": 5e5},
     {"rope_parameters": None, "rope_local_base_freq": 3e3, "rope_theta": 5e5},
     {"rope_parameters": None, "rope_theta": 5e5},
+    {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 8.0}},
+    {"rope_parameters": {FULL: {"type": "linear", "factor": 8.0, "rope_theta": 1e4}, SLIDING: OF_KINDS[SLIDING]}},
+    {"rope_parameters": OF_KINDS, "rope_scaling": LINEAR, "rope_local_base_freq": 2e3, "rope_theta": 2e3},
 )
 """Rotary position parameters that differ by kind of layer, given in more than one field."""
 
@@ -80,7 +89,6 @@ FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "is_causal": (False, True),
     "is_decoder": (False,),
     "is_encoder_decoder": (True,),
-    "layer_types": ([FULL] * 3, [SLIDING, FULL], [SLIDING, FULL, FULL]),
     "logit_scale": (0.5,),
     "mlp_bias": (True,),
     "mlp_only_layers": ([0],),
@@ -125,7 +133,11 @@ def changes(config: Values, more: Mapping[str, tuple[Any, ...]] = MappingProxyTy
             yield f"{field} {value!r}", config | {field: value}
     yield from added(config)
     yield from added(config, more)
-    for field in {"layer_types", "rope_parameters"} & config.keys():
+    layers = config.get("num_hidden_layers") or 0
+    for kinds in ([FULL], [SLIDING], [SLIDING, FULL], [FULL, SLIDING]):
+        each = (kinds * layers)[:layers]
+        yield f"layer_types {each}", config | {"layer_types": each}
+    for field in sorted({"layer_types", "rope_parameters"} & config.keys()):
         for words, changed in added({name: value for name, value in config.items() if name != field}):
             yield f"without {field}, {words}", changed
     for rope in ROPES:
@@ -145,7 +157,10 @@ def added(config: Values, foreign: Mapping[str, tuple[Any, ...]] = FOREIGN) -> I
 
 
 def others(value: Any) -> Iterator[Any]:
-    """Null, and values of the same type as `value` that differ from it; for null, values of several types."""
+    """Null, and values of the same type as `value` that differ from it; for null, values of several types.
+
+    For an object these are the empty one, and those with one field deleted or changed in this way.
+    """
     if value is None:
         yield from (True, 2, 0.5, [])
         return
@@ -163,3 +178,38 @@ def others(value: Any) -> Iterator[Any]:
             yield from ([], value[:-1], value[::-1])
         case dict():
             yield {}
+            for name in value:
+                yield {key: kept for key, kept in value.items() if key != name}
+                yield from (value | {name: other} for other in others(value[name]))
+
+
+def verdict(theirs: Tensor | None, ours: Callable[[], Tensor], tolerance: float = 1e-4) -> str:
+    """What loading a changed config comes to, in words that begin with "equal", "refused", "differs" or "traceback".
+
+    `theirs` is what transformers computes, None where it fails. `ours` is called in either case, as its error must be a
+    `UserError` whatever transformers does; it may then come to "refused by both" or "computed here alone".
+    """
+    try:
+        found = ours()
+    except UserError:
+        return "refused" if theirs is not None else "refused by both"
+    except Exception as error:  # noqa: BLE001 -- whatever is no message for people
+        return f"traceback: {error!r}"
+    if theirs is None:
+        return "computed here alone"
+    if found.shape != theirs.shape:
+        return f"differs: shape {list(found.shape)}, theirs {list(theirs.shape)}"
+    apart = (found - theirs).abs().max().item()
+    return "equal" if apart < tolerance else f"differs: by {apart:.2g}"
+
+
+def require_right(what: str, found: Mapping[str, str], equal: int) -> dict[str, int]:
+    """The number of changes of the config `what` by the first words of their verdicts.
+
+    Raises `AssertionError` naming the changes that give other numbers or a traceback, or if too few are "equal".
+    """
+    counts = dict(Counter(words.partition(":")[0] for words in found.values()))
+    wrong = {change: words for change, words in found.items() if words.startswith(("differs", "traceback"))}
+    if wrong or counts.get("equal", 0) < equal:
+        raise AssertionError(f"{what}: {counts}\n" + "\n".join(f"{change}: {words}" for change, words in wrong.items()))
+    return counts

@@ -30,7 +30,7 @@ LATENT: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "first_k_dense_replace": 1,
 }
-GEMMA = {"head_dim": 12, "num_key_value_heads": 1, "num_hidden_layers": 3, "sliding_window": 5}
+GEMMA = {"head_dim": 12, "num_key_value_heads": 1, "sliding_window": 5}
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.3, 1.7, 2.5], "long_factor": [2.0] * 4}
 LLAMA4 = NARROW | {
     "head_dim": 8,
@@ -41,18 +41,26 @@ LLAMA4 = NARROW | {
     "num_experts_per_tok": 2,
     "attention_chunk_size": 5,
 }
+SMOLLM_WINDOWS = {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 5}
+ELSEWHERE = {"layer_types": ["full_attention", *["chunked_attention"] * 3]}
 GPT: dict[str, Any] = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 NEW_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
 
 FAMILIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "llama": {"": NARROW},
-    "mistral": {"": NARROW | {"sliding_window": 5}},
-    "mixtral": {"": NARROW | {"num_local_experts": 4, "head_dim": 8}},
+    "mistral": {"": NARROW | {"sliding_window": 5}, "no windows": NARROW | {"sliding_window": None}},
+    "mixtral": {
+        "": NARROW | {"num_local_experts": 4, "head_dim": 8},
+        "windows": NARROW | {"num_local_experts": 4, "head_dim": 8, "sliding_window": 5},
+    },
     "gpt2": {"": GPT},
     "qwen3": {"": NARROW | {"head_dim": 12}},
-    "gemma2": {"": NARROW | GEMMA},
-    "gemma3_text": {"": NARROW | GEMMA},
+    "gemma2": {
+        "": NARROW | GEMMA | {"num_hidden_layers": 3},
+        "no caps": NARROW | GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    },
+    "gemma3_text": {"": NARROW | GEMMA | {"num_hidden_layers": 6}},
     "deepseek_v2": {"": NARROW | LATENT},
     "deepseek_v3": {"": NARROW | LATENT | {"n_group": 4, "topk_group": 2, "num_hidden_layers": 3}},
     "qwen2": {
@@ -77,7 +85,8 @@ FAMILIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "smollm3": {
         "": NARROW | {"num_hidden_layers": 4},
-        "windows": NARROW | {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 5},
+        "windows": NARROW | SMOLLM_WINDOWS,
+        "windows with positions": NARROW | SMOLLM_WINDOWS | {"layer_types": ["sliding_attention", "full_attention"]},
     },
     "granite": {
         "": NARROW
@@ -121,6 +130,8 @@ FAMILIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "llama4_text": {
         "": LLAMA4 | {"floor_scale": 3, "attn_scale": 0.7},
         "every other layer sparse": LLAMA4 | {"interleave_moe_layer_step": 2, "attn_temperature_tuning": False},
+        "chunks elsewhere": LLAMA4 | ELSEWHERE | {"floor_scale": 3, "attn_scale": 0.7},
+        "no norms, chunks elsewhere": LLAMA4 | ELSEWHERE | {"attn_temperature_tuning": False, "use_qk_norm": False},
     },
     "mamba2": {
         "": {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8}

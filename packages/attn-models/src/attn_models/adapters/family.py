@@ -146,7 +146,7 @@ class FamilyAdapter(StateDictAdapter):
         for ours, theirs in self.fields.items():
             if ours in (*FLAGS, *OWN_BIASES):
                 fields[ours] = bool(values.get(theirs))
-            elif ours in COUNTS:
+            elif ours in (*COUNTS, "norm_eps"):
                 fields[ours] = needed(values, theirs)
             elif values.get(theirs) is not None:
                 fields[ours] = values[theirs]

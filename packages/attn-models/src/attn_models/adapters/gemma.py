@@ -12,7 +12,14 @@ from attn_core.modifiers import SoftCap
 from attn_core.scores import ScaledDot
 
 from attn_models.adapters.base import StoredTensor, layer_kinds, require_allowed, required_count
-from attn_models.adapters.hf_config import Rope, common_hf_config, read_rope, require_fields, rope_of, rope_parameters
+from attn_models.adapters.hf_config import (
+    Rope,
+    common_hf_config,
+    read_rope,
+    require_fields,
+    rope_parameters,
+    ropes_of_kinds,
+)
 from attn_models.adapters.llama import BLOCK, READS, LlamaAdapter
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
@@ -232,11 +239,7 @@ class Gemma3Adapter(Gemma2Adapter):
 
     def ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:
         """One object per kind of layer in transformers 5; a local and a global base in transformers 4."""
-        given, local = values.get("rope_parameters"), values.get("rope_local_base_freq", 1e4)
-        if isinstance(given, Mapping) and (FULL in given or SLIDING in given):
-            bases = {FULL: values.get("rope_theta", 1e6), SLIDING: local}
-            return {kind: _rope(given, kind, base) for kind, base in bases.items()}
-        return {FULL: read_rope(values, base=1e6), SLIDING: Rope(base=local)}
+        return ropes_of_kinds(values, {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)})
 
     def hf_ropes(self, turns: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
         """The `rope_parameters` of config.json, one object per kind of layer."""
@@ -254,10 +257,6 @@ class Gemma3Adapter(Gemma2Adapter):
     def norm_eps(self, eps: float) -> float | None:
         """The eps of the model's other norms."""
         return eps
-
-
-def _rope(given: Mapping[str, Any], kind: str, base: float) -> Rope:
-    return rope_of({"rope_theta": base, **(given.get(kind) or {})})
 
 
 def _is(choice: AttentionChoice, kind: str) -> bool:

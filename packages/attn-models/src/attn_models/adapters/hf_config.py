@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attn_core import AttentionSpec, Heads, Mask
+from attn_core.checks import require_number, require_whole
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.rotary import rotary_scaling
 
-from attn_models.adapters.base import require_allowed
+from attn_models.adapters.base import needed, require_allowed
 from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 
@@ -68,8 +70,11 @@ def check_unread_keys(values: Mapping[str, Any], read: Collection[str], path: Pa
     unread = {key: value for key, value in values.items() if key not in read}
     require_allowed(unread, NEUTRAL_VALUES)
     layers = unread.get("layer_types")
+    if layers is not None and "sliding_window" in read and "use_sliding_window" not in read:
+        # Of a family with one window for all layers; transformers gives it to the listed layers only.
+        raise InvalidValue.of("layer_types", layers, "null: sliding_window is that of every layer")
     if layers is not None and not (isinstance(layers, list) and all(kind == FULL for kind in layers)):
-        require_allowed({"layer_types": layers}, {"layer_types": (f"{FULL!r} for every layer",)})
+        raise InvalidValue.of("layer_types", layers, f"{FULL!r} for every layer")
     unknown = sorted(
         key for key in unread if key not in {*NEUTRAL_VALUES, "layer_types"} and not IGNORED_KEYS.fullmatch(key)
     )
@@ -96,6 +101,9 @@ ROPE_SCALING_KEYS: Mapping[str, Mapping[str, str]] = {
         "whole_pairs": "truncate",
     },
 }
+LONGEST = 1 << 53
+"""The longest context in tokens whose ratio to another is exact."""
+LONG_ROPE_KEYS = {"short": "short_factor", "long": "long_factor", "attention": "attention_factor"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +133,7 @@ def read_rope(values: Mapping[str, Any], base: float = DEFAULT_BASE, *, partial:
 
 def one_rope_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """`rope_parameters` or `rope_scaling`, its name in transformers 4; raises `InvalidValue` where they differ."""
-    objects = {key: values.get(key) or {} for key in ("rope_parameters", "rope_scaling")}
-    for key, given in objects.items():
-        if not isinstance(given, Mapping):
-            raise InvalidValue.of(key, given, "an object")
-    new, old = objects.values()
+    new, old = objects_of(values, "rope_parameters", "rope_scaling").values()
     if new and old and new != old:
         raise InvalidValue.of("rope_scaling", old, "null, or the same as rope_parameters")
     return new or old
@@ -149,16 +153,30 @@ def rope_of(given: Mapping[str, Any]) -> Rope:
     base, fraction = given.get("rope_theta", DEFAULT_BASE), given.get("partial_rotary_factor", 1.0)
     if kind == "default":
         return Rope(base=base, fraction=fraction)
-    if kind not in ROPE_SCALING_KEYS:
+    if not isinstance(kind, str) or kind not in ROPE_SCALING_KEYS:
         raise InvalidValue.of("rope_parameters.rope_type", kind, ", ".join(["default", *ROPE_SCALING_KEYS]))
-    if not isinstance(given.get("factor"), (int, float)):
-        raise InvalidValue.of("rope_parameters.factor", given.get("factor"), "a number from 1")
+    require_number("rope_parameters.factor", given.get("factor"), ge=1)
+    for key in ("mscale", "mscale_all_dim"):
+        require_number(f"rope_parameters.{key}", given.get(key), optional=True)
+    require_allowed(given, {"truncate": (True, False)})
     fields = {field: given[key] for field, key in ROPE_SCALING_KEYS[kind].items() if given.get(key) is not None}
     if kind == "yarn" and "attention" not in fields and given.get("mscale") and given.get("mscale_all_dim"):
         fields["attention"] = mscale(given["factor"], given["mscale"]) / mscale(
             given["factor"], given["mscale_all_dim"]
         )
-    return Rope(base=base, fraction=fraction, scaling={"kind": kind, **fields})
+    return checked_rope(Rope(base=base, fraction=fraction, scaling={"kind": kind, **fields}), ROPE_SCALING_KEYS[kind])
+
+
+def checked_rope(rope: Rope, keys: Mapping[str, str]) -> Rope:
+    """The rotary positions; raises `InvalidValue` with the key, in `keys`, of a field of the scaling that is wrong."""
+    try:
+        rotary_scaling(rope.scaling)
+    except InvalidValue as error:
+        field, _, rest = error.message.partition(": ")
+        field = field.rpartition(".")[2]
+        key = f"rope_parameters.{keys.get(field, field)}"
+        raise InvalidValue(f"{key}: {rest}", **error.metadata | {"field": key}) from error
+    return rope
 
 
 def rope_parameters(rope: Rope) -> dict[str, Any]:
@@ -194,9 +212,10 @@ def long_rope(values: Mapping[str, Any]) -> Rope:
         | {"rope_parameters": {**given, "rope_type": "default"}},
         partial=True,
     )
-    context, longest = values.get("original_max_position_embeddings"), values.get("max_position_embeddings")
-    if not isinstance(context, int) or not isinstance(longest, int) or context < 2:
-        raise InvalidValue.of("original_max_position_embeddings", context, "a whole number of tokens from 2")
+    for key in ("original_max_position_embeddings", "max_position_embeddings"):
+        require_whole(key, values.get(key), ge=2, le=LONGEST, unit="tokens")
+    require_number("rope_parameters.factor", given.get("factor"), optional=True)
+    context, longest = values["original_max_position_embeddings"], values["max_position_embeddings"]
     factor = given.get("factor") or longest / context
     stretched = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(context))
     scaling = {
@@ -207,27 +226,42 @@ def long_rope(values: Mapping[str, Any]) -> Rope:
         "length": min(context, longest),
         "attention": given.get("attention_factor") or stretched,
     }
-    return Rope(base=plain.base, fraction=plain.fraction, scaling=scaling)
+    return checked_rope(Rope(base=plain.base, fraction=plain.fraction, scaling=scaling), LONG_ROPE_KEYS)
 
 
-def ropes_of_kinds(values: Mapping[str, Any], kinds: Sequence[str], base: float) -> dict[str, Rope]:
-    """The rotary positions of two kinds of layers; a `rope_scaling` applies to the first kind only.
+def ropes_of_kinds(values: Mapping[str, Any], bases: Mapping[str, tuple[str, float]]) -> dict[str, Rope]:
+    """The rotary positions of each kind of layer; a `rope_scaling` applies to the first kind only.
 
-    Raises `InvalidValue` for a top-level `rope_theta` other than `base`: transformers uses it for the first kind only.
+    `bases` are, by kind, the key at the top level that holds the base where `rope_parameters` has none, and the base
+    without that key. Raises `InvalidValue` for what transformers ignores or its versions 4 and 5 read differently:
+    rotary positions without kinds, a `rope_scaling` beside kinds or without `rope_type`, `truncate` within a kind.
     """
-    given, context = values.get("rope_parameters"), values.get("max_position_embeddings")
-    nested = isinstance(given, Mapping) and any(kind in given for kind in kinds)
-    require_allowed(values, {"rope_scaling": (None, {})} if nested else {"rope_parameters": (None, {})})
-    top_level = {"rope_theta": (None, base), "partial_rotary_factor": (1, None)}
-    require_allowed(values, top_level | {"original_max_position_embeddings": (None, context)})
-    stretched = values.get("rope_scaling") or {}
-    if not isinstance(stretched, Mapping):
-        raise InvalidValue.of("rope_scaling", stretched, "an object")
-    by_kind = given if nested else {kinds[0]: {"rope_type": "default", **stretched}}
-    found = {kind: {"rope_theta": base, **((by_kind or {}).get(kind) or {})} for kind in kinds}
-    for rope in found.values():
-        require_allowed(rope, {"partial_rotary_factor": (1, None)})
-    return {kind: rope_of({"original_max_position_embeddings": context, **rope}) for kind, rope in found.items()}
+    given, context = objects_of(values, "rope_parameters", "rope_scaling"), values.get("max_position_embeddings")
+    nested, stretched = given["rope_parameters"], given["rope_scaling"]
+    if nested and stretched:
+        raise InvalidValue.of("rope_scaling", stretched, "null beside rope_parameters")
+    if nested.keys() - bases:
+        raise InvalidValue.of("rope_parameters", nested, f"an object for each of {' and '.join(bases)}")
+    require_allowed(stretched, {"type": (stretched.get("rope_type"), None)})
+    top_level = {"partial_rotary_factor": (1, None), "original_max_position_embeddings": (None, context)}
+    require_allowed(values, top_level)
+    by_kind = objects_of(nested, *bases) | ({next(iter(bases)): stretched} if stretched else {})
+    found = {}
+    for kind, (key, usual) in bases.items():
+        base = usual if key not in values else needed(values, key)
+        own = {"rope_theta": base, "original_max_position_embeddings": context, **by_kind[kind]}
+        require_allowed(own, {"partial_rotary_factor": (1, None), "truncate": (True,)})
+        found[kind] = rope_of(own)
+    return found
+
+
+def objects_of(values: Mapping[str, Any], *keys: str) -> dict[str, Mapping[str, Any]]:
+    """The objects at these keys, empty where there is none; raises `InvalidValue` for anything else."""
+    found = {key: values.get(key) or {} for key in keys}
+    for key, given in found.items():
+        if not isinstance(given, Mapping):
+            raise InvalidValue.of(key, given, "an object")
+    return found
 
 
 def mscale(factor: float, weight: float = 1.0) -> float:

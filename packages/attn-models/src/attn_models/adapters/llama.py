@@ -90,7 +90,7 @@ class LlamaAdapter(StateDictAdapter):
         bias = bool(values.get("attention_bias", False))
         require_allowed(values, {"hidden_act": ("silu",), "mlp_bias": (bias, None)})
         heads = needed(values, "num_attention_heads")
-        key_value_heads = values.get("num_key_value_heads") or heads
+        key_value_heads = heads if values.get("num_key_value_heads") is None else values["num_key_value_heads"]
         rope = read_rope(values, partial=self.partial_rotary)
         return DecoderConfig(
             vocab_size=needed(values, "vocab_size"),

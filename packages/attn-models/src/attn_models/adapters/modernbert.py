@@ -13,11 +13,10 @@ from attn_models.adapters.base import (
     EncoderAdapter,
     StoredTensor,
     listed_layer_types,
-    needed,
     require_allowed,
     required_count,
 )
-from attn_models.adapters.hf_config import Rope, rope_of, rope_parameters
+from attn_models.adapters.hf_config import Rope, rope_parameters, ropes_of_kinds
 from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import ModernBertConfig
 
@@ -157,19 +156,12 @@ def read_ropes(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `ModernBertConfig` for rotary positions.
 
     transformers 5 has an object for each kind of layer, transformers 4 two keys at the top level. Raises `InvalidValue`
-    for an unknown key, and for any scaling but linear.
+    for any scaling but linear.
     """
-    given = values.get("rope_parameters") or {}
-    if not isinstance(given, Mapping) or given.keys() - ROPES:
-        raise InvalidValue.of("rope_parameters", given, f"an object of {FULL!r} and {SLIDING!r}")
     found: dict[str, Any] = {}
-    for kind, (theta, scaling) in ROPES.items():
-        key, default = THETAS[kind]
-        own = given.get(kind) or {}
-        if not isinstance(own, Mapping):
-            raise InvalidValue.of(f"rope_parameters.{kind}", own, "an object")
-        base = default if key not in values else needed(values, key)
-        require_allowed(own, {"rope_type": ("default", "linear"), "partial_rotary_factor": (1, None)})
-        rope = rope_of({"rope_theta": base, **own})
+    for kind, rope in ropes_of_kinds(values, THETAS).items():
+        if rope.scaling is not None and rope.scaling["kind"] != "linear":
+            raise InvalidValue.of(f"rope_parameters.{kind}.rope_type", rope.scaling["kind"], "'default' or 'linear'")
+        theta, scaling = ROPES[kind]
         found |= {theta: rope.base, scaling: rope.scaling}
     return found

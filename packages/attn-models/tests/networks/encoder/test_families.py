@@ -94,7 +94,7 @@ def test_windows_hide_what_is_far_and_the_first_layer_sees_everything():
         ("modernbert", {"layer_types": ["full_attention"]}, "layer_types"),
         ("modernbert", {"layer_types": [[]] * 3}, "layer_types"),
         ("modernbert", {"rope_parameters": {"rope_theta": 5.0}}, "rope_parameters"),
-        ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type"),
+        ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0}}}, "rope_type"),
         ("modernbert", {"local_attention": 1}, "local_attention"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_models.adapters.base import required_count
+from attn_models.adapters.base import require_allowed, required_count
 from attn_models.adapters.family import (
     FULL,
     GROUPED,
@@ -39,7 +39,7 @@ class Olmo3Adapter(FamilyAdapter):
         layers = range(required_count(values, "num_hidden_layers"))
         kind = listed_kinds(values, [SLIDING if (each + 1) % 4 else FULL for each in layers])[layer]
         options: dict[str, Any] = {"norm_eps": values["rms_norm_eps"], "norm_over": "all_heads"}
-        ropes = ropes_of_kinds(values, (FULL, SLIDING), self.rope_base)
+        ropes = self._ropes(values)
         if kind == SLIDING:
             options["window"] = required_count(values, "sliding_window")
         if ropes[kind].base != ropes[SLIDING].base:
@@ -48,7 +48,13 @@ class Olmo3Adapter(FamilyAdapter):
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
         """The base of layers with a window; the scaling of full layers is an option of each layer."""
-        return Rope(base=ropes_of_kinds(values, (FULL, SLIDING), self.rope_base)[SLIDING].base)
+        return Rope(base=self._ropes(values)[SLIDING].base)
+
+    def _ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:
+        """By kind of layer. Raises `InvalidValue` for another base at the top level, which transformers 4 uses for all
+        layers, transformers 5 for full ones only."""
+        require_allowed(values, {"rope_theta": (self.rope_base, None)})
+        return ropes_of_kinds(values, dict.fromkeys((FULL, SLIDING), ("", self.rope_base)))
 
     def rope_keys(self, config: DecoderConfig) -> dict[str, Any]:
         """`rope_parameters` with one object for each kind of layer."""
