@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from attn_core.errors import Incompatible, InvalidValue
 
-from attn_models.adapters.base import Layout, StoredTensor, needed, require_allowed, required_count
+from attn_models.adapters.base import KEYS, Layout, StoredTensor, needed, require_allowed, required_count
 from attn_models.adapters.hf_config import (
     Rope,
     common_hf_config,
@@ -161,6 +161,14 @@ class DeepseekAdapter(LlamaAdapter):
         "num_nextn_predict_layers",
     }
     required_fields = DENSE | {"bias": False}
+    keys = (
+        KEYS
+        | {ours: theirs for theirs, ours in SIZES.items()}
+        | {
+            "num_experts": "n_routed_experts",
+            "head_dim": "qk_nope_head_dim",
+        }
+    )
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """Build the decoder config from a DeepseekV2Config or DeepseekV3Config."""
