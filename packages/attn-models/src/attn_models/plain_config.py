@@ -9,12 +9,18 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from attn_core.errors import InvalidValue, UnknownName
+from attn_schema.model import MAX_LAYERS
+
+MAX_COUNT = 2**31 - 1
+"""The largest count that a config may hold."""
 
 
 def require_count(name: str, value: object) -> None:
-    """Raise `InvalidValue` unless `value` is a whole number from 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidValue.of(name, value, "a whole number from 1")
+    """Raise `InvalidValue` unless `value` is a whole number from 1 to `MAX_LAYERS`, if the name ends in "layers", or to
+    `MAX_COUNT`."""
+    most = MAX_LAYERS if name.endswith("layers") else MAX_COUNT
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InvalidValue.of(name, value, f"a whole number from 1 to {most}")
 
 
 def require_word(name: str, value: object, allowed: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ from attn_storage.leases import LEASE_SECONDS
 
 from attn_train.admission import check_config, check_job_id, check_model_name_is_free, new_job_id
 from attn_train.base_model import completed
+from attn_train.checking import Checks
 from attn_train.dispatcher import Dispatcher, Host
 from attn_train.estimate import estimated_apart
 from attn_train.model import resolved
@@ -112,6 +113,7 @@ class TrainingServicer(TrainingServiceServicer):
         self.changes = ChangeNotifier(store.database)
         self._began = time.monotonic()
         self._estimating = asyncio.Semaphore()
+        self.checks = Checks()
 
     async def SubmitTrainingJob(
         self, request: pb.SubmitTrainingJobRequest, context: Context
@@ -124,11 +126,11 @@ class TrainingServicer(TrainingServiceServicer):
         if request.priority > 0:
             call_of(context).require_admin("a priority above 0")
         if request.validate_only:
-            await self._check(config)
+            await self._check(config, caller)
             return pb.SubmitTrainingJobResponse(job=to_message(TrainingJob(config=config)))
         job = await self._repeated(request.job_id, config, caller.owner)
         if job is None:
-            await self._check(config)
+            await self._check(config, caller)
             job_id = request.job_id or new_job_id(config.model.label)
             check_model_name_is_free(job_id, self._home)
             await asyncio.to_thread(self._models.record, ModelRecord(job_id, caller.owner))
@@ -143,10 +145,10 @@ class TrainingServicer(TrainingServiceServicer):
         caller = call_of(context).caller
         config = await self._config(request, caller)
         if await self._repeated(request.job_id, config, caller.owner) is None:
-            await self._check(config)
+            await self._check(config, caller)
             if request.job_id:
                 check_model_name_is_free(request.job_id, self._home)
-        async with self._estimating:
+        async with self.checks.turn(caller.tenant), self._estimating:
             found = await estimated_apart(config, self._home, self._settings.threads)
         return pb.EstimateTrainingJobResponse(config=to_message(config), estimate=to_message(found))
 
@@ -310,10 +312,12 @@ class TrainingServicer(TrainingServiceServicer):
         await asyncio.to_thread(self._require_visible, config, caller.sees)
         if request.job_id:
             check_job_id(request.job_id)
-        return await asyncio.to_thread(completed, config, home=self._home, settings=self._settings)
+        async with self.checks.turn(caller.tenant):
+            return await self.checks.run(completed, config, home=self._home, settings=self._settings)
 
-    async def _check(self, config: TrainingConfig) -> None:
-        await asyncio.to_thread(check_config, config, home=self._home, settings=self._settings)
+    async def _check(self, config: TrainingConfig, caller: Caller) -> None:
+        async with self.checks.turn(caller.tenant):
+            await self.checks.run(check_config, config, home=self._home, settings=self._settings)
 
     async def _repeated(self, job_id: str, config: TrainingConfig, owner: str) -> JobRecord | None:
         """Return the job of an earlier identical request, else None; raises `AlreadyExists` if its content differs."""
@@ -365,6 +369,7 @@ class TrainingGrpc:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await self._servicer.changes.close()
+        self._servicer.checks.close()
         await self._dispatcher.stop(shutdown_timeout)
         self._store.close()
 

@@ -7,7 +7,8 @@ from itertools import islice
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
-from attn_schema.training import DataConfig, ModelConfig
+from attn_schema.model import ModelConfig
+from attn_schema.training import DataConfig
 
 from attn_train.data.synthetic import PAIRS, TASKS, caption_pairs, synthetic_pairs
 from attn_train.data.treebank import text_lines
