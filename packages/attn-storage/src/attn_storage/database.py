@@ -123,6 +123,12 @@ class Database:
                 if error.connection_invalidated or _is_busy(error):
                     raise self._unavailable(error) from error
                 raise
+            except BaseException:
+                if self._sqlite:
+                    # While the error is held, so are the rows that were not read, and with them SQLite's old snapshot:
+                    # in the pool, this connection could never write again.
+                    connection.invalidate()
+                raise
 
     def _connect(self, patience: float) -> Connection:
         """Open a connection, waiting for at most `patience` seconds for a database that cannot be reached."""
