@@ -96,6 +96,60 @@ def test_a_template_that_rewrites_what_was_said_is_refused(tmp_path: Path, token
         read_chats(written(tmp_path / "a.jsonl", line), other)
 
 
+DEFAULT_SYSTEM = "{% if messages[0]['role'] != 'system' %}{{ '<s>be nice.' }}{% endif %}" + TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("template", "conversation", "inputs", "learned"),
+    [
+        (TEMPLATE, said("assistant:yes", "user:why"), "<a>yes.<u>why", "yes."),
+        (DEFAULT_SYSTEM, said("assistant:yes"), "<s>be nice.<a>yes", "yes."),
+        (
+            DEFAULT_SYSTEM,
+            said("assistant:yes", "user:<a>", "assistant:no"),
+            "<s>be nice.<a>yes.<u><a>.<a>no",
+            "yes.no.",
+        ),
+        (DEFAULT_SYSTEM, said("user:hi", "assistant:yes"), "<s>be nice.<u>hi.<a>yes", "yes."),
+        (
+            DEFAULT_SYSTEM.replace("m['content']", "m['content'] | trim"),
+            said("assistant: yes "),
+            "<s>be nice.<a>yes",
+            "yes.",
+        ),
+        ("{{ 'abc' }}" + TEMPLATE, said("assistant:<a>x"), "abc<a><a>x", "<a>x."),
+    ],
+)
+def test_what_a_template_writes_before_the_first_answer_is_not_learned(
+    tmp_path: Path, template: str, conversation: list[dict[str, str]], inputs: str, learned: str
+) -> None:
+    tokenizer = Tokenizer(
+        character_tokenizer(ALPHABET).backend, TokenizerSettings(chat_template=template, eos_token=".")
+    )
+    (chat,) = read_chats(written(tmp_path / "a.jsonl", {"messages": conversation}), tokenizer)
+    assert tokenizer.decode(chat.inputs) == inputs
+    assert tokenizer.decode([target for target in chat.targets if target != IGNORED]) == learned
+
+
+@pytest.mark.parametrize(
+    ("template", "conversation"),
+    [
+        # Without the prompt before an answer, nothing says where the first one begins.
+        (TEMPLATE.replace("'<a>'", "'<b>'"), said("assistant:yes")),
+        # The prompt is always written, so that it would be learned after each answer.
+        (TEMPLATE.replace("{% if add_generation_prompt %}", "{% if true %}"), said("user:hi", "assistant:yes")),
+    ],
+)
+def test_a_template_that_does_not_say_where_answers_begin_and_end_is_refused(
+    tmp_path: Path, template: str, conversation: list[dict[str, str]]
+) -> None:
+    tokenizer = Tokenizer(
+        character_tokenizer(ALPHABET).backend, TokenizerSettings(chat_template=template, eos_token=".")
+    )
+    with pytest.raises(UserError):
+        read_chats(written(tmp_path / "a.jsonl", {"messages": conversation}), tokenizer)
+
+
 def test_conversations_that_do_not_fit_are_counted_and_none_left_is_refused(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

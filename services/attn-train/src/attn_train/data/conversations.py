@@ -91,12 +91,16 @@ def tokenized_chat(tokenizer: Tokenizer, messages: Messages, place: str) -> Toke
     for number, message in enumerate(messages):
         if message["role"] != ASSISTANT:
             continue
-        begins = tokenizer.encode_chat(messages[:number], add_generation_prompt=True) if number else []
+        begins = (
+            tokenizer.encode_chat(messages[:number], add_generation_prompt=True)
+            if number
+            else _before_first_answer(tokenizer, place)
+        )
         until = tokenizer.encode_chat(messages[: number + 1], add_generation_prompt=False)
         if whole[: len(until)] != until or until[: len(begins)] != begins:
             allowed = "a chat template that does not change earlier messages when more messages follow"
             raise InvalidValue.of(FIELD, place, allowed)
-        for position in range(max(len(begins), 1), len(until)):
+        for position in range(len(begins), len(until)):
             targets[position - 1] = whole[position]
             if whole[position] in tokenizer.end_ids:
                 break
@@ -104,6 +108,28 @@ def tokenized_chat(tokenizer: Tokenizer, messages: Messages, place: str) -> Toke
     if not chat.answered:
         raise InvalidValue.of(FIELD, place, f"a message with the role {ASSISTANT}")
     return chat
+
+
+MARKS = "\U000f8000", "\U000f8001", "\U000f8002"
+"""Characters of a private plane, by which messages are found again in what a template renders."""
+
+
+def _before_first_answer(tokenizer: Tokenizer, place: str) -> list[int]:
+    """Return the tokens that the template writes before an answer that no message precedes.
+
+    They end with what it writes before any answer (the generation prompt), and may begin with a default system message,
+    which is no part of the answer. Raises `InvalidValue` if the template does not write that prompt there.
+    """
+    answer = [{"role": ASSISTANT, "content": MARKS[0]}]
+    asked = [{"role": "user", "content": MARKS[1]}]
+    before = tokenizer.render_chat(answer, add_generation_prompt=False).partition(MARKS[0])[0]
+    question = tokenizer.render_chat(asked, add_generation_prompt=False)
+    prompt = tokenizer.render_chat(asked, add_generation_prompt=True).removeprefix(question)
+    found = before.rfind(prompt)
+    if not prompt or found < 0:
+        allowed = "a user's message before the first answer, as this chat template writes none without"
+        raise InvalidValue.of(FIELD, f"{place}, which begins with the role {ASSISTANT}", allowed)
+    return tokenizer.encode(before[: found + len(prompt)], add_special=False)
 
 
 def read_chats(path: Path, tokenizer: Tokenizer) -> list[TokenizedChat]:
@@ -137,6 +163,17 @@ def _without_answers(messages: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def require_template(tokenizer: Tokenizer) -> None:
-    """Raise `UserError` for a tokenizer without a chat template."""
+    """Raise `UserError` for a tokenizer without a chat template, or whose template ends every conversation with the
+    beginning of an answer, which would be learned as the end of an answer."""
     if tokenizer.settings.chat_template is None:
         raise UserError("the tokenizer has no chat template, which conversations need")
+    turns = [{"role": role, "content": mark} for role, mark in zip(("user", ASSISTANT, "user"), MARKS, strict=True)]
+    try:
+        last, followed = (tokenizer.render_chat(turns[:count], add_generation_prompt=False) for count in (2, 3))
+    except UserError:
+        return  # it accepts other conversations
+    if not followed.partition(MARKS[1])[2].startswith(last.partition(MARKS[1])[2]):
+        raise UserError(
+            "the chat template writes another end of an answer if a message follows: it must write the beginning of "
+            "the next answer only with add_generation_prompt"
+        )
