@@ -119,7 +119,14 @@ class EvaluationConfig(Checked, frozen=True, kw_only=True):
 
     logging_steps: Annotated[int, _run("Steps between reports of the training loss.", ge=1, le=MAX_STEPS)] = 10
     eval_steps: Annotated[int, _run("Steps between measurements of the validation loss.", ge=1, le=MAX_STEPS)] = 250
-    eval_batches: Annotated[int, _run("Validation batches per measurement.", ge=1, le=MAX_COUNT)] = 20
+    eval_batches: Annotated[
+        int,
+        _run(
+            "Validation batches per measurement, each of 12 sequences, pairs or images, whatever batch_size is.",
+            ge=1,
+            le=MAX_COUNT,
+        ),
+    ] = 20
     bleu_sentences: Annotated[
         int,
         _run(

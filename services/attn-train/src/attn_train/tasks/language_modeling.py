@@ -17,13 +17,15 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
 from attn_train.tasks.base import (
+    VALIDATION_ROWS,
     VALIDATION_SEED,
     OnBatch,
     RandomWindows,
     TokenDataset,
     auxiliary_losses,
     derived,
-    mean_loss,
+    mean_over_batches,
+    parts_of,
 )
 from attn_train.tasks.reinforce import Reinforce
 from attn_train.tasks.seq2seq import learned_tokenizer
@@ -83,8 +85,9 @@ class LanguageModelingTask:
         """Return the mean next-token loss on the validation text; None if it is shorter than a window."""
         if len(self._text.validation) <= self._context:
             return None
-        drawn = RandomWindows(self._text.validation, context=self._context, batch=self._batch, seed=VALIDATION_SEED)
-        return mean_loss(model, drawn, batches, on_batch)
+        drawn = RandomWindows(self._text.validation, context=self._context, batch=VALIDATION_ROWS, seed=VALIDATION_SEED)
+        parts = parts_of(drawn.next_batch, batches, self._batch)
+        return mean_over_batches(model, parts, lambda batch: next_token_loss(model, *batch), on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, Any]:  # noqa: ARG002 -- the loss says all
         """Return no metrics, as the loss is sufficient."""
