@@ -205,9 +205,7 @@ class Trainer:
             self._average.restore(into["average"])
         if self._norms is not None:
             self._norms.restore(parts.get("gradient_norms", {}))
-        # If every step so far was skipped, the optimizer has no state yet.
-        if self._norms is None or self._norms.skipped < progress.step:
-            restore_optimizer_state(self._kept, self._optimizer, into["optimizer"], self.config.optimizer)
+        restore_optimizer_state(self._kept, self._optimizer, into["optimizer"], self.config.optimizer)
         seed = partial(derived, self.config.seed + progress.step)
         restore_random_states(self._task.generator, self._group.own_random_states(parts["random"], seed))
         self._task.reinforce.restore(parts.get("loss", {}))
