@@ -414,7 +414,8 @@ class Trainer:
         """Compute the batches of a step and accumulate their gradients; return the mean loss, as of one large batch."""
         batches = [self._task.next_batch() for _ in range(self.config.optimizer.gradient_accumulation_steps)]
         several = len(batches) > 1 or self._group.workers > 1
-        everything = sum(batch_weight(self._task, batch) for batch in batches) if several else 1
+        # At least 1, as all targets of a step may be ignored: its loss is 0 then.
+        everything = max(1, sum(batch_weight(self._task, batch) for batch in batches)) if several else 1
         total = torch.zeros((), device=self._device)
         if self._halves is not None:
             self._halves.refresh()
