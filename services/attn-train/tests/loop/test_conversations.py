@@ -76,6 +76,20 @@ def test_lines_that_are_no_conversations_are_refused_by_file_and_number(
         read_chats(written(tmp_path / "a.jsonl", GOOD, line), tokenizer)
 
 
+SEPARATORS = "\u2028\u2029\x85"
+"""Characters that JSON does not escape, and that some readers of lines take for the end of one."""
+
+
+def test_a_conversation_keeps_all_its_characters_in_every_kind_of_folder(tmp_path: Path) -> None:
+    backend = character_tokenizer(ALPHABET + SEPARATORS).backend
+    tokenizer = Tokenizer(backend, TokenizerSettings(chat_template=TEMPLATE, eos_token="."))
+    line = json.dumps({"messages": said(f"user:a{SEPARATORS}b", f"assistant:c{SEPARATORS}d")}, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + line.encode() + b"\r\n" + line.encode())
+    (tmp_path / ".DS_Store").write_bytes(b"\x00\x00\xff\xfe")
+    both = read_chats(tmp_path, tokenizer)
+    assert [tokenizer.decode(chat.inputs) for chat in both] == [f"<u>a{SEPARATORS}b.<a>c{SEPARATORS}d"] * 2
+
+
 def test_files_that_are_no_text_and_tokenizers_without_template_are_refused(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

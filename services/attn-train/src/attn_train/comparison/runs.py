@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 from attn_core.errors import AlreadyExists, AttnError, UnknownName, WrongState
 from attn_schema.json_text import json_text, number
+from attn_schema.text_files import lines_of
 from attn_schema.training import JobEvent, JobState, LogLine, Metrics, TrainingConfig, TrainingJob
 
 from attn_train.attempt import Assignment, Failed, Finished, Message
@@ -166,7 +167,7 @@ class RunsHere:
             return None
         points: dict[int, dict[str, float]] = {}
         model = ""
-        for line in path.read_text("utf-8").splitlines():
+        for line in lines_of(path.read_text("utf-8")):
             try:
                 found = json.loads(line)
             except json.JSONDecodeError:  # an incomplete line of a killed process

@@ -12,6 +12,9 @@ from attn_core.errors import InvalidValue, UserError
 from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.chat import check_messages
+from attn_schema.text_files import files_of, lines_of, read_text
+
+from attn_train.checking import require_wanted
 
 FIELD = "config.data.dataset"
 ASSISTANT = "assistant"
@@ -47,15 +50,11 @@ def read_lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[s
     """Yield the number and the columns of each line of a .jsonl file, or of the files of a folder in sorted order.
 
     Each line must be a JSON object with exactly these columns, each a list of messages with a role and a content; for
-    other lines raises `InvalidValue` with the file and the line.
+    other lines raises `InvalidValue` with the file and the line. Raises as `require_wanted` does.
     """
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    for file in files:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InvalidValue.of(FIELD, str(file), f"UTF-8 text; byte {error.start} is not") from error
-        for number, line in enumerate(text.splitlines(), start=1):
+    for file in files_of(path):
+        for number, line in enumerate(lines_of(read_text(file, FIELD)), start=1):
+            require_wanted()
             if line.strip():
                 yield number, _columns(line, columns, f"{file.name}, line {number}")
 
