@@ -51,6 +51,22 @@ def test_answers_and_what_ends_them_are_learned_and_nothing_else(tmp_path: Path,
     assert all(target in (IGNORED, whole[place + 1]) for place, target in enumerate(chat.targets))
 
 
+def weighted(weight: object, turn: str) -> list[dict[str, object]]:
+    return [message | {"weight": weight} for message in said(turn)]
+
+
+UNKNOWN = ["name", "tool_calls", "tool_call_id", "function_call", "reasoning_content", "thinking", "train", "Weight"]
+"""Keys that formats of the field have, and that would change what is learned if they were known."""
+
+
+def test_answers_of_weight_0_are_said_but_not_learned(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    conversation = [*said("user:hi"), *weighted(0, "assistant:yes"), *said("user:why"), *weighted(1, "assistant:no")]
+    conversation += [{"role": "assistant", "content": "so", "weight": None, "name": None}]
+    (chat,) = read_chats(written(tmp_path / "a.jsonl", {"messages": conversation}), tokenizer)
+    assert tokenizer.decode(chat.inputs) == "<u>hi.<a>yes.<u>why.<a>no.<a>so"
+    assert tokenizer.decode([target for target in chat.targets if target != IGNORED]) == "no.so."
+
+
 GOOD = {"messages": said("user:hi", "assistant:yes")}
 
 
@@ -66,6 +82,16 @@ GOOD = {"messages": said("user:hi", "assistant:yes")}
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": ["hi"]}, "line 2"),
         ({"messages": said("user:hi")}, "line 2.*a message with the role assistant"),
+        ({"messages": [*said("user:hi"), *weighted(0, "assistant:a")]}, "line 2.*weight is not 0"),
+        ({"messages": [*weighted(0, "user:hi"), *said("assistant:a")]}, r"line 2.*messages\[0\].weight"),
+        *(
+            ({"messages": [*said("user:hi"), *weighted(weight, "assistant:a")]}, r"line 2.*messages\[1\].weight")
+            for weight in (0.5, 2, -1, True, "0", [0])
+        ),
+        *(
+            ({"messages": [*said("user:hi"), {"role": "assistant", "content": "a", key: "b"}]}, rf"line 2.*\.{key}:")
+            for key in UNKNOWN
+        ),
     ],
     ids=str,
 )

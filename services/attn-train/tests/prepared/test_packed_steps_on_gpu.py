@@ -88,8 +88,10 @@ def test_an_evaluation_waits_once_a_batch_for_its_loss_and_makes_no_gradients(na
     gpu.reset()
     found = training._validation_losses(NullReporter())
     assert "validation_loss" in found
-    parts = -(-VALIDATION_ROWS // training.config.optimizer.batch_size)
-    batches = training.config.evaluation.eval_batches * parts
+    task, config = training._task, training.config
+    (rows,) = (task._data.reader_of(held, task._context).items for held in task._data.validation_sets().values())
+    rows = min(rows, config.evaluation.eval_batches * VALIDATION_ROWS)
+    batches = -(-rows // config.optimizer.batch_size)
     assert gpu.syncs == Counter({"item": batches})
     assert gpu.programs["attend_forward"] == batches * LAYERS
     assert not any(gpu.programs[name] for name in BACKWARD)

@@ -22,7 +22,11 @@ MESSAGES = "messages"
 PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 """Columns, as in TRL's conversational formats; each is a list of messages."""
 
-Messages = Sequence[Mapping[str, str]]
+WEIGHT = "weight"
+"""The key of an answer that is 0 if the answer is not learned, as in OpenAI's format for fine-tuning; 1 by default."""
+
+Messages = Sequence[Mapping[str, Any]]
+"""Messages with a role, a content and, for answers, optionally a weight."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +50,10 @@ class PreferencePair:
     rejected: TokenizedChat
 
 
-def read_lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, list[dict[str, str]]]]]:
+def read_lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, list[dict[str, Any]]]]]:
     """Yield the number and the columns of each line of a .jsonl file, or of the files of a folder in sorted order.
 
-    Each line must be a JSON object with exactly these columns, each a list of messages with a role and a content; for
+    Each line must be a JSON object with exactly these columns, each a list of messages of `check_conversation`; for
     other lines raises `InvalidValue` with the file and the line. Raises as `require_wanted` does.
     """
     for file in files_of(path):
@@ -59,7 +63,7 @@ def read_lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[s
                 yield number, _columns(line, columns, f"{file.name}, line {number}")
 
 
-def _columns(line: str, columns: Sequence[str], place: str) -> dict[str, list[dict[str, str]]]:
+def _columns(line: str, columns: Sequence[str], place: str) -> dict[str, list[dict[str, Any]]]:
     wanted = " and ".join(columns)
     try:
         values: Any = json.loads(line)
@@ -74,21 +78,44 @@ def _columns(line: str, columns: Sequence[str], place: str) -> dict[str, list[di
         if not isinstance(values.get(name), list):
             raise InvalidValue.of(FIELD, f"{place} without a list {name!r}", f"a list of messages in {wanted}")
     try:
-        return {name: check_messages(values[name]) for name in columns}
-    except (InvalidValue, AttributeError) as error:
-        raise InvalidValue.of(FIELD, place, f"messages with a role and a content: {error}") from error
+        return {name: check_conversation(values[name]) for name in columns}
+    except InvalidValue as error:
+        raise InvalidValue.of(FIELD, place, f"messages with a role and a content: {error.message}") from error
+
+
+def check_conversation(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return messages of `role`, `content` and, for those of the assistant, `weight`, 0 or 1.
+
+    A weight is left out where it is 1. Raises `InvalidValue` for what `check_messages` refuses, which are all other
+    keys, and for other weights.
+    """
+    for place, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise InvalidValue.of(f"messages[{place}]", message, "an object with role and content")
+        weight, field = message.get(WEIGHT), f"messages[{place}].{WEIGHT}"
+        if weight is None:
+            continue
+        if message.get("role") != ASSISTANT:
+            raise InvalidValue.of(field, weight, f"none for the role {message.get('role')}: only answers are learned")
+        if isinstance(weight, bool) or weight not in (0, 1):
+            raise InvalidValue.of(field, weight, "0 or 1")
+    plain = check_messages([{key: message[key] for key in message if key != WEIGHT} for message in messages])
+    return [one | ({WEIGHT: 0} if given.get(WEIGHT) == 0 else {}) for one, given in zip(plain, messages, strict=True)]
 
 
 def tokenized_chat(tokenizer: Tokenizer, messages: Messages, place: str) -> TokenizedChat:
-    """Tokenize a conversation with the chat template; targets are the assistant's messages and their end tokens.
+    """Tokenize a conversation with the chat template; targets are the assistant's messages and their end tokens, except
+    those of weight 0.
 
     Raises `InvalidValue` for a conversation without an answer, and for a template that formats earlier messages
     differently once more messages follow.
     """
+    weights = [message.get(WEIGHT, 1) for message in messages]
+    messages = [{"role": message["role"], "content": message["content"]} for message in messages]
     whole = tokenizer.encode_chat(messages, add_generation_prompt=False)
     targets = [IGNORED] * len(whole)
     for number, message in enumerate(messages):
-        if message["role"] != ASSISTANT:
+        if message["role"] != ASSISTANT or not weights[number]:
             continue
         begins = (
             tokenizer.encode_chat(messages[:number], add_generation_prompt=True)
@@ -105,7 +132,7 @@ def tokenized_chat(tokenizer: Tokenizer, messages: Messages, place: str) -> Toke
                 break
     chat = TokenizedChat(tuple(whole[:-1]), tuple(targets[:-1]))
     if not chat.answered:
-        raise InvalidValue.of(FIELD, place, f"a message with the role {ASSISTANT}")
+        raise InvalidValue.of(FIELD, place, f"a message with the role {ASSISTANT} whose weight is not 0")
     return chat
 
 
@@ -152,7 +179,7 @@ def read_preferences(path: Path, tokenizer: Tokenizer) -> list[PreferencePair]:
     return pairs
 
 
-def _without_answers(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+def _without_answers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for message in messages:
         if message["role"] == ASSISTANT:
             raise InvalidValue.of(
