@@ -30,6 +30,7 @@ from attn_train.tasks.packed import require_document_mask
 from attn_train.tasks.seq2seq import VOCABULARY
 
 DRAWS = frozenset({Tensor.normal_, Tensor.uniform_})
+NEW_DRAWS = frozenset({torch.randn, torch.rand})
 
 
 class _Undrawn(TorchFunctionMode):
@@ -39,6 +40,10 @@ class _Undrawn(TorchFunctionMode):
         require_wanted()
         if func in DRAWS or getattr(func, "__module__", None) == "torch.nn.init":
             return args[0] if args else kwargs["tensor"]
+        if func in NEW_DRAWS:
+            # Also where a layer asks for a CPU: nothing may be allocated for what a caller only asks about.
+            there = {name: value for name, value in (kwargs or {}).items() if name not in ("generator", "device")}
+            return torch.empty(*args, **there, device="meta")
         return func(*args, **(kwargs or {}))
 
 
@@ -132,7 +137,7 @@ def check_model(config: TrainingConfig, home: Path) -> None:
     check_layout(built, config)
     _check_documents(built, config)
     parameters = _count(built)
-    _require_memory(parameters, device, batch)
+    _require_memory(parameters, device, batch + sum(buffer.nbytes for buffer in built.buffers()))
     _require_disk(parameters, config.checkpoint.save_total_limit, home)
 
 

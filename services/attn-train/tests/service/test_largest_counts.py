@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import resource
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from attn.v1 import training_pb2 as pb
+from attn_core import Capability, installed
 from attn_core.errors import AttnError, Unavailable
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.families import DecoderFamily
@@ -23,7 +25,7 @@ from attn_schema.training import ModelConfig, TrainingConfig
 from attn_train.admission import check_config
 from attn_train.checking import Checks, require_wanted
 from attn_train.least_memory import least_parameters
-from attn_train.model import shapes_only
+from attn_train.model import resolved, shapes_only
 from attn_train.settings import TrainSettings
 
 PROCESSOR_SECONDS = 20.0
@@ -89,6 +91,21 @@ def test_the_largest_value_of_every_count_is_checked_in_bounded_time(
     inner[path[-1]] = largest
     with within(PROCESSOR_SECONDS), contextlib.suppress(AttnError):
         check_config(TrainingConfig.from_mapping(values), home=home, settings=TrainSettings())
+
+
+CAUSAL = [mechanism for mechanism in installed().mechanisms if mechanism.can(Capability.CAUSAL)]
+
+
+@pytest.mark.parametrize("mechanism", CAUSAL, ids=lambda mechanism: mechanism.name)
+def test_no_count_among_the_options_of_a_mechanism_takes_time_or_memory(home: Path, mechanism: Any) -> None:
+    model = SMALL | {"mechanism": installed().mechanisms.name_of(mechanism)}
+    counts = [field.name for field in dataclasses.fields(mechanism.Config) if str(field.type).startswith("int")]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for name in {*counts} - {*ModelConfig.__struct_fields__}:
+        values = {"model": model | {"options": {name: 2**22}}, "data": {"dataset": str(home / "data" / "words.txt")}}
+        with within(PROCESSOR_SECONDS), contextlib.suppress(AttnError):
+            check_config(resolved(TrainingConfig.from_mapping(values)), home=home, settings=TrainSettings())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10, "KiB"
 
 
 @pytest.mark.parametrize(
