@@ -53,6 +53,8 @@ class Suite:
         if "case" in metafunc.fixturenames:
             law = law_of(type(self), metafunc.definition.originalname or metafunc.definition.name)
             cases, why = law.applicable(self.subject().cases)
+            if cases and not metafunc.config.getoption("--every-case", default=False):
+                cases, why = untested(metafunc.config, law, cases), "other classes test each part of its cases"
             skipped = [pytest.param(None, id="none", marks=pytest.mark.skip(reason=why))]
             metafunc.parametrize("case", [pytest.param(case, id=case.label) for case in cases] or skipped)
         elif "subject" in metafunc.fixturenames:
@@ -77,6 +79,21 @@ class Suite:
 
 
 GUARD = "test_no_law_is_dropped_or_replaced"
+
+
+TESTED = pytest.StashKey[dict[type[Law], set[object]]]()
+
+
+def untested(config: pytest.Config, law: type[Law], cases: list[Any]) -> list[Any]:
+    """The cases with a part (`Law.parts`) that no case of this run has had before."""
+    seen = config.stash.setdefault(TESTED, {}).setdefault(law, set())
+    found = []
+    for case in cases:
+        parts = law.parts(case)
+        if parts is None or not parts <= seen:
+            seen |= parts or set()
+            found.append(case)
+    return found
 
 
 def law_of(cls: type, test: str) -> type[Law]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import ClassVar
 
 import torch
 from attn_core import Capability
+from attn_core.declared import DeclaredMechanism
+from attn_core.masks.base import Mask
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 from torch.autograd.gradcheck import GradcheckError, gradcheck
@@ -112,6 +115,15 @@ SHORT = ((2, 3, 5), (3, 5, 7))
 """Like `SIZES`, for mechanisms that loop over the tokens."""
 
 
+def masks_of(mask: Mask) -> Iterator[type[Mask]]:
+    """The class of a mask and those of the masks that it combines."""
+    yield type(mask)
+    for value in vars(mask).values():
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Mask):
+                yield from masks_of(part)
+
+
 class Compiles(MechanismLaw):
     """`torch.compile(fullgraph=True)` captures the layer once for all lengths, and its outputs stay the same.
 
@@ -121,6 +133,18 @@ class Compiles(MechanismLaw):
 
     cases_at_most = 2
     backend: ClassVar[str] = "eager"
+
+    @classmethod
+    def parts(cls, case: Case) -> frozenset[object]:
+        """The layer's class, and the classes of the parts of its spec; of a mechanism that has no spec its name."""
+        mechanism, config = case.mechanism, case.config
+        used: list[object] = [type(case.layer), "cross" if case.cross else "self"]
+        if not isinstance(mechanism, DeclaredMechanism):
+            return frozenset([*used, mechanism.name])
+        spec = mechanism.spec(config)
+        grouped = "grouped" if spec.heads.key_value < spec.heads.query else "own"
+        used += [*masks_of(spec.mask), *map(type, spec.parts.values())]
+        return frozenset([*used, grouped, type(spec.norm), type(spec.rotary)])
 
     def test_the_layer_compiles_without_a_graph_break_and_gives_the_same(self, case: Case) -> None:
         layer = case.build()
