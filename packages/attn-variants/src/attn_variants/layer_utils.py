@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Protocol
 
 import torch
 from attn_core import AttentionInputs
 from attn_core.errors import InvalidValue
+from attn_core.graph_safety import device_cache
 from attn_core.kernels.devices import sent
 from attn_core.kernels.linear import Pack
 from torch import Tensor, nn
@@ -155,7 +155,7 @@ def document_positions(lengths: tuple[int, ...], device: torch.device) -> Tensor
     return _counted(lengths).to(device) if in_trace() else _document_positions(lengths, device)
 
 
-@lru_cache(maxsize=8)
+@device_cache(8)
 def _document_positions(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     # A tensor made in inference mode could not take part in training later.
     with torch.inference_mode(mode=False):
