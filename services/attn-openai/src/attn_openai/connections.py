@@ -111,7 +111,7 @@ class LimitedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admit or refuse the connection; start TLS, if the server has it."""
         self._below = transport
-        peer = transport.get_extra_info("peername")
+        peer: tuple[str, int] | None = transport.get_extra_info("peername")
         self._address = network_of(peer[0]) if peer else ""
         refusal = self._all.admit(self, self._address)
         if refusal is not None:
