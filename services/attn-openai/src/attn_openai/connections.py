@@ -12,7 +12,7 @@ import h11
 import msgspec
 import structlog
 from attn_core.errors import AttnError, Unavailable
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from attn_openai.errors import SlowRequestError, body_of, headers_of, status_of
 
@@ -106,7 +106,8 @@ class LimitedProtocol(H11Protocol):
     @property
     def idle(self) -> bool:
         """Whether no request of this connection runs: it waits for its client."""
-        return self.cycle is None or bool(self.cycle.response_complete)
+        cycle: RequestResponseCycle | None = self.cycle  # None at first, which uvicorn's annotation omits
+        return cycle is None or cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admit or refuse the connection; start TLS, if the server has it."""
