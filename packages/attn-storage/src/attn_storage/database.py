@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from attn_core.errors import AttnError, InvalidValue, MissingPackage, Unavailable
+from attn_core.errors import AttnError, InvalidValue, MissingPackage, Unavailable, cleaning_up
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -80,7 +80,8 @@ class Database:
                     self.upgraded += schema_version.upgrade(connection)
                 schema_version.require(connection)
         except BaseException:
-            self._engine.dispose()
+            with cleaning_up("the connections"):
+                self._engine.dispose()
             raise
 
     @property

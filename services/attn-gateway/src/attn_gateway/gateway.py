@@ -12,7 +12,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import structlog
-from attn_core.errors import InternalError, InvalidValue, Unauthenticated, Unavailable, UserError
+from attn_core.errors import InternalError, InvalidValue, Unauthenticated, Unavailable, UserError, cleaning_up
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection
@@ -203,7 +203,8 @@ async def serving(
         await gateway.start()
         yield gateway
     finally:
-        await gateway.stop(shutdown_timeout)
+        with cleaning_up("the gateway"):
+            await gateway.stop(shutdown_timeout)
 
 
 def server_options(settings: GatewaySettings) -> list[tuple[str, int]]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from attn_core.errors import AttnError, PermissionDenied, Unavailable, UnknownName
+from attn_core.errors import AttnError, PermissionDenied, Unavailable, UnknownName, cleaning_up
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 from attn_storage import Database, GatewayRecord, GatewayRecords, ServedState
 from attn_storage import ServedModel as Record
@@ -154,7 +154,8 @@ class SharedFleet(Fleet):
                 model = await super().load(name, source, config, base_model, **given)  # type: ignore[arg-type]
             except BaseException:
                 # The name is free again after a failed load.
-                await asyncio.shield(self._database.write(self._records.remove, [record]))
+                with cleaning_up("the record of a model that was not loaded"):
+                    await asyncio.shield(self._database.write(self._records.remove, [record]))
                 raise
             self._claims[record.key] = record
         try:
