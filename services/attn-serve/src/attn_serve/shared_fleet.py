@@ -2,7 +2,8 @@
 
 Gateways of one place (one Ray cluster) share the engines too: when one loads, scales or unloads a model, or sets its
 traffic shares, the others follow; a name that several load at the same time is loaded once. A gateway with engines of
-its own lists the models of other gateways, with their address. See docs/decisions/0013-gateways-share-records.md.
+its own lists the models of other gateways, with their address. See docs/decisions/0013-gateways-share-records.md and
+0021-loaded-models-outlive-a-server.md.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class SharedFleet(Fleet):
     async def join(self, gateway: GatewayRecord, configured: Collection[str] = (), *, shared: bool) -> None:
         """Register this gateway and serve the models of its place; `configured` are the models named by options.
 
-        If the engines are not `shared`, the models that a former gateway of the same place served when it died are
-        loaded again, except those named by its options, and those being loaded then, which may be why it died.
+        If the engines are not `shared`, the models that calls had loaded at a former gateway of the same place are
+        loaded again, however it ended, except those being loaded when it died, which may be why it died.
         """
         self._gateway, self._shared, self._configured = gateway, shared, frozenset(configured)
         await self._database.write(self._records.join, gateway, shared=shared)
@@ -219,6 +220,8 @@ class SharedFleet(Fleet):
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        with suppress(AttnError):
+            await self.publish()
         await super().stop(shutdown_timeout)
         if self._gateway is not None:
             with suppress(AttnError):
@@ -412,9 +415,11 @@ class SharedFleet(Fleet):
             await self._end(one, one.engine.leave(HANDOVER_SECONDS))
 
     async def _serve_again(self, left: Sequence[Record]) -> None:
-        """Load the models that a former gateway served when it died; failures are logged and stay recorded."""
-        kept = [record for record in left if not record.configured and record.state is ServedState.SERVING]
-        begun = [record for record in left if not record.configured and record.state is ServedState.LOADING]
+        """Load the models that a former gateway served at its end; failures are logged and stay recorded."""
+        named = {("", name) for name in self._configured}
+        called = [record for record in left if not record.configured and record.key not in named]
+        kept = [record for record in called if record.state is ServedState.SERVING]
+        begun = [record for record in called if record.state is ServedState.LOADING]
         forgotten = [record for record in left if record not in kept and record not in begun]
         await self._database.write(self._records.remove, forgotten)
         died = "its gateway died while it was being loaded; load it again"
