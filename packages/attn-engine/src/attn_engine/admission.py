@@ -71,6 +71,7 @@ class _Entry:
     """An admitted request: `prompt` and `new` are the prompt and completion tokens that are still to be computed.
 
     `max_new` is the initial value of `new`. `due` is the time by which it is planned to end, at or before its deadline.
+    `given_up` says that it was refused after it had waited, because the engine became slower.
     """
 
     tenant: str
@@ -83,6 +84,7 @@ class _Entry:
     arrived: float
     due: float = math.inf
     running: bool = False
+    given_up: bool = False
 
 
 @dataclass
@@ -172,7 +174,8 @@ class AdmissionControl:
                 self._met[request_id] = True
                 while len(self._met) > MAX_REMEMBERED:
                     del self._met[next(iter(self._met))]
-            elif now is not None and now >= entry.deadline - LATE_CANCELLATION * (entry.deadline - entry.arrived):
+            patience = (1 - LATE_CANCELLATION) * (entry.deadline - entry.arrived)
+            if generated is None and now is not None and not entry.given_up and now >= entry.arrived + patience:
                 self._record_miss()
 
     def computed(self, tokens: Mapping[str, tuple[int, int]], seconds: float) -> None:
@@ -190,7 +193,11 @@ class AdmissionControl:
             self.cost.measured(sum(map(sum, tokens.values())), seconds)
 
     def hopeless(self, request_ids: Iterable[str], now: float) -> dict[str, OutOfCapacity]:
-        """The errors of those of the requests that have not started and would be late even if they started now."""
+        """The errors of those of the requests that have not started and would be late even if they started now.
+
+        Such a request waited in vain, so it counts as a missed deadline. Late is what takes more than half of the
+        planned margin: otherwise an engine that becomes a little slower would give up all that waits.
+        """
         found = {}
         with self._lock:
             if self.cost.steps < MIN_STEPS:
@@ -200,9 +207,11 @@ class AdmissionControl:
                 entry = self._entries.get(request_id)
                 if entry is None or entry.running or math.isinf(entry.deadline):
                     continue
-                late = now + self._own_seconds(entry, sequences) - entry.due
+                late = now + self._own_seconds(entry, sequences) - (entry.due + entry.deadline) / 2
                 if late > 0:
                     self.refused += 1
+                    entry.given_up = True
+                    self._record_miss()
                     found[request_id] = _too_late(late)
         return found
 
