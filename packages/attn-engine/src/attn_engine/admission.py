@@ -25,6 +25,8 @@ MIN_STEPS = 5
 OUTLIER = 4.0
 """A measured step counts as at most this many times its expected duration."""
 MIN_RETRY_SECONDS = 0.05
+LOOK_SECONDS = 0.05
+"""Interval at which waiting requests are looked through for hopeless ones: thousands may wait."""
 MIN_PLANNED_SHARE, MAX_PLANNED_SHARE = 0.3, 0.9
 """The smallest and largest planned share: the fraction of the time until its deadline within which a request that must
 wait is planned to complete. The rest is a margin, also for transport to and from the engine, which no step measures."""
@@ -119,6 +121,7 @@ class AdmissionControl:
         self._used_share = 1.0
         self._planned_share = MAX_PLANNED_SHARE
         self._met: dict[str, bool] = {}
+        self._looked = -math.inf
         self.cost = StepCost()
         self.refused = 0
         """The number of requests that were refused because of their deadline."""
@@ -195,13 +198,15 @@ class AdmissionControl:
     def hopeless(self, request_ids: Iterable[str], now: float) -> dict[str, OutOfCapacity]:
         """The errors of those of the requests that have not started and would be late even if they started now.
 
-        Such a request waited in vain, so it counts as a missed deadline. Late is what takes more than half of the
-        planned margin: otherwise an engine that becomes a little slower would give up all that waits.
+        Looks only every `LOOK_SECONDS`. Such a request waited in vain, so it counts as a missed deadline. Late is what
+        takes more than half of the planned margin: otherwise an engine that becomes a little slower would give up all
+        that waits.
         """
         found = {}
         with self._lock:
-            if self.cost.steps < MIN_STEPS:
+            if self.cost.steps < MIN_STEPS or now < self._looked + LOOK_SECONDS:
                 return {}
+            self._looked = now
             sequences = sum(entry.sequences for entry in self._entries.values() if entry.running)
             for request_id in request_ids:
                 entry = self._entries.get(request_id)
