@@ -116,7 +116,7 @@ class Connections:
             self.leave(peer)
 
     async def enter(self, peer: str, remaining: float | None = None) -> None:
-        """Wait until a call may start; raises `OutOfCapacity` if too many calls wait, or this one would for too long."""
+        """Wait until a call may start; raises `OutOfCapacity` if too many calls wait, or this one would too long."""
         if self._running[peer] < self._most:
             self._running[peer] += 1
             return
@@ -127,9 +127,8 @@ class Connections:
             raise OutOfCapacity(text, limit=self._most, retry_seconds=1.0)
         wait = self._seconds_until_turn(peer, len(queue))
         if remaining is not None and wait > WAITING_SHARE * remaining:
-            text = (
-                f"{self._most} calls of this connection are running; the call would wait for about {wait:.2g} seconds"
-            )
+            running = f"{self._most} calls of this connection are running"
+            text = f"{running}; the call would wait for about {wait:.2g} seconds"
             raise OutOfCapacity(text, limit=self._most, retry_seconds=f"{wait - WAITING_SHARE * remaining:.3f}")
         turn = asyncio.get_running_loop().create_future()
         queue.append(turn)
@@ -160,8 +159,10 @@ class Connections:
 
     def _seconds_until_turn(self, peer: str, waiting: int) -> float:
         """The expected seconds until a call starts behind `waiting` others; 0 before enough calls have ended."""
-        ends = self._ends.get(peer, ())
-        return (waiting + 1) * (self._clock() - ends[0]) / len(ends) if len(ends) >= FEWEST_ENDS else 0.0
+        ends = self._ends.get(peer)
+        if ends is None or len(ends) < FEWEST_ENDS:
+            return 0.0
+        return (waiting + 1) * (self._clock() - ends[0]) / len(ends)
 
 
 class Limits(grpc.aio.ServerInterceptor):
