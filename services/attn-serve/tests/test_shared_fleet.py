@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from asking_inference import until
 from attn_client import Client, ClientSettings
-from attn_core.errors import AlreadyExists, AttnError, PermissionDenied, Unavailable, UnknownName
+from attn_core.errors import AlreadyExists, AttnError, PermissionDenied, Unavailable, UnknownName, WrongState
 from attn_gateway import Cluster, ClusterSettings
 from attn_host import TextTask
 from attn_schema import DeploymentConfig, EngineConfig, ModelState, Prompt, SamplingParams
@@ -363,6 +363,23 @@ async def test_records_that_are_away_stop_nothing_that_is_served(
             postgres.start()
         await b.load("two", "tiny", ONE_THREAD)
         await until(serves(a, "tiny", "two"))
+
+
+async def test_calls_that_need_the_records_are_refused_soon_while_those_have_lost_their_content(
+    home: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "records.sqlite3"
+    async with AsyncExitStack() as stack:
+        fleet = await Gateways(home, f"sqlite:///{file}", stack).start("a", "gateway/a")
+        await fleet.load("tiny", "tiny", ONE_THREAD)
+        before = await tokens(fleet, "tiny")
+        await asyncio.to_thread(file.write_bytes, b"")
+        for call in (fleet.load("two", "tiny", ONE_THREAD), fleet.unload("tiny", 0)):
+            began = time.monotonic()
+            with pytest.raises((Unavailable, WrongState)):
+                await call
+            assert time.monotonic() - began < 3.5
+        assert await tokens(fleet, "tiny") == before
 
 
 def test_a_gateway_comes_after_the_one_that_had_its_address_before_only_where_that_was_chosen(tmp_path: Path) -> None:
