@@ -116,3 +116,10 @@ def test_records_that_lost_their_content_are_not_taken_for_new_ones(file: Path, 
     with pytest.raises(WrongState):
         Database(f"sqlite:///{file}")
     assert {path.name for path in file.parent.iterdir()} == before
+
+
+async def test_a_database_that_is_closed_is_away(file: Path) -> None:
+    with opened(file) as database:
+        assert await database.read(ids, database) == ["a"]
+    with pytest.raises(Unavailable):
+        await database.read(ids, database)

@@ -71,6 +71,7 @@ class Database:
         self._engine = _engine(self.url, patience)
         # Calls that wait for a database must not take the few threads in which asyncio does everything else.
         self._threads = ThreadPoolExecutor(2 * CONNECTIONS, thread_name_prefix="attn-database")
+        self._closed = False
         self._watch: Connection | None = None
         self._watching = threading.Lock()
         try:
@@ -124,6 +125,8 @@ class Database:
             connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one()
 
     async def _in_time(self, seconds: float, function: Callable[[], T]) -> T:
+        if self._closed:
+            raise self._failed(ConnectionError("it is closed"))
         try:
             async with asyncio.timeout(seconds):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, function)
@@ -150,6 +153,7 @@ class Database:
 
     def close(self) -> None:
         """Close all connections; to be called once no thread polls `version` any more."""
+        self._closed = True
         # SQLite crashes if one thread closes a connection while another uses it.
         with self._watching:
             if self._watch is not None:
