@@ -194,7 +194,7 @@ def test_a_database_that_cannot_be_reached_is_told_in_one_line_at_once(given):
 def test_a_file_that_is_no_database_is_refused(tmp_path):
     path = tmp_path / "records.sqlite3"
     path.write_bytes(b"these are the pages of a book" * 100)
-    with pytest.raises(Unavailable, match="not a database"):
+    with pytest.raises(WrongState, match="not a database"):
         Database(f"sqlite:///{path}")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from attn_core.errors import InvalidValue, UserError
+from attn_core.errors import InvalidValue, UserError, cleaning_up
 from attn_schema import IMAGE_PLACE
 
 from attn_models.tokenizers import template_child
@@ -149,7 +149,8 @@ class TemplateWorker:
             line = ""
         except BaseException:
             # An interrupted call would leave its reply in the pipe, to be read as that of the next call.
-            self._drop()
+            with cleaning_up("the process of chat templates"):
+                self._drop()
             raise
         if not line.endswith("\n"):
             self._drop()
