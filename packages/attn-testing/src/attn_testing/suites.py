@@ -162,6 +162,7 @@ class MechanismLaws(
     laws.Cost,
     laws.StepCost,
     laws.SavedAndLoaded,
+    laws.Copied,
     laws.HeadSplit,
     laws.Compiles,
 ):

@@ -156,9 +156,9 @@ class KernelTable(Generic[K]):
         self._chosen: dict[tuple[Any, ...], int] = {}
         self._failed: dict[tuple[Any, ...], set[str]] = {}
 
-    def __deepcopy__(self, _memo: object) -> KernelTable[K]:
-        """Create a new table of the same kernels, which are not copied."""
-        return KernelTable(self.registry, self.kind, self.problem, self.name)
+    def __reduce__(self) -> Any:
+        """Copied and pickled as a new table of the same registry; choices and failures belong to this process."""
+        return KernelTable, (self.registry, self.kind, self.problem, self.name)
 
     def find(self, *call: Any, below: float = math.inf) -> K | None:
         """The accepting kernel of the lowest cost; None where all refuse or cost no less than `below`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import pluggy
@@ -119,7 +119,8 @@ class Catalog:
 
     def _filled(self, kind: str, hook: str, guarded: str | None = None) -> Registry[Any]:
         """The items that all plugins return from `hook`; only the distribution `guarded` can register its names."""
-        registry: Registry[Any] = Registry(kind, lambda: changed_since(self._records.values()), guarded)
+        same = partial(installed_registry, hook.removeprefix("attn_"))
+        registry: Registry[Any] = Registry(kind, lambda: changed_since(self._records.values()), guarded, same)
         for owner, item in sorted(self.offers(hook), key=lambda offer: offer[0] != guarded):
             try:
                 registry.register(item, owner)
@@ -137,3 +138,9 @@ class Catalog:
 def installed() -> Catalog:
     """The catalogue of this process, loaded on first use."""
     return Catalog()
+
+
+def installed_registry(name: str) -> Registry[Any]:
+    """The registry of this name, such as "kernels", in the catalogue of this process."""
+    registry: Registry[Any] = getattr(installed(), name)
+    return registry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from attn_core.errors import AmbiguousName, InvalidValue, UnknownName
 
@@ -25,13 +25,22 @@ class Registry(Generic[Item]):
     """Items by full name `distribution/name`; a short name works as long as one distribution owns it.
 
     `installed_since` returns the plugins that were installed after the items were found, which errors for unknown names
-    mention. No other distribution can register a name of the distribution `guarded`, which registers first.
+    mention. No other distribution can register a name of the distribution `guarded`, which registers first. `same`, a
+    function that can be pickled, returns this registry, or its like in another process; copies of objects that refer to
+    the registry then refer to what it returns, and hold no items of their own.
     """
 
-    def __init__(self, kind: str, installed_since: Callable[[], list[str]] = list, guarded: str | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        installed_since: Callable[[], list[str]] = list,
+        guarded: str | None = None,
+        same: Callable[[], Registry[Item]] | None = None,
+    ) -> None:
         self.kind = kind
         self._installed_since = installed_since
         self._guarded = guarded
+        self._same = same
         self._items: dict[str, Item] = {}
 
     def register(self, item: Item, owner: str) -> None:
@@ -68,9 +77,13 @@ class Registry(Generic[Item]):
             raise UnknownName(f"{unknown.message}; {hint}", **unknown.metadata | {"installed_since": since})
         raise unknown
 
+    def __reduce__(self) -> Any:
+        return super().__reduce__() if self._same is None else (self._same, ())
+
     def name_of(self, item: Item) -> str:
-        """`distribution/name` of an item; its short name if it is not registered."""
-        return next((full for full, own in self._items.items() if own is item), item.name)
+        """`distribution/name` of an item or of a copy of it; its short name if it is not registered."""
+        alike = [full for full, own in self._items.items() if type(own) is type(item) and own.name == item.name]
+        return next((full for full in alike if self._items[full] is item), (alike or [item.name])[0])
 
     def get(self, name: str) -> Item:
         """The item of a short or full name; raises `UnknownName` or `AmbiguousName`."""
