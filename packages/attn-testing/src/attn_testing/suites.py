@@ -163,6 +163,8 @@ class MechanismLaws(
     laws.StepCost,
     laws.SavedAndLoaded,
     laws.Copied,
+    laws.PaddingInFront,
+    laws.KernelNames,
     laws.HeadSplit,
     laws.Compiles,
 ):

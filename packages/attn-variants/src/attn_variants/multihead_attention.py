@@ -168,7 +168,9 @@ class MultiheadAttention(nn.Module):
         masks = masks.with_hint(is_causal=is_causal)
         if self.takes_pairs:
             operands = dataclasses.replace(
-                self.attention.project_each(query, key, value), key_padding_mask=masks.key_padding_mask
+                self.attention.project_each(query, key, value),
+                key_padding_mask=masks.key_padding_mask,
+                key_positions=self.attention.key_positions(masks.key_padding_mask),
             )
             out, weights = self._attend_pairs(operands, masks, need_weights=need_weights)
         else:
@@ -225,10 +227,10 @@ class MultiheadAttention(nn.Module):
         """The padding mask as bool, True where it hides, if it is of 0 and -inf and added to scores it would not do.
 
         PyTorch's layers turn bool masks into such masks. A mechanism with a computation of its own has no scores to
-        add them to, and a mask that depends on the number of real keys has to know which are real. Raises
+        add them to, and a mask or a position that depends on which keys are real has to know them. Raises
         `Incompatible` for other values where there are no scores.
         """
-        added = self.takes_pairs and not self.attention.spec.mask.by_length
+        added = self.takes_pairs and not (self.attention.spec.mask.by_length or self.attention.counts)
         if added or not isinstance(padding, Tensor) or not padding.is_floating_point():
             return padding
         hides = padding.isneginf()

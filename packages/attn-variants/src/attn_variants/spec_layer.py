@@ -49,7 +49,8 @@ class SpecLayer(nn.Module):
     the keys and values of another layer and has no `key` and `value`; without keys in its score it has no `key`.
     `projected` gives the head sizes of the projections if they differ from those of the attention. `context`, if set
     and active, splits the tokens of a sequence over ranks (context parallelism). `dropout` is the probability with
-    which attention weights are set to zero when training on whole sequences.
+    which attention weights are set to zero when training on whole sequences. `counts` says that it attends to a source
+    and needs positions, which are counted from the first real token of each.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class SpecLayer(nn.Module):
         self.joint: JointProjection | None = None
         self.joins: Joins | None = None
         self.context: ContextParallel | None = None
-        self._counts = spec.cross and spec.located
+        self.counts = spec.cross and spec.located
         self.rotated = rotated_size(spec.rotary, heads.key_size) if spec.rotary else 0
         self.use_kernel(None)
         self.reset_parameters()
@@ -143,8 +144,15 @@ class SpecLayer(nn.Module):
         return AttentionParts(spec=self.spec, projections=self.joint.whole, output=self.output, cos_sin=cos_sin)
 
     def use_kernel(self, name: str | None) -> None:
-        """Use the kernel of this name from now on; None chooses the cheapest that supports each call."""
-        self._plan = KernelPlan(self.spec, name)
+        """Use the kernel of this name from now on; None chooses the cheapest that supports each call.
+
+        Raises `UnknownName` for a name of no kernel, and `Incompatible` where the inner module computes attention for
+        which the kernel cannot be selected.
+        """
+        plan = KernelPlan(self.spec, name)
+        if self.inner is not None:
+            self.inner.use_kernel(name)
+        self._plan = plan
         # The newest token of a causal sequence attends to all cached keys: no mask is needed.
         last = dataclasses.replace(self.spec, mask=Full()) if self.spec.mask.kind == "causal" else self.spec
         self._last_plan = KernelPlan(last, name)
@@ -415,7 +423,14 @@ class SpecLayer(nn.Module):
 
     def _query_positions(self, query: Tensor) -> Tensor | None:
         """Positions [1, query_len] of queries in cross-attention, counted from 0; None if the spec uses none."""
-        return torch.arange(query.shape[-2], device=query.device)[None] if self._counts else None
+        return torch.arange(query.shape[-2], device=query.device)[None] if self.counts else None
+
+    def key_positions(self, key_padding_mask: Tensor | None) -> Tensor | None:
+        """Positions [batch, key] of the keys of a padded source, in which padding is not counted; None if the spec
+        uses none or there is no padding."""
+        if key_padding_mask is None or not self.counts:
+            return None
+        return (key_padding_mask.cumsum(-1) - 1).clamp(min=0)
 
     def _memory(self, rows: Tensor, value_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         heads = self.spec.heads
@@ -443,7 +458,8 @@ class SpecLayer(nn.Module):
         else:
             fields = self.project_kv(query) if shared_kv is None else shared_kv
             projected = self.project_rotated(query, self.cos_sin_to(query.shape[-2], query))
-        return self.operands(projected, fields, key_padding_mask, (self._query_positions(query), None))
+        positions = self._query_positions(query), self.key_positions(key_padding_mask)
+        return self.operands(projected, fields, key_padding_mask, positions)
 
 
 def documents_in_graph(rows: Tensor, lengths: Tensor) -> tuple[VarlenStarts, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, InnerAttention, installed
-from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksDispatcher
+from attn_core.kernels.selected import TILED, KeyBlocks, SelectedBlocks, SelectedBlocksDispatcher
 from attn_core.masking import counted, positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -36,12 +36,19 @@ def choose(query: Tensor, key: Tensor, key_padding_mask: Tensor, own: Tensor, to
 class BlockMixture(InnerAttention, nn.Module):
     """Each query attends to its own block of `block` keys and to the `top` - 1 best of the blocks before it."""
 
+    computes_itself = True
+
     def __init__(self, spec: AttentionSpec, *, block: int, top: int) -> None:
         super().__init__()
         self.spec = spec
         self.block = block
         self.top = top
-        self.plan = SelectedBlocksDispatcher(installed().kernels, spec.heads)
+        self.use_kernel(None)
+
+    def use_kernel(self, name: str | None) -> None:
+        """Let the dispatcher choose kernels, or compute in plain torch; raises `Incompatible` for other kernels."""
+        super().use_kernel(name)
+        self.plan = SelectedBlocksDispatcher(installed().kernels, self.spec.heads, None if name is None else TILED)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""

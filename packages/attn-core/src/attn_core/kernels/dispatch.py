@@ -135,8 +135,9 @@ class KernelTable(Generic[K]):
     """The kernels of one operation, of which one is chosen once per kind of call.
 
     `kind` is the kernel class of the operation; `problem` makes the problem of a kind of call from its arguments, which
-    must be hashable. `name` selects one kernel. A layer keeps a table and queries it in every call: the problem is made
-    and the kernels are compared only for the first call of a kind. It may be used while torch.compile traces.
+    must be hashable. `name` selects one kernel; a name of none raises `UnknownName`. A layer keeps a table and queries
+    it in every call: the problem is made and the kernels are compared only for the first call of a kind. It may be used
+    while torch.compile traces.
     """
 
     def __init__(
@@ -150,8 +151,8 @@ class KernelTable(Generic[K]):
         kernel_class: Any = kind  # a class, which may be abstract: type[K] would be refused
         self.kind = kind
         self.problem = problem
-        self.name = name
-        selected = (kernel for kernel in registry if name in (None, kernel.name))
+        selected = list(registry) if name is None else [registry.get(name)]
+        self.name = None if name is None else selected[0].name
         self.kernels: tuple[K, ...] = tuple(kernel for kernel in selected if isinstance(kernel, kernel_class))
         self._chosen: dict[tuple[Any, ...], int] = {}
         self._failed: dict[tuple[Any, ...], set[str]] = {}

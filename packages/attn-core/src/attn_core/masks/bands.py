@@ -21,6 +21,7 @@ class Full(Mask):
     """Every query sees every key."""
 
     kind = "full"
+    relative = True
 
     def allows(self, query: Positions, key: Positions) -> Any:
         # Always true, also for negative query positions (more queries than keys); broadcasts both operands.
@@ -38,6 +39,7 @@ class Causal(Mask):
     """A query sees itself and all earlier positions (Vaswani et al. 2017, section 3.2.3)."""
 
     kind = "causal"
+    relative = True
 
     def allows(self, query: Positions, key: Positions) -> Any:
         return key <= query
@@ -66,6 +68,7 @@ class Window(Mask):
     right: int | None = 0
     dilation: int = 1
     kind = "window"
+    relative = True
 
     def __post_init__(self) -> None:
         for field in ("left", "right"):

@@ -71,6 +71,11 @@ class Mask(ABC):
         return False
 
     @property
+    def relative(self) -> bool:
+        """Whether only the distance between query and key matters, not where the sequence begins or ends."""
+        return False
+
+    @property
     def closed(self) -> bool:
         """Whether `runs` has a closed form, so that it is cheap for any number of keys."""
         return True
@@ -146,6 +151,10 @@ class Pair(Mask):
     @property
     def heads(self) -> int | None:
         return self.one.heads or self.other.heads
+
+    @property
+    def relative(self) -> bool:
+        return self.one.relative and self.other.relative
 
     @property
     def by_length(self) -> bool:
@@ -239,6 +248,10 @@ class Not(Mask):
         return self.mask.allows(query, key) ^ True
 
     @property
+    def relative(self) -> bool:
+        return self.mask.relative
+
+    @property
     def heads(self) -> int | None:
         return self.mask.heads
 
@@ -295,6 +308,10 @@ class PerHead(Mask):
     @property
     def heads(self) -> int:
         return len(self.masks)
+
+    @property
+    def relative(self) -> bool:
+        return all(mask.relative for mask in self.masks)
 
     @property
     def by_length(self) -> bool:

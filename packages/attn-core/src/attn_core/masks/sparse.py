@@ -77,6 +77,7 @@ class Earlier(Mask):
 
     stride: int
     kind = "strided"
+    relative = True
 
     def __post_init__(self) -> None:
         require_whole("strided.stride", self.stride, ge=1)
@@ -110,6 +111,7 @@ class Strided(Mask):
 
     stride: int
     kind = "strided"
+    relative = True
 
     def __post_init__(self) -> None:
         require_whole("strided.stride", self.stride, ge=1)

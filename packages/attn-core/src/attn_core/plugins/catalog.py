@@ -12,10 +12,11 @@ import pluggy
 
 from attn_core.config import MechanismConfig
 from attn_core.errors import MissingPackage
+from attn_core.inner import InnerAttention
 from attn_core.kernels.base import Kernel
 from attn_core.kernels.block import BlockKernel
 from attn_core.kernels.linear import LinearKernel
-from attn_core.mechanism import InnerAttention, Mechanism
+from attn_core.mechanism import Mechanism
 from attn_core.models import ModelFamily, ModelShape
 from attn_core.plugins.hooks import Command
 from attn_core.plugins.loader import PluginRecord, PluginStatus, changed_since, load_plugins, new_manager

@@ -37,6 +37,8 @@ BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.StepCost: mechanisms.Forgetful(),
     laws.SavedAndLoaded: mechanisms.HiddenWeight(),
     laws.Copied: ordinary.KeepsGraph(),
+    laws.PaddingInFront: ordinary.InChunks(),
+    laws.KernelNames: ordinary.AnyKernel(),
     laws.HeadSplit: sound.HeadsMeet(),
     laws.Compiles: mechanisms.LooksInside(),
 }

@@ -126,6 +126,10 @@ class LateMask(Sound):
     layer = LateMaskLayer
     capabilities = Sound.capabilities - {Capability.WEIGHTS, Capability.NORMALISED}
 
+    def depends_on_padding(self, config: MechanismConfig) -> bool:
+        """True, so that the law of padding in front finds nothing."""
+        return True
+
 
 class IgnoredMaskLayer(SoundLayer):
     """Accepts a mask of padded keys and ignores it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attn_core.inner import require_plain
 from torch import Tensor
 
 from attn_testing.broken.sound import Sound, SoundLayer
@@ -22,3 +23,48 @@ class KeepsGraph(Sound):
     """Breaks copied: tensors inside a graph cannot be copied."""
 
     layer = KeepsGraphLayer
+
+
+CHUNK = 8
+
+
+class InChunksLayer(SoundLayer):
+    """Lets causal queries see the keys of their own chunk and of every second token, counted from the first row."""
+
+    def _allowed(self, query: Tensor, key: Tensor) -> Tensor:
+        allowed = super()._allowed(query, key)
+        return allowed & ((key // CHUNK == query // CHUNK) | (key % 2 == 0)) if self.causal else allowed
+
+
+class InChunks(Sound):
+    """Breaks padding in front: chunks are counted from the first row, padding or not, which is not declared."""
+
+    layer = InChunksLayer
+
+
+class OnlyPlainLayer(SoundLayer):
+    """Refuses every kernel, as it has a computation of its own."""
+
+    def use_kernel(self, name: str | None) -> None:
+        """Raise `Incompatible` for any name but "plain"."""
+        require_plain(name, "it")
+
+
+class OnlyPlain(Sound):
+    """Keeps every law, including that of kernel names."""
+
+    layer = OnlyPlainLayer
+
+
+class AnyKernelLayer(SoundLayer):
+    """Takes every name of a kernel, and uses none."""
+
+    def use_kernel(self, name: str | None) -> None:
+        """Keep the name."""
+        self.kernel = name
+
+
+class AnyKernel(Sound):
+    """Breaks kernel names: the name is ignored."""
+
+    layer = AnyKernelLayer

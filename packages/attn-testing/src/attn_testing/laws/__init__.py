@@ -16,7 +16,7 @@ from attn_testing.laws.decoding import BatchInvariance, ChunkedPrefill, DecodeEq
 from attn_testing.laws.kv_sharing import KVSharing
 from attn_testing.laws.numerics import Compiles, Gradients, Precision, SavedAndLoaded, Training
 from attn_testing.laws.options import EveryOptionActs, Options
-from attn_testing.laws.ordinary_use import Copied
+from attn_testing.laws.ordinary_use import Copied, KernelNames, PaddingInFront
 from attn_testing.laws.prices import Cost, StepCost
 from attn_testing.laws.splitting import HeadSplit
 
@@ -47,6 +47,8 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     StepCost,
     SavedAndLoaded,
     Copied,
+    PaddingInFront,
+    KernelNames,
     HeadSplit,
     Compiles,
 )
@@ -68,9 +70,11 @@ __all__ = [
     "Gradients",
     "HeadSplit",
     "KVSharing",
+    "KernelNames",
     "MechanismLaw",
     "NoAllowedKey",
     "Options",
+    "PaddingInFront",
     "PaddingInvariance",
     "Precision",
     "RowSums",
