@@ -18,7 +18,7 @@ Attend = Callable[[AttentionInputs], Tensor]
 """Applies a spec to inputs; gives outputs [batch, query, heads, value_size], or weights [batch, heads, query, key]."""
 
 PLAIN = "plain"
-"""The name that every layer takes: what it computes in torch, with the reference computation of its spec."""
+"""The name that every layer takes: attention of its spec by the reference computation, the rest as without a name."""
 
 
 class InnerAttention:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, InnerAttention, installed
-from attn_core.kernels.selected import TILED, KeyBlocks, SelectedBlocks, SelectedBlocksDispatcher
+from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksDispatcher
 from attn_core.masking import counted, positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -43,12 +43,7 @@ class BlockMixture(InnerAttention, nn.Module):
         self.spec = spec
         self.block = block
         self.top = top
-        self.use_kernel(None)
-
-    def use_kernel(self, name: str | None) -> None:
-        """Let the dispatcher choose kernels, or compute in plain torch; raises `Incompatible` for other kernels."""
-        super().use_kernel(name)
-        self.plan = SelectedBlocksDispatcher(installed().kernels, self.spec.heads, None if name is None else TILED)
+        self.plan = SelectedBlocksDispatcher(installed().kernels, spec.heads)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, InnerAttention, installed
-from attn_core.kernels.selected import TILED, KeyBlocks, SelectedBlocks, SelectedBlocksDispatcher
+from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksDispatcher
 from attn_core.masking import positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -91,18 +91,12 @@ class Branches(InnerAttention, nn.Module):
         super().__init__()
         heads, length, stride = spec.heads, options.compress, options.stride
         self.options = options
-        self.heads = heads
-        self.use_kernel(None)
+        self.plan = SelectedBlocksDispatcher(installed().kernels, heads)
         self.groups = heads.key_value
         self.scale: float = heads.key_size**-0.5
         self.compress_key = Compression(heads.key_size, length=length, stride=stride)
         self.compress_value = Compression(heads.value_size, length=length, stride=stride)
         self.gates = nn.Linear(options.hidden_size, 3 * heads.query)
-
-    def use_kernel(self, name: str | None) -> None:
-        """Let the dispatcher choose kernels, or compute in plain torch; raises `Incompatible` for other kernels."""
-        super().use_kernel(name)
-        self.plan = SelectedBlocksDispatcher(installed().kernels, self.heads, None if name is None else TILED)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]; `attend` computes the window branch."""

@@ -89,19 +89,11 @@ class SelectedBlocksKernel(Kernel[SelectedBlocksProblem]):
         """Outputs [batch, groups, query, shared, value_size], zeros for a query that sees no key."""
 
 
-TILED = "selected_blocks_tiled"
-"""The kernel in plain torch, which accepts every problem."""
-
-
 class SelectedBlocksDispatcher:
-    """Chooses the kernels by which one layer attends to selected blocks, usually among `installed().kernels`.
+    """Chooses the kernels by which one layer attends to selected blocks, usually among `installed().kernels`."""
 
-    `name` selects one kernel.
-    """
-
-    def __init__(self, kernels: Registry[Kernel[Any]], heads: Heads, name: str | None = None) -> None:
-        problem = partial(_problem, SelectedBlocksSpec(heads=heads))
-        self.table = KernelTable(kernels, SelectedBlocksKernel, problem, name)
+    def __init__(self, kernels: Registry[Kernel[Any]], heads: Heads) -> None:
+        self.table = KernelTable(kernels, SelectedBlocksKernel, partial(_problem, SelectedBlocksSpec(heads=heads)))
 
     def run(self, selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> Tensor:
         """Outputs, see `SelectedBlocksKernel.run`; raises `KernelRefused` where no kernel accepts.
