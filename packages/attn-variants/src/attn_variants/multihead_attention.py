@@ -167,10 +167,12 @@ class MultiheadAttention(nn.Module):
         masks = Masks.of(key_padding_mask, attn_mask, (query.shape[0], self.num_heads, query.shape[1], key.shape[1]))
         masks = masks.with_hint(is_causal=is_causal)
         if self.takes_pairs:
+            places, key_places = self.attention.positions(query, masks.key_padding_mask)
             operands = dataclasses.replace(
                 self.attention.project_each(query, key, value),
                 key_padding_mask=masks.key_padding_mask,
-                key_positions=self.attention.key_positions(masks.key_padding_mask),
+                query_positions=places,
+                key_positions=key_places,
             )
             out, weights = self._attend_pairs(operands, masks, need_weights=need_weights)
         else:

@@ -368,7 +368,7 @@ class SpecLayer(nn.Module):
                 raise InvalidValue.of("query", tuple(query.shape), f"at most as many queries as keys, {key.shape[-2]}")
             projected, keys = self._turned(projected, cos_sin.at(slice(first, None))), self._turned(keys, cos_sin)
         fields = {"key": self._scored_key(keys), "value": values}
-        return self.operands(projected, fields, None, (self._query_positions(query), None))
+        return self.operands(projected, fields, None, self.positions(query, None))
 
     def cos_sin_to(self, length: int, like: Tensor) -> CosSin | None:
         """Cosines and sines of positions 0 to `length`, exclusive; None without a rotary embedding."""
@@ -421,16 +421,21 @@ class SpecLayer(nn.Module):
         own = (self.query, self.key, self.value, self.output)
         return [cast("nn.Linear", module) for module in own if not isinstance(module, nn.Identity | None)]
 
-    def _query_positions(self, query: Tensor) -> Tensor | None:
-        """Positions [1, query_len] of queries in cross-attention, counted from 0; None if the spec uses none."""
-        return torch.arange(query.shape[-2], device=query.device)[None] if self.counts else None
+    def positions(self, query: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Positions of the queries and keys of a source, counted from its first real token; None if the spec uses none.
 
-    def key_positions(self, key_padding_mask: Tensor | None) -> Tensor | None:
-        """Positions [batch, key] of the keys of a padded source, in which padding is not counted; None if the spec
-        uses none or there is no padding."""
-        if key_padding_mask is None or not self.counts:
-            return None
-        return (key_padding_mask.cumsum(-1) - 1).clamp(min=0)
+        `query` is [batch, query_len, ...]. The positions are [1 or batch, query_len], and [batch, key] or None, in
+        which padding is not counted. Under a mask, queries are shifted instead, as kernels for windows need keys in
+        order.
+        """
+        if not self.counts:
+            return None, None
+        places = torch.arange(query.shape[1], device=query.device)[None]
+        if key_padding_mask is None:
+            return places, None
+        if self.spec.mask.kind == "full":
+            return places, (key_padding_mask.cumsum(-1) - 1).clamp(min=0)
+        return places + (~key_padding_mask).long().cumprod(-1).sum(-1, keepdim=True), None
 
     def _memory(self, rows: Tensor, value_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         heads = self.spec.heads
@@ -458,8 +463,7 @@ class SpecLayer(nn.Module):
         else:
             fields = self.project_kv(query) if shared_kv is None else shared_kv
             projected = self.project_rotated(query, self.cos_sin_to(query.shape[-2], query))
-        positions = self._query_positions(query), self.key_positions(key_padding_mask)
-        return self.operands(projected, fields, key_padding_mask, positions)
+        return self.operands(projected, fields, key_padding_mask, self.positions(query, key_padding_mask))
 
 
 def documents_in_graph(rows: Tensor, lengths: Tensor) -> tuple[VarlenStarts, Tensor]:

@@ -290,14 +290,13 @@ def attention_costs(model: ModelShape, work: Workload, changes: AttentionChanges
     if own.config.causal:
         steps = [layers for layers in stack if layers.kind != "encoder"]
         one = sum(layers.remembered(work) for layers in steps)
+        decode = functools.reduce(operator.add, [layers.decode(work) for layers in steps])
         facts |= {
             "cache_bytes": work.batch * one,
             "cache_bytes_per_sequence": one,
             "attention_parameters": forward.parameters,
             "attention_prefill_flops": forward.allowed_flops,
-            "attention_decode_step_flops": functools.reduce(
-                operator.add, [s.decode(work) for s in steps]
-            ).allowed_flops,
+            "attention_decode_step_flops": decode.allowed_flops,
         }
     else:
         facts |= {"attention_parameters": forward.parameters, "attention_forward_flops": forward.allowed_flops}

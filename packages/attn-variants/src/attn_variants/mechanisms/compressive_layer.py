@@ -153,7 +153,7 @@ class CompressiveLayer(nn.Module):
         values = torch.cat([far(self._split(self.value, small)), near(projected[2])], dim=2)
         queries = slide(projected[0], past.segment, past.segment, (0, missing))
         out = attend(queries.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), allowed.flatten(0, 1))
-        return out.reshape(rows.shape[0], -1, self.heads, self.size)[:, :length]
+        return out.reshape(rows.shape[0], count * past.segment, self.heads, self.size)[:, :length]
 
     def _compress(self, rows: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """Compress rows [batch, token, hidden_size] to [batch, row, hidden_size].
