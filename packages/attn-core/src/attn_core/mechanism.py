@@ -293,6 +293,9 @@ class InputCheck:
 
     def check_rows(self, field: str, rows: Any, axes: str) -> None:
         """Raise `InvalidValue` unless `rows` is a floating-point tensor of three axes, the last of `hidden_size`."""
+        if getattr(rows, "is_nested", False):
+            allowed = f"a padded tensor {axes} with a key_padding_mask, or tokens end to end with lengths"
+            raise InvalidValue.of(field, "a nested tensor", allowed)
         if not hasattr(rows, "is_floating_point") or not rows.is_floating_point():
             allowed = f"a floating-point tensor {axes} in mechanism {self.name!r}"
             raise InvalidValue.of(field, str(getattr(rows, "dtype", type(rows).__name__)), allowed)

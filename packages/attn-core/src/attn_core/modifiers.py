@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core.checks import is_number, is_whole, require_no_module
+from attn_core.checks import is_number, is_whole, keep_tuples, require_no_module
 from attn_core.errors import InvalidValue, UnknownName
 from attn_core.heads import HeadRange, Heads, Part
 
@@ -296,6 +296,7 @@ class DependencyTree:
     heads: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        keep_tuples(self, "heads")
         tokens = len(self.heads)
         for token, head in enumerate(self.heads):
             if type(head) is not int or not -1 <= head < tokens:

@@ -165,6 +165,8 @@ class MechanismLaws(
     laws.Copied,
     laws.PaddingInFront,
     laws.KernelNames,
+    laws.NoSequences,
+    laws.OnMeta,
     laws.HeadSplit,
     laws.Compiles,
 ):

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from attn_core.checks import require_whole
+from attn_core.checks import keep_tuples, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.masks.base import Both, Mask, Positions, pick, tighter, told, within
 from attn_core.masks.ranges import Runs, merged, of_keys, run
@@ -227,6 +227,7 @@ class Segments(Mask):
     kind = "segments"
 
     def __post_init__(self) -> None:
+        keep_tuples(self, "lengths")
         for length in self.lengths:
             require_whole("segments.lengths", length, ge=0)
 

@@ -17,7 +17,7 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, ClassVar, Self
 
-from attn_core.checks import require_no_module
+from attn_core.checks import keep_tuples, require_no_module
 from attn_core.errors import InvalidValue
 from attn_core.masks.ranges import Runs, complement, intersect, of_keys, size, unite
 from attn_core.masks.reach import Reach
@@ -298,6 +298,7 @@ class PerHead(Mask):
     kind = "per_head"
 
     def __post_init__(self) -> None:
+        keep_tuples(self, "masks")
         if not self.masks or any(mask.heads is not None for mask in self.masks):
             allowed = "at least one mask, none of which differs by head itself"
             raise InvalidValue.of("per_head.masks", self.masks, allowed)

@@ -39,6 +39,8 @@ BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.Copied: ordinary.KeepsGraph(),
     laws.PaddingInFront: ordinary.InChunks(),
     laws.KernelNames: ordinary.AnyKernel(),
+    laws.NoSequences: ordinary.FirstSequence(),
+    laws.OnMeta: ordinary.OnTheHost(),
     laws.HeadSplit: sound.HeadsMeet(),
     laws.Compiles: mechanisms.LooksInside(),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from attn_core.inner import require_plain
 from torch import Tensor
 
@@ -68,3 +69,33 @@ class AnyKernel(Sound):
     """Breaks kernel names: the name is ignored."""
 
     layer = AnyKernelLayer
+
+
+class FirstSequenceLayer(SoundLayer):
+    """Looks at the first sequence of every batch."""
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The sound outputs, sequence by sequence."""
+        masks = [None] * len(query) if key_padding_mask is None else key_padding_mask[:, None]
+        one_by_one, pairs = super().forward, zip(query[:, None], masks, strict=True)
+        return torch.cat([one_by_one(one, source, key_padding_mask=mask) for one, mask in pairs])
+
+
+class FirstSequence(Sound):
+    """Breaks no sequences: nothing cannot be concatenated."""
+
+    layer = FirstSequenceLayer
+
+
+class OnTheHostLayer(SoundLayer):
+    """Copies a number to the host that it does not need."""
+
+    def _scores(self, query: Tensor, key: Tensor) -> Tensor:
+        scores = super()._scores(query, key)
+        return scores if torch.compiler.is_compiling() else scores * float(torch.ones((), device=scores.device))
+
+
+class OnTheHost(Sound):
+    """Breaks on meta: there is no number to copy."""
+
+    layer = OnTheHostLayer

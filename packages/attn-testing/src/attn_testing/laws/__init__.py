@@ -16,7 +16,7 @@ from attn_testing.laws.decoding import BatchInvariance, ChunkedPrefill, DecodeEq
 from attn_testing.laws.kv_sharing import KVSharing
 from attn_testing.laws.numerics import Compiles, Gradients, Precision, SavedAndLoaded, Training
 from attn_testing.laws.options import EveryOptionActs, Options
-from attn_testing.laws.ordinary_use import Copied, KernelNames, PaddingInFront
+from attn_testing.laws.ordinary_use import Copied, KernelNames, NoSequences, OnMeta, PaddingInFront
 from attn_testing.laws.prices import Cost, StepCost
 from attn_testing.laws.splitting import HeadSplit
 
@@ -49,6 +49,8 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     Copied,
     PaddingInFront,
     KernelNames,
+    NoSequences,
+    OnMeta,
     HeadSplit,
     Compiles,
 )
@@ -73,6 +75,8 @@ __all__ = [
     "KernelNames",
     "MechanismLaw",
     "NoAllowedKey",
+    "NoSequences",
+    "OnMeta",
     "Options",
     "PaddingInFront",
     "PaddingInvariance",

@@ -99,3 +99,43 @@ class KernelNames(MechanismLaw):
 def needs_gpu(kernel: AttendKernel) -> bool:
     """Whether a kernel refuses the CPU, on which laws are checked."""
     return kernel.accepts["device"].refuses("cpu") is not None
+
+
+class NoSequences(MechanismLaw):
+    """A batch of no sequence gives no outputs and no weights, and gradients of zero."""
+
+    cases_at_most = 2
+
+    def test_a_batch_without_sequences_computes_nothing(self, case: Case) -> None:
+        for length in (TOKENS, case.tokens):
+            rows, source = case.rows(0, length), case.source(0, length)
+            with torch.no_grad():
+                self.require_empty(case, rows, source)
+            self.require_empty(case, rows.requires_grad_(), source).sum().backward()
+
+    def require_empty(self, case: Case, rows: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:
+        """The outputs, of the shape of `rows`, with and without a mask; weights have a batch of none, too."""
+        real = torch.ones(0, rows.shape[1], dtype=torch.bool) if case.mechanism.can(Capability.PADDING) else None
+        try:
+            found = [case.attend(rows, source), case.attend(rows, source, real)]
+            weights = [case.weights(rows, source)] if case.mechanism.can(Capability.WEIGHTS) else []
+        except Exception as error:
+            raise LawBroken(f"{rows.shape[1]} tokens of no sequence: {error}") from error
+        require(all(out.shape == rows.shape for out in found), f"outputs have shape {tuple(found[0].shape)}")
+        require(all(len(share) == 0 for share in weights), "weights of no sequence are not empty")
+        return found[0]
+
+
+class OnMeta(MechanismLaw):
+    """A layer runs on the meta device, which computes shapes only, as large models are planned there."""
+
+    cases_at_most = 2
+
+    def test_a_layer_on_the_meta_device_gives_the_shape(self, case: Case) -> None:
+        layer, rows, source = case.build().to("meta"), case.rows(2, case.tokens), case.source(2, TOKENS)
+        try:
+            with torch.no_grad():
+                out = case.attend(rows.to("meta"), None if source is None else source.to("meta"), None, layer)
+        except (RuntimeError, NotImplementedError) as error:
+            raise LawBroken(f"a layer on the meta device: {error}") from error
+        require(out.shape == rows.shape and out.is_meta, f"outputs have shape {tuple(out.shape)} on {out.device}")
