@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from attn_core.errors import AmbiguousName, InvalidValue, UnknownName
@@ -24,6 +24,7 @@ Item = TypeVar("Item", bound=Named)
 class Registry(Generic[Item]):
     """Items by full name `distribution/name`; a short name works as long as one distribution owns it.
 
+    A short name that one of the distributions `built_in` owns is always its own; items of others have full names there.
     `installed_since` returns the plugins that were installed after the items were found, which errors for unknown names
     mention. No other distribution can register a name of the distribution `guarded`, which registers first. `same`, a
     function that can be pickled, returns this registry, or its like in another process; copies of objects that refer to
@@ -36,11 +37,13 @@ class Registry(Generic[Item]):
         installed_since: Callable[[], list[str]] = list,
         guarded: str | None = None,
         same: Callable[[], Registry[Item]] | None = None,
+        built_in: Collection[str] = (),
     ) -> None:
         self.kind = kind
         self._installed_since = installed_since
         self._guarded = guarded
         self._same = same
+        self._built_in = built_in
         self._items: dict[str, Item] = {}
 
     def register(self, item: Item, owner: str) -> None:
@@ -65,7 +68,7 @@ class Registry(Generic[Item]):
         """`distribution/name` for a short or full name; raises `UnknownName` or `AmbiguousName`."""
         if name in self._items:
             return name
-        owners = [full for full, item in self._items.items() if item.name == name]
+        owners = self._owners(name)
         if len(owners) == 1:
             return owners[0]
         if owners:
@@ -76,6 +79,18 @@ class Registry(Generic[Item]):
             hint = f"installed since this process started: {since}; restart it and `attn serve` to load them"
             raise UnknownName(f"{unknown.message}; {hint}", **unknown.metadata | {"installed_since": since})
         raise unknown
+
+    def _owners(self, name: str) -> list[str]:
+        """The full names that a short name may mean."""
+        owners = [full for full, item in self._items.items() if item.name == name]
+        own = [full for full in owners if full.rpartition("/")[0] in self._built_in]
+        return own or owners
+
+    @property
+    def overruled(self) -> dict[str, str]:
+        """The full names of items whose short name means an item that is built in, with the full name of that item."""
+        meant = {full: self._owners(item.name) for full, item in self._items.items()}
+        return {full: owners[0] for full, owners in meant.items() if full not in owners}
 
     def __reduce__(self) -> Any:
         return super().__reduce__() if self._same is None else (self._same, ())
@@ -99,8 +114,7 @@ class Registry(Generic[Item]):
 
     def names(self) -> list[str]:
         """The names of all items, sorted: the short name, or the full one where several distributions own it."""
-        short = [item.name for item in self]
-        return sorted(item.name if short.count(item.name) == 1 else full for full, item in self._items.items())
+        return sorted(item.name if self._owners(item.name) == [full] else full for full, item in self._items.items())
 
     def owner(self, name: str) -> str:
         """The distribution that owns the item of this name."""
