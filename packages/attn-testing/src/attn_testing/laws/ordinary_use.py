@@ -29,8 +29,8 @@ class Copied(MechanismLaw):
             shared = {id(tensor) for tensor in layer.parameters()} & {id(tensor) for tensor in other.parameters()}
             require(not shared, f"{moment} shares parameters with its copy")
             with torch.no_grad():
-                outputs = [case.attend(rows, source, None, each.eval()) for each in (other, layer)]
-            require_same(*outputs, f"outputs of {moment} and its copy", 1e-12)
+                copied, own = (case.attend(rows, source, None, each.eval()) for each in (other, layer))
+            require_same(copied, own, f"outputs of {moment} and its copy", 1e-12)
             case.attend(rows.clone().requires_grad_(), source, None, layer.train())
 
 
@@ -111,13 +111,14 @@ class NoSequences(MechanismLaw):
             rows, source = case.rows(0, length), case.source(0, length)
             with torch.no_grad():
                 self.require_empty(case, rows, source)
-            self.require_empty(case, rows.requires_grad_(), source).sum().backward()
+            out = self.require_empty(case, rows.requires_grad_(), source)
+            torch.autograd.backward(out.sum())
 
     def require_empty(self, case: Case, rows: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:
         """The outputs, of the shape of `rows`, with and without a mask; weights have a batch of none, too."""
         real = torch.ones(0, rows.shape[1], dtype=torch.bool) if case.mechanism.can(Capability.PADDING) else None
         try:
-            found = [case.attend(rows, source), case.attend(rows, source, real)]
+            found: list[torch.Tensor] = [case.attend(rows, source), case.attend(rows, source, real)]
             weights = [case.weights(rows, source)] if case.mechanism.can(Capability.WEIGHTS) else []
         except Exception as error:
             raise LawBroken(f"{rows.shape[1]} tokens of no sequence: {error}") from error
