@@ -3,9 +3,10 @@
 import pytest
 
 from attn_testing.broken import ALSO_BROKEN, BROKEN
+from attn_testing.broken.ordinary import OnlyPlain
 from attn_testing.broken.sound import Dropper, SharedKvMechanism, Sound, Splitter
 from attn_testing.check import judge
-from attn_testing.laws import MECHANISM_LAWS, Compiles, DroppedWeights, HeadSplit, KVSharing
+from attn_testing.laws import MECHANISM_LAWS, Compiles, DroppedWeights, HeadSplit, KernelNames, KVSharing
 from attn_testing.subject import Subject
 
 SETTINGS = ({"hidden_size": 16, "num_heads": 4}, {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "bias": True})
@@ -37,7 +38,12 @@ def test_what_a_short_trial_would_miss_is_found(law, mechanism):
 
 
 def test_the_sound_mechanism_breaks_no_law():
-    further = {KVSharing: SharedKvMechanism(), DroppedWeights: Dropper(), HeadSplit: Splitter()}
+    further = {
+        KVSharing: SharedKvMechanism(),
+        DroppedWeights: Dropper(),
+        HeadSplit: Splitter(),
+        KernelNames: OnlyPlain(),
+    }
     results = [judge(law, Subject(Sound(), settings=SETTINGS)) for law in MECHANISM_LAWS if law not in further]
     for able in further.values():
         judged = [law for law in MECHANISM_LAWS if law is not Compiles and (law not in further or further[law] is able)]

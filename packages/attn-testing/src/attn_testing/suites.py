@@ -179,6 +179,11 @@ class MechanismLaws(
     laws.Cost,
     laws.StepCost,
     laws.SavedAndLoaded,
+    laws.Copied,
+    laws.PaddingInFront,
+    laws.KernelNames,
+    laws.NoSequences,
+    laws.OnMeta,
     laws.HeadSplit,
     laws.Compiles,
 ):

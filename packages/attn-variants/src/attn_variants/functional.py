@@ -179,6 +179,8 @@ def require_tensors(layout: str, **tensors: Tensor) -> None:
     for name, rows in tensors.items():
         if not isinstance(rows, Tensor):
             raise InvalidValue.of(name, type(rows).__name__, f"a tensor {layout}")
+        if rows.is_nested:
+            raise InvalidValue.of(name, "a nested tensor", f"a padded tensor {layout}, with a key_padding_mask")
         first = rows if first is None else first
         mixed = rows.dtype != first.dtype and not torch.is_autocast_enabled(rows.device.type)
         if mixed or not rows.dtype.is_floating_point:

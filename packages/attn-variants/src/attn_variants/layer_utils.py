@@ -59,7 +59,8 @@ def fresh_linear(into: int, out: int, *, bias: bool) -> nn.Linear:
 def multiplied_in(rows: Tensor) -> torch.dtype:
     """The dtype in which linear layers multiply rows: that of autocast if enabled, else the rows' own."""
     kind = rows.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+    # The meta device has no autocast, and torch raises when asked for it.
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else rows.dtype
 
 
 def glorot_parameter(*shape: int) -> nn.Parameter:

@@ -55,7 +55,7 @@ class Indexer(nn.Module):
     def queries(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Index queries [batch, query, heads, size] of hidden states [batch, query, hidden_size], with rotary
         positions, at least float32."""
-        query = wide(self.query(rows.detach())).reshape(*rows.shape[:-1], self.options.index_heads, -1)
+        query = torch.unflatten(wide(self.query(rows.detach())), -1, (self.options.index_heads, -1))
         return self._turned(query, positions)
 
     def turned_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def index_scores(query: Tensor, weights: Tensor, key: Tensor) -> Tensor:
     [batch, key, size].
     """
     products = torch.relu(query.flatten(1, 2) @ key.transpose(1, 2))
-    per_head = products.reshape(*query.shape[:3], -1)
+    per_head = torch.unflatten(products, 1, query.shape[1:3])
     scores: Tensor = (weights[:, :, None] @ per_head)[:, :, 0]
     return scores
 

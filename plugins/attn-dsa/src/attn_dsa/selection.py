@@ -113,6 +113,8 @@ PIECE = 1 << 21
 class SelectedTokens(InnerAttention, nn.Module):
     """Each query attends to the `top` tokens with the largest scores of `indexer`, the same in all heads."""
 
+    computes_itself = True
+
     def __init__(self, spec: AttentionSpec, options: DsaConfig) -> None:
         super().__init__()
         self.spec = spec

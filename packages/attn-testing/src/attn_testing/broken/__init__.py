@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attn_core import Mechanism
 
 from attn_testing import laws
-from attn_testing.broken import mechanisms, sound, sources, unseen
+from attn_testing.broken import mechanisms, ordinary, sound, sources, unseen
 from attn_testing.law import MechanismLaw
 
 BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
@@ -36,6 +36,11 @@ BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.Cost: mechanisms.Cheap(),
     laws.StepCost: mechanisms.Forgetful(),
     laws.SavedAndLoaded: mechanisms.HiddenWeight(),
+    laws.Copied: ordinary.KeepsGraph(),
+    laws.PaddingInFront: ordinary.InChunks(),
+    laws.KernelNames: ordinary.AnyKernel(),
+    laws.NoSequences: ordinary.FirstSequence(),
+    laws.OnMeta: ordinary.OnTheHost(),
     laws.HeadSplit: sound.HeadsMeet(),
     laws.Compiles: mechanisms.LooksInside(),
 }

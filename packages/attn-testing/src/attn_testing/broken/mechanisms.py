@@ -126,6 +126,10 @@ class LateMask(Sound):
     layer = LateMaskLayer
     capabilities = Sound.capabilities - {Capability.WEIGHTS, Capability.NORMALISED}
 
+    def depends_on_padding(self, config: MechanismConfig) -> bool:
+        """True, so that the law of padding in front finds nothing."""
+        return True
+
 
 class IgnoredMaskLayer(SoundLayer):
     """Accepts a mask of padded keys and ignores it."""
@@ -229,7 +233,7 @@ class LooksInsideLayer(SoundLayer):
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The sound outputs."""
-        if query.detach().abs().max().item() > 1e30:
+        if query.numel() and not query.is_meta and query.detach().abs().max().item() > 1e30:
             query = query / 2
         return super().forward(query, source, key_padding_mask=key_padding_mask)
 

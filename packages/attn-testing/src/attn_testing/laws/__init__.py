@@ -16,6 +16,7 @@ from attn_testing.laws.decoding import BatchInvariance, ChunkedPrefill, DecodeEq
 from attn_testing.laws.kv_sharing import KVSharing
 from attn_testing.laws.numerics import Compiles, Gradients, Precision, SavedAndLoaded, Training
 from attn_testing.laws.options import EveryOptionActs, Options
+from attn_testing.laws.ordinary_use import Copied, KernelNames, NoSequences, OnMeta, PaddingInFront
 from attn_testing.laws.prices import Cost, StepCost
 from attn_testing.laws.splitting import HeadSplit
 
@@ -45,6 +46,11 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     Cost,
     StepCost,
     SavedAndLoaded,
+    Copied,
+    PaddingInFront,
+    KernelNames,
+    NoSequences,
+    OnMeta,
     HeadSplit,
     Compiles,
 )
@@ -57,6 +63,7 @@ __all__ = [
     "CausalityByPerturbation",
     "ChunkedPrefill",
     "Compiles",
+    "Copied",
     "Cost",
     "DecodeEqualsForward",
     "Described",
@@ -65,9 +72,13 @@ __all__ = [
     "Gradients",
     "HeadSplit",
     "KVSharing",
+    "KernelNames",
     "MechanismLaw",
     "NoAllowedKey",
+    "NoSequences",
+    "OnMeta",
     "Options",
+    "PaddingInFront",
     "PaddingInvariance",
     "Precision",
     "RowSums",

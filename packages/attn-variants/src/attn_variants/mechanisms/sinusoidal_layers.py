@@ -26,7 +26,7 @@ def sinusoidal_at(positions: Tensor, size: int, like: Tensor, longest: int | Non
     """Sinusoids PE [..., size] of positions [...], int64, in the dtype of `like`.
 
     All positions are below `longest`; if it is None, the largest is read from the device."""
-    if in_trace() or positions.numel() == 0:
+    if in_trace() or positions.numel() == 0 or positions.is_meta:
         return sinusoidal(positions, size).to(like)
     farthest = int(positions.max()) if longest is None else longest - 1
     length = max(SHORTEST_TABLE, 1 << farthest.bit_length())
