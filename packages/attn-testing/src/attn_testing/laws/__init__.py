@@ -16,6 +16,7 @@ from attn_testing.laws.decoding import BatchInvariance, ChunkedPrefill, DecodeEq
 from attn_testing.laws.kv_sharing import KVSharing
 from attn_testing.laws.numerics import Compiles, Gradients, Precision, SavedAndLoaded, Training
 from attn_testing.laws.options import EveryOptionActs, Options
+from attn_testing.laws.passes import MicroBatches, Recomputation
 from attn_testing.laws.prices import Cost, StepCost
 from attn_testing.laws.splitting import HeadSplit
 
@@ -40,6 +41,8 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     DroppedWeights,
     Gradients,
     Training,
+    MicroBatches,
+    Recomputation,
     Precision,
     StateBytes,
     Cost,
@@ -66,10 +69,12 @@ __all__ = [
     "HeadSplit",
     "KVSharing",
     "MechanismLaw",
+    "MicroBatches",
     "NoAllowedKey",
     "Options",
     "PaddingInvariance",
     "Precision",
+    "Recomputation",
     "RowSums",
     "SavedAndLoaded",
     "Settings",
