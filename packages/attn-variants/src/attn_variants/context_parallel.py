@@ -318,6 +318,8 @@ def _checked_rank(group: dist.ProcessGroup, ranks: int, own: AttentionInputs) ->
 
 
 def _shifted(rows: Tensor, group: dist.ProcessGroup, by: int) -> Tensor:
+    if group.size() == 1:
+        return rows.clone()
     rows, came = rows.contiguous(), torch.empty_like(rows, memory_format=torch.contiguous_format)
     to, source = ((group.rank() + step) % group.size() for step in (by, -by))
     calls = [
