@@ -84,8 +84,8 @@ class AttentionLayer(Protocol):
 
     It, or a module in it, may also have `take_auxiliary_loss() -> Tensor | None`, which returns a scalar from the last
     training pass, to be added once to the loss, and `after_update(summed)`, to be called after each optimizer step: it
-    changes what a layer learns without gradients, which a forward pass never changes. `summed` adds up a tensor over
-    all workers that share a batch. A pass that activation checkpointing runs again has no effect on either.
+    changes what is learned without gradients, which no forward pass changes, from what all workers saw, as `summed` adds
+    up over them. A pass that activation checkpointing runs again has no effect on either.
     """
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
