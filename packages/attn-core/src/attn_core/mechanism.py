@@ -82,10 +82,9 @@ class Paper:
 class AttentionLayer(Protocol):
     """What `build` returns: a `torch.nn.Module` with these methods.
 
-    It, or a module in it, may also have `take_auxiliary_loss() -> Tensor | None`, which returns a scalar from the last
-    training pass, to be added once to the loss, and `after_update(summed)`, to be called after each optimizer step: it
-    changes what is learned without gradients, which no forward pass changes, from what all workers saw, as `summed` adds
-    up over them. A pass that activation checkpointing runs again has no effect on either.
+    It, or a module in it, may also have `take_auxiliary_loss() -> Tensor | None`, a scalar of the last training pass to
+    be added once to the loss, and `after_update(summed)`, to be called after each optimizer step, which changes what is
+    learned without gradients, as no forward pass does; `summed` adds up over all workers that share a batch.
     """
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
