@@ -81,8 +81,9 @@ class Paper:
 class AttentionLayer(Protocol):
     """What `build` returns: a `torch.nn.Module` with these methods.
 
-    It may also have `take_auxiliary_loss() -> Tensor | None`, which returns a scalar from the last training pass, to
-    be added once to the loss.
+    It, or a module in it, may also have `take_auxiliary_loss() -> Tensor | None`, a scalar of the last training pass to
+    be added once to the loss, and `after_update(summed)`, to be called after each optimizer step, which changes what is
+    learned without gradients, as no forward pass does; `summed` adds up over all workers that share a batch.
     """
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.first_order import first_order_only
 from attn_core.kernels.rowwise import CrossEntropyKernel, Targets, row_result
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 
@@ -177,7 +177,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients that the forward pass computed, times the gradient of the loss."""
         row_gradients, weight_gradient = ctx.saved_tensors

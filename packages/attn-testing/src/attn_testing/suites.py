@@ -174,6 +174,8 @@ class MechanismLaws(
     laws.DroppedWeights,
     laws.Gradients,
     laws.Training,
+    laws.MicroBatches,
+    laws.Recomputation,
     laws.Precision,
     laws.StateBytes,
     laws.Cost,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from attn_core import Rotary
 from attn_core.masking import wide
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from attn_dsa.options import DsaConfig
 
@@ -96,26 +93,3 @@ def divergence(scores: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
     logs = scores.masked_fill(~chosen, lowest).log_softmax(-1)
     found: Tensor = (torch.xlogy(target, target) - target * logs.masked_fill(~chosen, 0.0)).sum(-1)
     return found
-
-
-def with_loss(output: Tensor, loss: Tensor) -> Tensor:
-    """Return `output` unchanged; in the backward pass the scalar `loss` also gets the gradient 1, as if it were added
-    to the training loss."""
-    same: Tensor = _WithLoss.apply(output, loss)  # type: ignore[no-untyped-call]
-    return same
-
-
-class _WithLoss(Function):
-    """The autograd function of `with_loss`."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, loss: Tensor) -> Tensor:
-        """Return a view of `output`."""
-        ctx.save_for_backward(loss)
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient of the output, and 1 for the loss."""
-        (loss,) = ctx.saved_tensors
-        return gradients[0], torch.ones_like(loss)

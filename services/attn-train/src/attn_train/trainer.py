@@ -39,7 +39,16 @@ from attn_train.optimizer import (
 from attn_train.precision import forward_precision, half_weights, validation_precision
 from attn_train.records import Stop, StopFlag
 from attn_train.sharded_checkpoint import Held, Parts, read_shards, read_whole, stored_tensors
-from attn_train.tasks.base import Dataset, batch_weight, derived, on_host, position_of, restore_position, to_device
+from attn_train.tasks.base import (
+    Dataset,
+    after_update,
+    batch_weight,
+    derived,
+    on_host,
+    position_of,
+    restore_position,
+    to_device,
+)
 from attn_train.weight_average import WeightAverage
 
 Read = TypeVar("Read")
@@ -393,6 +402,7 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         if adapter_of(self.model) is None:
             update_router_biases(self.model)
+            after_update(self.model, self._group.summed)
         self._group.updated(self.step)
         return loss, norm
 

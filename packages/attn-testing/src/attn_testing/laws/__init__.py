@@ -17,6 +17,7 @@ from attn_testing.laws.kv_sharing import KVSharing
 from attn_testing.laws.numerics import Compiles, Gradients, Precision, SavedAndLoaded, Training
 from attn_testing.laws.options import EveryOptionActs, Options
 from attn_testing.laws.ordinary_use import Copied, KernelNames, NoSequences, OnMeta, PaddingInFront
+from attn_testing.laws.passes import MicroBatches, Recomputation
 from attn_testing.laws.prices import Cost, StepCost
 from attn_testing.laws.splitting import HeadSplit
 
@@ -41,6 +42,8 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     DroppedWeights,
     Gradients,
     Training,
+    MicroBatches,
+    Recomputation,
     Precision,
     StateBytes,
     Cost,
@@ -74,6 +77,7 @@ __all__ = [
     "KVSharing",
     "KernelNames",
     "MechanismLaw",
+    "MicroBatches",
     "NoAllowedKey",
     "NoSequences",
     "OnMeta",
@@ -81,6 +85,7 @@ __all__ = [
     "PaddingInFront",
     "PaddingInvariance",
     "Precision",
+    "Recomputation",
     "RowSums",
     "SavedAndLoaded",
     "Settings",

@@ -14,6 +14,7 @@ from attn_core.options import option_fields
 
 from attn_testing.law import LawBroken, MechanismLaw, require
 from attn_testing.laws.declarations import SLIGHT
+from attn_testing.laws.passes import after_update, auxiliary_loss
 from attn_testing.subject import Case, Refusal, Subject
 
 ROTARY = Rotary()
@@ -141,11 +142,10 @@ def observed(case: Case) -> list[torch.Tensor]:
         out = before
         for _ in range(PASSES):
             out = case.attend(rows, source, None, layer)
+            after_update(layer)
     learned = list(layer.parameters())
     probe = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
     gradients = torch.autograd.grad((out * probe).sum(), learned, materialize_grads=True) if out.requires_grad else ()
-    take = getattr(layer, "take_auxiliary_loss", lambda: None)
-    loss = take()
+    own = torch.as_tensor(auxiliary_loss(layer)).detach()
     with torch.no_grad():
-        own = torch.zeros(()) if loss is None else loss.detach()
         return [before, own, out.detach(), case.attend(rows, source, None, layer.eval()), *gradients]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import pad
 
-from attn_variants.layer_utils import refuse_source
+from attn_variants.layer_utils import recomputing, refuse_source
 from attn_variants.mechanisms.memory_sizes import MemorySizes
 
 
@@ -59,7 +59,8 @@ class CompressiveLayer(nn.Module):
         queries, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
         if query.shape[1] > self.past.segment:
             if self.training and self.reconstruction:
-                self._auxiliary_loss = self.reconstruction * self.reconstruction_loss(query, real)
+                loss = self.reconstruction * self.reconstruction_loss(query, real)
+                self._auxiliary_loss = None if recomputing() else loss
             return self._out(self._by_segments(query, real, (queries, key, value)), query)
         places = torch.arange(query.shape[1], device=query.device)
         allowed = self.past.near(places[:, None], places) & (real[:, None] > 0)

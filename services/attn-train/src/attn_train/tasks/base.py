@@ -58,6 +58,14 @@ def auxiliary_losses(model: nn.Module) -> Tensor | float:
     return sum((loss for loss in left if loss is not None), start=router_aux_loss(model))
 
 
+def after_update(model: nn.Module, summed: Callable[[Tensor], Tensor]) -> None:
+    """Change what layers learn without gradients, such as centroids, after an update; `summed` adds over workers."""
+    for module in model.modules():
+        own: Callable[..., None] | None = getattr(module, "after_update", None)
+        if own is not None:
+            own(summed)
+
+
 VALIDATION_ROWS = 12
 """The rows of a validation batch: sequences, pairs or images. They do not depend on the batch size of training, so that
 runs with different ones measure the same tokens."""
