@@ -163,6 +163,12 @@ class MechanismLaws(
     laws.StepCost,
     laws.SavedAndLoaded,
     laws.HeadSplit,
+    laws.Equation,
+    laws.Purity,
+    laws.Devices,
+    laws.StatesAreRead,
+    laws.Preemption,
+    laws.StepPrecision,
     laws.Compiles,
 ):
     """All laws of mechanisms. A plugin's test file inherits this and names its mechanism."""

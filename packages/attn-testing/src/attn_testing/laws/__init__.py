@@ -13,10 +13,13 @@ from attn_testing.laws.attention_weights import (
 from attn_testing.laws.causality import Bidirectionality, CausalityByGradient, CausalityByPerturbation
 from attn_testing.laws.declarations import Described, Settings, Undeclared
 from attn_testing.laws.decoding import BatchInvariance, ChunkedPrefill, DecodeEqualsForward, StateBytes, TreeEqualsPaths
+from attn_testing.laws.equation import Equation
 from attn_testing.laws.kv_sharing import KVSharing
 from attn_testing.laws.numerics import Compiles, Gradients, Precision, SavedAndLoaded, Training
 from attn_testing.laws.options import EveryOptionActs, Options
 from attn_testing.laws.prices import Cost, StepCost
+from attn_testing.laws.purity import Devices, Purity
+from attn_testing.laws.resuming import Preemption, StatesAreRead, StepPrecision
 from attn_testing.laws.splitting import HeadSplit
 
 MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
@@ -46,6 +49,12 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     StepCost,
     SavedAndLoaded,
     HeadSplit,
+    Equation,
+    Purity,
+    Devices,
+    StatesAreRead,
+    Preemption,
+    StepPrecision,
     Compiles,
 )
 
@@ -60,7 +69,9 @@ __all__ = [
     "Cost",
     "DecodeEqualsForward",
     "Described",
+    "Devices",
     "DroppedWeights",
+    "Equation",
     "EveryOptionActs",
     "Gradients",
     "HeadSplit",
@@ -70,11 +81,15 @@ __all__ = [
     "Options",
     "PaddingInvariance",
     "Precision",
+    "Preemption",
+    "Purity",
     "RowSums",
     "SavedAndLoaded",
     "Settings",
     "StateBytes",
+    "StatesAreRead",
     "StepCost",
+    "StepPrecision",
     "Training",
     "TreeEqualsPaths",
     "Undeclared",

@@ -37,6 +37,54 @@ class Gradients(MechanismLaw):
             raise LawBroken(str(error).strip()) from error
 
 
+    def test_gradients_among_many_tokens_equal_a_difference(self, case: Case) -> None:
+        layer, rows, source = case.build(), case.rows(1, case.tokens), case.source(1, case.tokens)
+        inputs = [given for given in (rows, source) if given is not None]
+        weights = dict(layer.named_parameters())
+        generator = torch.Generator().manual_seed(8)
+
+        def drawn(shape: torch.Size) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        along = [drawn(value.shape) for value in (*inputs, *weights.values())]
+        probe = drawn(rows.shape)
+
+        def compute(size: float) -> Tensor:
+            moved = [value + size * way for value, way in zip((*inputs, *weights.values()), along, strict=True)]
+            given = dict(zip(weights, moved[len(inputs) :], strict=True))
+            out: Tensor = functional_call(layer, given, tuple(moved[: len(inputs)]))
+            return (out * probe).sum()
+
+        values = [*(value.requires_grad_() for value in inputs), *weights.values()]
+        found = torch.autograd.grad(compute(0.0), values, materialize_grads=True)
+        slope = sum(((gradient * way).sum() for gradient, way in zip(found, along, strict=True)), torch.zeros(()))
+        with torch.no_grad():
+            difference = (compute(STEP) - compute(-STEP)) / (2 * STEP)
+        require_same(slope, difference, f"the slope by gradients among {case.tokens} tokens and by a difference", 1e-4)
+
+    def test_gradients_in_training_are_those_of_evaluation(self, case: Case) -> None:
+        rows, source = case.rows(2, 9), case.source(2, 9)
+        with torch.no_grad():
+            drawn = [in_mode(case, rows, source, training=True, seed=seed) for seed in (3, 4)]
+        if not torch.equal(*drawn):
+            return
+        found = []
+        for training in (True, False):
+            layer = case.build().train(training)
+            given = [rows.clone().requires_grad_(), *layer.parameters()]
+            out = case.attend(given[0], source, None, layer)
+            if training and getattr(layer, "take_auxiliary_loss", lambda: None)() is not None:
+                return
+            probe = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+            found.append(torch.autograd.grad((out * probe).sum(), given, materialize_grads=True))
+        for place, (ours, theirs) in enumerate(zip(*found, strict=True)):
+            require_same(ours, theirs, f"gradient {place} in training and in evaluation", 1e-9)
+
+
+STEP = 1e-6
+"""The length of the step by which a slope is measured."""
+
+
 class Training(MechanismLaw):
     """In training, outputs and gradients are finite; without randomness, outputs equal those of evaluation."""
 
@@ -78,6 +126,17 @@ class Precision(MechanismLaw):
                 require_mostly_same(out.double(), expected, f"{dtype} and float64", tolerance)
             else:
                 require_same(out.double(), expected, f"{dtype} and float64", tolerance)
+
+    def test_float32_is_kept_among_many_tokens(self, case: Case) -> None:
+        if case.mechanism.can(Capability.CHOOSES):
+            return
+        layer, exact = case.build(dtype=torch.float32), case.build(dtype=torch.float32).double()
+        query, source = case.rows(1, case.tokens).float(), case.source(1, case.tokens)
+        with torch.no_grad():
+            out = case.attend(query, None if source is None else source.float(), None, layer)
+            memory = None if source is None else source.float().double()
+            expected = case.attend(query.double(), memory, None, exact)
+        require_same(out.double(), expected, f"float32 and float64 among {case.tokens} tokens", 1e-4)
 
 
 def require_mostly_same(found: Tensor, expected: Tensor, what: str, tolerance: float) -> None:
