@@ -63,10 +63,10 @@ class PaddingInvariance(MechanismLaw):
         mask = torch.arange(PADDED)[None] >= torch.tensor([0, 0, 3, 0, PADDED])[:, None]
         mask[1, SHORT:], mask[3, 2 * SHORT :] = False, False
         query, source = case.rows(len(mask), PADDED), case.source(len(mask), PADDED)
-        other, memory, others = 9 * query, None if source is None else 9 * source, mask.flip(0)
+        other, memory, others = 9 * query, None if source is None else 9 * source, mask.clone()
         for changed, given in ((other, query), *([] if memory is None or source is None else [(memory, source)])):
             changed[:2] = given[:2]
-        others[:2] = mask[:2]
+        others[2:] = True
         with torch.no_grad():
             for training in (False, True):
                 found = in_mode(case, query, source, mask, training=training)[:2]

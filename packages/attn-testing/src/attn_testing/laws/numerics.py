@@ -66,7 +66,8 @@ class Gradients(MechanismLaw):
         rows, source = case.rows(2, 9), case.source(2, 9)
         with torch.no_grad():
             drawn = [in_mode(case, rows, source, training=True, seed=seed) for seed in (3, 4)]
-        if not torch.equal(*drawn):
+            plain = case.attend(rows, source)
+        if not all(bool(((one - plain).abs() <= 1e-9).all()) for one in drawn):
             return
         found = []
         for training in (True, False):
