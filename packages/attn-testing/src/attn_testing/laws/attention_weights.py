@@ -58,7 +58,6 @@ class PaddingInvariance(MechanismLaw):
                 after = in_mode(case, rows, source + rubbish, mask, training=True)
         require_same(after, before, "outputs in training with different content in the padding", 1e-9)
 
-
     def test_a_sequence_does_not_depend_on_its_neighbours_or_their_padding(self, case: Case) -> None:
         mask = torch.arange(PADDED)[None] >= torch.tensor([0, 0, 3, 0, PADDED])[:, None]
         mask[1, SHORT:], mask[3, 2 * SHORT :] = False, False
@@ -71,7 +70,9 @@ class PaddingInvariance(MechanismLaw):
             for training in (False, True):
                 found = in_mode(case, query, source, mask, training=training)[:2]
                 beside = in_mode(case, other, memory, others, training=training)[:2]
-                what = f"outputs{' in training' * training} of two sequences beside some others and beside different ones"
+                what = (
+                    f"outputs{' in training' * training} of two sequences beside some others and beside different ones"
+                )
                 require_same(beside, found, what, 1e-9)
 
 

@@ -36,7 +36,6 @@ class Gradients(MechanismLaw):
         except GradcheckError as error:
             raise LawBroken(str(error).strip()) from error
 
-
     def test_gradients_among_many_tokens_equal_a_difference(self, case: Case) -> None:
         layer, rows, source = case.build(), case.rows(1, case.tokens), case.source(1, case.tokens)
         inputs = [given for given in (rows, source) if given is not None]
@@ -79,7 +78,9 @@ class Gradients(MechanismLaw):
             probe = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
             found.append(torch.autograd.grad((out * probe).sum(), given, materialize_grads=True))
         for place, (ours, theirs) in enumerate(zip(*found, strict=True)):
-            require_same(ours, theirs, f"gradient {place} in training and in evaluation", 1e-9)
+            # What the outputs do not depend on may be trained by a loss of the layer's own.
+            if theirs.any():
+                require_same(ours, theirs, f"gradient {place} in training and in evaluation", 1e-9)
 
 
 STEP = 1e-6

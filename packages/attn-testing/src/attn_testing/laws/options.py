@@ -68,7 +68,7 @@ class EveryOptionActs(MechanismLaw):
                 taken.append(value)
             else:
                 shown = ", ".join(map(repr, taken))
-                sketch = {other: given for other, given in subject.mechanism.sketch.items() if other != name}
+                sketch = subject.mechanism.sketch
                 besides = [*([sketch] if sketch else []), *one_other(subject, name)]
                 acts = not taken or any(effect(subject, name, value, beside) for beside in besides for value in taken)
                 require(acts, f"option {name} accepts {shown} in place of {present!r}, but no value has an effect")

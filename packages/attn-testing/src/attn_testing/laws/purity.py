@@ -68,7 +68,9 @@ class Purity(MechanismLaw):
         scattered = query.transpose(0, 1).contiguous().transpose(0, 1)
         with torch.no_grad():
             plain = case.attend(query, source)
-            require_same(case.attend(scattered, source), plain, "outputs of rows that are not contiguous, and are", 1e-10)
+            require_same(
+                case.attend(scattered, source), plain, "outputs of rows that are not contiguous, and are", 1e-10
+            )
         recorded = case.attend(query.clone().requires_grad_(), source)
         require_same(recorded, plain, "outputs with gradients recorded and without", 1e-10)
 

@@ -86,7 +86,7 @@ def oldest_is_read(case: Case, state: str, window: int) -> None:
 def started(case: Case, rows: Tensor) -> Serving:
     """A request with these rows as its prompt."""
     serving = Serving(case)
-    serving.open(0, case.source(5))
+    serving.open(0, case.source(case.tokens))
     serving.step({0: rows})
     return serving
 
@@ -103,7 +103,8 @@ def change(row: dict[str, Tensor], field: str) -> None:
     if field in row:
         value = row[field]
         noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-        row[field] = value + noise.to(value.dtype) if value.is_floating_point() else value + 1
+        larger = 1 + 3 * value.abs().max()
+        row[field] = noise.to(value.dtype) * larger if value.is_floating_point() else value + 1
 
 
 def different(one: Tensor, other: Tensor) -> bool:
@@ -190,7 +191,9 @@ def unrounded(case: Case) -> StateSpecs:
         name: dataclasses.replace(
             spec,
             fields={
-                field: Field(row.shape, None if row.dtype and getattr(torch, row.dtype).is_floating_point else row.dtype)
+                field: Field(
+                    row.shape, None if row.dtype and getattr(torch, row.dtype).is_floating_point else row.dtype
+                )
                 for field, row in spec.fields.items()
             },
         )
