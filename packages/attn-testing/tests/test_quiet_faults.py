@@ -3,8 +3,8 @@
 import pytest
 
 from attn_testing.broken import QUIET
-from attn_testing.broken.quiet import Windowed
 from attn_testing.broken.recurrent import Specified, Summing
+from attn_testing.broken.sizes import Windowed
 from attn_testing.check import judge
 from attn_testing.subject import Subject
 

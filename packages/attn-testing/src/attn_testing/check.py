@@ -34,7 +34,8 @@ def check(
     """Check every law for a mechanism, given by name or as an object, with its `options`.
 
     `tokens` is the length of the longest sequences that the mechanism is tested with, by default what its options
-    need (see `Subject`); raises `InvalidValue` if it is too small, and `UnknownName` if there is no such mechanism. Broken laws are in the results and never raised.
+    need (see `Subject`); raises `InvalidValue` if it is too small, and `UnknownName` if there is no such mechanism.
+    Broken laws are in the results and never raised.
     """
     subject = Subject(mechanism, options or {}, tokens=tokens)
     _ = subject.mechanism

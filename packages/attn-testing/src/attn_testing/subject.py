@@ -163,8 +163,8 @@ class Subject:
     """A mechanism, given by name or as an object, with its options, the settings to try and the maximum length.
 
     Without `tokens`, the longest sequences exceed each integer option up to `WIDEST`, such as a chunk of 64 tokens. If
-    some options of the mechanism's sketch are not given, it is also tested with these, in some settings: at its defaults
-    a window of thousands of tokens would never end.
+    some options of the mechanism's sketch are not given, it is also tested with these, in some settings: the sequences
+    never reach beyond a default window of thousands of tokens.
     """
 
     given: str | Mechanism
@@ -197,7 +197,7 @@ class Subject:
 
     @property
     def cases(self) -> list[Case]:
-        """A case for every setting that the mechanism accepts, in each of its declared modes; then those of the sketch."""
+        """A case for every setting that the mechanism accepts, in each declared mode; then those of the sketch."""
         return [tried for tried in (*self._tried, *self._sketched) if isinstance(tried, Case)]
 
     @property

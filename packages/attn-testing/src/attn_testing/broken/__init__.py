@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attn_core import Mechanism
 
 from attn_testing import laws
-from attn_testing.broken import mechanisms, quiet, recurrent, sound, sources, unseen
+from attn_testing.broken import mechanisms, quiet, recurrent, sizes, sound, sources, unseen
 from attn_testing.law import MechanismLaw
 
 BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
@@ -86,17 +86,17 @@ QUIET: tuple[tuple[type[MechanismLaw], Mechanism], ...] = (
     (laws.Purity, quiet.FasterBlind()),
     (laws.Purity, quiet.AssumesStrides()),
     (laws.StatesAreRead, quiet.Spare()),
-    (laws.StatesAreRead, quiet.KeepsMore()),
+    (laws.StatesAreRead, sizes.KeepsMore()),
     (laws.StatesAreRead, recurrent.TwoSums()),
     (laws.PaddingInvariance, quiet.CommonMask()),
     (laws.PaddingInvariance, quiet.CommonNorm()),
     (laws.Gradients, quiet.LosesGradientFar()),
     (laws.Gradients, quiet.LosesGradientInTraining()),
     (laws.Gradients, recurrent.CutsGradient()),
-    (laws.Cost, quiet.Bulk()),
-    (laws.Cost, quiet.FlatRate()),
+    (laws.Cost, sizes.Bulk()),
+    (laws.Cost, sizes.FlatRate()),
     (laws.Cost, recurrent.CostlyForward()),
-    (laws.StepCost, quiet.FlatStep()),
+    (laws.StepCost, sizes.FlatStep()),
     (laws.ChunkedPrefill, quiet.FutureInChunks()),
     (laws.Preemption, quiet.Restarts()),
     (laws.Preemption, quiet.Shortcut()),
@@ -104,7 +104,7 @@ QUIET: tuple[tuple[type[MechanismLaw], Mechanism], ...] = (
     (laws.Precision, quiet.RoundsFar()),
     (laws.StepPrecision, quiet.RoundsState()),
     (laws.BatchInvariance, quiet.SwapsMiddle()),
-    (laws.DecodeEqualsForward, quiet.OffByOne()),
+    (laws.DecodeEqualsForward, sizes.OffByOne()),
     (laws.DecodeEqualsForward, recurrent.ForgetsSeam()),
 )
 """Laws with mechanisms of which no single short call shows the fault; these may break other laws, too."""

@@ -71,7 +71,8 @@ class SummingLayer(nn.Module):
 
     def read(self, state: LayerState) -> Tensor:
         """The states [requests, width, width] before the step."""
-        return state["sums"].read()["sum"]
+        held: Tensor = state["sums"].read()["sum"]
+        return held
 
     def write(self, state: LayerState, sums: Tensor) -> None:
         """Store the states after the step."""

@@ -70,9 +70,7 @@ class PaddingInvariance(MechanismLaw):
             for training in (False, True):
                 found = in_mode(case, query, source, mask, training=training)[:2]
                 beside = in_mode(case, other, memory, others, training=training)[:2]
-                what = (
-                    f"outputs{' in training' * training} of two sequences beside some others and beside different ones"
-                )
+                what = f"outputs{' in training' * training} of two sequences beside others and beside different ones"
                 require_same(beside, found, what, 1e-9)
 
 

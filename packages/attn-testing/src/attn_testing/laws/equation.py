@@ -27,7 +27,7 @@ SOFTMAX = re.compile(r"(?:[A-Za-z]+=|\\mathrm\{head\}=)?\\mathrm\{softmax\}\((?P
 def scaled(equation: str) -> bool | None:
     """Whether the equation is a softmax of products divided by the root of the key size (True), of products alone
     (False), or neither (None)."""
-    first = re.sub(r"\\left|\\right|\s|_h|_\{g\(h\)\}", "", equation.split(r",\quad")[0])
+    first = re.sub(r"\\left|\\right|\s|_h|_\{g\(h\)\}", "", equation.split(r",\quad", maxsplit=1)[0])
     found = SOFTMAX.fullmatch(first)
     return ENERGIES.get(found["energy"]) if found else None
 
@@ -65,4 +65,5 @@ def products(layer: Any, rows: Tensor, memory: Tensor, heads: int) -> Tensor:
     """The products [batch, heads, query, key] of projected rows; adjacent heads share a key where there are fewer."""
     size = layer.query(rows).shape[-1] // heads
     query, key = (module.unflatten(-1, (-1, size)).transpose(1, 2) for module in (layer.query(rows), layer.key(memory)))
-    return query @ key.repeat_interleave(heads // key.shape[1], 1).transpose(-1, -2)
+    energies: Tensor = query @ key.repeat_interleave(heads // key.shape[1], 1).transpose(-1, -2)
+    return energies

@@ -68,9 +68,8 @@ class Purity(MechanismLaw):
         scattered = query.transpose(0, 1).contiguous().transpose(0, 1)
         with torch.no_grad():
             plain = case.attend(query, source)
-            require_same(
-                case.attend(scattered, source), plain, "outputs of rows that are not contiguous, and are", 1e-10
-            )
+            strided = case.attend(scattered, source)
+        require_same(strided, plain, "outputs of rows that are not contiguous in memory and that are", 1e-10)
         recorded = case.attend(query.clone().requires_grad_(), source)
         require_same(recorded, plain, "outputs with gradients recorded and without", 1e-10)
 
@@ -123,7 +122,7 @@ class Devices(MechanismLaw):
     values, such as one with sizes that depend on them, is not checked.
     """
 
-    cases_at_most = 4
+    cases_at_most = 2
 
     def test_whole_sequences_stay_on_their_device(self, case: Case) -> None:
         mode, source = FakeTensorMode(), case.source(2, TOKENS)
@@ -141,13 +140,14 @@ class Devices(MechanismLaw):
         store = DictionaryStore({LAYER: case.specs}, "float32", GPU)
 
         def steps() -> Tensor:
+            out = rows
             for request in range(2):
                 store.admit(request)
                 if memory is not None:
                     store.write_source(request, {LAYER: layer.encode(memory)})
-            for lengths, contexts in (([5, 4], [0, 0]), ([1, 1], [5, 4])):
+            for lengths, contexts in (([2, 1], [0, 0]), ([1, 1], [2, 1])):
                 batch = ragged(lengths, contexts, GPU)
-                out: Tensor = layer.step(rows[: sum(lengths)], batch, store.view(batch, [0, 1])[LAYER])
+                out = layer.step(rows[: sum(lengths)], batch, store.view(batch, [0, 1])[LAYER])
             return out
 
         with absent_gpu(), mode, torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 from attn_core import Capability, Field, Paged, StateSpecs
 from torch import Tensor
 
-from attn_testing.law import MechanismLaw, require, require_same
+from attn_testing.law import LawBroken, MechanismLaw, require, require_same
 from attn_testing.laws.decoding import silent_where_nothing_decodes
 from attn_testing.laws.numerics import require_mostly_same
 from attn_testing.memory import DictionaryStore
@@ -80,7 +80,7 @@ def oldest_is_read(case: Case, state: str, window: int) -> None:
         before = serving.step({0: rows[at, None]})[0]
         if different(changed.step({0: rows[at, None]})[0], before):
             return
-    require(False, f"the state {state} keeps {window} rows, but the oldest one never changes an output")
+    raise LawBroken(f"the state {state} keeps {window} rows, but the oldest one never changes an output")
 
 
 def started(case: Case, rows: Tensor) -> Serving:
@@ -174,29 +174,29 @@ class StepPrecision(MechanismLaw):
         return silent_where_nothing_decodes(case)
 
     def test_steps_in_fewer_bits_give_nearly_the_same(self, case: Case) -> None:
-        for dtype in (torch.bfloat16, torch.float32):
-            layer = case.build(dtype=dtype)
-            found = stepped(case, layer, DictionaryStore({LAYER: case.specs}, str(dtype).removeprefix("torch.")), dtype)
+        half, single = (
+            stepped(case, case.build(dtype=dtype), DictionaryStore({LAYER: case.specs}, name), dtype)
+            for name, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32))
+        )
+        for found, dtype in ((half, torch.bfloat16), (single, torch.float32)):
             require(found.dtype == dtype, f"steps of a {dtype} layer return {found.dtype}")
-        exact = stepped(case, layer.double(), DictionaryStore({LAYER: unrounded(case)}), torch.float64)
+        layer = case.build(dtype=torch.float32).double()
+        exact = stepped(case, layer, DictionaryStore({LAYER: unrounded(case)}), torch.float64)
         if case.mechanism.can(Capability.CHOOSES):
-            require_mostly_same(found.double(), exact, "float32 and float64 steps", 1e-4)
+            require_mostly_same(single.double(), exact, "float32 and float64 steps", 1e-4)
         else:
-            require_same(found.double(), exact, "float32 and float64 steps", 1e-4)
+            require_same(single.double(), exact, "float32 and float64 steps", 1e-4)
 
 
 def unrounded(case: Case) -> StateSpecs:
     """The states of a case, in which all fields of floating-point numbers have the dtype of the layer."""
+
+    def wide(row: Field) -> Field:
+        floats = row.dtype is not None and getattr(torch, row.dtype).is_floating_point
+        return Field(row.shape) if floats else row
+
     return {
-        name: dataclasses.replace(
-            spec,
-            fields={
-                field: Field(
-                    row.shape, None if row.dtype and getattr(torch, row.dtype).is_floating_point else row.dtype
-                )
-                for field, row in spec.fields.items()
-            },
-        )
+        name: dataclasses.replace(spec, fields={field: wide(row) for field, row in spec.fields.items()})
         for name, spec in case.specs.items()
     }
 
@@ -205,7 +205,7 @@ def stepped(case: Case, layer: Any, store: DictionaryStore, dtype: torch.dtype) 
     """The outputs [tokens, width] of a prompt and further tokens of float32 inputs, in this dtype."""
     rows, source, serving = case.rows(TOKENS).float().to(dtype), case.source(5), Serving(case, store, layer)
     serving.open(0, None if source is None else source.float().to(dtype))
-    return torch.cat([serving.step({0: part})[0] for part in (rows[:5], *rows[5:].split(1))])
+    return torch.cat([serving.step({0: part})[0] for part in (rows[:5], *rows[5:, None])])
 
 
 TOKENS = 12
