@@ -187,6 +187,12 @@ class MechanismLaws(
     laws.NoSequences,
     laws.OnMeta,
     laws.HeadSplit,
+    laws.Equation,
+    laws.Purity,
+    laws.Devices,
+    laws.StatesAreRead,
+    laws.Preemption,
+    laws.StepPrecision,
     laws.Compiles,
 ):
     """All laws of mechanisms. A plugin's test file inherits this and names its mechanism."""

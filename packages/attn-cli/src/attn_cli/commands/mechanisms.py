@@ -247,7 +247,7 @@ def check_command(
     option: Options = None,
     tokens: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Length of the longest sequences to test; at least 26, by default 37."),
+        typer.Option(metavar="N", help="Length of the longest sequences; at least 26, by default as options need."),
     ] = None,
     json: Json = False,
 ) -> None:

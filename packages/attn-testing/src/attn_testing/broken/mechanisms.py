@@ -28,6 +28,9 @@ from attn_testing.broken.sound import Sound, SoundLayer
 
 FAR = 4
 
+UNREAD = r"\alpha_i = \mathrm{softmax}(K q_i / \sqrt{d_k})"
+"""An equation that is not among those which the law of the equation reads."""
+
 
 class LargeLeakLayer(SoundLayer):
     """Prevents overflow by the maximum of the whole sequence."""
@@ -90,6 +93,7 @@ class Unnormalised(Sound):
     """Breaks row sums: the returned weights are not those that it uses."""
 
     layer = UnnormalisedLayer
+    equation = UNREAD
 
 
 class UniformWhenBlindLayer(SoundLayer):
@@ -226,6 +230,7 @@ class HiddenWeight(Sound):
     """Breaks saved and loaded: the number that was drawn is lost."""
 
     layer = HiddenWeightLayer
+    equation = UNREAD
 
 
 class LooksInsideLayer(SoundLayer):

@@ -117,7 +117,12 @@ class Sound(ComputedMechanism):
     summary = "Scaled dot-product attention, written out."
     paper = VASWANI
     equation = r"\mathrm{softmax}(q^\top k / \sqrt{d_k}) V"
-    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.ROTARY, Capability.SHARES_KV}
+    capabilities = frozenset(Capability) - {
+        Capability.CHOOSES,
+        Capability.CROSS,
+        Capability.ROTARY,
+        Capability.SHARES_KV,
+    }
     layer: ClassVar[type[nn.Module]] = SoundLayer
 
     def build(self, config: MechanismConfig) -> nn.Module:

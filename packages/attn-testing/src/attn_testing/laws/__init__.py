@@ -13,12 +13,15 @@ from attn_testing.laws.attention_weights import (
 from attn_testing.laws.causality import Bidirectionality, CausalityByGradient, CausalityByPerturbation
 from attn_testing.laws.declarations import Described, Settings, Undeclared
 from attn_testing.laws.decoding import BatchInvariance, ChunkedPrefill, DecodeEqualsForward, StateBytes, TreeEqualsPaths
+from attn_testing.laws.equation import Equation
 from attn_testing.laws.kv_sharing import KVSharing
 from attn_testing.laws.numerics import Compiles, Gradients, Precision, SavedAndLoaded, Training
 from attn_testing.laws.options import EveryOptionActs, Options
 from attn_testing.laws.ordinary_use import Copied, KernelNames, NoSequences, OnMeta, PaddingInFront
 from attn_testing.laws.passes import MicroBatches, Recomputation
 from attn_testing.laws.prices import Cost, StepCost
+from attn_testing.laws.purity import Devices, Purity
+from attn_testing.laws.resuming import Preemption, StatesAreRead, StepPrecision
 from attn_testing.laws.splitting import HeadSplit
 
 MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
@@ -55,6 +58,12 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     NoSequences,
     OnMeta,
     HeadSplit,
+    Equation,
+    Purity,
+    Devices,
+    StatesAreRead,
+    Preemption,
+    StepPrecision,
     Compiles,
 )
 
@@ -70,7 +79,9 @@ __all__ = [
     "Cost",
     "DecodeEqualsForward",
     "Described",
+    "Devices",
     "DroppedWeights",
+    "Equation",
     "EveryOptionActs",
     "Gradients",
     "HeadSplit",
@@ -85,12 +96,16 @@ __all__ = [
     "PaddingInFront",
     "PaddingInvariance",
     "Precision",
+    "Preemption",
+    "Purity",
     "Recomputation",
     "RowSums",
     "SavedAndLoaded",
     "Settings",
     "StateBytes",
+    "StatesAreRead",
     "StepCost",
+    "StepPrecision",
     "Training",
     "TreeEqualsPaths",
     "Undeclared",

@@ -23,6 +23,8 @@ PASSES = 3
 ODD_VALUES: tuple[Any, ...] = (-1, 0, 1.5, -0.5, True, "word", None, float("nan"), float("inf"), (), (0,), {})
 """Values that a user may give by mistake; some are valid for some options."""
 TOKENS = 12
+SMALL = 2
+"""A size at which options act among few tokens, where the given one is meant for thousands."""
 
 
 class Options(MechanismLaw):
@@ -67,7 +69,9 @@ class EveryOptionActs(MechanismLaw):
                 taken.append(value)
             else:
                 shown = ", ".join(map(repr, taken))
-                acts = not taken or any(effect(subject, name, taken[0], beside) for beside in one_other(subject, name))
+                sketch = subject.mechanism.sketch
+                besides = [*([sketch] if sketch else []), *one_other(subject, name)]
+                acts = not taken or any(effect(subject, name, value, beside) for beside in besides for value in taken)
                 require(acts, f"option {name} accepts {shown} in place of {present!r}, but no value has an effect")
 
 
@@ -91,10 +95,13 @@ def one_other(subject: Subject, name: str) -> Iterator[dict[str, Any]]:
     """Each other option with another value, as some options only have an effect in combination, such as how to combine
     the results of several rounds."""
     for other, default in option_fields(subject.mechanism).items():
-        for value in other_values(subject, other, subject.options.get(other, default)) if other != name else ():
+        present = subject.options.get(other, default)
+        small = [SMALL] if isinstance(present, int) and not isinstance(present, bool) and present > SMALL else []
+        for value in (*small, *other_values(subject, other, present)) if other != name else ():
             if isinstance(subject.attempt({**subject.settings[0], **subject.modes[0]}, **{other: value}), Case):
                 yield {other: value}
-                break
+                if value not in small:
+                    break
 
 
 def effect(subject: Subject, name: str, value: Any, beside: Mapping[str, Any] = MappingProxyType({})) -> bool | None:
