@@ -289,7 +289,7 @@ class Engine:
 
     def _sequence(self, request: Request, index: int) -> Sequence:
         self._sequences += 1
-        detokenizer = Detokenizer(self._tokenizer, request.token_ids) if self._tokenizer else None
+        detokenizer = Detokenizer.of(self._tokenizer, request.token_ids) if self._tokenizer else None
         new_tokens = self._limits.max_new_tokens(request)
         sequence = Sequence(request, self._sequences, new_tokens, detokenizer, self._token_text, index)
         sequence.due = min(self._clock() + PATIENCE_SECONDS, math.inf if request.deadline is None else request.deadline)
