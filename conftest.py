@@ -62,9 +62,10 @@ def process_state() -> dict[str, object]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options `--quick` and `--bitwise`."""
+    """Add the options `--quick`, `--every-case` and `--bitwise`."""
     group = parser.getgroup("attn")
     group.addoption("--quick", type=float, metavar="SECONDS", help="run what fits into SECONDS, of every package")
+    group.addoption("--every-case", action="store_true", help="also run cases of slow laws whose parts others have")
     group.addoption("--bitwise", action="store_true", help="run only tests that compare with torch.equal")
 
 

@@ -204,7 +204,7 @@ def proof(session: nox.Session) -> None:
     """
     report = Path(session.create_tmp()).resolve() / "report.xml"
     tests = session.posargs or ["packages/attn-variants/tests", *map(str, sorted(ROOT.glob("plugins/*/tests")))]
-    options = ["-m", "", "-n", "2", "--junitxml", str(report), "-o", "junit_family=xunit1"]
+    options = ["-m", "", "--every-case", "-n", "2", "--junitxml", str(report), "-o", "junit_family=xunit1"]
     run_in("oracles", session, "python", "-m", "pytest", *options, *tests)
     run_in("oracles", session, "python", "tools/proof.py", "record", str(report))
     run_in("oracles", session, "python", "tools/mechanism_pages.py")

@@ -18,7 +18,7 @@ from typing import Any
 import proof_page
 import proof_records
 import workspace
-from attn_cli.facts import verdicts, weights_statement
+from attn_cli.facts import padding_statement, verdicts, weights_statement
 from attn_cli.pictures import as_text, view_of
 from attn_core import Capability, Mechanism, MechanismConfig, Shape, configure, installed, state_bytes
 from attn_core.computation import WholeCall
@@ -63,7 +63,7 @@ def page(mechanism: Mechanism) -> str:
         "## Run it\n\n" + example_code(mechanism),
         "## Picture\n\n" + picture(mechanism),
         "## Options\n\n" + options(mechanism),
-        "## What it can do\n\n" + capabilities(mechanism),
+        "## What it can do\n\n" + capabilities(mechanism, config),
         "## Price\n\n" + price(mechanism, config),
         "## Weights\n\n" + f"{weights_statement(mechanism)[:1].upper()}{weights_statement(mechanism)[1:]}.",
     ]
@@ -153,10 +153,11 @@ def meanings(mechanism: Mechanism) -> str:
     return "\n\n".join(dict.fromkeys(text for text in texts if text))
 
 
-def capabilities(mechanism: Mechanism) -> str:
-    """A table of all capabilities, and whether the mechanism has them."""
+def capabilities(mechanism: Mechanism, config: MechanismConfig) -> str:
+    """A table of all capabilities, and whether the mechanism has them; and what padding does."""
     rows = [f"| {words(c)} | {'yes' if c in mechanism.capabilities else 'no'} |" for c in Capability]
-    return "\n".join(["| | |", "|---|---|", *rows])
+    padding = f"Padding: {padding_statement(mechanism, config)}."
+    return "\n".join(["| | |", "|---|---|", *rows]) + f"\n\n{padding}"
 
 
 def words(member: Enum) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Iterator
 
 import pytest
@@ -93,3 +94,58 @@ def test_a_planted_breach_is_found(text: str) -> None:
 def test_what_only_looks_like_a_breach_is_not_one() -> None:
     text = "if TYPE_CHECKING:\n    import pickle\nx = np.load(p, allow_pickle=False)\nprint(1, file=stream)"
     assert not list(offences(Source("planted.py", text)))
+
+
+CLEAN_UPS = {
+    "stop", "close", "kill", "terminate", "shutdown", "unlink", "rename", "rmtree", "delete", "abandon", "dispose",
+    "destroy_process_group",
+}  # fmt: skip
+QUIET = {"cleaning_up", "suppress", "contextlib.suppress"}
+"""What keeps the error of cleaning up from replacing the one that led there."""
+HARMLESS = {"asyncio.wait", "asyncio.gather"}
+
+
+def is_quiet(node: ast.stmt) -> bool:
+    """Whether a statement is a `with` in which errors are logged or ignored."""
+    items = node.items if isinstance(node, ast.With | ast.AsyncWith) else []
+    return any(
+        isinstance(one.context_expr, ast.Call) and sources.dotted(one.context_expr.func) in QUIET for one in items
+    )
+
+
+def loud(body: list[ast.stmt], *, everything: bool) -> Iterator[ast.AST]:
+    """What may raise in a body that cleans up: what is awaited, and with `everything` calls by names of `CLEAN_UPS`."""
+    for node in body:
+        for part in () if is_quiet(node) else ast.iter_child_nodes(node):
+            if isinstance(part, ast.stmt):
+                yield from loud([part], everything=everything)
+            else:
+                yield from (one for one in ast.walk(part) if is_loud(one, everything=everything))
+
+
+def is_loud(node: ast.AST, *, everything: bool) -> bool:
+    if isinstance(node, ast.Await) and isinstance(node.value, ast.Call):
+        name = sources.dotted(node.value.func) or ""
+        return name not in HARMLESS and not name.endswith(".wait")
+    return everything and isinstance(node, ast.Call) and (sources.dotted(node.func) or "").split(".")[-1] in CLEAN_UPS
+
+
+def replacements(source: Source) -> Iterator[str]:
+    """Every place of a file where an error in cleaning up replaces the one that led there, as `path:line`."""
+    for node in ast.walk(source.tree):
+        found: list[ast.AST] = []
+        if isinstance(node, ast.ExceptHandler):
+            raised = any(isinstance(one, ast.Raise) and one.exc is None for one in node.body)
+            found = list(loud(node.body, everything=True)) if raised else []
+        elif isinstance(node, ast.Try):
+            found = list(loud(node.finalbody, everything=False))
+        yield from (f"{source.path}:{one.lineno}" for one in found if isinstance(one, ast.expr))
+
+
+def test_an_error_in_cleaning_up_does_not_replace_the_one_that_led_there() -> None:
+    assert not [found for source in sources.of_packages() for found in replacements(source)]
+    planted = "try:\n    x()\nexcept OSError:\n    if y:\n        y.stop()\n    raise\nfinally:\n    await z()"
+    assert list(replacements(Source("planted.py", f"async def f():\n{textwrap.indent(planted, '    ')}"))) == [
+        "planted.py:9",
+        "planted.py:6",
+    ]

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from attn_cli.main import application
 from attn_client.recipe import read_recipe, recipe_names
 from attn_core import installed
 from attn_core.errors import AmbiguousName
+from attn_core.plugins.catalog import BUILT_IN
 from attn_engine.build import build_engine
 from attn_models.loading import load_model, save_model
 from attn_schema.engine import EngineConfig
@@ -16,6 +18,7 @@ from attn_train.data.load import family_named
 from attn_variants import MultiheadAttention
 from typer.testing import CliRunner
 
+ROOT = Path(__file__).parents[2]
 KINDS = ("mechanisms", "kernels", "linears", "caches", "models")
 OURS = ("attn-variants/", "attn-models/", "attn-cache/", "attn-gated")
 SIZES = {"vocab_size": 19, "hidden_size": 32, "num_layers": 1, "num_heads": 2, "max_seq_len": 16}
@@ -35,9 +38,23 @@ def _rival():
         registry._items = items
 
 
-def test_a_short_name_of_two_owners_is_refused_with_both():
-    with pytest.raises(AmbiguousName, match=r"attn-rival/mha, attn-variants/mha"):
-        installed().mechanisms.get("mha")
+def test_a_built_in_name_stays_its_own():
+    for kind in KINDS:
+        registry = getattr(installed(), kind)
+        for full in registry.names():
+            owner, _, short = registry.full_name(full).rpartition("/")
+            if owner in BUILT_IN:
+                assert registry.full_name(short) == f"{owner}/{short}"
+
+
+def test_a_short_name_of_two_plugins_is_refused_with_both():
+    with pytest.raises(AmbiguousName, match=r"attn-gated/gated, attn-rival/gated"):
+        installed().mechanisms.get("gated")
+
+
+def test_what_is_built_in_are_the_packages_and_services_with_plugins():
+    manifests = [path for folder in ("packages", "services") for path in (ROOT / folder).glob("*/pyproject.toml")]
+    assert {path.parent.name for path in manifests if '"attn.plugins"' in path.read_text("utf-8")} == BUILT_IN
 
 
 def test_the_sizes_of_known_models_name_their_mechanism_in_full():

@@ -30,7 +30,7 @@ def test_layers_that_share_keys_and_values_are_priced_once(answer: Answer) -> No
     assert pairs["cache_bytes"] * 2 == whole["cache_bytes"]
     assert upper["cache_bytes"] * 32 == whole["cache_bytes"] * 17
     assert whole["attention_parameters"] - pairs["attention_parameters"] == 16 * 2 * 4096 * 1024
-    assert whole["prefill_flops"] - pairs["prefill_flops"] == 16 * 2 * 2 * 4096 * 1024 * 100
+    assert whole["attention_prefill_flops"] - pairs["attention_prefill_flops"] == 16 * 2 * 2 * 4096 * 1024 * 100
 
 
 def test_the_cache_of_another_mechanism_at_the_same_size_is_priced_too(answer: Answer) -> None:

@@ -173,6 +173,8 @@ def test_embed_asks_a_server_and_shows_how_near_texts_are(shell: Shell) -> None:
         0,
         [["1", "1.000", "a"], ["2", "0.600", "1.000", "ab"], ["3", "1.000", "0.600", "1.000", "abc"]],
     )
+    code, out, _ = shell.run("embed", "words", "-", "--json", text="\ufeffa\u2028b\x85\r\nc\n")
+    assert [line["text"] for line in json.loads(out)] == ["a\u2028b\x85", "c"]
     code, out, _ = shell.run("embed", "words", "a", "--json")
     assert json.loads(out) == [{"text": "a", "embedding": [1, 0]}]
     for words in (["words"], ["words", "-"]):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import math
 import statistics
 import time
+from pathlib import Path
 
 import pytest
 from attn_client import ClientSettings
-from attn_client.commands.bench import parse_goodput
+from attn_client.commands.bench import parse_goodput, read_requests
 from attn_client.serving_load import (
     AttnBackend,
     LoadRequest,
@@ -53,6 +55,13 @@ def test_times_of_a_request_are_what_their_names_say() -> None:
     assert "Successful requests:                     2" in text
     assert "P99 ITL (ms):                            300.00" in text
     assert "TPOT" not in text
+
+
+def test_requests_of_a_file_keep_all_characters_of_their_prompts(tmp_path: Path) -> None:
+    prompts = ["a\u2028b\u2029c\x85d", "e"]
+    lines = "\r\n".join(json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts)
+    (tmp_path / "load.jsonl").write_bytes(b"\xef\xbb\xbf" + lines.encode())
+    assert [request.prompt for request in read_requests(tmp_path / "load.jsonl", 3)] == prompts
 
 
 def test_prompts_are_those_of_the_seed_and_of_the_lengths_asked_for() -> None:

@@ -1,5 +1,6 @@
 """Everything that follows from a mask agrees with its predicate, pair by pair."""
 
+import dataclasses
 import importlib.util
 import itertools
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_core import Causal, Full, Window
+from attn_core import Causal, Full, Mask, Window
 from attn_core.errors import InvalidValue
 from attn_core.masks import (
     BigBird,
@@ -31,6 +32,7 @@ from attn_core.masks import (
     blocks,
     pinned_positions,
 )
+from attn_core.modifiers import DependencyTree
 
 POSITIONS = range(-4, 14)
 LENGTH = 14
@@ -261,3 +263,37 @@ def test_masks_that_say_the_same_are_equal_and_hash_alike():
 def test_a_window_that_means_nothing_is_refused_by_the_name_of_its_field(field, wrong):
     with pytest.raises(InvalidValue, match=rf"window\.{field}: -?\d is not allowed"):
         Window(**wrong)
+
+
+WITH_TUPLES = {
+    Segments: {"lengths": (2, 3)},
+    Graph: {"neighbours": ((0,), (0, 1))},
+    BlockSparse: {"block": 2, "rows": ((0,), (0, 1))},
+    Tree: {"parents": (-1, 0, 0)},
+    GlobalKeys: {"positions": (0, 4)},
+    GlobalTokens: {"positions": (0, 4)},
+    Dense: {"rows": (b"\1\0", b"\1\1")},
+    PerHead: {"masks": (Causal(), Full())},
+    DependencyTree: {"heads": (-1, 0)},
+}
+
+
+def as_lists(value):
+    return [as_lists(part) for part in value] if isinstance(value, tuple) else value
+
+
+def test_every_mask_with_tuples_is_tried():
+    kinds = [Mask]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    own = [kind for kind in kinds if dataclasses.is_dataclass(kind) and kind.__module__.startswith("attn_core")]
+    has = {kind for kind in own if any(str(field.type).startswith("tuple") for field in dataclasses.fields(kind))}
+    assert has == WITH_TUPLES.keys() - {DependencyTree}
+
+
+@pytest.mark.parametrize("kind", WITH_TUPLES, ids=lambda kind: kind.__name__)
+def test_lists_are_as_good_as_tuples(kind):
+    given = WITH_TUPLES[kind]
+    from_lists = kind(**{name: as_lists(value) for name, value in given.items()})
+    assert from_lists == kind(**given)
+    assert hash(from_lists) == hash(kind(**given))

@@ -38,6 +38,16 @@ def test_a_name_with_two_owners_names_both_and_needs_the_full_name(registry):
     assert registry.owner("attn-two/twin") == "attn-two"
 
 
+def test_a_built_in_name_means_the_built_in():
+    registry = Registry("mechanism", built_in={"attn-own"})
+    for owner in ("attn-other", "attn-own", "attn-third"):
+        registry.register(Thing("mha", summary=owner), owner)
+    assert registry.get("mha").summary == "attn-own"
+    assert registry.get("attn-other/mha").summary == "attn-other"
+    assert registry.names() == ["attn-other/mha", "attn-third/mha", "mha"]
+    assert registry.overruled == dict.fromkeys(("attn-other/mha", "attn-third/mha"), "attn-own/mha")
+
+
 def test_names_are_those_one_can_call(registry):
     assert registry.names() == ["attn-one/twin", "attn-two/twin", "mha"]
     assert len(registry) == len(list(registry)) == 3

@@ -211,8 +211,13 @@ class Bytes:
     def token_bytes(self, token_id: int) -> bytes:
         return self._alphabet[token_id : token_id + 1]
 
+    joins_tokens = True
+
     def encode(self, text: str) -> list[int]:
         return [self._alphabet.index(byte) for byte in text.encode()]
+
+    def encode_within(self, text: str) -> list[int]:
+        return self.encode(text)
 
     def decode(self, ids, *, skip_special: bool = True) -> str:
         return bytes(self._alphabet[i] for i in ids).decode(errors="replace")

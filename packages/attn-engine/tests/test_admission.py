@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from attn_core.errors import DeadlineExceeded, OutOfCapacity, UserError
@@ -50,14 +52,19 @@ class Clock:
         return self.now
 
 
-def simulate(arrivals: list[tuple[float, Request]], sequences: int = 4) -> tuple[dict[str, str], int]:
-    """What becomes of each request, and how many tokens were computed, where a step takes time as its tokens say."""
+def simulate(
+    arrivals: list[tuple[float, Request]], sequences: int = 4, slowness: Callable[[float], float] = lambda now: 1.0
+) -> tuple[dict[str, str], int]:
+    """What becomes of each request, and how many tokens were computed, where a step takes time as its tokens say.
+
+    `slowness` is the factor of that time at a time; a request that was admitted and refused after all ends "given up".
+    """
     clock = Clock()
     engine = make_engine(small_model("paged"), requests=sequences, clock=clock, max_num_seqs=sequences)
     runner, run_model = engine._runner, engine._runner.run
 
     def run(chunks):
-        clock.now += FIXED + PER_TOKEN * sum(chunk.rows for chunk in chunks)
+        clock.now += (FIXED + PER_TOKEN * sum(chunk.rows for chunk in chunks)) * slowness(clock.now)
         return run_model(chunks)
 
     runner.run = run
@@ -74,7 +81,7 @@ def simulate(arrivals: list[tuple[float, Request]], sequences: int = 4) -> tuple
         for output in engine.step():
             if output.last:
                 kind = type(output.error).__name__ if output.error else "done"
-                ended[output.request_id] = "refused" if kind == "OutOfCapacity" else kind
+                ended[output.request_id] = "given up" if kind == "OutOfCapacity" else kind
     return ended, engine.stats().computed_tokens
 
 
@@ -210,6 +217,27 @@ def test_goodput_at_five_times_the_load_is_at_least_nine_tenths_of_that_at_one()
         often, wasted = goodput(load)
         assert often >= 0.9 * once, load
         assert wasted <= 0.1 * 23 * 250 * load
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("deadline", [2.0, 20.0])
+def test_on_a_machine_whose_speed_changes_few_are_refused_after_they_have_waited(deadline: float, seed: int) -> None:
+    """Steps take four times as long as usual here, and every few seconds more or less by half."""
+    rng = random.Random(seed)
+    factors = [4 * rng.choice((1.0, 1.5)) for _ in range(100)]
+
+    def ended(load: float) -> Counter[str]:
+        capacity, now, arrivals = 1 / (8 * (FIXED + 4 * PER_TOKEN) / 4 + 4 * PER_TOKEN) / 5, 0.0, []
+        while (now := now + rng.expovariate(load * capacity)) < 60:
+            arrivals.append((now, asked(f"r{now}", deadline=now + deadline)))
+        return Counter(
+            simulate(arrivals, slowness=lambda at: factors[int(at / 4)] * rng.uniform(0.8, 1.25))[0].values()
+        )
+
+    once, often = ended(1.0), ended(5.0)
+    assert often["done"] >= 0.9 * once["done"]
+    assert often["given up"] <= 0.03 * (often["refused"] + often["given up"])
+    assert often["DeadlineExceeded"] <= 0.02 * often["done"]
 
 
 def test_requests_that_can_be_completed_in_time_are_not_refused():

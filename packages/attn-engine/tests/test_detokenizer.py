@@ -15,7 +15,7 @@ BYTES = Bytes()
 @example(prompt=b"\xf0\x9f", completion="\u2603 snow \U0001f600".encode())
 @example(prompt=b"", completion=b"\xff" * 9 + b"a\xe2\x98")
 def test_pieces_joined_are_the_text_of_all_bytes(prompt, completion):
-    detokenizer = Detokenizer(BYTES, list(prompt))
+    detokenizer = Detokenizer.of(BYTES, list(prompt))
     text = "".join([*(detokenizer.push(byte) for byte in completion), detokenizer.finish()])
     whole = (prompt[-4:] + completion).decode(errors="replace")
     assert whole.endswith(text)
@@ -25,7 +25,7 @@ def test_pieces_joined_are_the_text_of_all_bytes(prompt, completion):
 
 @given(text=st.text(max_size=20))
 def test_valid_text_never_shows_half_a_character(text):
-    detokenizer = Detokenizer(BYTES)
+    detokenizer = Detokenizer.of(BYTES)
     given_out = ""
     for byte in text.encode():
         given_out += detokenizer.push(byte)

@@ -16,7 +16,7 @@ from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import join_projections, quantize_model
 from attn_schema import StructuredOutput
-from attn_testing.pretend_cuda import H200, PretendCuda, PretendEvent, pretended_gpu, to_pretended
+from attn_testing.pretend_cuda import H200, PretendCuda, pretended_gpu, to_pretended
 from pretended import gpu
 from small_models import Bytes
 
@@ -173,12 +173,18 @@ def test_the_host_waits_for_a_step_when_the_next_is_launched(gpu, monkeypatch, n
     copies = 1 if name == "greedy" else 2
     engine = decoding(model_of(2), gpu, params, ahead=True)
     waited = []
-    monkeypatch.setattr(PretendEvent, "synchronize", lambda _: waited.append((gpu.total, gpu.copies)))
+    wait = PretendCuda.wait
+
+    def noted(counter, *given):
+        waited.append((gpu.total, gpu.copies))
+        wait(counter, *given)
+
+    monkeypatch.setattr(PretendCuda, "wait", noted)
     for _ in range(3):
         waited.clear()
         gpu.reset()
         step(engine)
-        assert gpu.syncs.total() == 0
+        assert gpu.syncs == Counter(event=1)
         assert waited == [(gpu.total, copies)]
         assert gpu.programs["lay_out"] == 1
     assert engine._async.launched_ahead >= 3

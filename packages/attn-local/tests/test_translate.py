@@ -112,7 +112,7 @@ def test_bad_input_is_named(attn, tmp_path):
     file.write_text("one\ntwo")
     for words, said in (
         (("--model", "searcher", "the dog", "--references", str(file)), "as many as the 1 lines"),
-        (("--model", "searcher", "the dog", "--references", str(tmp_path / "none")), "can be read"),
+        (("--model", "searcher", "the dog", "--references", str(tmp_path / "none")), "a readable file"),
         (("the dog",), "a server's model and a text"),
         (("--model", "searcher", "the " * 40), "at most 12 tokens"),
         (("--model", "searcher", "the dog", "--num-beams", "0"), "a whole number from 1 to 64"),

@@ -33,7 +33,7 @@ from attn_schema import (
 )
 from attn_schema.codec import UNKNOWN, enum_prefix, from_message, message_class, to_message, wire_fields
 from attn_schema.schema import FieldInfo, element_of, is_enum, is_noun
-from attn_schema.training import TRAINING_NOUNS
+from attn_schema.training import TRAINING_NOUNS, TrainingJob
 from google.protobuf.descriptor import FieldDescriptor
 
 WITHOUT_MESSAGE = {
@@ -168,8 +168,8 @@ def test_values_newer_than_this_version_are_unknown_or_refused() -> None:
 
 
 def test_numbers_are_checked_on_both_sides() -> None:
-    with pytest.raises(InvalidValue, match=r"max_new_tokens: 2147483648 .*2\^31 - 1"):
-        to_message(SamplingParams(max_new_tokens=2**31))
+    with pytest.raises(InvalidValue, match=r"attempt: 2147483648 .*2\^31 - 1"):
+        to_message(TrainingJob(attempt=2**31))
     with pytest.raises(InvalidValue, match="top_k: -1"):
         from_message(SamplingParams, inference_pb2.SamplingParams(top_k=-1))
     with pytest.raises(InvalidValue, match=r"token_ids\[1\]: -1"):

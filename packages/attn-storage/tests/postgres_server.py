@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "shared_buffers=16MB", "listen_addresses=")
 
 
@@ -39,6 +41,19 @@ class PostgresServer:
     def stop(self) -> None:
         """End all sessions, as for a restart."""
         self._control("stop", "-m", "fast", "-w")
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """Stop all processes of the server inside the block: connections stay, and nothing is answered."""
+        first = int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
+        processes = [psutil.Process(first), *psutil.Process(first).children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
 
     def execute(self, statement: str) -> None:
         """Run a statement on its own."""

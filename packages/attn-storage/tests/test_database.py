@@ -26,6 +26,20 @@ def ids(database: Database) -> list[str]:
         return list(connection.execute(select(jobs.c.id).order_by(jobs.c.number)).scalars())
 
 
+@pytest.mark.parametrize("kind", ["reading", "writing"])
+def test_an_error_that_is_held_among_rows_keeps_nobody_from_writing(database, url, kind):
+    many = [{"id": f"job {number}", "config": "{}", "state": "queued", "created": 1.5} for number in range(2000)]
+    with database.writing() as connection:
+        connection.execute(insert(jobs), many)
+    with pytest.raises(ValueError, match="invalid literal") as held, getattr(database, kind)() as connection:
+        [int(name) for name in connection.execute(select(jobs.c.id)).scalars()]
+    with Database(url) as other:
+        add(other, "from another process")
+    add(database, "from this one")
+    assert held.value.__traceback__ is not None, "which holds the rows that were not read"
+    assert len(ids(database)) == 2002
+
+
 def test_what_one_process_writes_another_reads(database, url):
     add(database, "a")
     script = f"""
@@ -180,7 +194,7 @@ def test_a_database_that_cannot_be_reached_is_told_in_one_line_at_once(given):
 def test_a_file_that_is_no_database_is_refused(tmp_path):
     path = tmp_path / "records.sqlite3"
     path.write_bytes(b"these are the pages of a book" * 100)
-    with pytest.raises(Unavailable, match="not a database"):
+    with pytest.raises(WrongState, match="not a database"):
         Database(f"sqlite:///{path}")
 
 

@@ -3,9 +3,21 @@
 import pytest
 
 from attn_testing.broken import ALSO_BROKEN, BROKEN
+from attn_testing.broken.ordinary import OnlyPlain
 from attn_testing.broken.sound import Dropper, SharedKvMechanism, Sound, Splitter
 from attn_testing.check import judge
-from attn_testing.laws import MECHANISM_LAWS, Compiles, DroppedWeights, HeadSplit, KVSharing
+from attn_testing.laws import (
+    MECHANISM_LAWS,
+    BatchInvariance,
+    CausalityByGradient,
+    Compiles,
+    DroppedWeights,
+    Gradients,
+    HeadSplit,
+    KernelNames,
+    KVSharing,
+    Preemption,
+)
 from attn_testing.subject import Subject
 
 SETTINGS = ({"hidden_size": 16, "num_heads": 4}, {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "bias": True})
@@ -21,8 +33,10 @@ def test_a_mechanism_that_breaks_one_law_is_found_by_that_law_alone(law):
     # Compiling takes seconds, so it is judged where it is what breaks, and for the sound mechanism.
     judged = [one for one in MECHANISM_LAWS if one is not Compiles or law is Compiles]
     results = [judge(one, subject) for one in judged]
+    # Preempted requests are computed beside others; and gradients to inputs that do not matter are no differences.
+    also = {BatchInvariance: {Preemption.title()}, CausalityByGradient: {Gradients.title()}}.get(law, set())
     found = {result.law: result.detail for result in results if not result.passed}
-    assert set(found) == {law.title()}, found
+    assert set(found) - also == {law.title()}, found
     assert "LawBroken" in found[law.title()]
 
 
@@ -37,7 +51,12 @@ def test_what_a_short_trial_would_miss_is_found(law, mechanism):
 
 
 def test_the_sound_mechanism_breaks_no_law():
-    further = {KVSharing: SharedKvMechanism(), DroppedWeights: Dropper(), HeadSplit: Splitter()}
+    further = {
+        KVSharing: SharedKvMechanism(),
+        DroppedWeights: Dropper(),
+        HeadSplit: Splitter(),
+        KernelNames: OnlyPlain(),
+    }
     results = [judge(law, Subject(Sound(), settings=SETTINGS)) for law in MECHANISM_LAWS if law not in further]
     for able in further.values():
         judged = [law for law in MECHANISM_LAWS if law is not Compiles and (law not in further or further[law] is able)]

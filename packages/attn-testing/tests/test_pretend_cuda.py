@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attn_testing.law import LawBroken
 from attn_testing.pretend_cuda import DEVICE, PretendCuda
 
 
@@ -29,6 +30,13 @@ def pinned(numbers: list[int]) -> Tensor:
     here = torch.empty(len(numbers), dtype=torch.int64, pin_memory=True)
     here.numpy()[:] = numbers
     return here
+
+
+def recorded(*_: Tensor) -> torch.cuda.Event:
+    """An event after the work so far."""
+    event = torch.cuda.Event()
+    event.record()
+    return event
 
 
 SENDS: dict[str, tuple[Callable[[Tensor], object], int, int]] = {
@@ -66,7 +74,10 @@ SENDS: dict[str, tuple[Callable[[Tensor], object], int, int]] = {
         0,
     ),
     "a copy back to pinned memory": (lambda rows: pinned([0] * 5).copy_(rows[0], non_blocking=True), 0, 0),
-    "an event": (lambda _: torch.cuda.Event().synchronize(), 1, 0),
+    "an event": (lambda rows: recorded(rows + 1).synchronize(), 1, 0),
+    "an event whose work is known to be done": (lambda rows: ((rows + 1).tolist(), recorded().synchronize()), 1, 0),
+    "an event before more work": (lambda rows: (recorded(rows + 1), rows + 2)[0].synchronize(), 1, 0),
+    "an event that was never recorded": (lambda _: torch.cuda.Event().synchronize(), 0, 0),
     "all numbers read": (lambda rows: rows.tolist(), 1, 0),
 }
 
@@ -83,3 +94,20 @@ def test_what_was_copied_is_there(gpu):
     rows = torch.zeros(2, 2, device=DEVICE)
     rows[[1], [0]] = 5.0
     assert rows.tolist() == [[0, 0], [5, 0]]
+
+
+def test_pinned_memory_that_is_written_before_its_copy_has_ended_is_found(gpu, there):
+    here = pinned([1, 2, 3, 4, 5])
+    there[0].copy_(here, non_blocking=True)
+    copied = recorded()
+    here[0] = 7
+    with pytest.raises(LawBroken):
+        copied.synchronize()
+
+
+def test_pinned_memory_may_be_written_once_the_host_has_waited_for_its_copy(gpu, there):
+    here = pinned([1, 2, 3, 4, 5])
+    there[0].copy_(here, non_blocking=True)
+    recorded().synchronize()
+    here[0] = 7
+    there.tolist()

@@ -5,11 +5,15 @@ import sys
 import textwrap
 
 import pytest
+from attn_core import Causal, Window
+from attn_core.masks.base import Both, Either
 
 from attn_testing import MechanismLaws, MechanismSuite, laws
 from attn_testing.broken.sound import Sound
+from attn_testing.law import Law
+from attn_testing.laws.numerics import masks_of
 from attn_testing.suites import MechanismLaws as Laws
-from attn_testing.suites import tampering
+from attn_testing.suites import tampering, untested
 
 
 def run_pytest(folder, body):
@@ -152,3 +156,18 @@ def test_pytest_fails_a_broken_mechanism_and_a_tampered_class_and_says_why_it_sk
     assert "outputs of a prompt in chunks of (1, 4, 2, 5) and at once differ" in done.stdout
     assert "FAILED test_it.py::TestTampered::test_no_law_is_dropped_or_replaced" in done.stdout
     assert "sound does not declare WEIGHTS and NORMALISED" in done.stdout
+
+
+def test_a_slow_law_leaves_out_only_cases_of_which_every_part_was_tested(pytestconfig):
+    class Slow(Law):
+        @classmethod
+        def parts(cls, case):
+            return frozenset(case) if case else None
+
+    assert untested(pytestconfig, Slow, ["ab", "ba", "", "bc"]) == ["ab", "", "bc"]
+    assert untested(pytestconfig, Slow, ["c", "", "ad"]) == ["", "ad"]
+
+
+def test_the_masks_within_a_mask_are_parts_too():
+    mask = Causal() & (Window(left=1) | ~Window(left=3))
+    assert {Both, Either, Causal, Window} < set(masks_of(mask))

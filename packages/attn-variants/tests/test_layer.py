@@ -280,3 +280,13 @@ def test_products_scaled_or_not_are_those_of_torchs_attention(build, agrees, nam
     layer.use_kernel("plain")
     oracle = agrees(name, package="torch scaled_dot_product_attention")
     oracle.functions(layer, theirs, torch.randn(2, 5, 16, dtype=torch.float64), tolerance=1e-12)
+
+
+def test_groups_of_heads_may_stand_beside_their_number():
+    mechanism = installed().mechanisms.get("attn-variants/gqa")
+    for beside in ({}, {"num_kv_heads": 2}):
+        config = configure(mechanism, {"groups": (0, 1, 1)}, hidden_size=12, num_heads=3, **beside)
+        assert mechanism.spec(config).heads.group_of == (0, 1, 1)
+        mechanism.build(config)
+    with pytest.raises(InvalidValue):
+        mechanism.build(configure(mechanism, {"groups": (0, 1, 2)}, hidden_size=12, num_heads=3, num_kv_heads=2))

@@ -140,7 +140,8 @@ def test_the_indexer_learns_from_the_attention_and_from_nothing_else():
     indexer, rest = list(layer.inner.indexer.parameters()), [layer.query.weight, layer.value.weight, rows]
     expected = torch.autograd.grad(2.0 * loss, indexer)
     probe = torch.randn(1, 7, 8, dtype=torch.float64)
-    found = torch.autograd.grad((layer(rows) * probe).sum(), [*indexer, *rest])
+    out = layer(rows)
+    found = torch.autograd.grad((out * probe).sum() + layer.inner.take_auxiliary_loss(), [*indexer, *rest])
     plain = torch.autograd.grad((layer.eval()(rows) * probe).sum(), rest)
     for mine, other in zip(found, [*expected, *plain], strict=True):
         assert torch.allclose(mine, other, rtol=0, atol=1e-13)
@@ -163,7 +164,8 @@ def test_an_indexer_that_learns_chooses_what_the_attention_prefers():
     optimiser = torch.optim.Adam(layer.inner.indexer.parameters(), lr=0.05)
     for _ in range(100):
         optimiser.zero_grad()
-        layer(rows).sum().backward()
+        layer(rows)
+        layer.inner.take_auxiliary_loss().backward()
         optimiser.step()
     assert kept() > before + 0.2
 
@@ -176,7 +178,8 @@ def test_pieces_change_nothing(monkeypatch):
 
     def run():
         out = layer(rows)
-        return out, *torch.autograd.grad((out * probe).sum(), wanted)
+        loss = (out * probe).sum() + layer.inner.take_auxiliary_loss()
+        return out, *torch.autograd.grad(loss, wanted)
 
     whole = run()
     monkeypatch.setattr(selection, "PIECE", 5 * 2 * 2 * 14)
@@ -191,8 +194,10 @@ def test_padded_tokens_teach_the_indexer_nothing():
     rows = torch.randn(1, 9, 8, dtype=torch.float64)
     key_padding_mask = torch.tensor([[True] * 6 + [False] * 3])
     wanted = list(layer.inner.indexer.parameters())
-    padded = torch.autograd.grad(layer(rows, key_padding_mask=key_padding_mask)[:, :6].sum(), wanted)
-    alone = torch.autograd.grad(layer(rows[:, :6]).sum(), wanted)
+    layer(rows, key_padding_mask=key_padding_mask)
+    padded = torch.autograd.grad(layer.inner.take_auxiliary_loss(), wanted)
+    layer(rows[:, :6])
+    alone = torch.autograd.grad(layer.inner.take_auxiliary_loss(), wanted)
     for mine, other in zip(padded, alone, strict=True):
         assert torch.allclose(mine, other, rtol=0, atol=1e-13)
 

@@ -192,6 +192,26 @@ async def test_a_turn_that_was_given_up_goes_to_the_next() -> None:
     assert not connections._waiting
 
 
+async def test_a_call_does_not_wait_for_its_connection_until_its_deadline_is_near() -> None:
+    now = 0.0
+    connections = Connections(10, lambda: now)
+    for _ in range(10):
+        await connections.enter("peer")
+    waiting = [asyncio.ensure_future(connections.enter("peer")) for _ in range(30)]
+    await asyncio.sleep(0)
+    for _ in range(20):  # one ends every half second, so that the last of the others waits for five
+        now += 0.5
+        connections.leave("peer")
+    with pytest.raises(OutOfCapacity) as caught:
+        await asyncio.wait_for(connections.enter("peer", 10.0), 5)
+    assert 0 < float(caught.value.metadata["retry_seconds"]) < 10
+    patient = [asyncio.ensure_future(connections.enter("peer", given)) for given in (60.0, None)]
+    for _ in range(12):
+        await asyncio.sleep(0)
+        connections.leave("peer")
+    await asyncio.wait_for(asyncio.gather(*waiting, *patient), 5)
+
+
 @pytest.mark.parametrize("name", ["x" * 5000, "x" * 200_000, "é" * 5000, "\n" * 3000])
 async def test_a_name_too_long_to_be_quoted_is_answered_in_words(words: Any, name: str) -> None:
     words_answer = type(words).Tokenize

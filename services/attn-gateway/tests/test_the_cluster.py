@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from pathlib import Path
 
 import psutil
@@ -50,6 +51,32 @@ async def test_a_private_cluster_computes_and_then_is_gone(tmp_path: Path, monke
     assert not folder.exists()
     assert not (tmp_path / ".ray").exists()
     assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+async def test_a_ray_that_starts_slowly_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its scheduler gets no processor time for longer than Ray waits, in every attempt."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ended = threading.Event()
+
+    def hold_back() -> None:
+        seen = set[int]()
+        while not ended.wait(0.02):
+            for process in psutil.Process().children():
+                if process.pid not in seen and process.name() == "raylet":
+                    seen.add(process.pid)
+                    process.suspend()
+                    threading.Timer(34.0, process.resume).start()
+
+    thread = threading.Thread(target=hold_back)
+    cluster = Cluster(ClusterSettings(cpus=1))
+    thread.start()
+    try:
+        await cluster.start()
+    finally:
+        ended.set()
+        thread.join()
+        await cluster.stop()
 
 
 async def test_a_cluster_that_nobody_needed_starts_nothing() -> None:

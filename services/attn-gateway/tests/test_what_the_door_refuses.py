@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import Any
 
@@ -13,6 +14,7 @@ from attn.v1 import common_pb2
 from attn.v1 import inference_pb2 as pb
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn_gateway import GatewaySettings, TlsFiles, serving
+from attn_gateway import gateway as gateway_module
 
 TOKENIZE = "/attn.v1.InferenceService/Tokenize"
 GENERATE = "/attn.v1.InferenceService/Generate"
@@ -157,3 +159,22 @@ async def test_each_of_several_tokens_opens_the_door_and_no_other(words: Any) ->
         for token in ("wrong", "", "right fine"):
             failure = await refusal(stub.Tokenize(words.tokenize(), metadata=(("authorization", f"Bearer {token}"),)))
             assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_connections_without_a_handshake_do_not_keep_callers_out(
+    words: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "HANDSHAKE_SECONDS", 1)
+    async with (
+        serving([words], GatewaySettings(port=0, max_connections=4)) as gateway,
+        contextlib.AsyncExitStack() as idle,
+    ):
+        host, port = gateway.address.rsplit(":", 1)
+        readers = []
+        for _ in range(12):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            idle.callback(writer.close)
+            readers.append(reader)
+        async with grpc.aio.insecure_channel(gateway.address) as channel, asyncio.timeout(10):
+            assert await InferenceServiceStub(channel).Tokenize(words.tokenize(), wait_for_ready=True)
+            await asyncio.gather(*(reader.read() for reader in readers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
-from attn_gateway import Gateway, GatewaySettings, serving
+from attn_gateway import Gateway, GatewaySettings, TlsFiles, serving
 from attn_gateway.catalog import CatalogGrpc
 from attn_models.adapters.bert import BertAdapter
 from attn_models.adapters.state_dict import stored_tensors
@@ -140,3 +141,14 @@ async def client(url: str) -> AsyncIterator[Any]:
     openai = pytest.importorskip("openai")
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    """A key and a self-signed certificate for localhost."""
+    folder: Path = tmp_path_factory.mktemp("tls")
+    files = TlsFiles(certificate=folder / "cert.pem", key=folder / "key.pem")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(files.key), "-out", str(files.certificate)]
+    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    return files

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,6 @@ from attn_client.serving_load import AttnBackend, LoadRequest, OpenAIBackend, ar
 from attn_core.errors import UserError
 from attn_gateway import Gateway, GatewaySettings, TlsFiles, serving
 from attn_openai.server import UvicornServer
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
-    """A key and a self-signed certificate for localhost."""
-    folder: Path = tmp_path_factory.mktemp("tls")
-    files = TlsFiles(certificate=folder / "cert.pem", key=folder / "key.pem")
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(files.key), "-out", str(files.certificate)]
-    subprocess.run([*command.split(), *names], check=True, capture_output=True)
-    return files
 
 
 async def test_with_a_certificate_http_is_https_and_nothing_else(inference: Any, certificate: TlsFiles) -> None:

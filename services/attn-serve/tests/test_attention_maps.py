@@ -41,8 +41,8 @@ async def test_only_the_layers_and_heads_asked_for_come(stub: InferenceServiceSt
 async def test_a_layer_or_head_that_does_not_exist_is_named(stub: InferenceServiceStub) -> None:
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "layers", "2", "0 to 1"):
         [message async for message in stub.AttentionMaps(wanted(layers=[2]))]
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "heads", "-1", "0 to 3"):
-        [message async for message in stub.AttentionMaps(wanted(heads=[-1]))]
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "heads", "4", "0 to 3"):
+        [message async for message in stub.AttentionMaps(wanted(heads=[4]))]
 
 
 async def test_maps_of_a_prompt_beyond_the_context_are_refused_with_the_numbers(stub: InferenceServiceStub) -> None:

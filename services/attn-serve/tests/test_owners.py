@@ -135,7 +135,7 @@ async def test_an_adapter_of_one_tenant_does_not_exist_for_another(
         await answer("one")
 
 
-def test_trained_models_are_found_by_their_owner_on_any_machine(home: Path, tmp_path: Path) -> None:
+async def test_trained_models_are_found_by_their_owner_on_any_machine(home: Path, tmp_path: Path) -> None:
     """Two homes stand for two machines that share records and artefacts."""
     with Database(f"sqlite:///{tmp_path}/records.sqlite3") as database:
         records = ModelRecords(database)
@@ -144,12 +144,12 @@ def test_trained_models_are_found_by_their_owner_on_any_machine(home: Path, tmp_
         records.record(ModelRecord("tiny", "ann", artifact="tiny"))
         other = ModelSources(tmp_path / "other-home", records, ArtifactStore(url, tmp_path / "second"))
         for tenant in ("ann", None):
-            assert (other.folder("tiny", tenant) / "config.json").read_bytes() == (
+            assert (await other.find("tiny", tenant) / "config.json").read_bytes() == (
                 home / "models" / "tiny" / "config.json"
             ).read_bytes()
         for sources in (other, ModelSources(home, records)):
             with pytest.raises(UnknownName) as caught:
-                sources.folder("tiny", "bob")
+                await sources.find("tiny", "bob")
             assert "did you mean 'tiny'" not in caught.value.message
         with pytest.raises(InvalidValue):
-            other.folder("~/models", "bob")
+            await other.find("~/models", "bob")

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from asking_inference import until
 from attn_client import Client, ClientSettings
-from attn_core.errors import AlreadyExists, AttnError, PermissionDenied, Unavailable, UnknownName
+from attn_core.errors import AlreadyExists, AttnError, PermissionDenied, Unavailable, UnknownName, WrongState
 from attn_gateway import Cluster, ClusterSettings
 from attn_host import TextTask
 from attn_schema import DeploymentConfig, EngineConfig, ModelState, Prompt, SamplingParams
@@ -55,13 +55,15 @@ class Gateways:
         self._stack = stack
         stack.push_async_callback(self.cluster.stop)
 
-    async def start(self, name: str, place: str = PLACE, home: Path | None = None) -> SharedFleet:
+    async def start(
+        self, name: str, place: str = PLACE, home: Path | None = None, configured: Collection[str] = ()
+    ) -> SharedFleet:
         """A gateway; without a shared place its engines are its own."""
         shared = place == PLACE
         make: Any = self.cluster.make if shared else self._own
         database = Database(self.url)
         fleet = SharedFleet(ModelSources(home or self.home), make, database)
-        await fleet.join(record(name, place), shared=shared)
+        await fleet.join(record(name, place), configured, shared=shared)
 
         async def end() -> None:
             await fleet.stop(0)
@@ -312,6 +314,36 @@ async def test_a_gateway_that_died_is_shown_as_gone_and_the_next_of_its_address_
     assert "crash" not in states(a)
 
 
+@BOTH
+async def test_what_calls_loaded_is_loaded_again_after_an_orderly_end_as_it_was(gateways: Gateways, home: Path) -> None:
+    make_adapter(home / "models" / "tiny", "again-adapter", 7)
+    first = await gateways.start("first", "gateway/a")
+    for name in ("m@1", "m@2", "gone"):
+        await first.load(name, "tiny", ONE_THREAD)
+    await first.load("adapted", "again-adapter", ONE_THREAD, "m@1", tenant="ann")
+    first.set_traffic("m@1", {"m@1": 0.25, "m@2": 0.75})
+    before = await tokens(first, "adapted", "ann"), await tokens(first, "m@2")
+    await first.unload("gone", 0)
+    await first.stop(0)
+    # The next is given another model under one of the names by its options.
+    second = await gateways.start("second", "gateway/a", configured=["m@2"])
+    assert serves(second, "m@1", "adapted")()
+    assert states(second, "bob") == {"m@1": ModelState.SERVING}
+    assert second.find("m@1").info.traffic == 0.25
+    assert await tokens(second, "adapted", "ann") == before[0]
+    await second.load("m@2", "tiny-linear", ONE_THREAD)
+    await second.stop(0)
+    third = await gateways.start("third", "gateway/a")
+    assert serves(third, "m@1", "adapted")(), "options of the last start are not those of this one"
+    await third.stop(0)
+    # A gateway without a lasting place leaves nothing behind.
+    passing = await gateways.start("passing", "gateway/passing")
+    await passing.load("tiny", "tiny", ONE_THREAD)
+    await passing.stop(0)
+    found = {(one.place, one.name) for one in gateways.records().world().models}
+    assert found == {("gateway/a", "m@1"), ("gateway/a", "adapted")}
+
+
 async def test_records_that_are_away_stop_nothing_that_is_served(
     home: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +363,23 @@ async def test_records_that_are_away_stop_nothing_that_is_served(
             postgres.start()
         await b.load("two", "tiny", ONE_THREAD)
         await until(serves(a, "tiny", "two"))
+
+
+async def test_calls_that_need_the_records_are_refused_soon_while_those_have_lost_their_content(
+    home: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "records.sqlite3"
+    async with AsyncExitStack() as stack:
+        fleet = await Gateways(home, f"sqlite:///{file}", stack).start("a", "gateway/a")
+        await fleet.load("tiny", "tiny", ONE_THREAD)
+        before = await tokens(fleet, "tiny")
+        await asyncio.to_thread(file.write_bytes, b"")
+        for call in (fleet.load("two", "tiny", ONE_THREAD), fleet.unload("tiny", 0)):
+            began = time.monotonic()
+            with pytest.raises((Unavailable, WrongState)):
+                await call
+            assert time.monotonic() - began < 3.5
+        assert await tokens(fleet, "tiny") == before
 
 
 def test_a_gateway_comes_after_the_one_that_had_its_address_before_only_where_that_was_chosen(tmp_path: Path) -> None:

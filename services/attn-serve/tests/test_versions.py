@@ -15,8 +15,8 @@ from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core.errors import InvalidValue, UnknownName
 from attn_gateway import Gateway
 from attn_schema import ChatMessage, DeploymentConfig, EngineConfig, Prompt
-from attn_serve.fleet import WantedModel, shares_wanted
-from attn_serve.versions import conversation_key, new_shares, pick
+from attn_serve.fleet import WantedModel
+from attn_serve.versions import conversation_key, new_shares, pick, shares_wanted
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,10 +84,10 @@ def wanted(source: str, traffic: float | None = None) -> WantedModel:
 
 
 def test_versions_of_a_file_without_a_share_divide_the_rest() -> None:
-    file = {"m@1": wanted("a"), "m@2": wanted("a", 0.2), "m@3": wanted("a"), "n": wanted("a")}
+    file = {"m@1": None, "m@2": 0.2, "m@3": None, "n": None}
     assert shares_wanted(file) == {"m": pytest.approx({"m@1": 0.4, "m@2": 0.2, "m@3": 0.4}), "n": {"n": 1.0}}
     with pytest.raises(InvalidValue, match="traffic"):
-        shares_wanted({"m@1": wanted("a", 0.5), "m@2": wanted("a", 0.6)})
+        shares_wanted({"m@1": 0.5, "m@2": 0.6})
 
 
 async def load(models: ModelServiceStub, name: str, source: str, **more: Any) -> model_pb2.ModelInfo:

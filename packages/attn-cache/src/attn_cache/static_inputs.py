@@ -68,8 +68,10 @@ class StepBuffer:
         self.lines = [self._host_buffer[span] for span in self._spans]
         self.tables = self._host_buffer[self._line_elements :].view(np.int32).reshape(tables)
         pinned = device.type == "cuda"
-        # Two, because a copy may still read one of them while the next step is written.
+        # Two, because a copy may still read one of them while the next step is written; the host waits before it writes
+        # to one whose copy has not ended, as steps that end no prompt do not wait for the device.
         self._staging = [torch.zeros(total, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
+        self._copied = [torch.cuda.Event() if pinned else None for _ in range(2)]  # type: ignore[no-untyped-call]
         self._device_buffer = torch.zeros(total, dtype=torch.int64, device=device)
         self._tables = self._device_buffer[self._line_elements :].view(torch.int32).view(tables)
 
@@ -85,9 +87,14 @@ class StepBuffer:
         """Copy the lines to the device, and with `whole` the block tables, too."""
         size = len(self._host_buffer) if whole else self._line_elements
         self._staging.reverse()
-        source = self._staging[0][:size]
+        self._copied.reverse()
+        source, copied = self._staging[0][:size], self._copied[0]
+        if copied is not None:
+            copied.synchronize()
         source.numpy()[:] = self._host_buffer[:size]
         self._device_buffer[:size].copy_(source, non_blocking=True)
+        if copied is not None:
+            copied.record(torch.cuda.current_stream(self._device_buffer.device))
 
 
 class StaticPagedView:

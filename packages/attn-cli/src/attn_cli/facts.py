@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import MISSING
 from typing import Any
 
-from attn_core import AttentionSpec, Capability, Mechanism, MechanismConfig, Shape, installed, state_bytes
+from attn_core import AttentionSpec, Capability, Mechanism, MechanismConfig, Rotary, Shape, installed, state_bytes
 from attn_core.computation import Computation, WholeCall
 from attn_core.errors import InvalidValue
 from attn_core.graph_safety import (
@@ -51,6 +52,18 @@ def describe(mechanism: Mechanism) -> dict[str, Any]:
         "capabilities": sorted(mechanism.capabilities),
         "options": options,
     }
+
+
+def padding_statement(mechanism: Mechanism, config: MechanismConfig) -> str:
+    """What padding does to the outputs of a layer."""
+    if not mechanism.can(Capability.PADDING):
+        return "not supported"
+    if mechanism.depends_on_padding(config):
+        return "depends on padding: in front of a sequence it changes outputs, at the end it does not"
+    turned = mechanism.can(Capability.ROTARY) and not config.cross
+    if turned and mechanism.depends_on_padding(dataclasses.replace(config, rotary=config.rotary or Rotary())):
+        return "changes no output; with rotary positions it depends on padding in front of a sequence"
+    return "changes no output, in front of a sequence or at its end"
 
 
 def price(mechanism: Mechanism, config: MechanismConfig, tokens: int, dtype: str) -> dict[str, Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attn_schema.text_files import lines_of
+
 
 def print_facts(facts: Mapping[str, Any]) -> None:
     """Print names, with spaces for underscores, and values in two columns; further lines of a value are indented."""
     facts = {name.replace("_", " "): value for name, value in facts.items()}
     width = max(map(len, facts), default=0)
     for name, value in facts.items():
-        first, *rest = str(value).splitlines() or [""]
+        first, *rest = lines_of(str(value)) or [""]
         print(f"{name:<{width}}  {first}")
         for line in rest:
             print(f"{'':<{width}}  {line}")

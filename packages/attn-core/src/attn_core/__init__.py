@@ -11,11 +11,12 @@ from attn_core.cost import Cost, Shape, Step
 from attn_core.declared import DeclaredMechanism
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_core.heads import Heads
+from attn_core.inner import Attend, InnerAttention
 from attn_core.kernels.attend import AttentionInputs
 from attn_core.kernels.base import Kernel
 from attn_core.masks.bands import Causal, Full, Window
 from attn_core.masks.base import Mask
-from attn_core.mechanism import Attend, AttentionLayer, Capability, ComputedMechanism, InnerAttention, Mechanism, Paper
+from attn_core.mechanism import AttentionLayer, Capability, ComputedMechanism, Mechanism, Paper
 from attn_core.models import ModelFamily
 from attn_core.options import configure
 from attn_core.plugins.catalog import installed

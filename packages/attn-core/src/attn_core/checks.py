@@ -94,6 +94,16 @@ def require_flag(field: str, value: object) -> bool:
     raise InvalidValue.of(field, value, "true or false")
 
 
+def keep_tuples(record: object, *fields: str) -> None:
+    """Turn lists given for these fields of a frozen dataclass, and lists in them, into tuples, so that it hashes."""
+    for field in fields:
+        object.__setattr__(record, field, _as_tuples(getattr(record, field)))
+
+
+def _as_tuples(value: object) -> object:
+    return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
 def require_no_module(field: str, value: object) -> None:
     """Raise `InvalidValue` for data or a function that holds learned tensors, which no layer would register or save.
 

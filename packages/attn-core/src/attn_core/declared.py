@@ -12,9 +12,10 @@ from attn_core.computation import Computation
 from attn_core.config import MechanismConfig
 from attn_core.cost import Cost, Shape, Step
 from attn_core.heads import Heads
+from attn_core.inner import InnerAttention
 from attn_core.masks.ranges import size
 from attn_core.masks.reach import Reach
-from attn_core.mechanism import Capability, InnerAttention, Mechanism, replay_state
+from attn_core.mechanism import Capability, Mechanism, replay_state
 from attn_core.spec import AttentionSpec
 from attn_core.states import Field, Paged, Slot, Source, StateSpec, StateSpecs
 
@@ -55,6 +56,11 @@ class DeclaredMechanism(Mechanism):
         """True if the layer computes the spec alone; `splitting.require_split` then checks the parts of the spec."""
         own = type(self)
         return own.build is DeclaredMechanism.build and own.inner is DeclaredMechanism.inner
+
+    def depends_on_padding(self, config: MechanismConfig) -> bool:
+        """Whether a part of the spec counts positions from the start; to be overridden where `inner` does."""
+        spec = self.spec(config)
+        return not (spec.cross or spec.relative)
 
     @property
     def output_bias_apart(self) -> bool:

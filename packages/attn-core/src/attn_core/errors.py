@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
+
+log = logging.getLogger(__name__)
 
 
 def near_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
@@ -239,6 +243,18 @@ class LayerFailed(InternalError):
         """The error for the part of the model called `layer`, its mechanism, if any, and what went wrong."""
         named = layer if mechanism is None else f"{layer} (mechanism {mechanism!r})"
         return cls(f"layer {named} failed: {what}", layer=layer, mechanism=mechanism or "", what=what)
+
+
+@contextmanager
+def cleaning_up(what: str) -> Iterator[None]:
+    """Log an error of the block, which cleans up `what`, instead of raising it.
+
+    Otherwise it would replace the error that led there, and what is cleaned up next would stay.
+    """
+    try:
+        yield
+    except Exception:
+        log.exception("cleaning up failed: %s", what)
 
 
 def error_of_reasons(reasons: Iterable[str], message: str, metadata: dict[str, str]) -> AttnError:

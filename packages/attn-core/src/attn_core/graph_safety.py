@@ -7,9 +7,11 @@ reports it before anything runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache, wraps
+from typing import ParamSpec, TypeVar
 
 from attn_core.states import Slot, Source, StateSpecs
 
@@ -21,14 +23,23 @@ GATHERED = 1024
 REPLAYED = "every step recomputes the whole sequence"
 
 
-_static: ContextVar[bool] = ContextVar("static", default=False)
+P = ParamSpec("P")
+T = TypeVar("T")
+Owned = dict[int, object]
+"""What a recorded step reads of caches (`device_cache`), by `id`."""
+
+_static: ContextVar[Owned | None] = ContextVar("static", default=None)
 
 
 @contextmanager
-def static_step() -> Iterator[None]:
+def static_step(owned: Owned) -> Iterator[None]:
     """A context in which a step over static inputs is computed: its positions are known to be within the model's
-    context length, so that no layer needs to wait for the device to check them."""
-    token = _static.set(True)
+    context length, so that no layer needs to wait for the device to check them.
+
+    What the step obtains from a `device_cache` is added to `owned`, which lives as long as the recorded step: it reads
+    the same addresses in every replay, also when the cache has evicted what was there.
+    """
+    token = _static.set(owned)
     try:
         yield
     finally:
@@ -37,7 +48,26 @@ def static_step() -> Iterator[None]:
 
 def in_static_step() -> bool:
     """Whether the caller runs within `static_step`."""
-    return _static.get()
+    return _static.get() is not None
+
+
+def device_cache(maxsize: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """`functools.lru_cache` for functions that return tensors on a device, which recorded steps may read."""
+
+    def cached(function: Callable[P, T]) -> Callable[P, T]:
+        lookup = lru_cache(maxsize)(function)
+
+        @wraps(function)
+        def get(*args: P.args, **kwargs: P.kwargs) -> T:
+            found: T = lookup(*args, **kwargs)  # type: ignore[arg-type] # what is not hashable raises TypeError
+            owned = _static.get()
+            if owned is not None:
+                owned[id(found)] = found
+            return found
+
+        return get
+
+    return cached
 
 
 def state_reason(layer: str, states: StateSpecs) -> str | None:

@@ -17,7 +17,6 @@ from attn_core.computation import Computation
 from attn_core.config import MechanismConfig, check_config_type
 from attn_core.cost import Cost, Shape, Step
 from attn_core.errors import Incompatible, InvalidValue, MechanismInvalid, Undeclared
-from attn_core.kernels.attend import AttentionInputs
 from attn_core.state_faults import described
 from attn_core.states import Field, Paged, StateSpecs
 
@@ -82,8 +81,9 @@ class Paper:
 class AttentionLayer(Protocol):
     """What `build` returns: a `torch.nn.Module` with these methods.
 
-    It may also have `take_auxiliary_loss() -> Tensor | None`, which returns a scalar from the last training pass, to
-    be added once to the loss.
+    It, or a module in it, may also have `take_auxiliary_loss() -> Tensor | None`, a scalar of the last training pass to
+    be added once to the loss, and `after_update(summed)`, to be called after each optimizer step, which changes what is
+    learned without gradients, as no forward pass does; `summed` adds up over all workers that share a batch.
     """
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -157,6 +157,11 @@ class Mechanism(ABC):
     def drops_weights(self) -> bool:
         """Whether a layer applies `config.dropout` to its attention weights in training. If not, configs with
         dropout are refused."""
+        return False
+
+    def depends_on_padding(self, config: MechanismConfig) -> bool:
+        """Whether padding before a sequence can change outputs: positions are counted from the first row, real or not.
+        Padding after a sequence never does."""
         return False
 
     @property
@@ -261,35 +266,6 @@ def replay_state(config: MechanismConfig) -> StateSpecs:
     return {"inputs": Paged({"x": Field((config.hidden_size,))})}
 
 
-Attend = Callable[[AttentionInputs], Tensor]
-"""Applies a spec to inputs; gives outputs [batch, query, heads, value_size], or weights [batch, heads, query, key]."""
-
-
-class InnerAttention:
-    """Base class, beside `torch.nn.Module`, of the module that `DeclaredMechanism.inner` builds.
-
-    The layer of the spec projects hidden states to queries, keys and values, applies rotary positions, caches keys and
-    values between steps and applies the output projection. The inner module only needs a method
-
-        forward(rows, operands, attend) -> [batch, query, ...]
-
-    `rows` [batch, query, width] are the hidden states of the queries, `operands` the projected queries, keys and
-    values, and `attend(operands)` computes the spec's attention with whichever kernel fits. The last axes of the
-    result have heads x value_size elements in all.
-    """
-
-    def remember(self, rows: Tensor) -> Fields:
-        """Fields [batch, key, ...] to cache for hidden states [batch, key, width] besides keys and values.
-
-        Their shapes are those of `DeclaredMechanism.further_fields`; `AttentionInputs.fields` has them later.
-        """
-        return {}
-
-    def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
-        """Attention weights [batch, heads, query, key]; here `attend(operands)` returns the weights of the spec."""
-        raise Incompatible(f"{type(self).__name__} has no attention weights")
-
-
 Build = Callable[["Mechanism", MechanismConfig], Any]
 
 
@@ -318,6 +294,9 @@ class InputCheck:
 
     def check_rows(self, field: str, rows: Any, axes: str) -> None:
         """Raise `InvalidValue` unless `rows` is a floating-point tensor of three axes, the last of `hidden_size`."""
+        if getattr(rows, "is_nested", False):
+            allowed = f"a padded tensor {axes} with a key_padding_mask, or tokens end to end with lengths"
+            raise InvalidValue.of(field, "a nested tensor", allowed)
         if not hasattr(rows, "is_floating_point") or not rows.is_floating_point():
             allowed = f"a floating-point tensor {axes} in mechanism {self.name!r}"
             raise InvalidValue.of(field, str(getattr(rows, "dtype", type(rows).__name__)), allowed)
@@ -381,11 +360,7 @@ def priced(cost: Price) -> Price:
     return pricing
 
 
-METHODS = {
-    Capability.INCREMENTAL: "step",
-    Capability.WEIGHTS: "weights",
-    Capability.SHARES_KV: "project_kv",
-}
+METHODS = {Capability.INCREMENTAL: "step", Capability.WEIGHTS: "weights", Capability.SHARES_KV: "project_kv"}
 """The method that a layer must have for each of these capabilities, where its mechanism declares them."""
 
 

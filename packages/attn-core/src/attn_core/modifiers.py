@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core.checks import is_number, is_whole, require_no_module
+from attn_core.checks import is_number, is_whole, keep_tuples, require_no_module
 from attn_core.errors import InvalidValue, UnknownName
 from attn_core.heads import HeadRange, Heads, Part
 
@@ -22,10 +22,17 @@ else:
 class Modifier(Part):
     """A change to the scores before the distribution, or to the values that are summed.
 
-    `located` says that the change depends on the positions of queries and keys.
+    `located` says that the change depends on the positions of queries and keys, `relative` that it depends on them
+    through their distance only, `scores_keys` that it multiplies queries by something else than keys.
     """
 
     located: ClassVar[bool] = True
+    scores_keys: ClassVar[bool] = False
+
+    @property
+    def relative(self) -> bool:
+        """Whether positions matter through their distance only; a function is taken to do so."""
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +263,7 @@ class RelativeKeys(RelativeVectors):
     """Adds q·a_{j-i} / √d_k: the vector is added to the key before the scaled product (Shaw et al. 2018)."""
 
     kind = "relative_keys"
+    scores_keys = True
 
     def size(self, heads: Heads) -> int:
         return heads.key_size
@@ -288,6 +296,7 @@ class DependencyTree:
     heads: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        keep_tuples(self, "heads")
         tokens = len(self.heads)
         for token, head in enumerate(self.heads):
             if type(head) is not int or not -1 <= head < tokens:
@@ -346,6 +355,11 @@ class DependencyKeys(RelativeKeys):
     tree: DependencyTree
     kind = "dependency_keys"
 
+    @property
+    def relative(self) -> bool:
+        """Whether the tree is a chain: a parse counts positions from the start of the sequence."""
+        return not self.tree.heads
+
 
 @dataclass(frozen=True, kw_only=True)
 class DependencyValues(RelativeValues):
@@ -353,3 +367,8 @@ class DependencyValues(RelativeValues):
 
     tree: DependencyTree
     kind = "dependency_values"
+
+    @property
+    def relative(self) -> bool:
+        """Whether the tree is a chain: a parse counts positions from the start of the sequence."""
+        return not self.tree.heads

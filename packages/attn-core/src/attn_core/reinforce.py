@@ -35,6 +35,10 @@ class SamplesKeys:
     samples: SampledKeys | None = None
     recorded: list[SampledKeys] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes without the samples, which belong to the graph of one pass: copies have had no pass."""
+        return {name: value for name, value in vars(self).items() if name not in {"samples", "recorded"}}
+
     def keep(self, samples: SampledKeys | None) -> None:
         """Record the samples of a training pass; the module itself calls this once in every pass."""
         self.samples = samples

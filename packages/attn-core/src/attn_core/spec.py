@@ -15,6 +15,9 @@ from attn_core.norms import QkNorm
 from attn_core.rotary import Rotary
 from attn_core.scores import ScaledDot, Score
 
+PRODUCTS = frozenset({"scaled_dot", "dot", "cosine"})
+"""The scores that are a product of query and key, in which rotary positions are relative."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
@@ -70,6 +73,16 @@ class AttentionSpec:
         """Whether the result depends on the positions of queries and keys."""
         parts = self.mask.kind != "full" or self.score.kind == "location" or self.distribution.located
         return parts or any(modifier.located for modifier in self.modifiers)
+
+    @property
+    def relative(self) -> bool:
+        """Whether only distances between positions matter, so that padding before a sequence changes no output.
+
+        Rotary positions are relative in products of queries and keys, and absolute in every other use of them.
+        """
+        turned = self.score.kind in PRODUCTS and not any(modifier.scores_keys for modifier in self.modifiers)
+        parts = self.mask.relative and all(modifier.relative for modifier in self.modifiers)
+        return parts and self.score.kind != "location" and (self.rotary is None or turned)
 
     def query_flops(self) -> int:
         """FLOPs of matrix products per query token in all heads, whatever the keys; two per multiply-add."""

@@ -25,6 +25,8 @@ MIN_STEPS = 5
 OUTLIER = 4.0
 """A measured step counts as at most this many times its expected duration."""
 MIN_RETRY_SECONDS = 0.05
+LOOK_SECONDS = 0.05
+"""Interval at which waiting requests are looked through for hopeless ones: thousands may wait."""
 MIN_PLANNED_SHARE, MAX_PLANNED_SHARE = 0.3, 0.9
 """The smallest and largest planned share: the fraction of the time until its deadline within which a request that must
 wait is planned to complete. The rest is a margin, also for transport to and from the engine, which no step measures."""
@@ -71,6 +73,7 @@ class _Entry:
     """An admitted request: `prompt` and `new` are the prompt and completion tokens that are still to be computed.
 
     `max_new` is the initial value of `new`. `due` is the time by which it is planned to end, at or before its deadline.
+    `given_up` says that it was refused after it had waited, because the engine became slower.
     """
 
     tenant: str
@@ -83,6 +86,7 @@ class _Entry:
     arrived: float
     due: float = math.inf
     running: bool = False
+    given_up: bool = False
 
 
 @dataclass
@@ -117,6 +121,7 @@ class AdmissionControl:
         self._used_share = 1.0
         self._planned_share = MAX_PLANNED_SHARE
         self._met: dict[str, bool] = {}
+        self._looked = -math.inf
         self.cost = StepCost()
         self.refused = 0
         """The number of requests that were refused because of their deadline."""
@@ -172,7 +177,8 @@ class AdmissionControl:
                 self._met[request_id] = True
                 while len(self._met) > MAX_REMEMBERED:
                     del self._met[next(iter(self._met))]
-            elif now is not None and now >= entry.deadline - LATE_CANCELLATION * (entry.deadline - entry.arrived):
+            patience = (1 - LATE_CANCELLATION) * (entry.deadline - entry.arrived)
+            if generated is None and now is not None and not entry.given_up and now >= entry.arrived + patience:
                 self._record_miss()
 
     def computed(self, tokens: Mapping[str, tuple[int, int]], seconds: float) -> None:
@@ -190,19 +196,27 @@ class AdmissionControl:
             self.cost.measured(sum(map(sum, tokens.values())), seconds)
 
     def hopeless(self, request_ids: Iterable[str], now: float) -> dict[str, OutOfCapacity]:
-        """The errors of those of the requests that have not started and would be late even if they started now."""
+        """The errors of those of the requests that have not started and would be late even if they started now.
+
+        Looks only every `LOOK_SECONDS`. Such a request waited in vain, so it counts as a missed deadline. Late is what
+        takes more than half of the planned margin: otherwise an engine that becomes a little slower would give up all
+        that waits.
+        """
         found = {}
         with self._lock:
-            if self.cost.steps < MIN_STEPS:
+            if self.cost.steps < MIN_STEPS or now < self._looked + LOOK_SECONDS:
                 return {}
+            self._looked = now
             sequences = sum(entry.sequences for entry in self._entries.values() if entry.running)
             for request_id in request_ids:
                 entry = self._entries.get(request_id)
                 if entry is None or entry.running or math.isinf(entry.deadline):
                     continue
-                late = now + self._own_seconds(entry, sequences) - entry.due
+                late = now + self._own_seconds(entry, sequences) - (entry.due + entry.deadline) / 2
                 if late > 0:
                     self.refused += 1
+                    entry.given_up = True
+                    self._record_miss()
                     found[request_id] = _too_late(late)
         return found
 

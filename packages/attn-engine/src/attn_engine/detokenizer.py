@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import Protocol, runtime_checkable
 
 from attn_core.models import Tokenizer
 
@@ -20,50 +23,171 @@ TokenText = Callable[[int], str]
 """Maps a token id to the text of that token decoded by itself."""
 
 
+@runtime_checkable
+class StreamTokenizer(Protocol):
+    """A tokenizer that says how its tokens become text, so that text can be returned while it grows."""
+
+    @property
+    def text_bytes(self) -> Mapping[int, bytes] | None:
+        """The bytes that each token adds to a text, if texts are these bytes as UTF-8; None for other tokenizers."""
+        ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of special tokens, which `decode` leaves out."""
+        ...
+
+    def joins_bytes(self, token_id: int) -> bool:
+        """Whether the token is a byte that is decoded together with the bytes next to it, as of byte fallback."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """The text of a token within a text, with the space that it begins with; U+FFFD for part of a character."""
+        ...
+
+
 def token_text(tokenizer: Tokenizer | None) -> TokenText:
     """A cached function that decodes single tokens, special tokens included; it returns "" without a tokenizer."""
     if tokenizer is None:
         return lambda _: ""
+    if isinstance(tokenizer, StreamTokenizer):
+        return lru_cache(CACHED_TOKENS)(tokenizer.token_text)
     return lru_cache(CACHED_TOKENS)(lambda token: tokenizer.decode([token], skip_special=False))
 
 
-class Detokenizer:
-    """Decodes tokens one at a time into pieces of text that no later token can change."""
+class Detokenizer(ABC):
+    """Decodes tokens one at a time into pieces of text that no later token can change.
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._ids = list(prompt[-PREFIX_TOKENS:])
-        self._returned = len(_complete_part(self._decode()))
+    Joined, the pieces are the text of all tokens.
+    """
 
+    @staticmethod
+    def of(tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> Detokenizer:
+        """The detokenizer of a completion of `prompt`."""
+        if not isinstance(tokenizer, StreamTokenizer):
+            return WindowDetokenizer(tokenizer, prompt[-PREFIX_TOKENS:])
+        if tokenizer.text_bytes is not None:
+            return ByteDetokenizer(tokenizer, tokenizer.text_bytes, prompt[-PREFIX_TOKENS:])
+        return WindowDetokenizer(tokenizer, _context(tokenizer, prompt), tokenizer)
+
+    @abstractmethod
     def push(self, token: int) -> str:
-        """The text that becomes final with this token; empty while a character is incomplete."""
-        before = len(self._ids)
-        self._ids.append(token)
-        whole = self._decode()
-        complete = _complete_part(whole)
-        piece = complete[self._returned :]
-        if len(complete) == len(whole) and before >= MAX_WINDOW:
-            del self._ids[: max(0, before - PREFIX_TOKENS + 1)]
-            self._returned = len(self._decode())
-        else:
-            self._returned = max(self._returned, len(complete))
-        return piece
+        """The text that becomes final with this token; empty while a later token may change it."""
 
+    @abstractmethod
     def copy(self) -> Detokenizer:
         """A copy in the same state."""
-        copy = Detokenizer(self._tokenizer)
+
+    @abstractmethod
+    def finish(self) -> str:
+        """The rest of the text, at the end of the completion; an incomplete character becomes U+FFFD."""
+
+
+class ByteDetokenizer(Detokenizer):
+    """Decodes tokens whose bytes, one after another, are UTF-8 (byte-level BPE)."""
+
+    def __init__(self, tokenizer: Tokenizer, text_bytes: Mapping[int, bytes], prompt: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._bytes = text_bytes
+        self._decoder = getincrementaldecoder("utf-8")(errors="replace")
+        for token in prompt:
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        """See `Detokenizer.push`."""
+        try:
+            more = self._bytes[token]
+        except KeyError:
+            return self._tokenizer.decode([token])  # raises the error of an id outside the vocabulary
+        return self._decoder.decode(more)
+
+    def copy(self) -> ByteDetokenizer:
+        """See `Detokenizer.copy`."""
+        copy = ByteDetokenizer(self._tokenizer, self._bytes)
+        copy._decoder.setstate(self._decoder.getstate())
+        return copy
+
+    def finish(self) -> str:
+        """See `Detokenizer.finish`."""
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer(Detokenizer):
+    """Decodes each token together with some before it, which `context` begins with.
+
+    Byte fallback decodes neighbouring bytes as a whole: while their last character is incomplete, or if any is invalid,
+    all of them become U+FFFD. So bytes are held back until another token follows (`StreamTokenizer.joins_bytes`).
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, context: Sequence[int] = (), stream: StreamTokenizer | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stream = stream
+        self._ids = list(context)
+        text = tokenizer.decode(self._ids)
+        # An incomplete character at the end of the prompt belongs to the completion that completes it.
+        self._returned = len(_complete_part(text) if stream is None else self._without_incomplete(text))
+
+    def push(self, token: int) -> str:
+        """See `Detokenizer.push`."""
+        stream = self._stream
+        if stream is not None and token in stream.special_ids:
+            return ""
+        self._ids.append(token)
+        if stream is not None and stream.joins_bytes(token):
+            return ""
+        whole = self._tokenizer.decode(self._ids)
+        # Text that ends with U+FFFD may be part of a character, unless the tokenizer says how bytes are joined.
+        complete = _complete_part(whole) if stream is None else whole
+        piece = complete[self._returned :]
+        self._returned = max(self._returned, len(complete))
+        if len(complete) == len(whole) and len(self._ids) > MAX_WINDOW:
+            self._shorten()
+        return piece
+
+    def copy(self) -> WindowDetokenizer:
+        """See `Detokenizer.copy`."""
+        copy = WindowDetokenizer(self._tokenizer, (), self._stream)
         copy._ids, copy._returned = list(self._ids), self._returned
         return copy
 
     def finish(self) -> str:
-        """The rest of the text, at the end of the completion; an incomplete character becomes U+FFFD."""
-        whole = self._decode()
+        """See `Detokenizer.finish`."""
+        whole = self._tokenizer.decode(self._ids)
         piece = whole[self._returned :]
         self._returned = len(whole)
         return piece
 
-    def _decode(self) -> str:
-        return self._tokenizer.decode(self._ids)
+    def _without_incomplete(self, text: str) -> str:
+        """The text of the context, without bytes at its end that begin a character; all of it if other bytes are
+        invalid."""
+        for count in range(MAX_INCOMPLETE_BYTES + 1):
+            before = text if count == 0 else self._tokenizer.decode(self._ids[:-count])
+            if not before.endswith(REPLACEMENT):
+                return before
+        return text
+
+    def _shorten(self) -> None:
+        """Drop all but the last tokens, unless they have no text: the next one would lose its leading space."""
+        text = self._tokenizer.decode(self._ids[-PREFIX_TOKENS:])
+        if text:
+            del self._ids[:-PREFIX_TOKENS]
+            self._returned = len(text)
+
+
+def _context(stream: StreamTokenizer, prompt: Sequence[int]) -> list[int]:
+    """The last tokens of a prompt that have text, and all bytes that are decoded together with the last."""
+    found: list[int] = []
+    joined = True
+    for token in reversed(prompt):
+        if token in stream.special_ids:
+            continue
+        joined = joined and stream.joins_bytes(token)
+        if len(found) >= PREFIX_TOKENS and not joined:
+            break
+        found.append(token)
+    return found[::-1]
 
 
 def _complete_part(text: str) -> str:

@@ -75,6 +75,7 @@ class Engine:
         self._grammars = GrammarCompiler(tokenizer)
         self._end_ids = tokenizer.end_ids if tokenizer else frozenset()
         self._clock = clock
+        self._stepped: float | None = None
         self.admission = AdmissionControl(config)
         self._scheduler = Scheduler(store, config, proposer)
         self._isolator = FaultIsolator(self._runner, self._scheduler)
@@ -232,13 +233,17 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Compute one step for as many requests as fit; returns all outputs since the last step."""
-        self._end_late()
         began = self._clock()
+        between = 0.0 if self._stepped is None else began - self._stepped
+        self._end_late()
         with torch.inference_mode():
             chunks = self._complete_step()
             if chunks:
-                self.admission.computed(_tokens_of(chunks), self._clock() - began)
+                # Whatever happens between two steps, such as the delivery of outputs, is a part of the engine's speed.
+                spent = self._clock() - began
+                self.admission.computed(_tokens_of(chunks), spent + min(between, spent))
         outputs, self._outputs = self._outputs, []
+        self._stepped = None if self.idle else self._clock()
         return outputs
 
     def stats(self) -> EngineStats:
@@ -284,7 +289,7 @@ class Engine:
 
     def _sequence(self, request: Request, index: int) -> Sequence:
         self._sequences += 1
-        detokenizer = Detokenizer(self._tokenizer, request.token_ids) if self._tokenizer else None
+        detokenizer = Detokenizer.of(self._tokenizer, request.token_ids) if self._tokenizer else None
         new_tokens = self._limits.max_new_tokens(request)
         sequence = Sequence(request, self._sequences, new_tokens, detokenizer, self._token_text, index)
         sequence.due = min(self._clock() + PATIENCE_SECONDS, math.inf if request.deadline is None else request.deadline)

@@ -69,7 +69,7 @@ class MixedGraphs(RecordedSteps):
     def compute(self, size: int) -> Tensor:
         """See `RecordedSteps.compute`."""
         inputs = self._static()
-        with static_step():
+        with static_step(self.owned):
             return self._model.step(inputs.tokens(size), inputs.batch(size), inputs.view(size))
 
     def _static(self) -> StaticMixed:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from attn_core.errors import NotGraphSafe
+from attn_core.graph_safety import Owned
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -117,6 +118,8 @@ class RecordedSteps(ABC):
         self._recorder = recorder
         self._sizes = tuple(sizes)
         self._steps: dict[int, Repeat] = {}
+        self.owned: Owned = {}
+        """What the recorded steps read of caches that may evict it."""
         self.reason: str | None = None
         """Why steps are not recorded; None as long as they can be."""
         self.replayed = 0

@@ -21,10 +21,19 @@ UNSPELLABLE = "no token of the vocabulary can continue the completion"
 
 @runtime_checkable
 class ByteTokenizer(Protocol):
-    """A tokenizer that gives the bytes of each token."""
+    """A tokenizer whose texts are the bytes of their tokens, which it gives."""
+
+    @property
+    def joins_tokens(self) -> bool:
+        """Whether they are; else no grammar can say which token may come next."""
+        ...
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of the token."""
+        ...
+
+    def encode_within(self, text: str) -> list[int]:
+        """Tokens whose bytes are exactly those of a text, without special tokens or a space in front."""
         ...
 
     @property
@@ -88,8 +97,8 @@ class GrammarCompiler:
         except ImportError as error:
             raise MissingPackage.of("attn-engine[grammar]", "structured_output") from error
         tokenizer = self._tokenizer
-        if tokenizer is None or not isinstance(tokenizer, ByteTokenizer):
-            allowed = "none, as the engine's tokenizer does not provide the bytes of tokens"
+        if tokenizer is None or not isinstance(tokenizer, ByteTokenizer) or not tokenizer.joins_tokens:
+            allowed = "none, as texts are not the bytes of their tokens with the engine's tokenizer"
             raise InvalidValue.of("structured_output", "a grammar", allowed)
         return LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer)))
 
@@ -169,7 +178,7 @@ class _Vocabulary:
         self.eos_token_id = end_ids[0] if end_ids else size
         self.bos_token_id = None
         self.special_token_ids = sorted(tokenizer.special_ids | set(end_ids)) or [size]
-        self._encode = tokenizer.encode
+        self._encode = tokenizer.encode_within
 
     def __call__(self, text: str) -> Sequence[int]:
         ids: Sequence[int] = self._encode(text)

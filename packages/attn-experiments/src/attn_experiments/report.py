@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from attn_core.errors import InvalidValue
+from attn_schema.json_text import json_text
 from attn_schema.output import snake_case
 
 Verdict: TypeAlias = Literal["holds", "holds in part", "does not hold", "not measured"]
@@ -150,7 +150,7 @@ def save(result: Result, name: str, folder: Path) -> list[Path]:
     """Write `name`.json and its pictures into a folder, creating it if needed; returns the paths written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.json").write_text(json.dumps(plain(result), indent=1) + "\n", "utf-8")
+        (folder / f"{name}.json").write_text(json_text(plain(result), indent=1) + "\n", "utf-8")
     except OSError as error:
         raise InvalidValue.of("--out", str(folder), f"a folder that can be written ({error})") from error
     written = [folder / f"{name}.json"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import Incompatible, InvalidValue, cleaning_up
 from attn_engine import EngineLoop, PromptState, Request, build_engine
 from attn_models.loading import LoadedModel
 from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, EngineStats, ModelInfo, Prompt, Tokenization
@@ -47,7 +47,8 @@ class EngineHost(ModelHost):
             self._open(folder, config, deliver)
         except BaseException:
             if self._ranks is not None:
-                self._ranks.stop()
+                with cleaning_up("the ranks"):
+                    self._ranks.stop()
             raise
 
     def _open(self, folder: Path, config: EngineConfig, deliver: Deliver) -> None:

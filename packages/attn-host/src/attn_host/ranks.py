@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 import torch.distributed as dist
-from attn_core.errors import AttnError, InvalidValue, Unavailable, WrongState
+from attn_core.errors import AttnError, InvalidValue, Unavailable, WrongState, cleaning_up
 from attn_core.models import TakesEmbeddings
 from attn_core.splitting import Rank
 from attn_engine.tensor_parallel import LOST, Follower, Leader
@@ -220,7 +220,8 @@ def run_rank(task: RankTask) -> None:
     try:
         loaded = load_part(Path(task.folder), config, task.index)
     except Exception as error:
-        store.set(_ready(task.index), error.message if isinstance(error, AttnError) else repr(error))
+        with cleaning_up("the message to the first rank"):
+            store.set(_ready(task.index), error.message if isinstance(error, AttnError) else repr(error))
         raise
     store.set(_ready(task.index), "")
     join(store, rank, loaded.device)
@@ -232,7 +233,8 @@ def run_rank(task: RankTask) -> None:
         while not follower.stopped:
             follower.follow(messages.receive())
     finally:
-        dist.destroy_process_group()
+        with cleaning_up("the process group"):
+            dist.destroy_process_group()
 
 
 def listen(ip: str) -> tuple[Any, str]:

@@ -25,7 +25,7 @@ class PromptTokenizer:
         self._tokenizer = tokenizer
         self._encoder = encoder
         self._images = images
-        self._text = lru_cache(CACHED_TOKENS)(lambda token: tokenizer.decode([token], skip_special=False))
+        self._text = lru_cache(CACHED_TOKENS)(tokenizer.token_text)
 
     @property
     def chat(self) -> bool:

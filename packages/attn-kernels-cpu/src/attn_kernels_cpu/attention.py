@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from attn_core.dropout import WORD, Dropout
 from attn_core.errors import InvalidValue
+from attn_core.first_order import first_order_only
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attn_kernels_cpu.library import ADDRESS, library
 
@@ -107,7 +107,7 @@ class Attention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
         """Run the backward kernel, which recomputes the scores."""
         query, key, value, out, logs = ctx.saved_tensors

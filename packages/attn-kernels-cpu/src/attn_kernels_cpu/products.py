@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.first_order import first_order_only
 from attn_core.kernels.product import FORMS
 from attn_core.kernels.rowwise import Activation
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attn_kernels_cpu.library import MatrixStruct, library
 
@@ -88,7 +88,7 @@ class Linear(torch.autograd.Function):
         return multiply(rows, weight.T, bias)
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients that `needs_input_grad` asks for."""
         rows, weight = ctx.saved_tensors
@@ -128,7 +128,7 @@ class Activated(torch.autograd.Function):
         return _activate(form, rows, None)
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor, None]:
         """The derivative times the gradient of the output."""
         (rows,) = ctx.saved_tensors

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 import triton.language as tl
 from attn_core import AttentionInputs, AttentionSpec
 from attn_core.errors import InvalidValue
+from attn_core.graph_safety import device_cache
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -23,7 +23,7 @@ from attn_kernels_triton.launch import Launch, power_of_two, rows
 SEED = 20240711
 
 
-@lru_cache(maxsize=32)
+@device_cache(32)
 def rotation(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A random diagonal of signs times a Hadamard matrix [width, width], `width` a power of two.
 

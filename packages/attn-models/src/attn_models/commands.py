@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from attn_core.errors import InvalidValue
 from attn_schema.output import Json, print_json
+from attn_schema.text_files import read_text
 from typer.core import TyperGroup
 
 from attn_models.sources import convert as convert_model
@@ -198,12 +199,7 @@ def _numbers(words: str) -> tuple[int, ...]:
 
 
 def _read(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValue.of("text", str(path), f"a UTF-8 text file ({error})") from error
+    return None if path is None else read_text(path, "text")
 
 
 def _answer_converted(converted: Any, json: bool) -> None:  # noqa: FBT001  (the user's flag)

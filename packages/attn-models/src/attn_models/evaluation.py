@@ -8,8 +8,8 @@ from itertools import pairwise
 import torch
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
-from torch.nn import functional
 
+from attn_models.losses import mean_cross_entropy
 from attn_models.sources.progress import Report, Step, silent
 
 IGNORED = -100
@@ -23,16 +23,15 @@ TOKENS_PER_BATCH = 4096
 def next_token_loss(model: nn.Module, inputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Mean cross-entropy, in nats per token, of `targets` [batch, tokens] after `inputs` [batch, tokens], int64.
 
-    Targets that are `IGNORED` do not count; `smoothing` is the fraction of each target that label smoothing spreads
-    over the vocabulary (Szegedy et al. 2016, arXiv 1512.00567, section 7). Uses the model's own `next_token_loss` if
-    there is one, which need not hold all logits at once.
+    Targets that are `IGNORED` do not count, and if all are, the loss is 0; `smoothing` is the fraction of each target
+    that label smoothing spreads over the vocabulary (Szegedy et al. 2016, arXiv 1512.00567, section 7). Uses the
+    model's own `next_token_loss` if there is one, which need not hold all logits at once.
     """
     own = getattr(model, "next_token_loss", None)
     if own is not None:
         loss: Tensor = own(inputs, targets, IGNORED, smoothing)
         return loss
-    logits = model(inputs).flatten(0, 1)
-    return functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
+    return mean_cross_entropy(model(inputs), targets, IGNORED, smoothing)
 
 
 def text_loss(

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.first_order import first_order_only
 from attn_core.kernels.rowwise import CrossEntropyKernel, Targets, row_result
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 
@@ -17,14 +17,28 @@ def capped(logits: Tensor, cap: float | None) -> Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def mean_loss(logits: Tensor, ids: Tensor, targets: Targets) -> Tensor:
-    """The mean cross-entropy, in nats, of `ids` [...] under logits [..., vocabulary], over ids that are not ignored."""
-    return functional.cross_entropy(
-        capped(logits, targets.cap).flatten(0, -2),
-        ids.flatten(),
-        ignore_index=targets.ignored,
-        label_smoothing=targets.smoothing,
+def mean_cross_entropy(logits: Tensor, ids: Tensor, ignored: int, smoothing: float = 0.0) -> Tensor:
+    """The mean cross-entropy, in nats, of `ids` [...] under logits [..., vocabulary], over ids that are not `ignored`.
+
+    If all are, it is 0 with gradients of 0, where torch's is NaN. `smoothing` is the share of label smoothing.
+    """
+    if not ids.numel():
+        return logits.sum() * 0
+    # No synchronisation with a GPU: without any target, the ids are replaced by one that counts, and its loss by 0.
+    none = (ids == ignored).all()
+    loss = functional.cross_entropy(
+        logits.flatten(0, -2),
+        ids.masked_fill(none, 0).flatten(),
+        ignore_index=ignored,
+        label_smoothing=smoothing,
     )
+    return loss * ~none
+
+
+def mean_loss(logits: Tensor, ids: Tensor, targets: Targets) -> Tensor:
+    """The mean cross-entropy, in nats, of `ids` [...] under logits [..., vocabulary], over ids that are not ignored; 0
+    if all are."""
+    return mean_cross_entropy(capped(logits, targets.cap), ids, targets.ignored, targets.smoothing)
 
 
 def losses(logits: Tensor, ids: Tensor, targets: Targets) -> Tensor:
@@ -79,9 +93,9 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, ids: Tensor, targets: T
     """The mean loss, in nats, of `ids` [...], int64, for `hidden` [..., width] with unembedding `weight` [vocabulary,
     width].
 
-    If there are many logits, they, their losses and their gradients are computed in chunks. For ids outside the
-    vocabulary that are not ignored, it raises `InvalidValue` on a CPU; on other devices, where the check would need a
-    synchronisation, the loss is NaN.
+    The loss is 0, with gradients of 0, if all ids are ignored. If there are many logits, they, their losses and their
+    gradients are computed in chunks. For ids outside the vocabulary that are not ignored, it raises `InvalidValue` on a
+    CPU; on other devices, where the check would need a synchronisation, the loss is NaN.
     """
     rows = hidden.reshape(-1, hidden.shape[-1])
     if torch.compiler.is_compiling():
@@ -98,7 +112,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, ids: Tensor, targets: T
     total: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows, weight, mask_wrong_ids(ids, wrong, targets).flatten(), targets, gradients
     )
-    mean = total / counts.sum()
+    mean = total / counts.sum().clamp(min=1)
     return mean if ids.device.type == "cpu" else torch.where(wrong.any(), torch.nan, mean)
 
 
@@ -163,7 +177,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients that the forward pass computed, times the gradient of the loss."""
         row_gradients, weight_gradient = ctx.saved_tensors

@@ -10,13 +10,16 @@ from typing import Any, Self
 
 from attn_core.checks import is_number, require_whole
 from attn_core.errors import InvalidValue, UnknownName
+from attn_schema.model import MAX_LAYERS
 
-MOST = (1 << 63) - 1
+MAX_COUNT = 2**31 - 1
+"""The largest count that a config may hold."""
 
 
 def require_count(name: str, value: object) -> None:
-    """Raise `InvalidValue` unless `value` is a whole number from 1, of at most 64 bits as sizes of tensors are."""
-    require_whole(name, value, ge=1, le=MOST)
+    """Raise `InvalidValue` unless `value` is a whole number from 1 to `MAX_LAYERS`, if the name ends in "layers", or to
+    `MAX_COUNT`."""
+    require_whole(name, value, ge=1, le=MAX_LAYERS if name.endswith("layers") else MAX_COUNT)
 
 
 def require_word(name: str, value: object, allowed: Sequence[str]) -> None:

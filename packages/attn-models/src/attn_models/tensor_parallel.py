@@ -33,8 +33,7 @@ class CopyToRanks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Sum the gradient over the ranks."""
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
+        total: Tensor = SumOverRanks.apply(gradient, ctx.group)  # type: ignore[no-untyped-call]
         return total, None
 
 
@@ -42,16 +41,18 @@ class SumOverRanks(torch.autograd.Function):
     """The sum of the inputs of all ranks, whose gradient is passed to each rank unchanged."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:  # noqa: ARG004 -- as autograd calls it
+    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:
         """Sum `rows` over the ranks."""
+        ctx.group = group
         total = rows.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004 -- as autograd calls it
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Return the gradient unchanged."""
-        return gradient, None
+        same: Tensor = CopyToRanks.apply(gradient, ctx.group)  # type: ignore[no-untyped-call]
+        return same, None
 
 
 Combine = Callable[[Tensor], Tensor]

@@ -42,6 +42,7 @@ from attn_schema.inference import (
     TopLogprob,
     Usage,
 )
+from attn_schema.model import ModelConfig
 from attn_schema.optimization import OptimizerConfig
 from attn_schema.sampling import EarlyStopping, SamplingParams, ScoringParams, StructuredOutput
 from attn_schema.schema import Checked, FieldInfo, Schema, fields_of
@@ -52,7 +53,6 @@ from attn_schema.training import (
     EvaluationConfig,
     JobEvent,
     JobState,
-    ModelConfig,
     TrainingConfig,
     TrainingJob,
 )

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import msgspec
@@ -21,6 +22,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from attn_schema.json_text import spelled
 from attn_schema.schema import FieldInfo, element_of, fields_of, is_noun
 
 Noun = TypeVar("Noun", bound=msgspec.Struct)
@@ -171,7 +173,7 @@ def _message_kind(name: str, element: Any, field: Any) -> Kind:
     elif message.full_name == "google.protobuf.Timestamp":
         kind = _datetime, lambda target, value: getattr(target, name).FromDatetime(value)
     elif message.full_name in JSON_MESSAGES:
-        kind = json_format.MessageToDict, lambda target, value: _set_json(getattr(target, name), value)
+        kind = partial(_plain_json, name), lambda target, value: _set_json(getattr(target, name), value)
     elif field.is_repeated:
         kind = (
             lambda value: tuple(from_message(element, item) for item in value),
@@ -254,6 +256,14 @@ def _add_all(items: Any, values: Any) -> None:
         _fill(items.add(), value)
 
 
+def _plain_json(name: str, value: Any) -> Any:
+    """The plain value of a protobuf `Struct` or `Value`; raises `InvalidValue` for a number that is not finite."""
+    try:
+        return json_format.MessageToDict(value)
+    except (json_format.SerializeToJsonError, ValueError) as error:
+        raise InvalidValue.of(name, "NaN or an infinite number", "finite numbers") from error
+
+
 def _set_json(target: Any, value: Any) -> None:
     target.SetInParent()
     target.CopyFrom(json_value(value, type(target)))
@@ -262,7 +272,7 @@ def _set_json(target: Any, value: Any) -> None:
 def json_value(value: Any, kind: Any) -> Any:
     """A plain value as a protobuf `Value` or `Struct`; a value that JSON cannot represent is stored as its text."""
     try:
-        return json_format.ParseDict(msgspec.to_builtins(value), kind())
+        return json_format.ParseDict(spelled(msgspec.to_builtins(value)), kind())
     except (json_format.ParseError, TypeError):
         return kind(string_value=str(value))
 

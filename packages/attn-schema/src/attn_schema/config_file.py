@@ -9,6 +9,8 @@ from typing import Any
 
 from attn_core.errors import InvalidValue, UnknownName
 
+from attn_schema.text_files import UTF8
+
 SUFFIXES = (".toml", ".yaml", ".yml")
 
 
@@ -20,7 +22,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if path.suffix not in SUFFIXES:
         raise InvalidValue.of("config", str(path), "a file that ends in .toml, .yaml or .yml")
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text(UTF8)
         values = tomllib.loads(text) if path.suffix == ".toml" else _yaml(text)
     except (OSError, ValueError) as error:
         raise InvalidValue(f"config: {path}: {error}", field="config", given=path) from error

@@ -61,7 +61,7 @@ class DeploymentConfig(Checked, frozen=True, kw_only=True):
     prefill_min_tokens: Annotated[
         int,
         Meta(
-            ge=2,
+            ge=2, le=2**31 - 1,
             description="Shortest prompt, in tokens, that a prefill replica computes; in a prompt given as text, four "
             "bytes count as one token.",
         ),

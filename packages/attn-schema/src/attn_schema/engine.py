@@ -13,6 +13,11 @@ from attn_schema.schema import Schema
 MAX_SPECULATIVE_TREE_WIDTH = 8
 MAX_LORAS = 1024
 MAX_RANKS = 64
+MAX_SEQUENCES = 2**16
+MAX_STEP_TOKENS = 2**24
+MAX_QUEUED = 2**20
+MAX_MEMORY_BYTES = 2**50
+MAX_THREADS = 4096
 DRAFT_MODEL_TOKENS = 4
 """The default of `num_speculative_tokens` with a draft model."""
 
@@ -52,7 +57,7 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
     kv_cache_memory_bytes: Annotated[
         int,
         Meta(
-            ge=1,
+            ge=1, le=MAX_MEMORY_BYTES,
             description="Memory for the KV cache of all requests, in bytes; if not given, 512 MiB on a CPU, and on a "
             "GPU the memory that remains within gpu_memory_utilization.",
         ),
@@ -66,12 +71,16 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
         ),
     ] = 0.9  # fmt: skip
     max_num_seqs: Annotated[
-        int, Meta(ge=1, description="Maximum number of sequences in a step; if not given, 64, or 256 on a CUDA device.")
+        int,
+        Meta(
+            ge=1, le=MAX_SEQUENCES,
+            description="Maximum number of sequences in a step; if not given, 64, or 256 on a CUDA device.",
+        ),
     ] | None = None  # fmt: skip
     max_num_batched_tokens: Annotated[
         int,
         Meta(
-            ge=1,
+            ge=1, le=MAX_STEP_TOKENS,
             description="Maximum number of tokens computed in a step, prefill and decode together; if not given, 256, "
             "or 2048 on a CUDA device.",
         ),
@@ -79,13 +88,17 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
     max_queued_requests: Annotated[
         int,
         Meta(
-            ge=1, description="Maximum number of requests that wait to be scheduled; further ones are rejected.",
+            ge=1, le=MAX_QUEUED,
+            description="Maximum number of requests that wait to be scheduled; further ones are rejected.",
             extra={"wire": False, "flag": False},
         ),
     ] = 1024  # fmt: skip
     kv_offload_bytes: Annotated[
         int,
-        Meta(ge=0, description="Memory for the KV cache of preempted requests, in bytes; with 0 it is recomputed."),
+        Meta(
+            ge=0, le=MAX_MEMORY_BYTES,
+            description="Memory for the KV cache of preempted requests, in bytes; with 0 it is recomputed.",
+        ),
     ] = 0  # fmt: skip
     num_speculative_tokens: Annotated[
         int,
@@ -123,7 +136,7 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
     max_cudagraph_capture_size: Annotated[
         int,
         Meta(
-            ge=0,
+            ge=0, le=MAX_STEP_TOKENS,
             description="Maximum number of tokens of a step with prompts that is captured as a CUDA graph; larger "
             "steps run eagerly, and with 0 all of them do. The graphs take the memory of one step of that size.",
             extra={"wire": False, "flag": False},
@@ -138,7 +151,11 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
         ),
     ] = False  # fmt: skip
     num_threads: Annotated[
-        int, Meta(ge=1, description="Threads for tensor operations; all cores if not given.", extra={"wire": False})
+        int,
+        Meta(
+            ge=1, le=MAX_THREADS,
+            description="Threads for tensor operations; all cores if not given.", extra={"wire": False},
+        ),
     ] | None = None  # fmt: skip
     tenant_weights: Annotated[
         dict[str, Annotated[float, Meta(gt=0)]],

@@ -10,6 +10,8 @@ from attn_schema.schema import Checked, in_panel
 
 _lora = in_panel("LoRA")
 
+MAX_RANK = 2**16
+"""Maximum rank of an adapter."""
 DEFAULT_ALPHA_PER_RANK = 2
 """The default of `lora_alpha`, as a multiple of `lora_rank`."""
 
@@ -20,9 +22,10 @@ class LoraConfig(Checked, frozen=True, kw_only=True):
     Without `lora_rank` there is no adapter, and all weights are trained.
     """
 
-    lora_rank: Annotated[int, _lora("Rank of the LoRA adapter; all weights are trained if not given.", ge=1)] | None = (
-        None
-    )
+    lora_rank: (
+        Annotated[int, _lora("Rank of the LoRA adapter; all weights are trained if not given.", ge=1, le=MAX_RANK)]
+        | None
+    ) = None
     lora_alpha: (
         Annotated[
             float,

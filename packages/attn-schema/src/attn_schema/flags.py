@@ -28,6 +28,7 @@ from attn_core.options import parse_options
 
 from attn_schema.config_file import read_config, require_known
 from attn_schema.schema import FieldInfo, Schema, fields_of, is_enum, is_noun
+from attn_schema.text_files import read_text
 
 CONFIG = "config"
 
@@ -196,8 +197,4 @@ def _pair(info: FieldInfo, text: str) -> tuple[Any, Any]:
 
 
 def _content(info: FieldInfo, path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InvalidValue(f"{info.name}: {path}: {reason}", field=info.name, given=path) from error
+    return read_text(path, info.name)

@@ -10,12 +10,14 @@ from typing import Annotated, Any, TypeAlias, cast
 from attn_core.errors import InternalError, InvalidValue
 from msgspec import Meta
 
-from attn_schema.sampling import MAX_N, MAX_TOP_LOGPROBS, SamplingParams
+from attn_schema.sampling import MAX_N, MAX_TOKEN_ID, MAX_TOP_LOGPROBS, SamplingParams
 from attn_schema.schema import Checked, Schema
 
 MAX_EMBED_TEXTS = 1024
 
-TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+Place: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""The number of a layer or a head."""
 
 
 IMAGE_PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"
@@ -408,8 +410,8 @@ class AttentionMapsRequest(Checked, frozen=True, kw_only=True):
 
     model: Annotated[str, Meta(description="Name of a loaded model.")]
     prompt: Annotated[Prompt, Meta(description="What the model reads.")]
-    layers: Annotated[tuple[int, ...], Meta(description="Layers to return, from 0; all if empty.")] = ()
-    heads: Annotated[tuple[int, ...], Meta(description="Query heads to return, from 0; all if empty.")] = ()
+    layers: Annotated[tuple[Place, ...], Meta(description="Layers to return, from 0; all if empty.")] = ()
+    heads: Annotated[tuple[Place, ...], Meta(description="Query heads to return, from 0; all if empty.")] = ()
     gradients: Annotated[
         bool, Meta(description="Also return gradients with respect to the prompt's tokens; only for decoders.")
     ] = False

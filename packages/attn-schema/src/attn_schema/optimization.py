@@ -12,6 +12,11 @@ from attn_schema.schema import Checked, in_panel
 OPTIMIZER_PANEL = "Optimizer"
 _optimizer = in_panel(OPTIMIZER_PANEL)
 
+MAX_STEPS = 2**40
+"""Maximum number of steps of a run."""
+MAX_BATCH = 2**20
+"""Maximum number of sequences of a batch, and of batches whose gradients are accumulated."""
+
 OPTIMIZER_FIELDS: Mapping[str, Mapping[str, float]] = {
     "adamw": {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8},
     "sgd": {"momentum": 0.0},
@@ -42,8 +47,8 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
     or schedule does not use is rejected.
     """
 
-    steps: Annotated[int, _optimizer("Number of optimizer steps.", ge=1)] = 2000
-    batch_size: Annotated[int, _optimizer("Sequences, pairs or images in a step.", ge=1)] = 12
+    steps: Annotated[int, _optimizer("Number of optimizer steps.", ge=1, le=MAX_STEPS)] = 2000
+    batch_size: Annotated[int, _optimizer("Sequences, pairs or images in a step.", ge=1, le=MAX_BATCH)] = 12
     optim: Annotated[Literal["adamw", "sgd", "adadelta", "muon"], _optimizer("Optimizer.")] = "adamw"
     learning_rate: Annotated[
         float, _optimizer("Peak learning rate; with noam the factor of its formula.", gt=0, short="--lr")
@@ -64,9 +69,10 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    warmup_steps: Annotated[int, _optimizer("Steps over which the learning rate rises from 0.", ge=0)] = 0
+    warmup_steps: Annotated[int, _optimizer("Steps over which the learning rate rises from 0.", ge=0, le=MAX_STEPS)] = 0
     start_decay_steps: (
-        Annotated[int, _optimizer("Steps before halving begins; two thirds of steps if not given.", ge=0)] | None
+        Annotated[int, _optimizer("Steps before halving begins; two thirds of steps if not given.", ge=0, le=MAX_STEPS)]
+        | None
     ) = None
     decay_steps: (
         Annotated[
@@ -75,6 +81,7 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
                 "Steps between halvings, a fifteenth of steps if not given; for wsd, steps of the decay, a tenth if "
                 "not given.",
                 ge=1,
+                le=MAX_STEPS,
             ),
         ]
         | None
@@ -115,7 +122,9 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
     gradient_accumulation_steps: Annotated[
         int,
         _optimizer(
-            "Batches of batch_size whose gradients are accumulated for one step, equivalent to one larger batch.", ge=1
+            "Batches of batch_size whose gradients are accumulated for one step, equivalent to one larger batch.",
+            ge=1,
+            le=MAX_BATCH,
         ),
     ] = 1
     max_grad_norm: Annotated[

@@ -2,7 +2,8 @@
 
 A result is text or a table for people. With `--json` it is JSON for programs: a list is one array, a single result one
 object, and streamed results are one object per line. Keys are in snake_case; values are numbers, strings, true, false
-or null. With `--quiet` only errors are written to standard error; with `--verbose`, more details of what is done.
+or null; numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". With `--quiet` only errors are
+written to standard error; with `--verbose`, more details of what is done.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+
+from attn_schema.json_text import spelled
 
 UNWRAPPED = 10_000
 """The table width, in characters, for output to pipes and files, so that no row is wrapped."""
@@ -57,7 +60,7 @@ def detail(text: str) -> None:
 
 def to_json(value: Any) -> str:
     """A noun or plain value as one line of JSON."""
-    return msgspec.json.encode(value, enc_hook=str).decode()
+    return msgspec.json.encode(spelled(msgspec.to_builtins(value, enc_hook=str))).decode()
 
 
 def print_json(value: Any) -> None:

@@ -42,7 +42,7 @@ class PrepareConfig(Checked, frozen=True, kw_only=True):
     validation_fraction: Annotated[
         float, _rows("Fraction of rows, or of texts at their end, that is held out for validation.", ge=0, lt=1)
     ] = 0.0
-    seed: Annotated[int, _rows("Seed by which rows are chosen for validation.", ge=0)] = 0
+    seed: Annotated[int, _rows("Seed by which rows are chosen for validation.", ge=0, le=2**64 - 1)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,8 +67,11 @@ _ENDS = (("ge", "gt"), ("le", "lt"))
 
 
 def _short(number: float) -> str:
-    power = int(number + 1).bit_length() - 1
-    return f"2^{power} - 1" if number > 2**31 and int(number) == 2**power - 1 else f"{number:g}"
+    if number >= 2**20:
+        power = int(number + 1).bit_length() - 1
+        if int(number) in (2**power, 2**power - 1):
+            return f"2^{power}" if int(number) == 2**power else f"2^{power} - 1"
+    return f"{number:g}"
 
 
 def in_panel(panel: str) -> Callable[..., msgspec.Meta]:

@@ -13,6 +13,7 @@ from attn_schema.schema import Checked
 DEFAULT_PORT = 50051
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 CONNECTION = "Connection"
+MAX_CPUS = 4096
 
 
 class ConnectionOptions(Checked, frozen=True, kw_only=True):
@@ -112,9 +113,9 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
             description="Folder for models and jobs; ~/.local/share/attn if not given.", extra={"envvar": "ATTN_HOME"}
         ),
     ] | None = None  # fmt: skip
-    cpus: Annotated[int, Meta(ge=1, description="CPUs of the server's own Ray instance; all if not given.")] | None = (
-        None
-    )
+    cpus: Annotated[
+        int, Meta(ge=1, le=MAX_CPUS, description="CPUs of the server's own Ray instance; all if not given.")
+    ] | None = None  # fmt: skip
     shutdown_timeout: Annotated[
         float, Meta(ge=0, description="Seconds that running calls may take to finish at shutdown.")
     ] = 10.0  # fmt: skip

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import msgspec
 from attn_core.errors import AttnError, InvalidValue, error_of_reasons
@@ -14,180 +13,19 @@ from msgspec import Meta
 
 from attn_schema.device import AUTO, Device, require_device
 from attn_schema.finetuning import LoraConfig, ObjectiveConfig
-from attn_schema.optimization import OPTIMIZER_PANEL, OptimizerConfig
+from attn_schema.model import ModelConfig
+from attn_schema.optimization import MAX_STEPS, OPTIMIZER_PANEL, OptimizerConfig
 from attn_schema.prepared import PreparedSource, prepared_sources
 from attn_schema.schema import Checked, Schema, fields_of, in_panel, is_noun
-
-DECODER = "decoder"
-DECODER_DEFAULTS = {
-    "mechanism": "attn-variants/mha",
-    "hidden_size": 128,
-    "num_layers": 4,
-    "num_heads": 4,
-    "max_seq_len": 64,
-}
-"""The defaults of a decoder's fields that are not given."""
 
 MAX_SEED = 2**64 - 1
 MAX_WORKERS = 4096
 """The maximum number of workers that share each batch."""
+MAX_COUNT = 2**31 - 1
+"""The largest number of items: what a message's field of 32 bits holds."""
 
 
-def _of_decoder(name: str) -> str:
-    return f"{DECODER_DEFAULTS[name]} for a decoder if not given"
-
-
-_model, _data, _optimizer, _run, _workers = map(
-    in_panel, ("Model", "Data", OPTIMIZER_PANEL, "Checkpoints and evaluation", "Workers")
-)
-
-
-def _given(name: str, value: int | None) -> int:
-    if value is None:
-        raise InvalidValue.of(name, None, "a whole number from 1")
-    return value
-
-
-class ModelConfig(Checked, frozen=True, kw_only=True):
-    """The model to train. A field that is not given has the default of the family's config, under the same name."""
-
-    family: Annotated[str, _model("Model family, such as decoder or transformer.")] = DECODER
-    mechanism: (
-        Annotated[str, _model(f"Attention mechanism; see `attn list mechanisms`. {_of_decoder('mechanism')}.")] | None
-    ) = None
-    options: Annotated[dict[str, Any], _model("Options of the mechanism.", short="-o", metavar="NAME=VALUE")] = {}  # noqa: RUF012 - msgspec copies it
-    hidden_size: Annotated[int, _model(f"Size of the residual stream; {_of_decoder('hidden_size')}.", ge=1)] | None = (
-        None
-    )
-    num_layers: Annotated[int, _model(f"Number of blocks; {_of_decoder('num_layers')}.", ge=1)] | None = None
-    num_heads: Annotated[int, _model(f"Query heads of a layer; {_of_decoder('num_heads')}.", ge=1)] | None = None
-    num_kv_heads: (
-        Annotated[int, _model("Key/value heads of a layer, a divisor of num_heads, which is the default.", ge=1)] | None
-    ) = None
-    head_dim: Annotated[int, _model("Size of a head; hidden_size / num_heads if not given.", ge=1)] | None = None
-    intermediate_size: (
-        Annotated[
-            int,
-            _model("Inner size of the feed-forward layers; default 4 hidden_size, 8/3 of it if gated.", ge=1),
-        ]
-        | None
-    ) = None
-    max_seq_len: (
-        Annotated[int, _model(f"Maximum sequence length, in tokens; {_of_decoder('max_seq_len')}.", ge=1)] | None
-    ) = None
-    max_encoder_len: (
-        Annotated[int, _model("Maximum length of the encoder input, in tokens; only for encoder-decoders.", ge=1)]
-        | None
-    ) = None
-    norm: Annotated[Literal["layer", "rms"], _model("Normalization; layer if not given.")] | None = None
-    norm_place: (
-        Annotated[Literal["pre", "post", "both"], _model("Normalize before a sublayer (pre), after it (post) or both.")]
-        | None
-    ) = None
-    feed_forward: (
-        Annotated[
-            Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh"],
-            _model("Activation of the feed-forward layers; gelu if not given."),
-        ]
-        | None
-    ) = None
-    positions: (
-        Annotated[
-            str,
-            _model(
-                "Positions: learned, rotary, sinusoidal or none; if not given, rotary where a decoder's "
-                "mechanism and head_dim allow it, else learned."
-            ),
-        ]
-        | None
-    ) = None
-    dropout: Annotated[float, _model("Probability of dropping activations.", ge=0, lt=1)] | None = None
-    attention_dropout: Annotated[float, _model("Probability of dropping attention weights.", ge=0, lt=1)] | None = None
-    tie_word_embeddings: Annotated[bool, _model("Whether the output layer shares the token embedding.")] | None = None
-    num_experts: Annotated[int, _model("Experts of each feed-forward layer; none if not given.", ge=1)] | None = None
-    num_experts_per_tok: Annotated[int, _model("Number of experts that each token is routed to.", ge=1)] | None = None
-    routing: (
-        Annotated[
-            str,
-            _model(
-                "Weights of the chosen experts: mixtral (softmax over them), switch or deepseek_v2 "
-                "(softmax over all), deepseek_v3 (sigmoids)."
-            ),
-        ]
-        | None
-    ) = None
-    router_aux_loss_coef: Annotated[float, _model("Weight of the load-balancing loss of experts.", ge=0)] | None = None
-    kv_sharing: (
-        Annotated[str, _model("Layers that share keys and values: cla:N (N neighbours) or yoco (the upper half).")]
-        | None
-    ) = None
-    model_options: Annotated[
-        dict[str, Any], _model("Other fields of the config of the model family, such as pattern.", metavar="NAME=VALUE")
-    ] = {}  # noqa: RUF012 - msgspec copies it
-    base_model: (
-        Annotated[
-            str,
-            _model(
-                "Base model to fine-tune, by name or folder on the server: training starts from its weights, config "
-                "and tokenizer. Other options of the model must agree with its config; max_seq_len is then the length "
-                "of training sequences.",
-                short="--from",
-                metavar="NAME|PATH",
-            ),
-        ]
-        | None
-    ) = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fields = {*self.__struct_fields__, "vocab_size"} - {"kv_sharing"}
-        if named := sorted(fields & self.model_options.keys()):
-            allowed = "fields without an option of their own; vocab_size is determined by the data"
-            raise InvalidValue.of("model_options", named, allowed)
-        plain = self.family == DECODER and self.base_model is None and self.num_experts is None
-        if plain and self.routing is not None:
-            raise InvalidValue.of("routing", self.routing, "none without num_experts")
-
-    @classmethod
-    def of(cls, family: str, fields: Mapping[str, Any]) -> Self:
-        """Make the configuration of a model of this family from the fields of its config, by name."""
-        own = {name: value for name, value in fields.items() if name in cls.__struct_fields__}
-        return cls(family=family, **own, model_options={k: v for k, v in fields.items() if k not in own})
-
-    def config_fields(self) -> dict[str, Any]:
-        """The given fields of the family's config, by name."""
-        own = [name for name in self.__struct_fields__ if name not in ("family", "model_options", "base_model")]
-        given = {name: value for name in own if (value := getattr(self, name)) not in (None, {})}
-        return given | self.model_options
-
-    @property
-    def is_encoder_decoder(self) -> bool:
-        """Whether the model has an encoder: whether `max_encoder_len` is given."""
-        return self.max_encoder_len is not None
-
-    @property
-    def sequence_length(self) -> int:
-        """`max_seq_len`; raises `InvalidValue` if it is not given."""
-        return _given("max_seq_len", self.max_seq_len)
-
-    @property
-    def encoder_length(self) -> int:
-        """`max_encoder_len`; raises `InvalidValue` if it is not given."""
-        return _given("max_encoder_len", self.max_encoder_len)
-
-    @property
-    def label(self) -> str:
-        """A short name: that of the base model, else of a decoder's mechanism, else of the family."""
-        if self.base_model is not None:
-            return self.base_model.rstrip("/").rpartition("/")[2]
-        named = (self.mechanism or self.family) if self.family == DECODER else self.family
-        return named.rpartition("/")[2]
-
-    def with_defaults(self) -> Self:
-        """A copy with `DECODER_DEFAULTS` for unset fields; unchanged for another family or with a base model."""
-        if self.family != DECODER or self.base_model is not None:
-            return self
-        return self.replace(**{name: value for name, value in DECODER_DEFAULTS.items() if getattr(self, name) is None})
+_data, _optimizer, _run, _workers = map(in_panel, ("Data", OPTIMIZER_PANEL, "Checkpoints and evaluation", "Workers"))
 
 
 class DataConfig(Checked, frozen=True, kw_only=True):
@@ -214,7 +52,7 @@ class DataConfig(Checked, frozen=True, kw_only=True):
         float, _data("Fraction of the data, at its end, that is held out for validation.", ge=0, lt=1)
     ] = 0.1
     languages: Annotated[str, _data("Languages of a folder of pairs as FROM-TO, such as en-de.")] = ""
-    max_pairs: Annotated[int, _data("Maximum number of pairs to read; 0 reads all.", ge=0)] = 0
+    max_pairs: Annotated[int, _data("Maximum number of pairs to read; 0 reads all.", ge=0, le=MAX_COUNT)] = 0
     format: Annotated[
         Literal["text", "chat", "preference"],
         _data(
@@ -270,18 +108,32 @@ class DataConfig(Checked, frozen=True, kw_only=True):
 class CheckpointConfig(Checked, frozen=True, kw_only=True):
     """When checkpoints are written; the last step always writes one."""
 
-    save_steps: Annotated[int, _run("Steps between checkpoints.", ge=1)] = 250
-    save_total_limit: Annotated[int, _run("Maximum number of checkpoints to keep, the newest ones.", ge=1)] = 2
+    save_steps: Annotated[int, _run("Steps between checkpoints.", ge=1, le=MAX_STEPS)] = 250
+    save_total_limit: Annotated[
+        int, _run("Maximum number of checkpoints to keep, the newest ones.", ge=1, le=MAX_COUNT)
+    ] = 2
 
 
 class EvaluationConfig(Checked, frozen=True, kw_only=True):
     """When metrics are measured; the last step always measures all."""
 
-    logging_steps: Annotated[int, _run("Steps between reports of the training loss.", ge=1)] = 10
-    eval_steps: Annotated[int, _run("Steps between measurements of the validation loss.", ge=1)] = 250
-    eval_batches: Annotated[int, _run("Validation batches per measurement.", ge=1)] = 20
+    logging_steps: Annotated[int, _run("Steps between reports of the training loss.", ge=1, le=MAX_STEPS)] = 10
+    eval_steps: Annotated[int, _run("Steps between measurements of the validation loss.", ge=1, le=MAX_STEPS)] = 250
+    eval_batches: Annotated[
+        int,
+        _run(
+            "Validation batches per measurement, each of 12 sequences, pairs or images, whatever batch_size is.",
+            ge=1,
+            le=MAX_COUNT,
+        ),
+    ] = 20
     bleu_sentences: Annotated[
-        int, _run("Number of validation sources that are translated to measure BLEU; only for encoder-decoders.", ge=0)
+        int,
+        _run(
+            "Number of validation sources that are translated to measure BLEU; only for encoder-decoders.",
+            ge=0,
+            le=MAX_COUNT,
+        ),
     ] = 0
 
 
@@ -312,7 +164,9 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     ] = False
     device: Annotated[Device, Meta(extra={"panel": OPTIMIZER_PANEL})] = AUTO
     seed: Annotated[int, _run("Seed of initial weights, data order and dropout.", ge=0, le=MAX_SEED)] = 0
-    max_failures: Annotated[int, _run("Number of lost workers that are replaced; one more fails the job.", ge=0)] = 3
+    max_failures: Annotated[
+        int, _run("Number of lost workers that are replaced; one more fails the job.", ge=0, le=MAX_COUNT)
+    ] = 3
     workers: Annotated[
         int,
         _workers("Workers that share each batch; losses equal those of a single worker.", ge=1, le=MAX_WORKERS),

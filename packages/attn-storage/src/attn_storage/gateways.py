@@ -55,6 +55,11 @@ class GatewayRecord:
     heartbeat: float = 0.0
     gone: bool = False
 
+    @property
+    def can_be_succeeded(self) -> bool:
+        """Whether a later gateway can have this place, which the id of a gateway in its name rules out."""
+        return self.id not in self.place
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
@@ -132,10 +137,11 @@ class GatewayRecords:
                 connection.execute(insert(gateways).values(_row(gateway) | {"started": now, "heartbeat": now}))
 
     def leave(self, gateway: GatewayRecord, *, shared: bool) -> None:
-        """Remove a gateway that ends regularly. If engines are not `shared`, the models of its place are removed, too.
+        """Remove a gateway that ends regularly, and the records of models that nobody will serve again.
 
-        Models of a shared place are kept, but those that options and config files named only as long as another gateway
-        of the place runs.
+        Models that calls loaded are kept: the other gateways of a shared place serve them, and the next gateway of its
+        own place loads them again. Those that options and config files named are kept as long as another gateway of a
+        shared place runs.
         """
         with self.database.writing() as connection:
             connection.execute(delete(gateways).where(gateways.c.id == gateway.id))
@@ -143,7 +149,9 @@ class GatewayRecords:
             now = database_time(connection)
             rows = connection.execute(select(gateways).where(gateways.c.place == gateway.place)).mappings()
             if not shared:
-                connection.execute(delete(served_models).where(here))
+                kept = (served_models.c.configured == 0) & (served_models.c.state == ServedState.SERVING)
+                lost = here & ~kept if gateway.can_be_succeeded else here
+                connection.execute(delete(served_models).where(lost))
             elif all(_gateway(row, now).gone for row in rows):
                 connection.execute(delete(served_models).where(here & (served_models.c.configured == 1)))
 

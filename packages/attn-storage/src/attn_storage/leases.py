@@ -121,7 +121,8 @@ class Leases:
         finally:
             ended.set()
             thread.join()
-            with suppress(Unavailable):
+            # The lease then expires; the error that ended the block, if any, is the one to tell.
+            with suppress(Unavailable, WrongState):
                 self.release(lease)
 
     def _set(self, connection: Connection, lease: Lease, expires: float) -> None:

@@ -30,13 +30,13 @@ class ModelRecords:
     """The records of finished models. A model folder without a record belongs to all tenants."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
 
     def record(self, model: ModelRecord) -> None:
         """Add or update the record of a model; raises `AlreadyExists` if its name belongs to another owner."""
         values = {"owner": model.owner, "artifact": model.artifact}
         try:
-            with self._database.writing() as connection:
+            with self.database.writing() as connection:
                 found = connection.execute(select(models.c.owner).where(models.c.name == model.name)).scalar()
                 if found is None:
                     connection.execute(insert(models).values(values | {"name": model.name, "created": time.time()}))
@@ -49,17 +49,17 @@ class ModelRecords:
 
     def forget(self, name: str) -> None:
         """Delete the record of a model that no longer exists; its name can be used again."""
-        with self._database.writing() as connection:
+        with self.database.writing() as connection:
             connection.execute(delete(models).where(models.c.name == name))
 
     def find(self, name: str) -> ModelRecord | None:
         """The record of a model; None if it has none."""
-        with self._database.reading() as connection:
+        with self.database.reading() as connection:
             row = connection.execute(select(models).where(models.c.name == name)).mappings().first()
         return None if row is None else ModelRecord(row["name"], row["owner"], row["artifact"])
 
     def all(self) -> list[ModelRecord]:
         """All records, sorted by name."""
-        with self._database.reading() as connection:
+        with self.database.reading() as connection:
             rows = connection.execute(select(models).order_by(models.c.name)).mappings()
             return [ModelRecord(row["name"], row["owner"], row["artifact"]) for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from attn_core.errors import WrongState
@@ -10,6 +11,8 @@ from sqlalchemy import Connection, inspect, text
 MIGRATIONS = Path(__file__).parent / "migrations"
 NEWEST = max(path.stem[1:5] for path in MIGRATIONS.glob("r[0-9]*.py"))
 """The revision that this version of attn reads and writes."""
+UPGRADING = threading.Lock()
+"""Alembic has one `op` for the whole process."""
 UPGRADE = "python -m attn_storage upgrade"
 LOCK = 0x6174746E
 """The number of the advisory lock under which PostgreSQL lets one process at a time change the schema."""
@@ -59,7 +62,7 @@ def upgrade(connection: Connection) -> list[str]:
     if found is not None and found > NEWEST:
         raise WrongState(f"the database has schema version {found}, newer than {NEWEST}", found=found, needed=NEWEST)
     steps = list(script.iterate_revisions(NEWEST, found or "base"))[::-1]
-    with Operations.context(context):
+    with UPGRADING, Operations.context(context):
         for step in steps:
             step.module.upgrade()
             context.stamp(script, step.revision)

@@ -11,7 +11,7 @@ from attn_core import Mechanism
 
 from attn_testing.law import Law
 from attn_testing.laws import MECHANISM_LAWS
-from attn_testing.subject import TOKENS, Subject
+from attn_testing.subject import Subject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,13 @@ class LawResult:
 
 
 def check(
-    mechanism: str | Mechanism, options: Mapping[str, Any] | None = None, *, tokens: int = TOKENS
+    mechanism: str | Mechanism, options: Mapping[str, Any] | None = None, *, tokens: int | None = None
 ) -> list[LawResult]:
     """Check every law for a mechanism, given by name or as an object, with its `options`.
 
-    `tokens` is the length of the longest sequences that the mechanism is tested with; raises `InvalidValue` if it is
-    too small, and `UnknownName` if there is no such mechanism. Broken laws are in the results and never raised.
+    `tokens` is the length of the longest sequences that the mechanism is tested with, by default what its options
+    need (see `Subject`); raises `InvalidValue` if it is too small, and `UnknownName` if there is no such mechanism.
+    Broken laws are in the results and never raised.
     """
     subject = Subject(mechanism, options or {}, tokens=tokens)
     _ = subject.mechanism

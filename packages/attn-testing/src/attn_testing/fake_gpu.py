@@ -57,7 +57,7 @@ def fake_gpu(gpu: devices.Gpu = H200) -> Iterator[list[str]]:
     started: list[str] = []
     with ExitStack() as stack:
         if not torch.cuda.is_available():
-            stack.enter_context(_device_guard())
+            stack.enter_context(device_guard())
             stack.enter_context(patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
             stack.enter_context(patch("torch.cuda.is_bf16_supported", lambda *_: True))
         for name, answer in (("get_device_capability", gpu.capability), ("get_device_name", gpu.name)):
@@ -76,7 +76,7 @@ def fake_gpu(gpu: devices.Gpu = H200) -> Iterator[list[str]]:
 
 
 @contextmanager
-def _device_guard() -> Iterator[None]:
+def device_guard() -> Iterator[None]:
     """Register the device guard of "meta" tensors for "cuda", for builds of torch without CUDA, which have none."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * (META + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")

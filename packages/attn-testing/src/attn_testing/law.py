@@ -62,6 +62,12 @@ class Law:
         return None
 
     @classmethod
+    def parts(cls, case: Any) -> frozenset[object] | None:
+        """What a slow law tests of a case: a run of several test classes leaves out cases whose parts were all tested
+        in others. None: every case is tested."""
+        return None
+
+    @classmethod
     def title(cls) -> str:
         """The law's name: that of its class in snake case, such as `causality_by_gradient` or `kv_sharing`."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()

@@ -34,15 +34,17 @@ class Held:
 
 
 class DictionaryStore:
-    """An unbounded `StateStore` in which every row is a separate tensor; `dtype` is the name of the model's dtype.
+    """An unbounded `StateStore` in which every row is a separate tensor; `dtype` is the name of the model's dtype,
+    and `device` where states are created (by default the CPU).
 
     A layer gets no rows outside the window of a state, the rows of windowed states in the order of a ring buffer after
     their padding, and `RUBBISH` in the padding.
     """
 
-    def __init__(self, specs: ModelSpecs, dtype: str = "float64") -> None:
+    def __init__(self, specs: ModelSpecs, dtype: str = "float64", device: str | None = None) -> None:
         self.specs = specs
         self.dtype = dtype
+        self.device = device
         self._held: dict[int, Held] = {}
 
     def fits(self, tokens: int) -> bool:
@@ -122,7 +124,7 @@ class DictionaryStore:
 
     def zero(self, row: Field) -> Tensor:
         """The initial value of a field of a slot."""
-        return torch.zeros(row.shape, dtype=getattr(torch, row.dtype or self.dtype))
+        return torch.zeros(row.shape, dtype=getattr(torch, row.dtype or self.dtype), device=self.device)
 
     def _forget(self, batch: RaggedBatch, requests: Sequence[int]) -> None:
         # In a tree, the token with the smallest context attends furthest back.
@@ -202,7 +204,7 @@ class PagedRows(View):
         window = self.store.window(*self.address)
         order = [sorted(rows) if window is None else sorted(rows, key=lambda p: (p % window, p)) for rows in kept]
         listed = [[rows[p] for p in places] for rows, places in zip(kept, order, strict=True)]
-        return padded(listed, order, ring=window is not None)
+        return padded(listed, order, ring=window is not None, device=self.store.device)
 
     def _seen(self, request: int) -> dict[int, dict[str, Tensor]]:
         """Position -> row; for a token of a tree, the rows before the tree, those of its ancestors, and its own."""
@@ -224,7 +226,7 @@ class SourceRows(View):
             fields = self.held[request].sources[self.address]
             count = len(next(iter(fields.values())))
             listed.append([{name: rows[i] for name, rows in fields.items()} for i in range(count)])
-        return padded(listed, [list(range(len(rows))) for rows in listed], ring=False)
+        return padded(listed, [list(range(len(rows))) for rows in listed], ring=False, device=self.store.device)
 
 
 class SlotRows(View):
@@ -246,7 +248,9 @@ class SlotRows(View):
 VIEWS: Mapping[type[StateSpec], Any] = {Paged: PagedRows, Slot: SlotRows, Source: SourceRows}
 
 
-def padded(listed: list[list[dict[str, Tensor]]], order: list[list[int]], *, ring: bool) -> Rows:
+def padded(
+    listed: list[list[dict[str, Tensor]]], order: list[list[int]], *, ring: bool, device: str | None = None
+) -> Rows:
     """The rows of several requests, padded to the longest with `RUBBISH`: at the front for a ring, else at the end."""
     longest = max(map(len, order))
     example = next((rows[0] for rows in listed if rows), {})
@@ -258,9 +262,12 @@ def padded(listed: list[list[dict[str, Tensor]]], order: list[list[int]], *, rin
             pad([row[name] for row in rows], filler * n, first=ring) for rows, n in zip(listed, spare, strict=True)
         ]
         fields[name] = torch.stack([torch.stack(stack) for stack in stacks])
-    positions = torch.tensor([pad(places, [0] * n, first=ring) for places, n in zip(order, spare, strict=True)])
+    positions = torch.tensor(
+        [pad(places, [0] * n, first=ring) for places, n in zip(order, spare, strict=True)], device=device
+    )
     key_padding_mask = torch.tensor(
-        [pad([True] * len(places), [False] * n, first=ring) for places, n in zip(order, spare, strict=True)]
+        [pad([True] * len(places), [False] * n, first=ring) for places, n in zip(order, spare, strict=True)],
+        device=device,
     )
     return Rows(fields, positions.long(), key_padding_mask if any(spare) else None)
 

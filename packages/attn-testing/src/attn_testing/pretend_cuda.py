@@ -3,7 +3,8 @@
 torch without CUDA computes with them as with any others, so `PretendCuda` observes the sequence of operations that a
 real GPU would execute. It counts kernel launches, points at which the host waits for the device, and copies to the
 device. A copy to the device also counts as a wait unless it is `non_blocking` and comes from pinned memory that was
-allocated while counting. Triton kernels are counted but not executed; their outputs are zeros.
+allocated while counting; `LawBroken` is raised if the host writes to that memory before it has waited for the copy.
+Triton kernels are counted but not executed; their outputs are zeros.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from torch import Tensor
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
+
+from attn_testing.law import require
 
 H200 = devices.Gpu("NVIDIA H200", (9, 0))
 DEVICE = torch.device("cuda", 0)
@@ -142,12 +145,18 @@ class PretendCudaTensor(torch.Tensor):
 class PretendEvent:
     """Replaces `torch.cuda.Event`: a point in the work of the pretended GPU that the host can wait for."""
 
-    def record(self, stream: object = None) -> None:
-        """Do nothing, as all work so far has been computed."""
+    def __init__(self) -> None:
+        self._recorded: dict[PretendCuda, int] = {}
+
+    def record(self, _: object = None) -> None:
+        """Note how much work the pretended GPU was given before."""
+        self._recorded = {counter: counter.work for counter in _COUNTING}
 
     def synchronize(self) -> None:
-        """Count a wait of the host for the event."""
-        _note("event")
+        """Wait for that work, and count it unless the host has waited for as much before."""
+        for counter, work in self._recorded.items():
+            if work > counter.done:
+                counter.wait("event", work)
 
 
 _COUNTING: list[PretendCuda] = []
@@ -155,7 +164,7 @@ _COUNTING: list[PretendCuda] = []
 
 def _note(name: str) -> None:
     for counter in _COUNTING:
-        counter.syncs[name] += 1
+        counter.wait(name)
 
 
 def unwrapped(value: Any) -> Any:
@@ -253,8 +262,14 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The launched Triton programs in order: name, grid size, and the addresses of their tensors."""
         self.syncs: Counter[str] = Counter()
         self.copies = 0
+        self.work = 0
+        """The number of operations that the device was given."""
+        self.done = 0
+        """How many of them the host knows to be done, as it waited for them."""
         self._pinned: dict[int, torch.UntypedStorage] = {}
         """Pinned host memory by address; kept alive, so that no other memory gets its address."""
+        self._copying: list[tuple[int, Tensor, Tensor]] = []
+        """Copies of pinned memory that may not have ended: number of the operation, source, and what it held."""
 
     def reset(self) -> None:
         """Reset all counters."""
@@ -263,6 +278,15 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.syncs.clear()
         self.grids.clear()
         self.copies = 0
+
+    def wait(self, name: str, work: int | None = None) -> None:
+        """Count a wait of the host for this much work, or all; raises `LawBroken` if a copy was overwritten before."""
+        self.syncs[name] += 1
+        self.done = self.work if work is None else max(self.done, work)
+        ended = [entry for entry in self._copying if entry[0] <= self.done]
+        self._copying = [entry for entry in self._copying if entry[0] > self.done]
+        for _, source, held in ended:
+            require(torch.equal(source, held), "pinned memory was overwritten before its copy to the device had ended")
 
     @property
     def total(self) -> int:
@@ -293,6 +317,8 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._patched.close()
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         _COUNTING.remove(self)
+        if exception[0] is None:
+            self.wait("end")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute an operation and count it."""
@@ -307,13 +333,15 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def launched(self, name: str, grid: int, pointers: tuple[int, ...]) -> None:
         """Count the launch of a Triton program."""
+        self.work += 1
         self.programs[name] += 1
         self.grids.append((name, grid, pointers))
 
     def _count(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         name, after = func.overloadpacket.__name__, any(isinstance(t, PretendCudaTensor) for t in tensors_in(result))
+        self.work += 1
         if name in _WAITING or self._selects_by_mask(name, args):
-            self.syncs[name] += 1
+            self.wait(name)
         for index in args[1] if name in _INDEXED else ():
             if index is not None and not isinstance(index, PretendCudaTensor):
                 self._brought(index, non_blocking=False)
@@ -329,7 +357,8 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(source, PretendCudaTensor):
             if not after:
                 # A non-blocking copy to pinned memory does not wait; the host reads it after an event.
-                self.syncs[name] += not (non_blocking and self._is_pinned(result))
+                if not (non_blocking and self._is_pinned(result)):
+                    self.wait(name)
             elif name == "copy_" or result is not source:
                 self.launches[name] += 1
         elif name == "copy_" and not source.dim():
@@ -341,9 +370,11 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Count a copy of a host tensor to the device."""
         self.copies += 1
         if not non_blocking:
-            self.syncs["blocking copy to the device"] += 1
+            self.wait("blocking copy to the device")
         elif not self._is_pinned(source):
-            self.syncs["copy of memory that is not pinned"] += 1
+            self.wait("copy of memory that is not pinned")
+        else:
+            self._copying.append((self.work, source, source.clone()))
 
     def _noted_as_pinned(self, here: Tensor) -> Tensor:
         storage = here.untyped_storage()

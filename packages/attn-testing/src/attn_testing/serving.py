@@ -89,9 +89,9 @@ def replay(layer: Any, rows: Tensor, batch: RaggedBatch, state: LayerState) -> T
     return torch.cat(out)
 
 
-def ragged(lengths: list[int], contexts: list[int]) -> RaggedBatch:
-    """A `RaggedBatch` with these lengths and contexts, and int64 tensors."""
-    return RaggedBatch.of(lengths, contexts, _numbers)
+def ragged(lengths: list[int], contexts: list[int], device: str | None = None) -> RaggedBatch:
+    """A `RaggedBatch` with these lengths and contexts, and int64 tensors on the device (by default the CPU)."""
+    return RaggedBatch.of(lengths, contexts, lambda values: torch.tensor(values, dtype=torch.int64, device=device))
 
 
 def _numbers(values: list[int]) -> Tensor:

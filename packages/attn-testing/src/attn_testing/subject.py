@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from attn_core import Capability, Mechanism, MechanismConfig, Rotary, Source, StateSpecs, configure, installed
 from attn_core.checks import require_whole
+from attn_core.options import option_fields
 from torch import Tensor
 
 from attn_testing.memory import rounding
@@ -19,7 +20,11 @@ JITTER = 0.1
 
 FEWEST = 26
 TOKENS = 37
-"""The default length of the longest sequences: more than a usual block size, and no multiple of one."""
+"""The usual length of the longest sequences: more than a usual block size, and no multiple of one."""
+
+WIDEST, MARGIN = 128, 9
+"""Options up to this size are exceeded by the longest sequences, by this many tokens. A mechanism with options meant
+for longer ones has a sketch, with which it is tested, too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +145,7 @@ SETTINGS: tuple[Setting, ...] = (
 """The settings that are tried. Every mechanism must accept the first; others may be refused with a `UserError`, as long
 as each declared capability is accepted in some setting."""
 
-SPARE = 27
+SPARE = 36
 """The difference between the context length of a model and the length of the longest sequences."""
 
 
@@ -155,20 +160,35 @@ class Refusal:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A mechanism, given by name or as an object, with its options, the settings to try and the maximum length."""
+    """A mechanism, given by name or as an object, with its options, the settings to try and the maximum length.
+
+    Without `tokens`, the longest sequences exceed each integer option up to `WIDEST`, such as a chunk of 64 tokens. If
+    some options of the mechanism's sketch are not given, it is also tested with these, in some settings: the sequences
+    never reach beyond a default window of thousands of tokens.
+    """
 
     given: str | Mechanism
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Sequence[Setting] = SETTINGS
-    tokens: int = TOKENS
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
-        require_whole("tokens", self.tokens, ge=FEWEST)
+        if self.tokens is not None:
+            require_whole("tokens", self.tokens, ge=FEWEST)
+
+    @cached_property
+    def longest(self) -> int:
+        """The length of the longest sequences, as given or as the options require."""
+        if self.tokens is not None:
+            return self.tokens
+        given = {**option_fields(self.mechanism), **self.mechanism.sketch, **self.options}
+        sizes = [value for value in given.values() if isinstance(value, int) and not isinstance(value, bool)]
+        return max(TOKENS, *(size + MARGIN for size in sizes if size <= WIDEST), 0)
 
     @property
     def context(self) -> int:
         """The context length (`max_seq_len`) that layers are configured with."""
-        return self.tokens + SPARE
+        return self.longest + SPARE
 
     @cached_property
     def mechanism(self) -> Mechanism:
@@ -177,8 +197,8 @@ class Subject:
 
     @property
     def cases(self) -> list[Case]:
-        """A case for every setting that the mechanism accepts, in each of its declared modes."""
-        return [tried for tried in self._tried if isinstance(tried, Case)]
+        """A case for every setting that the mechanism accepts, in each declared mode; then those of the sketch."""
+        return [tried for tried in (*self._tried, *self._sketched) if isinstance(tried, Case)]
 
     @property
     def refusals(self) -> list[Refusal]:
@@ -203,6 +223,21 @@ class Subject:
             if not (mode.get("cross") and setting.get("rotary"))
         ]
 
+    @cached_property
+    def _sketched(self) -> list[Case | Refusal]:
+        """The mechanism with those options of its sketch that are not given, in the first and the last setting."""
+        further = {name: value for name, value in self.mechanism.sketch.items() if name not in self.options}
+        if not further:
+            return []
+        settings = list(self._promised())
+        tried = [
+            self.attempt({**setting, **mode}, **further)
+            for setting in (settings[:1] if len(settings) == 1 else [settings[0], settings[-1]])
+            for mode in self.modes
+            if not (mode.get("cross") and setting.get("rotary"))
+        ]
+        return [replace(case, label=f"{case.label}-sketch") for case in tried if isinstance(case, Case)]
+
     def _promised(self) -> Iterator[dict[str, Any]]:
         """The settings that need only declared capabilities; HEAD_DIM is needed if the heads together are not as wide
         as the model.
@@ -224,7 +259,7 @@ class Subject:
         label = label_of(setting)
         try:
             config = configure(self.mechanism, {**self.options, **options}, **setting)
-            case = Case(self.mechanism, config, setting, label, self.tokens)
+            case = Case(self.mechanism, config, setting, label, self.longest)
             case.layer  # noqa: B018  # building may refuse what the config alone could not
         except Exception as error:  # noqa: BLE001  # a mechanism may raise anything; the law `settings` says so
             return Refusal(label, setting, error)

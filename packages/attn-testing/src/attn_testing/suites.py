@@ -53,6 +53,8 @@ class Suite:
         if "case" in metafunc.fixturenames:
             law = law_of(type(self), metafunc.definition.originalname or metafunc.definition.name)
             cases, why = law.applicable(self.subject().cases)
+            if cases and not metafunc.config.getoption("--every-case", default=False):
+                cases, why = untested(metafunc.config, law, cases), "other classes test each part of its cases"
             skipped = [pytest.param(None, id="none", marks=pytest.mark.skip(reason=why))]
             metafunc.parametrize("case", [pytest.param(case, id=case.label) for case in cases] or skipped)
         elif "subject" in metafunc.fixturenames:
@@ -77,6 +79,21 @@ class Suite:
 
 
 GUARD = "test_no_law_is_dropped_or_replaced"
+
+
+TESTED = pytest.StashKey[dict[type[Law], set[object]]]()
+
+
+def untested(config: pytest.Config, law: type[Law], cases: list[Any]) -> list[Any]:
+    """The cases with a part (`Law.parts`) that no case of this run has had before."""
+    seen = config.stash.setdefault(TESTED, {}).setdefault(law, set())
+    found = []
+    for case in cases:
+        parts = law.parts(case)
+        if parts is None or not parts <= seen:
+            seen |= parts or set()
+            found.append(case)
+    return found
 
 
 def law_of(cls: type, test: str) -> type[Law]:
@@ -157,12 +174,25 @@ class MechanismLaws(
     laws.DroppedWeights,
     laws.Gradients,
     laws.Training,
+    laws.MicroBatches,
+    laws.Recomputation,
     laws.Precision,
     laws.StateBytes,
     laws.Cost,
     laws.StepCost,
     laws.SavedAndLoaded,
+    laws.Copied,
+    laws.PaddingInFront,
+    laws.KernelNames,
+    laws.NoSequences,
+    laws.OnMeta,
     laws.HeadSplit,
+    laws.Equation,
+    laws.Purity,
+    laws.Devices,
+    laws.StatesAreRead,
+    laws.Preemption,
+    laws.StepPrecision,
     laws.Compiles,
 ):
     """All laws of mechanisms. A plugin's test file inherits this and names its mechanism."""

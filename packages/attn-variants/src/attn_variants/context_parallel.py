@@ -200,18 +200,18 @@ def rank_spec(spec: AttentionSpec, ranks: int) -> AttentionSpec:
 
 
 class RingShift(torch.autograd.Function):
-    """Send rows to the next rank of the ring and receive those of the previous one; gradients go the other way."""
+    """Send rows by `places` ranks along the ring and receive others; gradients go the other way."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """The rows of the previous rank, of the same shape."""
-        ctx.group = group
-        return _shifted(rows, group, 1)
+    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup, places: int = 1) -> Tensor:
+        """The rows of the rank so many places before, of the same shape."""
+        ctx.group, ctx.places = group, places
+        return _shifted(rows, group, places)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """The gradient from the next rank."""
-        return _shifted(gradient, ctx.group, -1), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """The gradient from the rank so many places behind."""
+        return RingShift.apply(gradient, ctx.group, -ctx.places), None, None  # type: ignore[no-untyped-call]
 
 
 class AllToAll(torch.autograd.Function):
@@ -226,7 +226,7 @@ class AllToAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """The gradients of the parts that were sent."""
-        return _exchanged(gradient, ctx.group), None
+        return AllToAll.apply(gradient, ctx.group), None  # type: ignore[no-untyped-call]
 
 
 def ring_attend_distributed(
@@ -318,6 +318,8 @@ def _checked_rank(group: dist.ProcessGroup, ranks: int, own: AttentionInputs) ->
 
 
 def _shifted(rows: Tensor, group: dist.ProcessGroup, by: int) -> Tensor:
+    if group.size() == 1:
+        return rows.clone()
     rows, came = rows.contiguous(), torch.empty_like(rows, memory_format=torch.contiguous_format)
     to, source = ((group.rank() + step) % group.size() for step in (by, -by))
     calls = [

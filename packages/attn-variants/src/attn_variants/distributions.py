@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from attn_core.distributions import LocalGaussian
@@ -67,29 +68,33 @@ def sparsemax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     return (shifted - threshold).clamp(min=0.0).masked_fill(empty, 0.0)
 
 
-HALVINGS = 50
-"""Bisection steps; each halves an interval that is 1 wide."""
+HALVINGS = 56
+"""Bisection steps; each halves the interval."""
+
+LARGEST_SHIFT = 45.0
+"""More than ln n for any number of keys n."""
 
 
 def entmax15(scores: Tensor, allowed: Tensor | None) -> Tensor:
     """1.5-entmax over the last axis; the threshold is found by sorting (Peters et al. 2019, algorithm 2)."""
     shifted, empty = below_largest(scores, allowed)
-    alpha = shifted.new_full((), 1.5)
     with torch.no_grad():
-        threshold = sorted_threshold(shifted / 2)
-    return weights_above(shifted, threshold, alpha).masked_fill(empty, 0.0)
+        shift = 2 * (sorted_threshold(shifted / 2) + 1)
+    weights: Tensor = _Entmax.apply(shifted, 0.5, shift)  # type: ignore[no-untyped-call]
+    return weights.masked_fill(empty, 0.0)
 
 
-def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
-    """α-entmax over the last axis of scores [..., key]; `alpha`, above 1, broadcasts with [..., 1].
+def entmax(scores: Tensor, allowed: Tensor | None, excess: Tensor | float) -> Tensor:
+    """α-entmax over the last axis of scores [..., key]; `excess`, α - 1 above 0, broadcasts with [..., 1].
 
     `allowed` is bool, broadcasts with the scores and is True for keys to keep; a row without one gives zeros. The
     threshold is found by bisection.
     """
     shifted, empty = below_largest(scores, allowed)
     with torch.no_grad():
-        threshold = bisected_threshold(shifted * (alpha - 1), 1 / (alpha - 1))
-    return weights_above(shifted, threshold, alpha).masked_fill(empty, 0.0)
+        shift = bisected_shift(shifted, excess)
+    weights: Tensor = _Entmax.apply(shifted, excess, shift)  # type: ignore[no-untyped-call]
+    return weights.masked_fill(empty, 0.0)
 
 
 def below_largest(scores: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -117,34 +122,73 @@ def sorted_threshold(z: Tensor) -> Tensor:
     return thresholds.gather(-1, support - 1)
 
 
-def bisected_threshold(z: Tensor, power: Tensor) -> Tensor:
-    """The threshold τ [..., 1] with Σ [z - τ]₊^power = 1 for z [..., key] with a maximum of 0; a lower bound of it."""
-    low = torch.zeros_like(z[..., :1]) - 1
-    width = 1.0
+def powers_above(shifted: Tensor, excess: Tensor | float, shift: Tensor) -> Tensor:
+    """[1 + u (e - t)]₊^(1/u) for scores e [..., key] with a maximum of 0, `excess` u = α - 1 and the shift t [..., 1].
+
+    This is [(α-1) e - τ]₊^(1/(α-1)) with τ = u t - 1. In this form rounding does not grow as α approaches 1, where the
+    result is exp(e - t).
+    """
+    inside = excess * (shifted - shift)
+    outside = inside <= -1  # False for NaN, which is not hidden
+    return torch.exp(torch.log1p(inside.masked_fill(outside, 0.0)) / excess).masked_fill(outside, 0.0)
+
+
+def bisected_shift(shifted: Tensor, excess: Tensor | float) -> Tensor:
+    """The shift t [..., 1] with which `powers_above` sum to 1, for scores with a maximum of 0; a lower bound of it."""
+    low = torch.zeros_like(shifted[..., :1])
+    width = LARGEST_SHIFT
     for _ in range(HALVINGS):
         width /= 2
-        total = ((z - low - width).clamp(min=0.0) ** power).sum(-1, keepdim=True)
+        total = powers_above(shifted, excess, low + width).sum(-1, keepdim=True)
         low = torch.where(total >= 1, low + width, low)
     return low
 
 
-def weights_above(shifted: Tensor, threshold: Tensor, alpha: Tensor) -> Tensor:
-    """[(α-1) e - τ]₊^(1/(α-1)) of shifted scores [..., key], after one Newton step of τ [..., 1].
+class _Entmax(torch.autograd.Function):
+    """The weights of `powers_above` after one Newton step of the shift, which brings their sum to 1.
 
-    The step brings the sum to 1 up to the precision of the dtype. As τ is passed as a constant, differentiating the
-    step gives τ the gradient that follows from the constraint Σ = 1 (implicit differentiation); so the gradients with
-    respect to scores and α are exact for the support.
+    With s = p^(2 - α), dp = s (v - Σ s v / Σ s), where v = de or, for α, v = ((p^u - 1) / u - p^u ln p) / u (Peters
+    et al. 2019; Correia et al. 2019). The backward pass consists of operations on p, so that it can be differentiated
+    again.
     """
-    power = 1 / (alpha - 1)
-    support = shifted.detach() * (alpha.detach() - 1) > threshold
-    z = shifted.masked_fill(~support, 0.0) * (alpha - 1)
-    # The base is 1 outside the support, because the gradient of 0 ** power may be infinite.
-    base = torch.where(support, z - threshold, 1.0)
-    excess = torch.where(support, base**power, 0.0).sum(-1, keepdim=True) - 1
-    slope = torch.where(support, power * base ** (power - 1), 0.0).sum(-1, keepdim=True).detach()
-    exact = z - threshold - excess / slope
-    positive = support & (exact.detach() > 0)
-    return torch.where(positive, torch.where(positive, exact, 1.0) ** power, 0.0)
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(shifted: Tensor, excess: Tensor | float, shift: Tensor) -> Tensor:
+        """The weights [..., key]."""
+        weights = powers_above(shifted, excess, shift)
+        over = weights.sum(-1, keepdim=True) - 1
+        step = over / support_powers(weights, excess).sum(-1, keepdim=True)
+        return powers_above(shifted, excess, shift + step)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the weights, and α if it is learned."""
+        excess, learned = inputs[1], isinstance(inputs[1], Tensor)
+        ctx.fixed = None if learned else excess
+        ctx.save_for_backward(output, *([excess] if learned else []))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        """The gradients of scores and of α."""
+        weights, *learned = ctx.saved_tensors
+        excess = learned[0] if learned else ctx.fixed
+        powers = support_powers(weights, excess)
+        mean = (powers * gradients[0]).sum(-1, keepdim=True) / powers.sum(-1, keepdim=True)
+        inner = powers * (gradients[0] - mean)
+        if not learned:
+            return inner, None, None
+        logs = weights.masked_fill(weights == 0, 1.0).log()
+        curve = torch.expm1(excess * logs) / excess - torch.exp(excess * logs) * logs
+        return inner, (inner * curve / excess).sum_to_size(excess.shape), None
+
+
+def support_powers(weights: Tensor, excess: Tensor | float) -> Tensor:
+    """p^(2 - α) where p is positive, else 0, for `excess` α - 1."""
+    outside = weights == 0
+    powers: Tensor = weights.masked_fill(outside, 1.0) ** (1 - excess)
+    return powers.masked_fill(outside, 0.0)
 
 
 def hard(scores: Tensor, allowed: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ from attn_core.errors import InvalidValue
 from attn_core.modifiers import Modifier
 from attn_core.scores import ScaledDot, Score
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from attn_variants.compute.dropout import new_dropout
 from attn_variants.plan import KernelPlan
@@ -90,6 +91,8 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
             key_padding_mask = key_padding_mask[None]
     family = Family.of(scaled(score, scale), modifiers, distribution)
     heads = heads_of(query, key, value, enable_gqa=enable_gqa)
+    if isinstance(mask, CausalBias):
+        mask = plain_mask(mask, query.device)
     if isinstance(mask, Tensor):
         mask = broadcastable_mask(mask, (query.shape[0], heads.query, query.shape[2], key.shape[2]))
     spec = family.spec(heads, mask, is_causal=is_causal)
@@ -179,6 +182,8 @@ def require_tensors(layout: str, **tensors: Tensor) -> None:
     for name, rows in tensors.items():
         if not isinstance(rows, Tensor):
             raise InvalidValue.of(name, type(rows).__name__, f"a tensor {layout}")
+        if rows.is_nested:
+            raise InvalidValue.of(name, "a nested tensor", f"a padded tensor {layout}, with a key_padding_mask")
         first = rows if first is None else first
         mixed = rows.dtype != first.dtype and not torch.is_autocast_enabled(rows.device.type)
         if mixed or not rows.dtype.is_floating_point:
@@ -188,6 +193,16 @@ def require_tensors(layout: str, **tensors: Tensor) -> None:
             raise InvalidValue.of(
                 f"{name}.device", str(rows.device), f"{first.device}, the device of the other tensors"
             )
+
+
+def plain_mask(mask: CausalBias, device: torch.device) -> Tensor:
+    """The bool mask [query_len, key_len] that a `torch.nn.attention.bias.CausalBias` stands for.
+
+    Its data are not the mask but the two lengths, and its `shape` is that of neither.
+    """
+    causal = torch.ones(mask.seq_len_q, mask.seq_len_kv, dtype=torch.bool, device=device)
+    lower = mask.variant is CausalVariant.LOWER_RIGHT
+    return causal.tril(mask.seq_len_kv - mask.seq_len_q if lower else 0)
 
 
 def broadcastable_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:

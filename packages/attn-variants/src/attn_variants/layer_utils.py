@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Protocol
 
 import torch
 from attn_core import AttentionInputs
 from attn_core.errors import InvalidValue
+from attn_core.graph_safety import device_cache
 from attn_core.kernels.devices import sent
 from attn_core.kernels.linear import Pack
 from torch import Tensor, nn
@@ -59,7 +59,8 @@ def fresh_linear(into: int, out: int, *, bias: bool) -> nn.Linear:
 def multiplied_in(rows: Tensor) -> torch.dtype:
     """The dtype in which linear layers multiply rows: that of autocast if enabled, else the rows' own."""
     kind = rows.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+    # The meta device has no autocast, and torch raises when asked for it.
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else rows.dtype
 
 
 def glorot_parameter(*shape: int) -> nn.Parameter:
@@ -101,6 +102,14 @@ def with_dropout(inputs: AttentionInputs, layer: DropsWeights) -> AttentionInput
     if not layer.training or not layer.dropout:
         return inputs
     return dataclasses.replace(inputs, dropout=new_dropout(layer.dropout))
+
+
+def recomputing() -> bool:
+    """Whether activation checkpointing is running a forward pass again, within the backward pass.
+
+    Such a pass must leave no trace in the layer. A compiler traces each pass once, and never again.
+    """
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1  # noqa: SLF001 -- no public name
 
 
 QUERY_KEY_VALUE = ("query", "key", "value")
@@ -155,7 +164,7 @@ def document_positions(lengths: tuple[int, ...], device: torch.device) -> Tensor
     return _counted(lengths).to(device) if in_trace() else _document_positions(lengths, device)
 
 
-@lru_cache(maxsize=8)
+@device_cache(8)
 def _document_positions(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     # A tensor made in inference mode could not take part in training later.
     with torch.inference_mode(mode=False):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Capability, Mechanism, MechanismConfig, installed
@@ -24,6 +25,15 @@ Result = tuple[Tensor, Tensor | None]
 """The outputs, and the attention weights if they were requested, else None."""
 
 
+class Unfused(Tensor):
+    """Stands for a parameter that PyTorch's fused operators need and this module does not have.
+
+    A `torch.nn.TransformerEncoder` decides when it is built whether padded batches become nested tensors, and reads the
+    parameters of its first layer when it is evaluated. Where one of them is an instance of a subclass of `Tensor`, it
+    calls its layers with a padding mask instead.
+    """
+
+
 class MultiheadAttention(nn.Module):
     """Attention between `query`, `key` and `value`, with the interface of `torch.nn.MultiheadAttention`.
 
@@ -38,7 +48,8 @@ class MultiheadAttention(nn.Module):
 
     Mechanisms that are computed from a spec alone (`Mechanism.spec`, the softmax family) accept every argument of
     `forward`. Others, such as "linear" or "mla", compute self-attention: `query`, `key` and `value` must be the same
-    tensor (`key` and `value` for cross-attention), `attn_mask` must be None, and weights can be requested only if the
+    tensor (`key` and `value` for cross-attention), `attn_mask` must be None, a floating-point `key_padding_mask` may
+    only hide keys (0 or -inf, as PyTorch's layers pass a bool mask on), and weights can be requested only if the
     mechanism has attention weights. Unsupported arguments raise `Incompatible`.
 
     Args:
@@ -64,6 +75,10 @@ class MultiheadAttention(nn.Module):
     in_proj_bias = None
     _qkv_same_embed_dim = False
     """Read by `torch.nn.TransformerEncoderLayer`, which then calls this module instead of its fused operator."""
+
+    in_proj_weight: ClassVar[Tensor] = Unfused()
+    out_proj: ClassVar[SimpleNamespace] = SimpleNamespace(weight=in_proj_weight, bias=in_proj_weight)
+    """Read by a `torch.nn.TransformerEncoder` that was built with other layers; see `Unfused`."""
 
     def __init__(  # noqa: PLR0913 -- the signature of torch's module
         self,
@@ -148,11 +163,16 @@ class MultiheadAttention(nn.Module):
         batched = query.dim() == 3
         query, key, value = (self._batch_first(name, rows, batched=batched) for name, rows in named(query, key, value))
         self._check_lengths(query, key, value)
+        key_padding_mask = self._hiding(key_padding_mask)
         masks = Masks.of(key_padding_mask, attn_mask, (query.shape[0], self.num_heads, query.shape[1], key.shape[1]))
         masks = masks.with_hint(is_causal=is_causal)
         if self.takes_pairs:
+            places, key_places = self.attention.positions(query, masks.key_padding_mask)
             operands = dataclasses.replace(
-                self.attention.project_each(query, key, value), key_padding_mask=masks.key_padding_mask
+                self.attention.project_each(query, key, value),
+                key_padding_mask=masks.key_padding_mask,
+                query_positions=places,
+                key_positions=key_places,
             )
             out, weights = self._attend_pairs(operands, masks, need_weights=need_weights)
         else:
@@ -204,6 +224,25 @@ class MultiheadAttention(nn.Module):
         if need_weights and not self.mechanism.can(Capability.WEIGHTS):
             message = f"mechanism {name!r} has no attention weights: call it with need_weights=False"
             raise Incompatible(message, mechanism=name)
+
+    def _hiding(self, padding: Tensor | None) -> Tensor | None:
+        """The padding mask as bool, True where it hides, if it is of 0 and -inf and added to scores it would not do.
+
+        PyTorch's layers turn bool masks into such masks. A mechanism with a computation of its own has no scores to
+        add them to, and a mask or a position that depends on which keys are real has to know them. Raises
+        `Incompatible` for other values where there are no scores.
+        """
+        added = self.takes_pairs and not (self.attention.spec.mask.by_length or self.attention.counts)
+        if added or not isinstance(padding, Tensor) or not padding.is_floating_point():
+            return padding
+        hides = padding.isneginf()
+        if bool((hides | (padding == 0)).all()):
+            return hides
+        if self.takes_pairs:
+            return padding
+        name = self.mechanism.name
+        message = f"mechanism {name!r} adds nothing to scores: key_padding_mask must be bool, or only 0 and -inf"
+        raise Incompatible(message, mechanism=name)
 
     def _batch_first(self, name: str, rows: Tensor, *, batched: bool) -> Tensor:
         if rows.dim() != (3 if batched else 2):

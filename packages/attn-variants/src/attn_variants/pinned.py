@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from attn_core import Fields, LayerState, Mask, RaggedBatch
 from attn_core.batch import PagedView, Rows, SlotView, StaticBatch
 from attn_core.declared import PINNED
+from attn_core.graph_safety import device_cache
 from attn_core.masks import pinned_positions
 from torch import Tensor
 
@@ -94,7 +94,7 @@ def _made(positions: tuple[int, ...], device: torch.device) -> Tensor:
         return torch.tensor(positions, dtype=torch.int64, device=device)
 
 
-_kept = lru_cache(maxsize=64)(_made)
+_kept = device_cache(64)(_made)
 """Cached int64 tensors of positions, one for each device."""
 
 

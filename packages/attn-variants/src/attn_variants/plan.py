@@ -40,9 +40,9 @@ class KernelPlan:
         self._cautioned: set[tuple[Any, ...]] = set()
         self._without: dict[str, KernelPlan] = {}
 
-    def __deepcopy__(self, _memo: object) -> KernelPlan:
-        """A new plan of the same spec."""
-        return KernelPlan(self.spec, self.name)
+    def __reduce__(self) -> Any:
+        """Copied and pickled as a new plan of the same spec."""
+        return KernelPlan, (self.spec, self.name)
 
     def run(self, operands: AttentionInputs, spec: AttentionSpec | None = None) -> Tensor:
         """Compute the output [batch, query, heads, value_size] by the chosen kernel.

@@ -49,7 +49,8 @@ class SpecLayer(nn.Module):
     the keys and values of another layer and has no `key` and `value`; without keys in its score it has no `key`.
     `projected` gives the head sizes of the projections if they differ from those of the attention. `context`, if set
     and active, splits the tokens of a sequence over ranks (context parallelism). `dropout` is the probability with
-    which attention weights are set to zero when training on whole sequences.
+    which attention weights are set to zero when training on whole sequences. `counts` says that it attends to a source
+    and needs positions, which are counted from the first real token of each.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class SpecLayer(nn.Module):
         self.joint: JointProjection | None = None
         self.joins: Joins | None = None
         self.context: ContextParallel | None = None
-        self._counts = spec.cross and spec.located
+        self.counts = spec.cross and spec.located
         self.rotated = rotated_size(spec.rotary, heads.key_size) if spec.rotary else 0
         self.use_kernel(None)
         self.reset_parameters()
@@ -143,8 +144,15 @@ class SpecLayer(nn.Module):
         return AttentionParts(spec=self.spec, projections=self.joint.whole, output=self.output, cos_sin=cos_sin)
 
     def use_kernel(self, name: str | None) -> None:
-        """Use the kernel of this name from now on; None chooses the cheapest that supports each call."""
-        self._plan = KernelPlan(self.spec, name)
+        """Use the kernel of this name from now on; None chooses the cheapest that supports each call.
+
+        Raises `UnknownName` for a name of no kernel, and `Incompatible` where the inner module computes attention for
+        which the kernel cannot be selected.
+        """
+        plan = KernelPlan(self.spec, name)
+        if self.inner is not None:
+            self.inner.use_kernel(name)
+        self._plan = plan
         # The newest token of a causal sequence attends to all cached keys: no mask is needed.
         last = dataclasses.replace(self.spec, mask=Full()) if self.spec.mask.kind == "causal" else self.spec
         self._last_plan = KernelPlan(last, name)
@@ -360,7 +368,7 @@ class SpecLayer(nn.Module):
                 raise InvalidValue.of("query", tuple(query.shape), f"at most as many queries as keys, {key.shape[-2]}")
             projected, keys = self._turned(projected, cos_sin.at(slice(first, None))), self._turned(keys, cos_sin)
         fields = {"key": self._scored_key(keys), "value": values}
-        return self.operands(projected, fields, None, (self._query_positions(query), None))
+        return self.operands(projected, fields, None, self.positions(query, None))
 
     def cos_sin_to(self, length: int, like: Tensor) -> CosSin | None:
         """Cosines and sines of positions 0 to `length`, exclusive; None without a rotary embedding."""
@@ -413,9 +421,21 @@ class SpecLayer(nn.Module):
         own = (self.query, self.key, self.value, self.output)
         return [cast("nn.Linear", module) for module in own if not isinstance(module, nn.Identity | None)]
 
-    def _query_positions(self, query: Tensor) -> Tensor | None:
-        """Positions [1, query_len] of queries in cross-attention, counted from 0; None if the spec uses none."""
-        return torch.arange(query.shape[-2], device=query.device)[None] if self._counts else None
+    def positions(self, query: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Positions of the queries and keys of a source, counted from its first real token; None if the spec uses none.
+
+        `query` is [batch, query_len, ...]. The positions are [1 or batch, query_len], and [batch, key] or None, in
+        which padding is not counted. Under a mask, queries are shifted instead, as kernels for windows need keys in
+        order.
+        """
+        if not self.counts:
+            return None, None
+        places = torch.arange(query.shape[1], device=query.device)[None]
+        if key_padding_mask is None:
+            return places, None
+        if self.spec.mask.kind == "full":
+            return places, (key_padding_mask.cumsum(-1) - 1).clamp(min=0)
+        return places + (~key_padding_mask).long().cumprod(-1).sum(-1, keepdim=True), None
 
     def _memory(self, rows: Tensor, value_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         heads = self.spec.heads
@@ -443,7 +463,7 @@ class SpecLayer(nn.Module):
         else:
             fields = self.project_kv(query) if shared_kv is None else shared_kv
             projected = self.project_rotated(query, self.cos_sin_to(query.shape[-2], query))
-        return self.operands(projected, fields, key_padding_mask, (self._query_positions(query), None))
+        return self.operands(projected, fields, key_padding_mask, self.positions(query, key_padding_mask))
 
 
 def documents_in_graph(rows: Tensor, lengths: Tensor) -> tuple[VarlenStarts, Tensor]:

@@ -45,6 +45,8 @@ def test_in_training_centroids_turn_towards_the_tokens_nearest_to_them_and_in_us
     layer(query, query, query, None)
     assert torch.equal(layer.centroids, before)
     layer.train()(query, query, query, None)
+    assert torch.equal(layer.centroids, before)
+    layer.after_update(lambda value: value)
     for head in range(2):
         own = normalize(query[0, head], dim=-1)
         nearest = (own @ before[head].T).argmax(-1)
@@ -62,6 +64,8 @@ def test_padding_turns_no_centroid():
     key_padding_mask = torch.tensor([[True, True, True, True, False, False]])
     one(query, query, query, key_padding_mask)
     other(*(query[:, :, :4],) * 3, None)
+    for layer in (one, other):
+        layer.after_update(lambda value: value)
     assert torch.allclose(one.centroids, other.centroids, rtol=0, atol=1e-12)
 
 

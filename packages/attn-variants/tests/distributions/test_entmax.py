@@ -10,7 +10,7 @@ def doubles(*shape):
 
 
 def at(alpha):
-    return lambda scores, allowed=None: entmax(scores, allowed, torch.tensor(alpha, dtype=torch.float64))
+    return lambda scores, allowed=None: entmax(scores, allowed, alpha - 1)
 
 
 def test_golden_numbers_of_four_scores():
@@ -31,14 +31,25 @@ def test_alpha_two_is_sparsemax_and_alpha_near_one_is_softmax(agrees):
 
 @pytest.mark.parametrize("function", [lambda s: entmax15(s, None), at(1.2), at(1.9), at(3.0)])
 def test_gradients_equal_finite_differences(function):
-    assert torch.autograd.gradcheck(function, doubles(4, 7).requires_grad_())
+    scores = doubles(4, 7).requires_grad_()
+    assert torch.autograd.gradcheck(function, scores)
+    assert torch.autograd.gradgradcheck(function, scores)
 
 
 def test_the_gradient_to_alpha_equals_finite_differences():
     scores, alpha = doubles(4, 7), torch.tensor([[1.3], [1.5], [1.8], [2.0]], dtype=torch.float64)
     allowed = torch.rand(4, 7) > 0.3
     inputs = (scores.requires_grad_(), alpha.requires_grad_())
-    assert torch.autograd.gradcheck(lambda s, a: entmax(s, allowed, a), inputs)
+    assert torch.autograd.gradcheck(lambda s, a: entmax(s, allowed, a - 1), inputs)
+    assert torch.autograd.gradgradcheck(lambda s, a: entmax(s, allowed, a - 1), inputs)
+
+
+@pytest.mark.parametrize("excess", [2.3e-16, 1e-6, 3e-4, 1e-2, 1.0, 31.0])
+def test_rows_sum_to_one_in_float32_for_every_alpha(excess):
+    scores = 3 * torch.randn(50, 33)
+    weights = entmax(scores, None, excess)
+    assert torch.allclose(weights.sum(-1), torch.ones(50), rtol=0, atol=1e-5)
+    assert torch.allclose(weights, entmax(scores.double(), None, excess).float(), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("function", [entmax15, at(1.3)])
@@ -69,13 +80,13 @@ def test_weights_and_gradients_are_those_of_entmax(agrees, alpha):
     for name in ("entmax", "adaptive_entmax"):
         oracle = agrees(name, package="entmax entmax_bisect")
         oracle.functions(
-            lambda s, a: entmax(s, None, a),
+            lambda s, a: entmax(s, None, a - 1),
             lambda s, a: peer.entmax_bisect(s, a, dim=-1, n_iter=60),
             scores,
             alphas,
             tolerance=1e-8,
         )
-        oracle.outputs(entmax(scores, None, alphas), peer.entmax_bisect(scores, alphas, dim=-1, n_iter=60), 1e-13)
+        oracle.outputs(entmax(scores, None, alphas - 1), peer.entmax_bisect(scores, alphas, dim=-1, n_iter=60), 1e-13)
 
 
 @pytest.mark.oracle

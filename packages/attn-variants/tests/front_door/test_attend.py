@@ -9,6 +9,7 @@ from attn_core.masks import Predicate, Prefix
 from attn_core.modifiers import Alibi, SoftCap
 from attn_core.scores import Cosine, Dot
 from attn_variants import attend
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
 
 TOLERANCE = {"rtol": 0, "atol": 1e-12}
@@ -228,3 +229,15 @@ def test_padding_of_one_sequence_needs_no_batch():
     real = torch.arange(7) < 5
     ours = attend(query, key, value, key_padding_mask=real)
     compare(ours, scaled_dot_product_attention(query, key, value, attn_mask=real.expand(6, 7)), [query, key, value])
+
+
+@pytest.mark.parametrize("bias", [causal_lower_right, causal_upper_left])
+@pytest.mark.parametrize("sizes", [(4, 6), (6, 6), (6, 4)])
+def test_the_causal_biases_of_torch_mean_what_they_mean_there(bias, sizes):
+    query, key, value = (torch.randn(2, 4, length, 8) for length in (sizes[0], sizes[1], sizes[1]))
+    found = attend(query, key, value, bias(*sizes))
+    expected = scaled_dot_product_attention(query, key, value, bias(*sizes))
+    sees = bias(*sizes)._materialize("cpu").any(-1)
+    torch.testing.assert_close(found[:, :, sees], expected[:, :, sees])
+    with pytest.raises(InvalidValue, match="mask"):
+        attend(query[:, :, 1:], key, value, bias(*sizes))

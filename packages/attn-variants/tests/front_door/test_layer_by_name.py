@@ -100,3 +100,20 @@ def test_what_is_no_mechanism_is_refused(mechanism):
 def test_inputs_that_do_not_fit_are_refused(given, message):
     with pytest.raises(InvalidValue, match=message):
         attn_variants.layer("gqa", hidden_size=32, num_heads=4)(given)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("mechanism", list(installed().mechanisms), ids=installed().mechanisms.name_of)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_by_name(mechanism, layout):
+    name = installed().mechanisms.name_of(mechanism)
+    rows = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)], layout=layout)
+    built = attn_variants.layer(name, hidden_size=16, num_heads=4, max_seq_len=16)
+    own = {"source": rows} if built.mechanism_config.cross else {}
+    for call in (
+        lambda: built(rows, **own),
+        lambda: attn_variants.MultiheadAttention(16, 4, mechanism=name)(rows, rows, rows),
+    ):
+        with pytest.raises(InvalidValue) as raised:
+            call()
+        assert raised.value.metadata["field"] == "query"

@@ -35,7 +35,7 @@ class TestNtm(MechanismLaws):
 
 class TestCompressive(MechanismLaws):
     mechanism = "compressive"
-    options = {"segment": 4, "memory": 4, "compressed": 1, "rate": 2}
+    options = {"segment": 4, "memory": 4, "compressed": 1, "rate": 2, "reconstruction": 0.5}
 
 
 class TestCompressiveMeans(MechanismLaws):

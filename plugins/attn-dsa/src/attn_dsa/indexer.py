@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from attn_core import Rotary
 from attn_core.masking import wide
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from attn_dsa.options import DsaConfig
 
@@ -55,7 +52,7 @@ class Indexer(nn.Module):
     def queries(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Index queries [batch, query, heads, size] of hidden states [batch, query, hidden_size], with rotary
         positions, at least float32."""
-        query = wide(self.query(rows.detach())).reshape(*rows.shape[:-1], self.options.index_heads, -1)
+        query = torch.unflatten(wide(self.query(rows.detach())), -1, (self.options.index_heads, -1))
         return self._turned(query, positions)
 
     def turned_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
@@ -80,7 +77,7 @@ def index_scores(query: Tensor, weights: Tensor, key: Tensor) -> Tensor:
     [batch, key, size].
     """
     products = torch.relu(query.flatten(1, 2) @ key.transpose(1, 2))
-    per_head = products.reshape(*query.shape[:3], -1)
+    per_head = torch.unflatten(products, 1, query.shape[1:3])
     scores: Tensor = (weights[:, :, None] @ per_head)[:, :, 0]
     return scores
 
@@ -96,26 +93,3 @@ def divergence(scores: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
     logs = scores.masked_fill(~chosen, lowest).log_softmax(-1)
     found: Tensor = (torch.xlogy(target, target) - target * logs.masked_fill(~chosen, 0.0)).sum(-1)
     return found
-
-
-def with_loss(output: Tensor, loss: Tensor) -> Tensor:
-    """Return `output` unchanged; in the backward pass the scalar `loss` also gets the gradient 1, as if it were added
-    to the training loss."""
-    same: Tensor = _WithLoss.apply(output, loss)  # type: ignore[no-untyped-call]
-    return same
-
-
-class _WithLoss(Function):
-    """The autograd function of `with_loss`."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, loss: Tensor) -> Tensor:
-        """Return a view of `output`."""
-        ctx.save_for_backward(loss)
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient of the output, and 1 for the loss."""
-        (loss,) = ctx.saved_tensors
-        return gradients[0], torch.ones_like(loss)

@@ -12,7 +12,7 @@ from attn_core.masking import of_query_heads, positions, seen_pairs, shares, wid
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from attn_dsa.indexer import Indexer, divergence, index_scores, with_loss
+from attn_dsa.indexer import Indexer, divergence, index_scores
 from attn_dsa.options import DsaConfig
 
 NEVER = float("-inf")
@@ -111,13 +111,19 @@ PIECE = 1 << 21
 
 
 class SelectedTokens(InnerAttention, nn.Module):
-    """Each query attends to the `top` tokens with the largest scores of `indexer`, the same in all heads."""
+    """Each query attends to the `top` tokens with the largest scores of `indexer`, the same in all heads.
+
+    A training pass with gradients stores the loss of the indexer for `take_auxiliary_loss`.
+    """
+
+    computes_itself = True
 
     def __init__(self, spec: AttentionSpec, options: DsaConfig) -> None:
         super().__init__()
         self.spec = spec
         self.options = options
         self.indexer = Indexer(options)
+        self._auxiliary_loss: Tensor | None = None
 
     def remember(self, rows: Tensor) -> Fields:
         """The field "index": index keys [..., index_size] of hidden states [..., hidden_size]."""
@@ -143,7 +149,7 @@ class SelectedTokens(InnerAttention, nn.Module):
         return masked_weights(tile, memory, self.spec, chosen)
 
     def _aligned(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
-        """The outputs; their backward pass also trains the indexer, with the loss of `divergence`."""
+        """The outputs; the mean `divergence` of real queries, times `align`, is kept as the auxiliary loss."""
         tile, memory = self._tile(rows, operands), self._memory(operands)
         outputs, losses = zip(*self._in_pieces(masked_and_far, tile, memory), strict=True)
         loss = torch.cat(losses, dim=1)
@@ -153,7 +159,15 @@ class SelectedTokens(InnerAttention, nn.Module):
             else operands.key_padding_mask[:, -rows.shape[1] :]
         )
         loss = self.options.align * (loss * real).sum() / real.sum().clamp(min=1)
-        return with_loss(torch.cat(outputs, dim=1).to(rows.dtype), loss)
+        # A pass that activation checkpointing runs again within the backward pass must not leave its loss to the next.
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # noqa: SLF001 -- no public name
+            self._auxiliary_loss = loss
+        return torch.cat(outputs, dim=1).to(rows.dtype)
+
+    def take_auxiliary_loss(self) -> Tensor | None:
+        """Return and clear the loss of the indexer in the last training pass, a scalar; None if there is none."""
+        taken, self._auxiliary_loss = self._auxiliary_loss, None
+        return taken
 
     def _in_pieces(self, read: Callable[..., Read], tile: Tile, memory: Memory) -> list[Read]:
         """The results of `read` for the tile, split into pieces so that at most `PIECE` scores are held at once."""

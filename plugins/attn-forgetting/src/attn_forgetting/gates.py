@@ -44,6 +44,8 @@ class ForgetGates(InnerAttention, nn.Module):
     Learned: `gate` (`nn.Linear` from `hidden_size` to one gate per head, with Glorot uniform weights and zero bias).
     """
 
+    computes_itself = True
+
     def __init__(self, spec: AttentionSpec, hidden_size: int) -> None:
         super().__init__()
         self.spec = spec

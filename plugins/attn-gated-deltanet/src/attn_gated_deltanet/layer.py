@@ -264,7 +264,8 @@ def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
 def multiplied_in(rows: Tensor) -> torch.dtype:
     """The dtype in which linear layers multiply `rows`: that of autocast if it is on, else that of `rows`."""
     kind = rows.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+    # The meta device has no autocast, and torch raises when asked for it.
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else rows.dtype
 
 
 def unit(rows: Tensor) -> Tensor:

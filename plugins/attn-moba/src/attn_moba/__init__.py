@@ -59,6 +59,10 @@ class Moba(DeclaredMechanism):
             for name in ("block", "top"):
                 require_whole(name, getattr(self, name), ge=1)
 
+    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
+        """True: blocks are counted from the first row."""
+        return True
+
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The causal attention that is restricted to the chosen blocks."""
         return AttentionSpec(heads=config.head_layout, mask=Causal(), rotary=config.rotary)

@@ -36,6 +36,8 @@ def choose(query: Tensor, key: Tensor, key_padding_mask: Tensor, own: Tensor, to
 class BlockMixture(InnerAttention, nn.Module):
     """Each query attends to its own block of `block` keys and to the `top` - 1 best of the blocks before it."""
 
+    computes_itself = True
+
     def __init__(self, spec: AttentionSpec, *, block: int, top: int) -> None:
         super().__init__()
         self.spec = spec

@@ -60,6 +60,10 @@ class Nsa(DeclaredMechanism):
     }
     Config = NsaConfig
 
+    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
+        """True: blocks are counted from the first row."""
+        return True
+
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention of the window branch."""
         window = Window(left=NsaConfig.of(config).window - 1)

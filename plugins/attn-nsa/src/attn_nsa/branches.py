@@ -85,6 +85,8 @@ class Branches(InnerAttention, nn.Module):
     Learned: `compress_key`, `compress_value` (`Compression`) and `gates` (`nn.Linear` with bias, three gates per head).
     """
 
+    computes_itself = True
+
     def __init__(self, spec: AttentionSpec, options: NsaConfig) -> None:
         super().__init__()
         heads, length, stride = spec.heads, options.compress, options.stride

@@ -12,7 +12,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import structlog
-from attn_core.errors import InternalError, InvalidValue, Unauthenticated, Unavailable, UserError
+from attn_core.errors import InternalError, InvalidValue, Unauthenticated, Unavailable, UserError, cleaning_up
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection
@@ -37,6 +37,8 @@ log = structlog.get_logger()
 
 TOKEN_FILE_SECONDS = 1.0
 """Interval at which the token file is checked for changes."""
+HANDSHAKE_SECONDS = 10
+"""How long a client may take for the handshakes of TLS and HTTP/2."""
 MOST_STREAMS = 2**16
 """Most concurrent streams of a connection that gRPC itself accepts; `interceptors.limits` has the real limit."""
 
@@ -76,10 +78,14 @@ class Gateway:
             raise Unavailable("the server is still starting")
         return self._local_calls
 
-    async def metrics(self, metadata: Metadata) -> bytes:
-        """The metrics in Prometheus's text format; raises `Unauthenticated` if a required token is missing."""
+    def require_token(self, metadata: Metadata) -> None:
+        """Raise `Unauthenticated` if callers need a token and this metadata has no valid one."""
         if self._bearer_token is not None and not self._bearer_token.admits(metadata):
             raise Unauthenticated(REFUSAL)
+
+    async def metrics(self, metadata: Metadata) -> bytes:
+        """The metrics in Prometheus's text format; raises `Unauthenticated` if a required token is missing."""
+        self.require_token(metadata)
         return await self._metrics.text(self._own_calls if self._serving else None)
 
     @property
@@ -197,13 +203,16 @@ async def serving(
         await gateway.start()
         yield gateway
     finally:
-        await gateway.stop(shutdown_timeout)
+        with cleaning_up("the gateway"):
+            await gateway.stop(shutdown_timeout)
 
 
 def server_options(settings: GatewaySettings) -> list[tuple[str, int]]:
     """The channel arguments of the server."""
     return [
         ("grpc.max_receive_message_length", settings.max_request_bytes),
+        ("grpc.max_allowed_incoming_connections", settings.connections_allowed),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),
         # Above this limit, gRPC resets streams without a message, so it is high; see `interceptors.limits`.
         ("grpc.max_concurrent_streams", MOST_STREAMS),
         ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),

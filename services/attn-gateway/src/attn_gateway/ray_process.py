@@ -14,8 +14,10 @@ from typing import Any
 
 import psutil
 import structlog
+from attn_core.errors import cleaning_up
 
 from attn_gateway.ray_folder import RayFolder, remove_abandoned
+from attn_gateway.ray_patience import patience
 
 log = structlog.get_logger()
 
@@ -23,7 +25,10 @@ NAMESPACE = "attn"
 """The Ray namespace of all named actors."""
 
 ATTEMPTS = 2
-"""How often starting a private Ray is tried: it gives up after 30 seconds, which a busy machine can exceed."""
+"""How often starting a private Ray is tried, as its processes may end in their start."""
+
+CONTROL_STORE_SECONDS = "300"
+"""How long Ray waits for its control store, while that runs; its own default may be too short on a busy machine."""
 
 NICENESS = "0"
 """The niceness of a private Ray's workers; Ray's default of 15 lets other processes take nearly all processor time."""
@@ -69,6 +74,7 @@ class RayProcess:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ.setdefault("RAY_worker_niceness", NICENESS)  # as Ray spells it
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", CONTROL_STORE_SECONDS)
         _read_token_again()
         remove_abandoned()
         for attempt in range(1, ATTEMPTS + 1):
@@ -76,7 +82,8 @@ class RayProcess:
                 self._try_private()
                 break
             except Exception as error:
-                self.stop()
+                with cleaning_up("Ray"):
+                    self.stop()
                 if attempt == ATTEMPTS:
                     raise
                 log.warning("Ray did not start, trying again", reason=str(error))
@@ -102,13 +109,14 @@ class RayProcess:
         self._folder = RayFolder()
         before = set(psutil.Process().children())
         try:
-            self._init(
-                address="local",
-                num_cpus=self._cpus,
-                include_dashboard=False,
-                object_store_memory=self._object_store_bytes,
-                _temp_dir=str(self._folder.path),
-            )
+            with patience():
+                self._init(
+                    address="local",
+                    num_cpus=self._cpus,
+                    include_dashboard=False,
+                    object_store_memory=self._object_store_bytes,
+                    _temp_dir=str(self._folder.path),
+                )
         finally:
             self._processes = [child for child in psutil.Process().children() if child not in before]
 

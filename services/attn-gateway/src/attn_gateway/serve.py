@@ -14,7 +14,7 @@ from typing import Any
 import attn_core
 import psutil
 import structlog
-from attn_core.errors import AttnError, MissingPackage
+from attn_core.errors import AttnError, MissingPackage, cleaning_up
 from attn_core.plugins.loader import PluginStatus
 
 from attn_gateway.cluster import Cluster, ClusterSettings, ModelToLoad
@@ -86,9 +86,12 @@ async def serve(
             await signals.stopped.wait()
         return signals.received
     finally:
-        ready.remove()
-        await gateway.stop(settings.shutdown_timeout)
-        await cluster.stop()
+        with cleaning_up("the ready file"):
+            ready.remove()
+        with cleaning_up("the gateway"):
+            await gateway.stop(settings.shutdown_timeout)
+        with cleaning_up("Ray"):
+            await cluster.stop()
 
 
 async def apply_models(settings: ServeSettings, services: Sequence[GrpcService]) -> None:

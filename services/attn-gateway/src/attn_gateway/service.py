@@ -61,6 +61,10 @@ class ServingState(Protocol):
         """Whether all services are ready."""
         ...
 
+    def require_token(self, metadata: Metadata) -> None:
+        """Raise `Unauthenticated` if callers need a token and this metadata has no valid one."""
+        ...
+
     async def metrics(self, metadata: Metadata) -> bytes:
         """The metrics in Prometheus's text format; raises `Unauthenticated` if a required token is missing."""
         ...

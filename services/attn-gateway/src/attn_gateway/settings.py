@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
 from attn_core.errors import InvalidValue
 
 from attn_gateway.tenants import Tenants
+
+POSITIVE = (
+    "max_request_bytes", "max_calls", "max_streams_per_connection", "max_connections", "max_connections_per_address",
+    "keepalive_seconds",
+)  # fmt: skip
+"""Settings that must be above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +56,9 @@ class GatewaySettings:
     there is no HTTP. `token` is the bearer token that callers must send, or one of `other_tokens`, each of another
     tenant; alternatively, `token_file` contains the tokens (see `attn_gateway.tenants`), and is read again when it
     changes. `insecure` allows hosts other than loopback without token and TLS. `max_streams_per_connection` calls of a
-    connection run at the same time, some more wait, and further ones are refused. Spans of calls are sent to the
-    collector at the URL `otlp_traces_endpoint` over OTLP.
+    connection run at the same time, some more wait, and further ones are refused. At most `max_connections` stand at
+    each port (fewer if the process may open too few files), over HTTP at most `max_connections_per_address` from one
+    address. Spans of calls are sent to the collector at the URL `otlp_traces_endpoint` over OTLP.
     """
 
     host: str = "127.0.0.1"
@@ -64,6 +72,8 @@ class GatewaySettings:
     max_request_bytes: int = 4 * 2**20
     max_calls: int = 1024
     max_streams_per_connection: int = 256
+    max_connections: int = 4096
+    max_connections_per_address: int = 1024
     keepalive_seconds: float = 20.0
     keepalive_timeout_seconds: float = 10.0
     otlp_traces_endpoint: str | None = None
@@ -79,7 +89,7 @@ class GatewaySettings:
             raise InvalidValue("other_tokens: given without a token", field="other_tokens")
         if self.token_file is not None and self.token is not None:
             raise InvalidValue("token_file: given together with a token", field="token_file")
-        for field in ("max_request_bytes", "max_calls", "max_streams_per_connection", "keepalive_seconds"):
+        for field in POSITIVE:
             if getattr(self, field) <= 0:
                 raise InvalidValue.of(field, getattr(self, field), "more than 0")
         if not (is_loopback(self.host) or self.insecure or ((self.token or self.token_file) and self.tls)):
@@ -88,6 +98,12 @@ class GatewaySettings:
                 field="host",
                 given=self.host,
             )
+
+    @property
+    def connections_allowed(self) -> int:
+        """The most connections of one port: `max_connections`, or a third of the files that the process may open."""
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return self.max_connections if files == resource.RLIM_INFINITY else min(self.max_connections, files // 3)
 
     @property
     def tokens(self) -> tuple[str, ...]:

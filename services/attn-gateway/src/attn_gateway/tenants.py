@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import structlog
 from attn_core.errors import AttnError, InvalidValue, UserError
+from attn_schema.text_files import UTF8, lines_of
 
 from attn_gateway.call import tenant_named
 
@@ -118,7 +119,7 @@ def read_tenants(path: Path) -> dict[str, Tenant]:
     """
     try:
         mode = path.stat().st_mode
-        lines = path.read_text("utf-8", errors="replace").splitlines()
+        lines = lines_of(path.read_text(UTF8, errors="replace"))
     except OSError as error:
         raise InvalidValue(f"{FIELD}: {path}: {error.strerror or error}", field=FIELD, given=path) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from attn_openai import chat, completions, responses, transcoding
 from attn_openai.caller import HttpCaller
-from attn_openai.errors import body_of, headers_of, status_of
+from attn_openai.errors import SlowRequestError, body_of, headers_of, status_of
 from attn_openai.pages import PAGE_PATHS, Pages
 from attn_openai.requests import ChatCompletionRequest, CompletionRequest, EmbeddingsRequest, ResponseRequest
 
@@ -266,7 +266,9 @@ class HttpApplication:
             structlog.contextvars.bind_contextvars(request_id=request_id, path=request.url.path)
             try:
                 self._check_host(request)
-                response = await handle(request, self._caller(request, request_id))
+                caller = self._caller(request, request_id)
+                self._gateway.require_token(caller.metadata)  # before the body, which nobody else may make us read
+                response = await handle(request, caller)
             except CallerGoneError:
                 return Response(status_code=499)
             except Exception as error:  # noqa: BLE001 - the last place that can answer it
@@ -306,7 +308,7 @@ class HttpApplication:
                         raise InvalidValue.of("body", f"more than {limit} bytes", f"at most {limit} bytes")
                     parts.append(part)
         except TimeoutError:
-            raise UserError(f"the body was not received within {BODY_SECONDS:g} seconds") from None
+            raise SlowRequestError(f"the body was not received within {BODY_SECONDS:g} seconds", field="body") from None
         try:
             values = msgspec.json.decode(b"".join(parts))
         except (msgspec.DecodeError, RecursionError, ValueError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
-from attn_core.errors import AttnError, ContextLengthExceeded, MissingPackage, UnknownName
+from attn_core.errors import AttnError, ContextLengthExceeded, MissingPackage, UnknownName, UserError
 from attn_gateway import code_of
 
 STATUSES = {
@@ -24,10 +24,19 @@ STATUSES = {
 
 RETRY_SECONDS = 1.0
 """The `retry-after` of errors without a retry delay."""
+REQUEST_TIMEOUT = 408
+
+
+class SlowRequestError(UserError):
+    """The client did not send a whole request in time; over HTTP this is status 408."""
+
+    reason = "REQUEST_TIMEOUT"
 
 
 def status_of(error: AttnError) -> int:
     """The HTTP status of an error."""
+    if isinstance(error, SlowRequestError):
+        return REQUEST_TIMEOUT
     if isinstance(error, UnknownName) and error.metadata.get("kind") != "model" and "field" not in error.metadata:
         # A name within the request is unknown; 404 is for unknown resources and paths.
         return 404 if error.metadata.get("kind") in {"job", "mechanism", "path"} else 400
@@ -63,8 +72,9 @@ def word_of(error: AttnError) -> str:
 
 
 def headers_of(error: AttnError) -> dict[str, str]:
-    """The headers of an error response: when to retry, or how to authenticate."""
+    """The headers of an error response: when to retry, or how to authenticate; after a timeout, that it closes."""
     status = status_of(error)
-    if status in {429, 503}:
-        return {"retry-after": str(round(float(error.metadata.get("retry_seconds", RETRY_SECONDS)), 3))}
+    if status in {REQUEST_TIMEOUT, 429, 503}:
+        wait = {"retry-after": str(round(float(error.metadata.get("retry_seconds", RETRY_SECONDS)), 3))}
+        return wait | {"connection": "close"} if status == REQUEST_TIMEOUT else wait
     return {"www-authenticate": "Bearer"} if status == 401 else {}

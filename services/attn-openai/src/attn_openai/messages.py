@@ -55,7 +55,8 @@ def _message(message: Any, place: str) -> ParsedMessage:
     role = message.get("role")
     if role not in ROLES:
         raise InvalidValue.of(f"{place}.role", role, ", ".join(ROLES))
-    calls = message.get("tool_calls") or []
+    calls = message.get("tool_calls")
+    calls = [] if calls is None else calls
     text, images = _content_of(message.get("content"), f"{place}.content", optional=role == "assistant" and bool(calls))
     if calls:
         text = "\n".join(filter(None, [text, *_calls(calls, f"{place}.tool_calls")]))
@@ -103,19 +104,23 @@ def _image(part: dict[str, Any], place: str) -> bytes:
 def call_text(name: str, arguments: str) -> str:
     """A function call as the model writes it; raises `InvalidValue` for arguments that are not JSON."""
     try:
-        parsed = json.loads(arguments)
-    except ValueError:
-        raise InvalidValue.of("arguments", arguments, "JSON") from None
-    call = json.dumps({"name": name, "arguments": parsed}, ensure_ascii=False)
+        call = json.dumps({"name": name, "arguments": json.loads(arguments)}, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        raise InvalidValue.of("arguments", arguments[:100], "JSON") from None
     return f"{OPENING}\n{call}\n{CLOSING}"
 
 
-def _calls(calls: Iterable[Any], place: str) -> Iterable[str]:
+def _calls(calls: Any, place: str) -> Iterable[str]:
+    if not isinstance(calls, list):
+        raise InvalidValue.of(place, calls, "a list of function calls")
     for number, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidValue.of(f"{place}[{number}].function", function, "an object with name and arguments")
-        yield call_text(function["name"], function.get("arguments") or "{}")
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str | None):
+            raise InvalidValue.of(f"{place}[{number}].function.arguments", arguments, "a text with JSON")
+        yield call_text(function["name"], arguments or "{}")
 
 
 def _with_instructions(messages: list[ParsedMessage], instructions: str) -> list[ParsedMessage]:

@@ -50,9 +50,25 @@ COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 """The JSON format for llguidance: without optional blanks and new lines, which small models would repeat for ever."""
 
 
-def compact_schema(schema: dict[str, Any]) -> str:
-    """A JSON schema as text, which allows no more whitespace than `json.dumps` writes."""
-    return json.dumps({"x-guidance": COMPACT, **schema})
+def compact_schema(schema: Any, field: str) -> str:
+    """A JSON schema as text, which allows no more whitespace than `json.dumps` writes.
+
+    True is the schema of any value. Raises `InvalidValue`, naming `field`, for what is no schema, and for false, the
+    schema of no value at all.
+    """
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise InvalidValue.of(field, schema, "a JSON schema: an object, or true for any JSON")
+    return written({"x-guidance": COMPACT, **schema}, field)
+
+
+def written(value: Any, field: str, *, ensure_ascii: bool = True) -> str:
+    """A value of a request as JSON; raises `InvalidValue`, naming `field`, for one that is nested too deeply."""
+    try:
+        return json.dumps(value, ensure_ascii=ensure_ascii)
+    except RecursionError:
+        raise InvalidValue.of(field, "a value that is nested too deeply", "fewer levels") from None
 
 
 class StreamOptions(Checked, frozen=True, kw_only=True):
@@ -77,7 +93,8 @@ class StructuredOutputs(Checked, frozen=True, kw_only=True):
         if len(given) != 1:
             raise InvalidValue.of("structured_outputs", given or None, "exactly one of json, regex, choice and grammar")
         if self.json is not None:
-            return StructuredOutput(json_schema=self.json if isinstance(self.json, str) else compact_schema(self.json))
+            schema = self.json if isinstance(self.json, str) else compact_schema(self.json, "structured_outputs.json")
+            return StructuredOutput(json_schema=schema)
         if self.choice is not None:
             return StructuredOutput(regex="|".join(re.escape(text) for text in self.choice))
         return StructuredOutput(regex=self.regex, lark=self.grammar)
@@ -225,14 +242,12 @@ def json_output(response_format: Any, field: str = "response_format") -> Structu
     if kind == "text":
         return None
     if kind == "json_object":
-        return StructuredOutput(json_schema=compact_schema({"type": "object"}))
+        return StructuredOutput(json_schema=compact_schema({"type": "object"}, field))
     if kind != "json_schema":
         raise InvalidValue.of(f"{field}.type", kind, "text, json_object or json_schema")
     holder = response_format.get("json_schema", response_format)
     schema = holder.get("schema") if isinstance(holder, dict) else None
-    if not isinstance(schema, dict):
-        raise InvalidValue.of(f"{field}.json_schema.schema", schema, "a JSON schema, an object")
-    return StructuredOutput(json_schema=compact_schema(schema))
+    return StructuredOutput(json_schema=compact_schema(schema, f"{field}.json_schema.schema"))
 
 
 class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):

@@ -7,17 +7,22 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
+from functools import partial
+from typing import cast
 
 import uvicorn
 from attn_core.errors import UserError
 from attn_gateway import GatewaySettings, ServingState, probe
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from attn_openai.app import HttpApplication
+from attn_openai.connections import Connections, LimitedProtocol
 
 KEEP_ALIVE_SECONDS = 75
 """How long an idle connection stays open: longer than the minute for which proxies and clients keep theirs."""
-BACKLOG = 2048
+BACKLOG = 256
+"""Most connections that are accepted at once: descriptors that are taken before any limit is looked at."""
 
 
 class _Server(uvicorn.Server):
@@ -56,6 +61,7 @@ class UvicornServer:
         settings = gateway.settings
         self._host = settings.host.strip("[]")
         config = _config(settings, HttpApplication(gateway).app)
+        self._limit(config, settings)
         self._socket = listening(self._host, settings.http_port or 0)
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http")
@@ -74,6 +80,15 @@ class UvicornServer:
         if self._socket is not None:
             self._socket.close()
 
+    @staticmethod
+    def _limit(config: uvicorn.Config, settings: GatewaySettings) -> None:
+        """Let connections, and their TLS, be handled by `LimitedProtocol`."""
+        most = settings.connections_allowed
+        connections = Connections(most, min(settings.max_connections_per_address, most))
+        protocol = partial(LimitedProtocol, connections, config.ssl)
+        config.http_protocol_class = cast("type[asyncio.Protocol]", protocol)
+        config.ssl = None
+
 
 def _config(settings: GatewaySettings, app: Starlette) -> uvicorn.Config:
     """The uvicorn config for an application; raises `UserError` for a certificate or key that cannot be used."""
@@ -82,6 +97,8 @@ def _config(settings: GatewaySettings, app: Starlette) -> uvicorn.Config:
         log_config=None,
         log_level=logging.WARNING,
         access_log=False,
+        http=H11Protocol,
+        ws="none",
         lifespan="off",
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,

@@ -18,10 +18,11 @@ import msgspec
 from attn_core.errors import InvalidValue, UnknownName
 from attn_schema import StructuredOutput
 
-from attn_openai.requests import compact_schema
+from attn_openai.requests import compact_schema, written
 
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_TOOLS = 128
+PARAMETERS = "tools.function.parameters"
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 INSTRUCTIONS = """# Tools
@@ -92,13 +93,13 @@ class Function:
         """The function's description for the model, as JSON."""
         fields = {"name": self.name, "description": self.description, "parameters": self.parameters}
         function = {key: value for key, value in fields.items() if value is not None}
-        return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
+        return written({"type": "function", "function": function}, "tools", ensure_ascii=False)
 
     @property
     def rule(self) -> str:
         """The right-hand side of the Lark rule for a call of the function."""
         head = json.dumps(f'{OPENING}\n{{"name": {json.dumps(self.name)}, "arguments": ')
-        return f"{head} %json {compact_schema(self.parameters)} {json.dumps('}' + chr(10) + CLOSING)}"
+        return f"{head} %json {compact_schema(self.parameters, PARAMETERS)} {json.dumps('}' + chr(10) + CLOSING)}"
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Tools:
         if self.choice is Choice.NONE:
             return None
         if self.named is not None:
-            return StructuredOutput(json_schema=compact_schema(self.named.parameters))
+            return StructuredOutput(json_schema=compact_schema(self.named.parameters, PARAMETERS))
         calls = 'call ("\\n" call)*' if self.parallel else "call"
         start = calls if self.choice is Choice.REQUIRED else f"{calls} | TEXT"
         rules = [f"start: {start}", "call: " + " | ".join(f"call{place}" for place in range(len(self.functions)))]

@@ -351,10 +351,10 @@ class DeploymentBackend:
         return serve.run(bound, name=app, route_prefix=None)
 
     def _delete(self) -> None:
-        from ray import serve
-
         if not self._deployed:
             return
+        from ray import serve
+
         self._deployed = False
         with contextlib.suppress(Exception):  # Ray itself may be gone by now
             serve.delete(APP_PREFIX + self._name)

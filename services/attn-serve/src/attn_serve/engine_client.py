@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from attn_core.errors import cleaning_up
 from attn_host import EmbedTask, TextTask
 from attn_schema import (
     AttentionMap,
@@ -100,7 +101,8 @@ class EngineClient:
         try:
             return cast("Embeddings", await repeated(partial(self.backend.call, "embed", task), task.timeout))
         except asyncio.CancelledError:
-            await asyncio.shield(self._cancel(task.id))
+            with cleaning_up("a cancelled task"):
+                await asyncio.shield(self._cancel(task.id))
             raise
 
     async def load_adapter(self, name: str, folder: Path) -> AdapterClient:

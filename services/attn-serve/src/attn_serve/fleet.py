@@ -11,14 +11,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from attn_core.errors import AlreadyExists, AttnError, InvalidValue, PermissionDenied, Unavailable, UnknownName
+from attn_core.errors import (
+    AlreadyExists,
+    AttnError,
+    InvalidValue,
+    PermissionDenied,
+    Unavailable,
+    UnknownName,
+    cleaning_up,
+)
 from attn_host.ranks import require_tensor_parallel
 from attn_models.lora.files import base_of, is_adapter
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState, Prompt
 
 from attn_serve.engine_client import EngineClient
 from attn_serve.sources import ModelSources
-from attn_serve.versions import base_name, conversation_key, new_shares, pick
+from attn_serve.versions import base_name, conversation_key, new_shares, pick, shares_wanted
 
 log = logging.getLogger(__name__)
 
@@ -80,19 +88,6 @@ class WantedModel(NamedTuple):
     config: EngineConfig
     deployment: DeploymentConfig
     traffic: float | None = None
-
-
-def shares_wanted(wanted: Mapping[str, WantedModel]) -> dict[str, dict[str, float]]:
-    """The traffic shares in a config file, by model and version; versions without a share divide the rest.
-
-    Raises `InvalidValue` if the shares of a model do not sum to 1.
-    """
-    found: dict[str, dict[str, float]] = {}
-    for model in sorted({base_name(name) for name in wanted}):
-        versions = {name: one.traffic for name, one in wanted.items() if base_name(name) == model}
-        given = {name: share for name, share in versions.items() if share is not None}
-        found[model] = new_shares(dict.fromkeys(versions, 0.0), given)
-    return found
 
 
 @dataclass(eq=False)
@@ -306,7 +301,8 @@ class Fleet:
                     named = engine_name(adapter.owner, adapter.name)
                     adapter.engine = await engine.load_adapter(named, adapter.folder)
             except BaseException:
-                await asyncio.shield(engine.stop(0))
+                with cleaning_up("the deployment that did not start"):
+                    await asyncio.shield(engine.stop(0))
                 raise
             former, model.engine = model.engine, engine
             await former.stop(HANDOVER_SECONDS)
@@ -346,7 +342,7 @@ class Fleet:
                 from attn_serve.disaggregation import require_movable
 
                 await asyncio.to_thread(require_movable, folder, one.config)
-        return shares_wanted(wanted)
+        return shares_wanted({name: one.traffic for name, one in wanted.items()})
 
     async def _is_rescaled(self, name: str, one: WantedModel) -> bool:
         """Whether a config file changes a served model's number of engines; raises for changes that need an unload."""
@@ -485,7 +481,8 @@ class Fleet:
             detail = error.message if isinstance(error, AttnError) else type(error).__name__
             model.info = model.info.replace(state=ModelState.FAILED, state_detail=detail)
             del self._models[model.owner, model.name]
-            await asyncio.shield(model.engine.stop(0))
+            with cleaning_up("the engine that did not start"):
+                await asyncio.shield(model.engine.stop(0))
             raise
         finally:
             model.ready.set()

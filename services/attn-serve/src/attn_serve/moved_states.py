@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from attn_core.errors import OutOfCapacity, Unavailable
+from attn_core.errors import OutOfCapacity, Unavailable, cleaning_up
 from attn_engine import PromptState
 from attn_gateway import ReplicaTls
 
@@ -152,7 +152,8 @@ async def fetch(ticket: StateTicket, tls: ReplicaTls | None) -> PromptState:
     except (grpc.aio.AioRpcError, TimeoutError) as error:
         raise StateLost(f"the state at {ticket.target} cannot be fetched") from error
     finally:
-        await channel.close()
+        with cleaning_up("the channel to a replica"):
+            await channel.close()
     exported = b"".join(parts)
     if len(exported) != ticket.size:
         raise StateLost(f"received {len(exported)} of the {ticket.size} bytes of a state")

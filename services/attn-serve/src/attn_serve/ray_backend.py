@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import msgspec
-from attn_core.errors import AttnError, Unavailable
+from attn_core.errors import AttnError, Unavailable, cleaning_up
 from attn_engine import RequestOutput
 from attn_gateway.gc_heap import freeze_gc_heap
 from attn_gateway.ray_gpus import gpu_request, known_gpus, require_free
@@ -170,7 +170,8 @@ class RayBackend:
             self._actor = self._tokenizer = None
             if self._listener is not None:
                 self._listener.cancel()
-            ray.kill(actor)
+            with cleaning_up("the actor of the engine"):
+                ray.kill(actor)
             self._streams.fail(Unavailable(f"model {self._name!r} is being unloaded"))
 
     async def _remote(self, method: str, *arguments: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from attn_core.errors import AttnError, InternalError, Unavailable
+from attn_core.errors import AttnError, InternalError, Unavailable, cleaning_up
 from attn_engine import PromptState, RequestOutput
 from attn_gateway import ReplicaTls
 from attn_gateway.gc_heap import freeze_gc_heap
@@ -231,7 +231,8 @@ class ReplicaServer:
             await self._begin(host, session, "prefill", task)
             output = await done
         except BaseException:
-            await call_host(host, "cancel", task.id)  # returns at once
+            with cleaning_up("a prompt that nobody waits for"):
+                await call_host(host, "cancel", task.id)  # returns at once
             raise
         finally:
             session.tasks.discard(task.id)
@@ -288,7 +289,8 @@ class ReplicaServer:
             self.states.drop_of(name)
             for task_id in list(session.tasks):
                 if host is not None:
-                    await self._cancel(host, task_id)
+                    with cleaning_up("a task of a gateway that is gone"):
+                        await self._cancel(host, task_id)
 
     async def _session_of(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
         """The name of the session that a call belongs to; aborts calls without the secret."""

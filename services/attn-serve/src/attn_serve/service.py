@@ -15,6 +15,7 @@ from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
 from attn_gateway import Cluster, ModelToLoad
 from attn_schema import DeploymentConfig, EngineConfig, ModelState
 from attn_storage import ArtifactStore, Database, GatewayRecord, ModelRecords, database_url
+from attn_storage.database import CALL_SECONDS
 from attn_storage.leases import this_process
 
 from attn_serve.engine_client import EngineClient
@@ -36,7 +37,7 @@ class InferenceGrpc:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._applied: set[str] = set()
-        self._database = Database(database_url(cluster.home))
+        self._database = Database(database_url(cluster.home), patience=CALL_SECONDS)
         self._artifacts = ArtifactStore.from_environment(cluster.home)
         sources = ModelSources(cluster.home, ModelRecords(self._database), self._artifacts)
         self.fleet = SharedFleet(sources, self._engine, self._database)

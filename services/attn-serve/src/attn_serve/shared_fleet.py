@@ -2,7 +2,8 @@
 
 Gateways of one place (one Ray cluster) share the engines too: when one loads, scales or unloads a model, or sets its
 traffic shares, the others follow; a name that several load at the same time is loaded once. A gateway with engines of
-its own lists the models of other gateways, with their address. See docs/decisions/0013-gateways-share-records.md.
+its own lists the models of other gateways, with their address. See docs/decisions/0013-gateways-share-records.md and
+0021-loaded-models-outlive-a-server.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from attn_core.errors import AttnError, PermissionDenied, Unavailable, UnknownName
+from attn_core.errors import AttnError, PermissionDenied, Unavailable, UnknownName, cleaning_up
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 from attn_storage import Database, GatewayRecord, GatewayRecords, ServedState
 from attn_storage import ServedModel as Record
@@ -78,11 +79,11 @@ class SharedFleet(Fleet):
     async def join(self, gateway: GatewayRecord, configured: Collection[str] = (), *, shared: bool) -> None:
         """Register this gateway and serve the models of its place; `configured` are the models named by options.
 
-        If the engines are not `shared`, the models that a former gateway of the same place served when it died are
-        loaded again, except those named by its options, and those being loaded then, which may be why it died.
+        If the engines are not `shared`, the models that calls had loaded at a former gateway of the same place are
+        loaded again, however it ended, except those being loaded when it died, which may be why it died.
         """
         self._gateway, self._shared, self._configured = gateway, shared, frozenset(configured)
-        await asyncio.to_thread(self._records.join, gateway, shared=shared)
+        await self._database.write(self._records.join, gateway, shared=shared)
         self._last_heartbeat = time.monotonic()
         await self._read_records()
         left = [record for record in self._world.models if record.place == gateway.place]
@@ -154,7 +155,8 @@ class SharedFleet(Fleet):
                 model = await super().load(name, source, config, base_model, **given)  # type: ignore[arg-type]
             except BaseException:
                 # The name is free again after a failed load.
-                await asyncio.shield(asyncio.to_thread(self._records.remove, [record]))
+                with cleaning_up("the record of a model that was not loaded"):
+                    await asyncio.shield(self._database.write(self._records.remove, [record]))
                 raise
             self._claims[record.key] = record
         try:
@@ -186,7 +188,7 @@ class SharedFleet(Fleet):
                 raise PermissionDenied(
                     f"model {name!r} is shared by all tenants; unloading it is for admins", name=name
                 ) from None
-            await asyncio.to_thread(self._records.remove, left)
+            await self._database.write(self._records.remove, left)
             await self._read_records()
 
     async def apply(self, wanted: Mapping[str, Any], former: Collection[str]) -> None:
@@ -209,7 +211,7 @@ class SharedFleet(Fleet):
             if values:
                 changes.append((record, values))
         if changes:
-            for record in await asyncio.to_thread(self._records.write, changes):
+            for record in await self._database.write(self._records.write, changes):
                 self._claims[record.key] = record
 
     async def stop(self, shutdown_timeout: float) -> None:
@@ -218,10 +220,12 @@ class SharedFleet(Fleet):
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        with suppress(AttnError):
+            await self.publish()
         await super().stop(shutdown_timeout)
         if self._gateway is not None:
-            with suppress(Unavailable):
-                await asyncio.to_thread(self._records.leave, self._gateway, shared=self._shared)
+            with suppress(AttnError):
+                await self._database.write(self._records.leave, self._gateway, shared=self._shared)
 
     @property
     def _me(self) -> GatewayRecord:
@@ -242,7 +246,7 @@ class SharedFleet(Fleet):
         in use for another source.
         """
         while True:
-            record, mine = await asyncio.to_thread(self._records.claim, wanted, shared=self._shared)
+            record, mine = await self._database.write(self._records.claim, wanted, shared=self._shared)
             if mine or (record.state is ServedState.SERVING and record.source == wanted.source):
                 return record, mine
             if record.source != wanted.source:
@@ -275,15 +279,15 @@ class SharedFleet(Fleet):
             gone = [one for one in (model, *self._adapters_of(model)) if (one.owner, one.name) in self._claims]
             draining = [(self._claims[one.owner, one.name], {"state": ServedState.DRAINING}) for one in gone]
             # The other gateways refuse new requests before the engines stop.
-            written = await asyncio.to_thread(self._records.write, draining) if draining else []
+            written = await self._database.write(self._records.write, draining) if draining else []
             for record in written:
                 self._claims.pop(record.key, None)
             await super()._unload(model, shutdown_timeout)
             ended = [(record, {"state": ServedState.UNLOADED, "gateway": self._me.id}) for record in written]
             if self._shared:
-                await asyncio.to_thread(self._records.write, ended)
+                await self._database.write(self._records.write, ended)
             else:
-                await asyncio.to_thread(self._records.remove, written)
+                await self._database.write(self._records.remove, written)
         await self.publish()
 
     async def _follow(self) -> None:
@@ -293,16 +297,16 @@ class SharedFleet(Fleet):
             await asyncio.sleep(POLL_SECONDS)
             try:
                 if time.monotonic() - self._last_heartbeat >= HEARTBEAT_SECONDS:
-                    await asyncio.to_thread(self._records.beat, self._me)
+                    await self._database.write(self._records.beat, self._me)
                     self._last_heartbeat = time.monotonic()
-                version = await asyncio.to_thread(self._database.version)
+                version = await self._database.read(self._database.version)
                 if version != self._seen_version or self._refused:
                     await self._read_records()
                     self._seen_version = version
                 if away:
                     log.warning("the records of other gateways can be read again")
                 away = False
-            except Unavailable as error:
+            except AttnError as error:
                 if not away:
                     log.warning("the records of other gateways cannot be read: %s", error.message)
                 away = True
@@ -315,11 +319,11 @@ class SharedFleet(Fleet):
             await self.publish()
             # Claims that change here while the records are read are newer than the records.
             before = dict(self._claims)
-            self._world = await asyncio.to_thread(self._records.world)
+            self._world = await self._database.read(self._records.world)
             here = {record.key: record for record in self._world.models if record.place == self._me.place}
             for key, record in before.items():
                 if key not in here and self._claims.get(key) is record:
-                    await asyncio.to_thread(self._records.restore, record)
+                    await self._database.write(self._records.restore, record)
             if self._shared:
                 for key, record in here.items():
                     if self._claims.get(key) is before.get(key):
@@ -402,7 +406,7 @@ class SharedFleet(Fleet):
         if model is not None:
             await self._unload(model, HANDOVER_SECONDS)
         else:
-            await asyncio.to_thread(self._records.write, [(record, {"state": ServedState.UNLOADED})])
+            await self._database.write(self._records.write, [(record, {"state": ServedState.UNLOADED})])
 
     async def _detach(self, model: ServedModel) -> None:
         """Stop serving a model, and its adapters, that another gateway has unloaded."""
@@ -411,11 +415,13 @@ class SharedFleet(Fleet):
             await self._end(one, one.engine.leave(HANDOVER_SECONDS))
 
     async def _serve_again(self, left: Sequence[Record]) -> None:
-        """Load the models that a former gateway served when it died; failures are logged and stay recorded."""
-        kept = [record for record in left if not record.configured and record.state is ServedState.SERVING]
-        begun = [record for record in left if not record.configured and record.state is ServedState.LOADING]
+        """Load the models that a former gateway served at its end; failures are logged and stay recorded."""
+        named = {("", name) for name in self._configured}
+        called = [record for record in left if not record.configured and record.key not in named]
+        kept = [record for record in called if record.state is ServedState.SERVING]
+        begun = [record for record in called if record.state is ServedState.LOADING]
         forgotten = [record for record in left if record not in kept and record not in begun]
-        await asyncio.to_thread(self._records.remove, forgotten)
+        await self._database.write(self._records.remove, forgotten)
         died = "its gateway died while it was being loaded; load it again"
         failures = [(record, died) for record in begun]
         for record in sorted(kept, key=lambda one: bool(one.base)):
@@ -426,8 +432,8 @@ class SharedFleet(Fleet):
                 log.warning("model %s was served before, but could not be loaded again: %s", record.name, error.message)
         for record, detail in failures:
             failed = replace(record, state=ServedState.FAILED, detail=detail, gateway=self._me.id)
-            await asyncio.to_thread(self._records.remove, [record])
-            await asyncio.to_thread(self._records.restore, failed)
+            await self._database.write(self._records.remove, [record])
+            await self._database.write(self._records.restore, failed)
         for record in kept:
             if (model := self._models.get(record.key)) is not None:
                 model.info = model.info.replace(traffic=record.traffic)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
-from attn_core.errors import AttnError, Unavailable
+from attn_core.errors import AttnError, Unavailable, cleaning_up
 from attn_engine import RequestOutput
 from attn_host import TextTask
 from attn_schema import OutputDelta
@@ -76,4 +76,5 @@ class Streams:
         finally:
             del self._open[task.id]
             if not ended:
-                await asyncio.shield(cancel(task.id))
+                with cleaning_up("a task that nobody waits for"):
+                    await asyncio.shield(cancel(task.id))

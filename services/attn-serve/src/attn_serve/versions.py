@@ -72,3 +72,16 @@ def new_shares(present: Mapping[str, float], given: Mapping[str, float]) -> dict
         version: max(left, 0.0) * (share / before if before else 1 / len(others)) for version, share in others.items()
     }
     return {version: given.get(version, scaled.get(version, 0.0)) for version in present}
+
+
+def shares_wanted(traffic: Mapping[str, float | None]) -> dict[str, dict[str, float]]:
+    """The traffic shares in a config file, by model and version; versions without a share divide the rest.
+
+    Raises `InvalidValue` if the shares of a model do not sum to 1.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for model in sorted({base_name(name) for name in traffic}):
+        versions = {name: share for name, share in traffic.items() if base_name(name) == model}
+        given = {name: share for name, share in versions.items() if share is not None}
+        found[model] = new_shares(dict.fromkeys(versions, 0.0), given)
+    return found

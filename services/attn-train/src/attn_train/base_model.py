@@ -20,7 +20,8 @@ from attn_models.lora.frozen import let_gradients_through
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights.safe_files import read_config
 from attn_schema.home import model_folder_name, model_names, models_folder
-from attn_schema.training import DECODER, TrainingConfig
+from attn_schema.model import DECODER
+from attn_schema.training import TrainingConfig
 from torch import nn
 
 from attn_train.data.load import tokenizer_folder

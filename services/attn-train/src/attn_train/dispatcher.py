@@ -106,7 +106,7 @@ class Dispatcher:
             await asyncio.to_thread(self._host.stop, shutdown_timeout)
 
     async def _dispatch(self) -> None:
-        jobs = await asyncio.to_thread(self._store.unfinished)
+        jobs = await self._store.database.read(self._store.unfinished)
         if not jobs:
             self.schedule = Schedule()
             return

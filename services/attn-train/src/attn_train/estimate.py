@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import psutil
 import torch
-from attn_core.errors import Incompatible, InternalError
+from attn_core.errors import DeadlineExceeded, Incompatible, InternalError
 from attn_models.device import resolve_device
 from attn_schema.estimate import JobEstimate
 from attn_schema.training import JobError, TrainingConfig
@@ -35,6 +35,8 @@ from attn_train.tasks.base import Dataset, batch_weight
 from attn_train.tasks.distillation import distilled
 from attn_train.worker import as_attn_error, build_model
 
+LONGEST_ESTIMATE = 600.0
+"""Maximum seconds of an estimate, as others wait for it."""
 LONGEST_STEP = 1.0
 """Maximum seconds of a timed step; if a step takes longer, fewer sequences are timed."""
 TIMED_SECONDS = 2.0
@@ -217,13 +219,19 @@ def main() -> None:
 
 
 async def estimated_apart(config: TrainingConfig, home: Path, threads: int) -> JobEstimate:
-    """Run `estimated` in a separate process; raises the errors that it raised."""
+    """Run `estimated` in a separate process, which is killed if this task is cancelled.
+
+    Raises the errors that it raised, and `DeadlineExceeded` after `LONGEST_ESTIMATE` seconds.
+    """
     request = {"config": msgspec.to_builtins(config), "home": str(home), "threads": threads}
     program = [sys.executable, "-m", "attn_train.estimate"]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*program, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
-        output, errors = await process.communicate(json.dumps(request).encode())
+        async with asyncio.timeout(LONGEST_ESTIMATE):
+            output, errors = await process.communicate(json.dumps(request).encode())
+    except TimeoutError:
+        raise DeadlineExceeded(f"the job could not be estimated within {LONGEST_ESTIMATE:g} seconds") from None
     finally:
         if process.returncode is None:
             process.kill()

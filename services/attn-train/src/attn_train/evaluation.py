@@ -25,7 +25,7 @@ from torch import Tensor
 from attn_train.data.images import known_images, load_images
 from attn_train.data.load import text_path
 from attn_train.data.treebank import read_sentences, tokenize_sentences
-from attn_train.tasks.base import VALIDATION_SEED, mean_validation_loss
+from attn_train.tasks.base import VALIDATION_SEED, mean_validation_loss, parts_of
 from attn_train.tasks.image_classification import LabelledImages, classification_metrics
 from attn_train.tasks.language_modeling import read_text
 from attn_train.tasks.masked_language_modeling import FINAL_BATCHES, Masking, masked_metrics
@@ -98,7 +98,7 @@ def _masked_language_model(folder: Path, data: str, home: Path, where: DeviceCon
     model, tokenizer = load_masked(folder, device=where.device)
     _, ids = _read(data, tokenizer, home)
     masking = Masking(ids, tokenizer, context=model.encoder.max_seq_len, batch=BATCH, seed=VALIDATION_SEED)
-    metrics = masked_metrics(model, masking, FINAL_BATCHES)
+    metrics = masked_metrics(model, parts_of(masking.next_batch, FINAL_BATCHES, BATCH))
     return {"tokens": float(len(ids)), "loss": metrics["loss"], "masked_accuracy": metrics["accuracy"]}
 
 

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
+from attn_core.first_order import first_order_only
 from attn_models.losses import wide_product
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -200,7 +200,7 @@ class HalfLinear(torch.autograd.Function):
         return out.view(*rows.shape[:-1], weight.shape[0])
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients in the types of input, weight and bias; each product or sum is rounded only once."""
         flat, half_weight = ctx.saved_tensors
@@ -228,7 +228,7 @@ class JointHalfLinear(torch.autograd.Function):
         return out.view(*rows.shape[:-1], joint.weight.shape[0])
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients in the types of input and weights; each product or sum is rounded only once."""
         flat, half_weight = ctx.saved_tensors

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from attn_core.errors import Unavailable
+from attn_core.errors import Unavailable, cleaning_up
 from attn_models.device import resolve_device
 from attn_schema.training import JobError
 
@@ -59,7 +59,8 @@ def work_in_group(
         send, flush = channel if group.leads else (_discarded, _nothing)
         return work(assignment, send, stop, flush, group)
     finally:
-        dist.destroy_process_group()
+        with cleaning_up("the process group"):
+            dist.destroy_process_group()
 
 
 def _discarded(message: Message) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.reinforce import samples_keys
 from attn_models.tensor_parallel import require_model_split, split_sites
-from attn_schema.training import DECODER, TrainingConfig
+from attn_schema.model import DECODER
+from attn_schema.training import TrainingConfig
 from torch import nn
 
 from attn_train.precision import blocks_of

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from attn_schema.json_text import json_text
 from attn_schema.training import JobEvent
 
 LINES = "metrics.jsonl"
@@ -78,7 +79,7 @@ class MetricsFiles:
         # TensorBoard first: steps that it has and the lines lack are invalidated when a new object continues.
         self._board.add(seconds, step, values)
         head = {"event": event.id, "attempt": event.attempt, "time": event.time.isoformat(), "step": step}
-        self._lines.write(json.dumps(head | dict(values)).encode() + b"\n")
+        self._lines.write(json_text(head | dict(values)).encode() + b"\n")
         self._lines.flush()
         self._step = step
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,35 @@ from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity, UnknownN
 from attn_core.models import ModelFamily
 from attn_core.reinforce import samples_keys
 from attn_models.device import resolve_device, total_memory
-from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfig
+from attn_schema.model import DECODER, ModelConfig
+from attn_schema.training import DataConfig, TrainingConfig
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attn_train.base_model import shapes_of_base
+from attn_train.checking import require_wanted
 from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of, family_named
 from attn_train.layout import check_layout
+from attn_train.least_memory import least_batch_bytes, least_parameters, require_few_experts
 from attn_train.precision import check_blocks
 from attn_train.tasks.packed import require_document_mask
 from attn_train.tasks.seq2seq import VOCABULARY
 
 DRAWS = frozenset({Tensor.normal_, Tensor.uniform_})
+NEW_DRAWS = frozenset({torch.randn, torch.rand})
 
 
 class _Undrawn(TorchFunctionMode):
     """A mode in which random initialisation is skipped: tensors are left as they are."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        require_wanted()
         if func in DRAWS or getattr(func, "__module__", None) == "torch.nn.init":
             return args[0] if args else kwargs["tensor"]
+        if func in NEW_DRAWS:
+            # Also where a layer asks for a CPU: nothing may be allocated for what a caller only asks about.
+            there = {name: value for name, value in (kwargs or {}).items() if name not in ("generator", "device")}
+            return torch.empty(*args, **there, device="meta")
         return func(*args, **(kwargs or {}))
 
 
@@ -43,6 +52,7 @@ def shapes_only() -> Iterator[None]:
     """A context in which modules are created on the meta device, with shapes but no values.
 
     Initialisation is skipped, as random numbers on the meta device make torch import its compiler, which takes seconds.
+    Raises as `require_wanted` does.
     """
     with torch.device("meta"), _Undrawn():
         yield
@@ -116,17 +126,25 @@ def check_model(config: TrainingConfig, home: Path) -> None:
         if not mechanism.can(Capability.CAUSAL):
             raise _not_causal(mechanism)
     device = _device(config.device)
-    built = model_of_shapes(config.model, config.data)
+    batch = least_batch_bytes(config)
+
+    def admit(made: Any) -> None:
+        require_few_experts(made)
+        _require_memory(least_parameters(made), device, batch)
+
+    built = model_of_shapes(config.model, config.data, admit)
     check_blocks(built, config)
     check_layout(built, config)
     _check_documents(built, config)
     parameters = _count(built)
-    _require_memory(parameters, device)
+    _require_memory(parameters, device, batch + sum(buffer.nbytes for buffer in built.buffers()))
     _require_disk(parameters, config.checkpoint.save_total_limit, home)
 
 
 def _check_base(config: TrainingConfig, home: Path) -> None:
     device = _device(config.device)
+    batch = least_batch_bytes(config)
+    _require_memory(0, device, batch)
     with shapes_only():
         built, adapter = shapes_of_base(config, home)
     check_blocks(built, config)
@@ -134,7 +152,7 @@ def _check_base(config: TrainingConfig, home: Path) -> None:
     _check_documents(built, config)
     trained = _count(built if adapter is None else adapter)
     frozen = 0 if adapter is None else _count(built)
-    _require_memory(trained, device, FROZEN_BYTES * frozen)
+    _require_memory(trained, device, FROZEN_BYTES * frozen + batch)
     _require_disk(trained, config.checkpoint.save_total_limit, home)
 
 
@@ -152,12 +170,18 @@ def _count(built: nn.Module) -> int:
     return sum(parameter.numel() for parameter in built.parameters())
 
 
-def model_of_shapes(model: ModelConfig, data: DataConfig) -> Any:
+def _admit_all(_made: Any) -> None:
+    """Refuse no config."""
+
+
+def model_of_shapes(model: ModelConfig, data: DataConfig, admit: Callable[[Any], None] = _admit_all) -> Any:
     """Build the model on the meta device, with a sample vocabulary size in place of that of the data.
 
-    Images are read, as the model depends on their size. Raises as `configured` does.
+    `admit` is called with the family's config before anything is built. Images are read, as the model depends on their
+    size. Raises as `configured` and `admit` do.
     """
     family, made = configured(model, _sample_fields(model, data))
+    admit(made)
     with _naming_field(model), shapes_only():
         built = family.build(made)
     if getattr(made, "num_nextn_predict_layers", 0) and samples_keys(built):
@@ -216,14 +240,18 @@ def _device(name: str) -> torch.device:
         raise
 
 
-def _require_memory(parameters: int, device: torch.device, frozen: int = 0) -> None:
-    needed = parameters * TRAINING_BYTES + frozen
+def _require_memory(parameters: int, device: torch.device, others: int) -> None:
+    """Raise `OutOfCapacity` unless the training state of the parameters and `others` bytes fit into the memory."""
+    needed = parameters * TRAINING_BYTES + others
     # The total, not the free memory: a job may wait for others to end.
     total = total_memory(device)
     where = "this machine" if total is None else str(device)
     total = psutil.virtual_memory().total if total is None else total
     if needed > total:
-        raise OutOfCapacity(f"training {parameters} parameters needs {needed} bytes of memory; {where} has {total}")
+        raise OutOfCapacity(
+            f"training {parameters} parameters with this batch needs at least {needed} bytes of memory; "
+            f"{where} has {total}"
+        )
 
 
 def _require_disk(parameters: int, keep: int, home: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from attn_core.errors import InvalidValue
+from attn_core.errors import CheckpointInvalid, InvalidValue
 from attn_schema.optimization import OptimizerConfig
 from torch import Tensor, nn
 
@@ -199,11 +199,18 @@ MOMENTS: Mapping[str, tuple[str, ...]] = {
 def restore_optimizer_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], config: OptimizerConfig
 ) -> None:
-    """Restore what `optimizer_state` returned; raises `KeyError` if the state of a trained parameter is missing."""
+    """Restore what `optimizer_state` returned.
+
+    A parameter without any state, which has had no gradient yet, gets none. Raises `CheckpointInvalid` if only a part
+    of a parameter's state is there.
+    """
     for name, parameter in model.named_parameters():
         moments = MOMENTS[config.optim] if config.optim != "sgd" or config.momentum else ()
         if config.optim == "muon" and not by_muon(name, parameter):
             moments = MOMENTS["adamw"]
         if parameter.requires_grad and moments:
-            saved = {moment: tensors[f"{moment}:{name}"] for moment in moments}
-            optimizer.state[parameter] = {moment: tensor.to(parameter.device) for moment, tensor in saved.items()}
+            saved = {moment: tensors[key] for moment in moments if (key := f"{moment}:{name}") in tensors}
+            if 0 < len(saved) < len(moments):
+                raise CheckpointInvalid.of(name, f"its optimizer state has {', '.join(saved)} of {', '.join(moments)}")
+            if saved:
+                optimizer.state[parameter] = {moment: tensor.to(parameter.device) for moment, tensor in saved.items()}

@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from attn_core.errors import InvalidValue, Unavailable
 from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus
+from attn_schema.text_files import lines_of
 from attn_schema.training import JobError, LogLine, TrainingConfig
 
 from attn_train.attempt import Assignment, Failed, Finished, Lost, Message, Outcome, SendMessage, Stalled, Stopped
@@ -224,6 +225,6 @@ def _outcome(result: Any) -> Outcome:
     try:
         outcome: Outcome = ray.get(result, timeout=0.1)
     except (ray.exceptions.RayError, TimeoutError) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
+        lines = lines_of(str(error)) or [type(error).__name__]
         return Lost(error=JobError.of(Unavailable(f"a worker was lost: {lines[0]}")))
     return outcome

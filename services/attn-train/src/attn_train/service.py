@@ -15,17 +15,19 @@ import grpc.aio
 import msgspec
 from attn.v1 import training_pb2 as pb
 from attn.v1.training_pb2_grpc import TrainingServiceServicer, add_TrainingServiceServicer_to_server
-from attn_core.errors import InvalidValue, Unavailable, UnknownName
+from attn_core.errors import AttnError, InvalidValue, Unavailable, UnknownName
 from attn_gateway import Cluster
 from attn_gateway.call import Caller, Context, call_of
 from attn_schema.codec import from_message, to_message
 from attn_schema.training import JobError, JobState, TrainingConfig, TrainingJob, field_path
 from attn_storage import Database, ModelRecord, ModelRecords, database_url
 from attn_storage.artifacts import ARTIFACTS
+from attn_storage.database import CALL_SECONDS
 from attn_storage.leases import LEASE_SECONDS
 
 from attn_train.admission import check_config, check_job_id, check_model_name_is_free, new_job_id
 from attn_train.base_model import completed
+from attn_train.checking import Checks
 from attn_train.dispatcher import Dispatcher, Host
 from attn_train.estimate import estimated_apart
 from attn_train.model import resolved
@@ -51,8 +53,8 @@ class ChangeNotifier:
         """Poll the database for changes until cancelled; polling continues if it cannot be reached for a while."""
         seen: object = None
         while True:
-            with contextlib.suppress(Unavailable):
-                version = await asyncio.to_thread(self._database.version)
+            with contextlib.suppress(AttnError):
+                version = await self._database.read(self._database.version)
                 if version != seen:
                     seen = version
                     await self.wake()
@@ -107,11 +109,13 @@ class TrainingServicer(TrainingServiceServicer):
         self._home = home
         self._settings = settings
         self._store = store
+        self._database = store.database
         self._models = ModelRecords(store.database)
         self._dispatcher = dispatcher
         self.changes = ChangeNotifier(store.database)
         self._began = time.monotonic()
         self._estimating = asyncio.Semaphore()
+        self.checks = Checks()
 
     async def SubmitTrainingJob(
         self, request: pb.SubmitTrainingJobRequest, context: Context
@@ -124,15 +128,15 @@ class TrainingServicer(TrainingServiceServicer):
         if request.priority > 0:
             call_of(context).require_admin("a priority above 0")
         if request.validate_only:
-            await self._check(config)
+            await self._check(config, caller)
             return pb.SubmitTrainingJobResponse(job=to_message(TrainingJob(config=config)))
         job = await self._repeated(request.job_id, config, caller.owner)
         if job is None:
-            await self._check(config)
+            await self._check(config, caller)
             job_id = request.job_id or new_job_id(config.model.label)
             check_model_name_is_free(job_id, self._home)
-            await asyncio.to_thread(self._models.record, ModelRecord(job_id, caller.owner))
-            job = await asyncio.to_thread(self._store.submit, job_id, config, caller.owner, request.priority)
+            await self._database.write(self._models.record, ModelRecord(job_id, caller.owner))
+            job = await self._database.write(self._store.submit, job_id, config, caller.owner, request.priority)
             self._dispatcher.wake()
         return pb.SubmitTrainingJobResponse(job=_message(job))
 
@@ -143,17 +147,17 @@ class TrainingServicer(TrainingServiceServicer):
         caller = call_of(context).caller
         config = await self._config(request, caller)
         if await self._repeated(request.job_id, config, caller.owner) is None:
-            await self._check(config)
+            await self._check(config, caller)
             if request.job_id:
                 check_model_name_is_free(request.job_id, self._home)
-        async with self._estimating:
+        async with self.checks.turn(caller.tenant), self._estimating:
             found = await estimated_apart(config, self._home, self._settings.threads)
         return pb.EstimateTrainingJobResponse(config=to_message(config), estimate=to_message(found))
 
     async def GetTrainingJob(self, request: pb.GetTrainingJobRequest, context: Context) -> pb.GetTrainingJobResponse:
         """Return one job."""
         job = await self._job(request.id, context)
-        (shown,) = await asyncio.to_thread(self._as_shown, [job])
+        (shown,) = await self._database.read(self._as_shown, [job])
         return pb.GetTrainingJobResponse(job=_message(shown))
 
     async def ListTrainingJobs(
@@ -167,9 +171,9 @@ class TrainingServicer(TrainingServiceServicer):
             raise InvalidValue.of("page_token", token, "the next_page_token of an earlier page")
         count = request.page_size or DEFAULT_PAGE
         sees = call_of(context).caller.sees
-        jobs = await asyncio.to_thread(self._store.page, int(token) if token else None, count + 1, sees)
+        jobs = await self._database.read(self._store.page, int(token) if token else None, count + 1, sees)
         following = str(jobs[count - 1].number) if len(jobs) > count else ""
-        shown = await asyncio.to_thread(self._as_shown, jobs[:count])
+        shown = await self._database.read(self._as_shown, jobs[:count])
         return pb.ListTrainingJobsResponse(jobs=[_message(job) for job in shown], next_page_token=following)
 
     async def WatchTrainingJob(
@@ -184,7 +188,7 @@ class TrainingServicer(TrainingServiceServicer):
         while True:
             # Read before the events, so that no change in between is missed.
             count = self.changes.count
-            events = await asyncio.to_thread(self._store.events, request.id, after, EVENTS_AT_ONCE)
+            events = await self._database.read(self._store.events, request.id, after, EVENTS_AT_ONCE)
             for event in events:
                 yield pb.WatchTrainingJobResponse(event=to_message(event))
                 after = event.id
@@ -205,7 +209,7 @@ class TrainingServicer(TrainingServiceServicer):
     ) -> pb.CancelTrainingJobResponse:
         """Record the request to stop, and notify the supervisor."""
         stop = Stop.DISCARD if request.discard else Stop.SAVE
-        job = await asyncio.to_thread(self._store.request_stop, request.id, stop, call_of(context).caller.sees)
+        job = await self._database.write(self._store.request_stop, request.id, stop, call_of(context).caller.sees)
         await self._dispatcher.check_now(request.id)
         return pb.CancelTrainingJobResponse(job=_message(job))
 
@@ -213,7 +217,7 @@ class TrainingServicer(TrainingServiceServicer):
         self, request: pb.ResumeTrainingJobRequest, context: Context
     ) -> pb.ResumeTrainingJobResponse:
         """Put a failed or cancelled job back into the queue."""
-        job = await asyncio.to_thread(self._store.requeue, request.id, call_of(context).caller.sees)
+        job = await self._database.write(self._store.requeue, request.id, call_of(context).caller.sees)
         self._dispatcher.wake()
         return pb.ResumeTrainingJobResponse(job=_message(job))
 
@@ -223,9 +227,10 @@ class TrainingServicer(TrainingServiceServicer):
         """Delete a job's record and files, after stopping it if `cancel` is set; its finished model is kept."""
         tenant = call_of(context).caller.sees
         if request.cancel:
-            await asyncio.to_thread(self._store.request_stop, request.id, Stop.DISCARD, tenant)
+            await self._database.write(self._store.request_stop, request.id, Stop.DISCARD, tenant)
             await self._dispatcher.check_now(request.id)
             await self._until_final(request.id, context)
+        await self._job(request.id, context)  # soon refused if the records cannot be read
         model = await asyncio.to_thread(self._delete, request.id, tenant)
         await self.changes.wake()
         return pb.DeleteTrainingJobResponse(kept_model_path=model)
@@ -263,7 +268,7 @@ class TrainingServicer(TrainingServiceServicer):
             await self.changes.beyond(count, HEARTBEAT_SECONDS)
 
     async def _job(self, job_id: str, context: Context) -> JobRecord:
-        return await asyncio.to_thread(self._store.get, job_id, call_of(context).caller.sees)
+        return await self._database.read(self._store.get, job_id, call_of(context).caller.sees)
 
     def _as_shown(self, jobs: list[JobRecord]) -> list[JobRecord]:
         """Return the jobs with their queue positions, and with the state STALLED if nothing can be recorded of them."""
@@ -307,23 +312,25 @@ class TrainingServicer(TrainingServiceServicer):
     ) -> TrainingConfig:
         """Return the configuration of a request, with the fields that follow from its base model."""
         config = config_of(request.config)
-        await asyncio.to_thread(self._require_visible, config, caller.sees)
+        await self._database.read(self._require_visible, config, caller.sees)
         if request.job_id:
             check_job_id(request.job_id)
-        return await asyncio.to_thread(completed, config, home=self._home, settings=self._settings)
+        async with self.checks.turn(caller.tenant):
+            return await self.checks.run(completed, config, home=self._home, settings=self._settings)
 
-    async def _check(self, config: TrainingConfig) -> None:
-        await asyncio.to_thread(check_config, config, home=self._home, settings=self._settings)
+    async def _check(self, config: TrainingConfig, caller: Caller) -> None:
+        async with self.checks.turn(caller.tenant):
+            await self.checks.run(check_config, config, home=self._home, settings=self._settings)
 
     async def _repeated(self, job_id: str, config: TrainingConfig, owner: str) -> JobRecord | None:
         """Return the job of an earlier identical request, else None; raises `AlreadyExists` if its content differs."""
         if not job_id:
             return None
         try:
-            await asyncio.to_thread(self._store.get, job_id)
+            await self._database.read(self._store.get, job_id)
         except UnknownName:
             return None
-        return await asyncio.to_thread(self._store.submit, job_id, config, owner)
+        return await self._database.write(self._store.submit, job_id, config, owner)
 
 
 def _message(job: JobRecord) -> pb.TrainingJob:
@@ -340,7 +347,7 @@ class TrainingGrpc:
         self._cluster = cluster
         self._settings = settings or TrainSettings.from_environment()
         self._database = database_url(cluster.home)
-        self._store = JobStore(Database(self._database))
+        self._store = JobStore(Database(self._database, patience=CALL_SECONDS))
         self._dispatcher = Dispatcher(
             self._store, self.make_host, self._settings, lambda: cluster.settings.engine.tenant_weights
         )
@@ -365,6 +372,7 @@ class TrainingGrpc:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await self._servicer.changes.close()
+        self._servicer.checks.close()
         await self._dispatcher.stop(shutdown_timeout)
         self._store.close()
 

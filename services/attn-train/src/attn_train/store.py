@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from attn_core.errors import AlreadyExists, UnknownName, WrongState
+from attn_schema.json_text import json_text, number
 from attn_schema.training import Checkpoint, JobError, JobEvent, JobState, LogLine, Metrics, StateChange, TrainingConfig
 from attn_storage import Database, Leases
 from attn_storage.tables import events, jobs
@@ -28,11 +29,6 @@ KINDS: dict[str, type[Payload]] = {
 """Classes of event payloads, by their field in `JobEvent`."""
 
 
-def to_json(struct: Any) -> str:
-    """Encode a value as JSON with sorted keys, so that equal values give equal text."""
-    return msgspec.json.encode(struct, order="deterministic").decode()
-
-
 def kind_of(payload: Payload) -> str:
     """Return the field of `JobEvent` for a payload."""
     return next(name for name, kind in KINDS.items() if isinstance(payload, kind))
@@ -40,7 +36,9 @@ def kind_of(payload: Payload) -> str:
 
 def event_of(row: RowMapping) -> JobEvent:
     """Convert a row of the table `events` to an event."""
-    payload = {row["kind"]: _from_json(row["payload"], KINDS[row["kind"]])}
+    kind = KINDS[row["kind"]]
+    read: Any = _metrics(row["payload"]) if kind is Metrics else _from_json(row["payload"], kind)
+    payload = {row["kind"]: read}
     return JobEvent(id=row["event"], time=_datetime(row["time"]), attempt=row["attempt"], **payload)
 
 
@@ -55,7 +53,7 @@ def job_of(row: RowMapping) -> JobRecord:
         attempt=row["attempt"],
         failures=row["failures"],
         step=row["step"],
-        last_metrics=json.loads(row["metrics"]),
+        last_metrics=_numbers(json.loads(row["metrics"])),
         latest_checkpoint=_from_json(row["checkpoint"], Checkpoint),
         error=_from_json(row["error"], JobError),
         stop=Stop(row["stop"]) if row["stop"] else None,
@@ -66,6 +64,15 @@ def job_of(row: RowMapping) -> JobRecord:
         last_event_id=row["last_event"],
         priority=row["priority"],
     )
+
+
+def _metrics(text: str) -> Metrics:
+    fields = json.loads(text)
+    return Metrics(step=fields["step"], values=_numbers(fields["values"]))
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: number(value) for name, value in values.items()}
 
 
 def _from_json(text: str | None, kind: type[Any]) -> Any:
@@ -110,7 +117,7 @@ class JobStore:
 
         Raises `AlreadyExists` if the id belongs to a different job.
         """
-        values = {"id": job_id, "owner": owner, "config": to_json(config), "state": S.QUEUED, "created": time.time()}
+        values = {"id": job_id, "owner": owner, "config": json_text(config), "state": S.QUEUED, "created": time.time()}
         values |= {"priority": priority}
         try:
             return self._submit(job_id, values)
@@ -140,14 +147,15 @@ class JobStore:
         if before is not None:
             query = query.where(jobs.c.number < before)
         with self.database.reading() as connection:
-            return [job_of(row) for row in connection.execute(query).mappings()]
+            rows = connection.execute(query).mappings().all()
+        return list(map(job_of, rows))
 
     def unfinished(self) -> list[JobRecord]:
         """Return all jobs that are not in a final state, oldest first."""
         query = select(jobs).where(jobs.c.ended.is_(None)).order_by(jobs.c.number)
         with self.database.reading() as connection:
-            found = map(job_of, connection.execute(query).mappings())
-            return [job for job in found if not job.state.final]
+            rows = connection.execute(query).mappings().all()
+        return [job for job in map(job_of, rows) if not job.state.final]
 
     def used_seconds(self, within: float) -> dict[str, float]:
         """Return the worker-seconds of each owner's jobs in the last `within` seconds; of a job that was started more
@@ -167,7 +175,8 @@ class JobStore:
         wanted = (events.c.job == job_id) & (events.c.event > after)
         query = select(events).where(wanted).order_by(events.c.event).limit(count)
         with self.database.reading() as connection:
-            return [event_of(row) for row in connection.execute(query).mappings()]
+            rows = connection.execute(query).mappings().all()
+        return list(map(event_of, rows))
 
     def change(
         self, job_id: str, attempt: int, state: JobState, *, error: JobError | None = None, model_path: str = ""
@@ -218,9 +227,9 @@ class JobStore:
                 _append(connection, job_id, attempt, payload)
                 if isinstance(payload, Metrics):
                     metrics |= payload.values
-                    _set(connection, job_id, step=payload.step, metrics=json.dumps(metrics))
+                    _set(connection, job_id, step=payload.step, metrics=json_text(metrics))
                 elif isinstance(payload, Checkpoint):
-                    _set(connection, job_id, checkpoint=to_json(payload))
+                    _set(connection, job_id, checkpoint=json_text(payload))
 
     def begin(self, job_id: str, attempt: int, step: int, checkpoint: Checkpoint | None) -> None:
         """Record that `attempt` trains from `step`: the job is RUNNING unless it was asked to stop.
@@ -229,7 +238,7 @@ class JobStore:
         """
         with self.database.writing() as connection:
             job = _fenced(connection, job_id, attempt)
-            text = to_json(checkpoint) if checkpoint else None
+            text = json_text(checkpoint) if checkpoint else None
             _set(connection, job_id, step=step, checkpoint=text, started=time.time())
             # A job that was STALLED before it began no longer waits.
             if job.state not in (S.CANCELLING, S.RUNNING):
@@ -335,14 +344,14 @@ def _append(connection: Connection, job_id: str, attempt: int, payload: Payload)
     counted = update(jobs).where(jobs.c.id == job_id).values(last_event=jobs.c.last_event + 1)
     event = connection.execute(counted.returning(jobs.c.last_event)).scalar_one()
     values = {"job": job_id, "event": event, "time": time.time(), "attempt": attempt}
-    connection.execute(insert(events).values(values | {"kind": kind_of(payload), "payload": to_json(payload)}))
+    connection.execute(insert(events).values(values | {"kind": kind_of(payload), "payload": json_text(payload)}))
 
 
 def _move(
     connection: Connection, job: JobRecord, state: JobState, error: JobError | None, *, attempt: int | None = None
 ) -> None:
     require_transition(job.id, job.state, state)
-    recorded = to_json(error) if state in (S.FAILED, S.STALLED) and error is not None else None
+    recorded = json_text(error) if state in (S.FAILED, S.STALLED) and error is not None else None
     values: dict[str, Any] = {"state": state, "error": recorded}
     if state.final:
         values["ended"] = time.time()

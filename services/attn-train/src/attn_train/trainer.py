@@ -39,7 +39,16 @@ from attn_train.optimizer import (
 from attn_train.precision import forward_precision, half_weights, validation_precision
 from attn_train.records import Stop, StopFlag
 from attn_train.sharded_checkpoint import Held, Parts, read_shards, read_whole, stored_tensors
-from attn_train.tasks.base import Dataset, batch_weight, derived, on_host, position_of, restore_position, to_device
+from attn_train.tasks.base import (
+    Dataset,
+    after_update,
+    batch_weight,
+    derived,
+    on_host,
+    position_of,
+    restore_position,
+    to_device,
+)
 from attn_train.weight_average import WeightAverage
 
 Read = TypeVar("Read")
@@ -205,9 +214,7 @@ class Trainer:
             self._average.restore(into["average"])
         if self._norms is not None:
             self._norms.restore(parts.get("gradient_norms", {}))
-        # If every step so far was skipped, the optimizer has no state yet.
-        if self._norms is None or self._norms.skipped < progress.step:
-            restore_optimizer_state(self._kept, self._optimizer, into["optimizer"], self.config.optimizer)
+        restore_optimizer_state(self._kept, self._optimizer, into["optimizer"], self.config.optimizer)
         seed = partial(derived, self.config.seed + progress.step)
         restore_random_states(self._task.generator, self._group.own_random_states(parts["random"], seed))
         self._task.reinforce.restore(parts.get("loss", {}))
@@ -395,6 +402,7 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         if adapter_of(self.model) is None:
             update_router_biases(self.model)
+            after_update(self.model, self._group.summed)
         self._group.updated(self.step)
         return loss, norm
 
@@ -416,7 +424,8 @@ class Trainer:
         """Compute the batches of a step and accumulate their gradients; return the mean loss, as of one large batch."""
         batches = [self._task.next_batch() for _ in range(self.config.optimizer.gradient_accumulation_steps)]
         several = len(batches) > 1 or self._group.workers > 1
-        everything = sum(batch_weight(self._task, batch) for batch in batches) if several else 1
+        # At least 1, as all targets of a step may be ignored: its loss is 0 then.
+        everything = max(1, sum(batch_weight(self._task, batch) for batch in batches)) if several else 1
         total = torch.zeros((), device=self._device)
         if self._halves is not None:
             self._halves.refresh()

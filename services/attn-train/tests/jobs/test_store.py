@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
 from attn_core.errors import AlreadyExists, OutOfCapacity, UnknownName, WrongState
 from attn_schema.training import Checkpoint, JobError, JobState, LogLine, Metrics, StateChange
 from attn_storage import Database
-from attn_storage.tables import jobs
+from attn_storage.tables import events, jobs
 from attn_train.records import TRANSITIONS, Stop
 from attn_train.store import JobStore, Superseded
 from attn_train.trainer import TrainingDiverged
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 S = JobState
 
@@ -45,6 +46,33 @@ def test_everything_is_there_for_another_process_and_after_a_restart(store, url,
     assert other.get("job") == store.get("job")
     assert other.events("job", 0, 100) == store.events("job", 0, 100)
     other.close()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)
+def test_a_metric_that_is_not_finite_is_read_back_and_stored_as_json(store, config, value):
+    running(store, config)
+    store.append("job", 1, [Metrics(step=1, values={"loss": 1.5, "gradient_norm": value})])
+    assert repr(store.events("job", 0, 100)[-1].metrics.values) == repr({"gradient_norm": value, "loss": 1.5})
+    assert repr(store.get("job").last_metrics) == repr({"gradient_norm": value, "loss": 1.5})
+    with store.database.reading() as connection:
+        texts = [
+            *connection.execute(select(events.c.payload)).scalars(),
+            *connection.execute(select(jobs.c.metrics)).scalars(),
+        ]
+    for text in texts:
+        json.loads(text, parse_constant=pytest.fail)
+
+
+def test_metrics_that_earlier_versions_wrote_are_read(store, config):
+    running(store, config)
+    store.append("job", 1, [Metrics(step=1, values={"loss": 1.5})])
+    with store.database.writing() as connection:
+        connection.execute(
+            update(events).where(events.c.kind == "metrics").values(payload='{"step":1,"values":{"a":null}}')
+        )
+        connection.execute(update(jobs).values(metrics='{"a": NaN, "b": 1}'))
+    assert repr(store.events("job", 0, 100)[-1].metrics.values) == "{'a': nan}"
+    assert repr(store.get("job").last_metrics) == "{'a': nan, 'b': 1.0}"
 
 
 def test_ids_count_from_one_without_gaps_also_from_many_threads(store, config):

@@ -51,6 +51,22 @@ def test_answers_and_what_ends_them_are_learned_and_nothing_else(tmp_path: Path,
     assert all(target in (IGNORED, whole[place + 1]) for place, target in enumerate(chat.targets))
 
 
+def weighted(weight: object, turn: str) -> list[dict[str, object]]:
+    return [message | {"weight": weight} for message in said(turn)]
+
+
+UNKNOWN = ["name", "tool_calls", "tool_call_id", "function_call", "reasoning_content", "thinking", "train", "Weight"]
+"""Keys that formats of the field have, and that would change what is learned if they were known."""
+
+
+def test_answers_of_weight_0_are_said_but_not_learned(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    conversation = [*said("user:hi"), *weighted(0, "assistant:yes"), *said("user:why"), *weighted(1, "assistant:no")]
+    conversation += [{"role": "assistant", "content": "so", "weight": None, "name": None}]
+    (chat,) = read_chats(written(tmp_path / "a.jsonl", {"messages": conversation}), tokenizer)
+    assert tokenizer.decode(chat.inputs) == "<u>hi.<a>yes.<u>why.<a>no.<a>so"
+    assert tokenizer.decode([target for target in chat.targets if target != IGNORED]) == "no.so."
+
+
 GOOD = {"messages": said("user:hi", "assistant:yes")}
 
 
@@ -66,6 +82,16 @@ GOOD = {"messages": said("user:hi", "assistant:yes")}
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": ["hi"]}, "line 2"),
         ({"messages": said("user:hi")}, "line 2.*a message with the role assistant"),
+        ({"messages": [*said("user:hi"), *weighted(0, "assistant:a")]}, "line 2.*weight is not 0"),
+        ({"messages": [*weighted(0, "user:hi"), *said("assistant:a")]}, r"line 2.*messages\[0\].weight"),
+        *(
+            ({"messages": [*said("user:hi"), *weighted(weight, "assistant:a")]}, r"line 2.*messages\[1\].weight")
+            for weight in (0.5, 2, -1, True, "0", [0])
+        ),
+        *(
+            ({"messages": [*said("user:hi"), {"role": "assistant", "content": "a", key: "b"}]}, rf"line 2.*\.{key}:")
+            for key in UNKNOWN
+        ),
     ],
     ids=str,
 )
@@ -74,6 +100,20 @@ def test_lines_that_are_no_conversations_are_refused_by_file_and_number(
 ) -> None:
     with pytest.raises(InvalidValue, match=complaint):
         read_chats(written(tmp_path / "a.jsonl", GOOD, line), tokenizer)
+
+
+SEPARATORS = "\u2028\u2029\x85"
+"""Characters that JSON does not escape, and that some readers of lines take for the end of one."""
+
+
+def test_a_conversation_keeps_all_its_characters_in_every_kind_of_folder(tmp_path: Path) -> None:
+    backend = character_tokenizer(ALPHABET + SEPARATORS).backend
+    tokenizer = Tokenizer(backend, TokenizerSettings(chat_template=TEMPLATE, eos_token="."))
+    line = json.dumps({"messages": said(f"user:a{SEPARATORS}b", f"assistant:c{SEPARATORS}d")}, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + line.encode() + b"\r\n" + line.encode())
+    (tmp_path / ".DS_Store").write_bytes(b"\x00\x00\xff\xfe")
+    both = read_chats(tmp_path, tokenizer)
+    assert [tokenizer.decode(chat.inputs) for chat in both] == [f"<u>a{SEPARATORS}b.<a>c{SEPARATORS}d"] * 2
 
 
 def test_files_that_are_no_text_and_tokenizers_without_template_are_refused(
@@ -94,6 +134,60 @@ def test_a_template_that_rewrites_what_was_said_is_refused(tmp_path: Path, token
     line = {"messages": said("user:hi", "assistant:yes", "user:a", "assistant:b")}
     with pytest.raises(InvalidValue, match="does not change earlier messages"):
         read_chats(written(tmp_path / "a.jsonl", line), other)
+
+
+DEFAULT_SYSTEM = "{% if messages[0]['role'] != 'system' %}{{ '<s>be nice.' }}{% endif %}" + TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("template", "conversation", "inputs", "learned"),
+    [
+        (TEMPLATE, said("assistant:yes", "user:why"), "<a>yes.<u>why", "yes."),
+        (DEFAULT_SYSTEM, said("assistant:yes"), "<s>be nice.<a>yes", "yes."),
+        (
+            DEFAULT_SYSTEM,
+            said("assistant:yes", "user:<a>", "assistant:no"),
+            "<s>be nice.<a>yes.<u><a>.<a>no",
+            "yes.no.",
+        ),
+        (DEFAULT_SYSTEM, said("user:hi", "assistant:yes"), "<s>be nice.<u>hi.<a>yes", "yes."),
+        (
+            DEFAULT_SYSTEM.replace("m['content']", "m['content'] | trim"),
+            said("assistant: yes "),
+            "<s>be nice.<a>yes",
+            "yes.",
+        ),
+        ("{{ 'abc' }}" + TEMPLATE, said("assistant:<a>x"), "abc<a><a>x", "<a>x."),
+    ],
+)
+def test_what_a_template_writes_before_the_first_answer_is_not_learned(
+    tmp_path: Path, template: str, conversation: list[dict[str, str]], inputs: str, learned: str
+) -> None:
+    tokenizer = Tokenizer(
+        character_tokenizer(ALPHABET).backend, TokenizerSettings(chat_template=template, eos_token=".")
+    )
+    (chat,) = read_chats(written(tmp_path / "a.jsonl", {"messages": conversation}), tokenizer)
+    assert tokenizer.decode(chat.inputs) == inputs
+    assert tokenizer.decode([target for target in chat.targets if target != IGNORED]) == learned
+
+
+@pytest.mark.parametrize(
+    ("template", "conversation"),
+    [
+        # Without the prompt before an answer, nothing says where the first one begins.
+        (TEMPLATE.replace("'<a>'", "'<b>'"), said("assistant:yes")),
+        # The prompt is always written, so that it would be learned after each answer.
+        (TEMPLATE.replace("{% if add_generation_prompt %}", "{% if true %}"), said("user:hi", "assistant:yes")),
+    ],
+)
+def test_a_template_that_does_not_say_where_answers_begin_and_end_is_refused(
+    tmp_path: Path, template: str, conversation: list[dict[str, str]]
+) -> None:
+    tokenizer = Tokenizer(
+        character_tokenizer(ALPHABET).backend, TokenizerSettings(chat_template=template, eos_token=".")
+    )
+    with pytest.raises(UserError):
+        read_chats(written(tmp_path / "a.jsonl", {"messages": conversation}), tokenizer)
 
 
 def test_conversations_that_do_not_fit_are_counted_and_none_left_is_refused(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attn_core.errors import CheckpointInvalid
+from attn_schema.optimization import OPTIMIZER_FIELDS, OptimizerConfig
 from attn_train.checkpoint import CheckpointFolder
+from attn_train.optimizer import optimizer_of, restore_optimizer_state
 from attn_train.records import Stop, StopFlag
 from attn_train.trainer import Trainer
+from torch import nn
 
 
 def whole_run(bigram, text, config, record):
@@ -35,6 +39,50 @@ def test_a_resumed_run_has_bit_equal_losses_and_weights(bigram, text, config, re
     assert seen.validation == {30: undisturbed.validation[30]}
     for name, tensor in reference.model.state_dict().items():
         assert torch.equal(tensor, last.model.state_dict()[name]), name
+
+
+class Sparing(nn.Module):
+    """A model with a weight that never has a gradient, and one that has its first after 12 steps."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.never, self.late = nn.Linear(4, 4), nn.Linear(16, 16)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, tokens):
+        if self.training:
+            self.calls += 1
+        rows = self.inner.embedding(tokens)
+        return self.inner.output(self.late(rows) if self.calls.item() > 12 else rows)
+
+
+@pytest.mark.parametrize("optim", OPTIMIZER_FIELDS)
+@pytest.mark.parametrize("stop_at", [7, 14])
+def test_weights_that_have_had_no_gradient_yet_are_resumed_bit_for_bit(
+    bigram, text, config, record, changed, tmp_path, optim, stop_at
+):
+    config = changed(config, optimizer=OptimizerConfig(steps=18, batch_size=4, learning_rate=1e-2, optim=optim))
+    made = lambda: Sparing(bigram())  # noqa: E731
+    undisturbed, reference = whole_run(made, text, config, record)
+    flag, seen = StopFlag(), record()
+    seen.on_metrics = lambda step: flag.set(Stop.SAVE) if step == stop_at else None
+    torch.manual_seed(5)
+    Trainer(made(), text, config, checkpoints=CheckpointFolder(tmp_path)).run(seen, flag)
+    last, seen = Trainer(made(), text, config, checkpoints=CheckpointFolder(tmp_path)), record()
+    assert last.resume()
+    assert last.run(seen, StopFlag()) is None
+    assert seen.losses == {step: undisturbed.losses[step] for step in range(stop_at + 1, 19)}
+    for name, tensor in reference.model.state_dict().items():
+        assert torch.equal(tensor, last.model.state_dict()[name]), name
+
+
+def test_a_part_of_a_weights_state_is_refused(bigram, config):
+    model = bigram()
+    optimizer = optimizer_of(model, config.optimizer)
+    held = {"exp_avg:hidden.weight": torch.zeros(16, 16)}
+    with pytest.raises(CheckpointInvalid):
+        restore_optimizer_state(model, optimizer, held, config.optimizer)
 
 
 def test_the_moments_of_the_optimiser_matter_to_the_losses_so_that_the_law_above_can_fail(

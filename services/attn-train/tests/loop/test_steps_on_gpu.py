@@ -10,6 +10,7 @@ import pytest
 import torch
 from attn_schema.training import TrainingConfig
 from attn_testing.pretend_cuda import PretendCuda, PretendCudaTensor
+from attn_train.tasks.base import VALIDATION_ROWS
 from attn_train.tasks.language_modeling import TextDataset
 from attn_train.trainer import NullReporter, Trainer
 from pretended_steps import LAYERS, MODELS, PRODUCTS, Seen, gpu, stepped
@@ -145,7 +146,8 @@ def test_an_evaluation_attends_by_fused_kernels_and_waits_once_a_batch_for_its_l
     training = trainer(name)
     with Seen() as seen:
         found = training._validation_losses(NullReporter())
-    batches = training.config.evaluation.eval_batches
+    parts = -(-VALIDATION_ROWS // training.config.optimizer.batch_size)
+    batches = training.config.evaluation.eval_batches * parts
     assert "validation_loss" in found
     assert gpu.syncs == Counter({"item": batches})
     assert gpu.copies == 2 * batches

@@ -42,7 +42,8 @@ def test_a_folder_without_a_tokenizer_and_an_empty_text_are_refused(tmp_path):
 
 def test_files_of_a_folder_are_joined_in_sorted_order_with_plain_line_ends(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"two\r\n")
-    (tmp_path / "a.txt").write_bytes(b"one\n")
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\n")
+    (tmp_path / ".DS_Store").write_bytes(b"\xff")
     assert read_text(tmp_path) == "one\ntwo\n"
     assert read_text(tmp_path / "b.txt") == "two\n"
 

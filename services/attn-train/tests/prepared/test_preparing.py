@@ -60,6 +60,11 @@ def as_parquet(path, texts):
     parquet.write_table(pa.table({"text": texts, "n": [1] * len(texts)}), path, row_group_size=40)
 
 
+def with_a_mark(path, texts):
+    as_jsonl(path, texts)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+
+
 def as_arrow(path, texts):
     table = pa.table({"text": texts})
     with ipc.new_stream(path, table.schema) as stream:
@@ -68,6 +73,7 @@ def as_arrow(path, texts):
 
 FORMATS = {
     "rows.jsonl": as_jsonl,
+    "marked.jsonl": with_a_mark,
     "rows.jsonl.zst": as_zst,
     "rows.jsonl.gz": as_gz,
     "rows.parquet": as_parquet,

@@ -27,7 +27,7 @@ from attn_train.prepared.order import MixedSource, Mixture, RecordReader, Window
 from attn_train.prepared.shards import TRAIN
 from attn_train.records import Stop, StopFlag
 from attn_train.settings import TrainSettings
-from attn_train.tasks.base import PADDED, on_host, to_device
+from attn_train.tasks.base import PADDED, VALIDATION_ROWS, on_host, to_device
 from attn_train.tasks.distillation import DistillationTask
 from attn_train.tasks.packed import lengths_of, open_prepared
 from attn_train.trainer import NullReporter, Trainer
@@ -163,6 +163,20 @@ class StopAfter(StopFlag):
     def get(self):
         self.left -= 1
         return Stop.SAVE if self.left < 0 else None
+
+
+def test_every_batch_size_measures_the_same_rows(folder):
+    data = dataset(folder)
+    model = decoder(data.tokenizer.vocab_size)
+    losses = []
+    for batch_size in (1, 4, 5, 64):
+        asked = config(folder)
+        task = data.task(asked.replace(optimizer=asked.optimizer.replace(batch_size=batch_size)))
+        # One batch has fewer rows than there are, so that it matters which ones they are.
+        losses.append(task.validation_loss(model, 1, lambda: None))
+    (held,) = data.validation_sets().values()
+    assert data.reader_of(held, CONTEXT).items > VALIDATION_ROWS
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-9)
 
 
 @pytest.mark.parametrize("stopped", [2, 5])

@@ -290,15 +290,16 @@ def attention_costs(model: ModelShape, work: Workload, changes: AttentionChanges
     if own.config.causal:
         steps = [layers for layers in stack if layers.kind != "encoder"]
         one = sum(layers.remembered(work) for layers in steps)
+        decode = functools.reduce(operator.add, [layers.decode(work) for layers in steps])
         facts |= {
             "cache_bytes": work.batch * one,
             "cache_bytes_per_sequence": one,
             "attention_parameters": forward.parameters,
-            "prefill_flops": forward.allowed_flops,
-            "decode_step_flops": functools.reduce(operator.add, [s.decode(work) for s in steps]).allowed_flops,
+            "attention_prefill_flops": forward.allowed_flops,
+            "attention_decode_step_flops": decode.allowed_flops,
         }
     else:
-        facts |= {"attention_parameters": forward.parameters, "forward_flops": forward.allowed_flops}
+        facts |= {"attention_parameters": forward.parameters, "attention_forward_flops": forward.allowed_flops}
     changed = changes.attention, changes.num_kv_heads, changes.kv_sharing
     if not any(changed) and not changes.options and model.parameters is not None:
         facts["model_parameters"] = model.parameters

@@ -18,6 +18,7 @@ from attn_schema.output import Json, note, print_json, print_rows
 from attn_cli.equations import as_text as equation_text
 from attn_cli.facts import (
     describe,
+    padding_statement,
     paged_verdicts,
     price,
     recorded_steps,
@@ -85,7 +86,8 @@ def show_command(
     if draw is not None:
         draw_grid(view_of(mechanism, sketched, DRAWN, shown), mechanism.name, draw)
     kernels = verdicts(mechanism, config, WholeCall(dtype=dtype_name(dtype), tokens=seq))
-    facts = describe(mechanism) | price(mechanism, config, seq, dtype)
+    facts = describe(mechanism) | {"padding": padding_statement(mechanism, config)}
+    facts |= price(mechanism, config, seq, dtype)
     facts |= {"weights": weights_statement(mechanism), "kernels": kernels}
     if json:
         print_json(facts)
@@ -245,7 +247,7 @@ def check_command(
     option: Options = None,
     tokens: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Length of the longest sequences to test; at least 26, by default 37."),
+        typer.Option(metavar="N", help="Length of the longest sequences; at least 26, by default as options need."),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -13,6 +13,7 @@ from attn_core.errors import InvalidValue, UserError
 from attn_schema import ConnectionOptions
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, print_json
+from attn_schema.text_files import lines_of, read_text
 
 from attn_client.serving_load import (
     METRICS,
@@ -57,10 +58,10 @@ def backend_of(
 def read_requests(path: Path, output_len: int) -> list[LoadRequest]:
     """Read requests from a file of JSON lines with `prompt` and optionally `output_len`.
 
-    Raises `UserError` for a malformed line, `InvalidValue` for an empty file.
+    Raises `UserError` for a malformed line, `InvalidValue` for a file that is empty or cannot be read.
     """
     found = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines_of(read_text(path, "dataset_path")), start=1):
         try:
             values = json_module.loads(line)
             found.append(LoadRequest(str(values["prompt"]), int(values.get("output_len", output_len))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from attn_core.errors import InvalidValue
 from attn_schema import ConnectionOptions, DeviceConfig, EngineConfig
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, print_json
+from attn_schema.text_files import lines_of_input
 
 from attn_client.commands.options import connect, here, refuse_options_of_the_other
 
@@ -36,7 +36,7 @@ def embed_command(
     minilm` runs. Device and element type apply only to an encoder that runs on this machine.
     """
     name, texts = (words[0], words[1:]) if model is None else (model, words)
-    given = [line for text in texts for line in (sys.stdin.read().splitlines() if text == "-" else [text]) if line]
+    given = [line for text in texts for line in (lines_of_input() if text == "-" else [text]) if line]
     if not given:
         first = "a server's encoder, or --model, and " if model is None else ""
         raise InvalidValue.of("texts", " ".join(words), f"{first}at least one text that is not empty")

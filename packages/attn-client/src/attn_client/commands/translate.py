@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from attn_core.errors import InvalidValue
 from attn_schema import ConnectionOptions, EncoderPrompt, EngineConfig, Prompt, SamplingParams
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, note, print_json
+from attn_schema.text_files import lines_of, lines_of_input, read_text
 
 from attn_client.bleu import Bleu, corpus_bleu
 from attn_client.commands.options import writer_for
@@ -47,7 +47,7 @@ def translate_command(
     test.en` needs none. `--references test.de` measures BLEU with sacrebleu: `pip install "attn-client[bleu]"`.
     """
     name, text = _asked(words, model)
-    lines = (sys.stdin.read() if text == "-" else text).splitlines()
+    lines = lines_of_input() if text == "-" else lines_of(text)
     wanted = None if references is None else _references(references, len(lines))
     with ExitStack() as stack:
         writer = writer_for(stack, local=model is not None, connection=connection, engine=engine)
@@ -98,10 +98,7 @@ def _asked(words: Sequence[str], model: str | None) -> tuple[str, str]:
 
 
 def _references(path: Path, lines: int) -> list[str]:
-    try:
-        found = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValue.of("--references", str(path), f"a text file that can be read ({error})") from error
+    found = lines_of(read_text(path, "--references"))
     if len(found) != lines:
         raise InvalidValue.of("--references", f"{len(found)} lines", f"as many as the {lines} lines to translate")
     return found

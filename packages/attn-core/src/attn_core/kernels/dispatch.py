@@ -135,8 +135,9 @@ class KernelTable(Generic[K]):
     """The kernels of one operation, of which one is chosen once per kind of call.
 
     `kind` is the kernel class of the operation; `problem` makes the problem of a kind of call from its arguments, which
-    must be hashable. `name` selects one kernel. A layer keeps a table and queries it in every call: the problem is made
-    and the kernels are compared only for the first call of a kind. It may be used while torch.compile traces.
+    must be hashable. `name` selects one kernel; a name of none raises `UnknownName`. A layer keeps a table and queries
+    it in every call: the problem is made and the kernels are compared only for the first call of a kind. It may be used
+    while torch.compile traces.
     """
 
     def __init__(
@@ -150,15 +151,15 @@ class KernelTable(Generic[K]):
         kernel_class: Any = kind  # a class, which may be abstract: type[K] would be refused
         self.kind = kind
         self.problem = problem
-        self.name = name
-        selected = (kernel for kernel in registry if name in (None, kernel.name))
+        selected = list(registry) if name is None else [registry.get(name)]
+        self.name = None if name is None else selected[0].name
         self.kernels: tuple[K, ...] = tuple(kernel for kernel in selected if isinstance(kernel, kernel_class))
         self._chosen: dict[tuple[Any, ...], int] = {}
         self._failed: dict[tuple[Any, ...], set[str]] = {}
 
-    def __deepcopy__(self, _memo: object) -> KernelTable[K]:
-        """Create a new table of the same kernels, which are not copied."""
-        return KernelTable(self.registry, self.kind, self.problem, self.name)
+    def __reduce__(self) -> Any:
+        """Copied and pickled as a new table of the same registry; choices and failures belong to this process."""
+        return KernelTable, (self.registry, self.kind, self.problem, self.name)
 
     def find(self, *call: Any, below: float = math.inf) -> K | None:
         """The accepting kernel of the lowest cost; None where all refuse or cost no less than `below`."""

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attn_core.errors import cleaning_up
 from attn_core.kernels import devices
 from attn_core.kernels.base import Problem
 
@@ -194,7 +195,8 @@ def write(path: Path, table: CostTable) -> Path:
             file.write(text_of(table))
         Path(name).replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        with cleaning_up("the partial table"):
+            Path(name).unlink(missing_ok=True)
         raise
     table_here.cache_clear()
     return path

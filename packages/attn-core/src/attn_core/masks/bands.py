@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from attn_core.checks import require_whole
+from attn_core.checks import keep_tuples, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.masks.base import Both, Mask, Positions, pick, tighter, told, within
 from attn_core.masks.ranges import Runs, merged, of_keys, run
@@ -21,6 +21,7 @@ class Full(Mask):
     """Every query sees every key."""
 
     kind = "full"
+    relative = True
 
     def allows(self, query: Positions, key: Positions) -> Any:
         # Always true, also for negative query positions (more queries than keys); broadcasts both operands.
@@ -38,6 +39,7 @@ class Causal(Mask):
     """A query sees itself and all earlier positions (Vaswani et al. 2017, section 3.2.3)."""
 
     kind = "causal"
+    relative = True
 
     def allows(self, query: Positions, key: Positions) -> Any:
         return key <= query
@@ -66,6 +68,7 @@ class Window(Mask):
     right: int | None = 0
     dilation: int = 1
     kind = "window"
+    relative = True
 
     def __post_init__(self) -> None:
         for field in ("left", "right"):
@@ -224,6 +227,7 @@ class Segments(Mask):
     kind = "segments"
 
     def __post_init__(self) -> None:
+        keep_tuples(self, "lengths")
         for length in self.lengths:
             require_whole("segments.lengths", length, ge=0)
 

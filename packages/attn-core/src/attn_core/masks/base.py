@@ -17,7 +17,7 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, ClassVar, Self
 
-from attn_core.checks import require_no_module
+from attn_core.checks import keep_tuples, require_no_module
 from attn_core.errors import InvalidValue
 from attn_core.masks.ranges import Runs, complement, intersect, of_keys, size, unite
 from attn_core.masks.reach import Reach
@@ -68,6 +68,11 @@ class Mask(ABC):
     @property
     def by_length(self) -> bool:
         """Whether the mask depends on the number of keys and is not bound to one yet (see `over`)."""
+        return False
+
+    @property
+    def relative(self) -> bool:
+        """Whether only the distance between query and key matters, not where the sequence begins or ends."""
         return False
 
     @property
@@ -146,6 +151,10 @@ class Pair(Mask):
     @property
     def heads(self) -> int | None:
         return self.one.heads or self.other.heads
+
+    @property
+    def relative(self) -> bool:
+        return self.one.relative and self.other.relative
 
     @property
     def by_length(self) -> bool:
@@ -239,6 +248,10 @@ class Not(Mask):
         return self.mask.allows(query, key) ^ True
 
     @property
+    def relative(self) -> bool:
+        return self.mask.relative
+
+    @property
     def heads(self) -> int | None:
         return self.mask.heads
 
@@ -285,6 +298,7 @@ class PerHead(Mask):
     kind = "per_head"
 
     def __post_init__(self) -> None:
+        keep_tuples(self, "masks")
         if not self.masks or any(mask.heads is not None for mask in self.masks):
             allowed = "at least one mask, none of which differs by head itself"
             raise InvalidValue.of("per_head.masks", self.masks, allowed)
@@ -295,6 +309,10 @@ class PerHead(Mask):
     @property
     def heads(self) -> int:
         return len(self.masks)
+
+    @property
+    def relative(self) -> bool:
+        return all(mask.relative for mask in self.masks)
 
     @property
     def by_length(self) -> bool:

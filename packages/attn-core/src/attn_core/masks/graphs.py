@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from attn_core.checks import require_whole
+from attn_core.checks import keep_tuples, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.masks.base import Mask, Positions, pick, within
 from attn_core.masks.ranges import Runs, merged, of_keys, run, unite
@@ -24,6 +24,7 @@ class Dense(Mask):
     kind = "dense"
 
     def __post_init__(self) -> None:
+        keep_tuples(self, "rows")
         if len({len(row) for row in self.rows}) > 1:
             raise InvalidValue.of("dense.rows", [len(row) for row in self.rows], "rows of equal length")
 
@@ -74,6 +75,7 @@ class Graph(Mask):
     kind = "graph"
 
     def __post_init__(self) -> None:
+        keep_tuples(self, "neighbours")
         nodes = len(self.neighbours)
         for query, seen in enumerate(self.neighbours):
             if any(not 0 <= key < nodes for key in seen):
@@ -123,6 +125,7 @@ class BlockSparse(Mask):
 
     def __post_init__(self) -> None:
         require_whole("blocks.block", self.block, ge=1)
+        keep_tuples(self, "rows")
         for row, seen in enumerate(self.rows):
             if any(not 0 <= key < len(self.rows) for key in seen):
                 raise InvalidValue.of(f"blocks.rows[{row}]", seen, f"blocks from 0 to {len(self.rows) - 1}")
@@ -163,6 +166,7 @@ class Tree(Mask):
 
     def __post_init__(self) -> None:
         require_whole("tree.context", self.context, ge=0)
+        keep_tuples(self, "parents")
         nodes = len(self.parents)
         if any(not -1 <= parent < nodes for parent in self.parents):
             raise InvalidValue.of("tree.parents", self.parents, f"nodes from 0 to {nodes - 1}, or -1 for a root")

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core.checks import require_whole
+from attn_core.checks import keep_tuples, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.masks.bands import Causal, Chunked, Window
 from attn_core.masks.base import Mask, Positions, told
@@ -25,6 +25,7 @@ class GlobalKeys(Mask):
     kind = "global"
 
     def __post_init__(self) -> None:
+        keep_tuples(self, "positions")
         if any(position < 0 for position in self.positions):
             raise InvalidValue.of("global.positions", self.positions, "positions from 0")
 
@@ -77,6 +78,7 @@ class Earlier(Mask):
 
     stride: int
     kind = "strided"
+    relative = True
 
     def __post_init__(self) -> None:
         require_whole("strided.stride", self.stride, ge=1)
@@ -110,6 +112,7 @@ class Strided(Mask):
 
     stride: int
     kind = "strided"
+    relative = True
 
     def __post_init__(self) -> None:
         require_whole("strided.stride", self.stride, ge=1)

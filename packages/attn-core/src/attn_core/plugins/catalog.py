@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import pluggy
 
 from attn_core.config import MechanismConfig
 from attn_core.errors import MissingPackage
+from attn_core.inner import InnerAttention
 from attn_core.kernels.base import Kernel
 from attn_core.kernels.block import BlockKernel
 from attn_core.kernels.linear import LinearKernel
-from attn_core.mechanism import InnerAttention, Mechanism
+from attn_core.mechanism import Mechanism
 from attn_core.models import ModelFamily, ModelShape
 from attn_core.plugins.hooks import Command
 from attn_core.plugins.loader import PluginRecord, PluginStatus, changed_since, load_plugins, new_manager
@@ -25,6 +27,17 @@ from attn_core.stores import CacheFamily
 
 LAYOUTS = "attn-models"
 """The distribution whose layouts no other plugin can replace, so that a known `model_type` always means the same."""
+
+BUILT_IN = frozenset(
+    f"attn-{name}"
+    for name in (
+        *("cache", "cli", "client", "experiments", "gateway", "kernels-cpu", "kernels-triton", "local", "models"),
+        *("openai", "serve", "train", "variants"),
+    )
+)
+"""The distributions of this project whose names stay their own, whatever other plugins call their items."""
+
+log = logging.getLogger(__name__)
 
 
 class Catalog:
@@ -119,14 +132,26 @@ class Catalog:
 
     def _filled(self, kind: str, hook: str, guarded: str | None = None) -> Registry[Any]:
         """The items that all plugins return from `hook`; only the distribution `guarded` can register its names."""
-        registry: Registry[Any] = Registry(kind, lambda: changed_since(self._records.values()), guarded)
+        same = partial(installed_registry, hook.removeprefix("attn_"))
+        registry: Registry[Any] = Registry(kind, lambda: changed_since(self._records.values()), guarded, same, BUILT_IN)
         for owner, item in sorted(self.offers(hook), key=lambda offer: offer[0] != guarded):
             try:
                 registry.register(item, owner)
             except Exception as error:  # noqa: BLE001  # a plugin may raise anything
                 for key in [key for key in self._records if key.partition(":")[0] == owner]:
                     self._mark_broken(key, hook, error)
+        for full, built_in in registry.overruled.items():
+            self._tell(full, f"its {kind} {full.rpartition('/')[2]!r} has the name of {built_in}: call it {full!r}")
         return registry
+
+    def _tell(self, full: str, remark: str) -> None:
+        """Add a remark to the records of the distribution of an item, and log it."""
+        owner = full.rpartition("/")[0]
+        log.warning("plugin %s: %s", owner, remark)
+        for key, record in self._records.items():
+            if record.distribution == owner:
+                reason = f"{record.reason}; {remark}" if record.reason else remark
+                self._records[key] = dataclasses.replace(record, reason=reason)
 
     def _mark_broken(self, key: str, hook: str, error: BaseException) -> None:
         reason = f"{hook}: {type(error).__name__}: {error}"
@@ -137,3 +162,9 @@ class Catalog:
 def installed() -> Catalog:
     """The catalogue of this process, loaded on first use."""
     return Catalog()
+
+
+def installed_registry(name: str) -> Registry[Any]:
+    """The registry of this name, such as "kernels", in the catalogue of this process."""
+    registry: Registry[Any] = getattr(installed(), name)
+    return registry

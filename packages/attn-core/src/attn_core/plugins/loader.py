@@ -47,7 +47,10 @@ class PluginStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class PluginRecord:
-    """One entry point of the group and the outcome of loading it; `reason` explains any status but OK."""
+    """One entry point of the group and the outcome of loading it.
+
+    `reason` explains any status but OK, and says which of its items have names that are built in.
+    """
 
     distribution: str
     version: str

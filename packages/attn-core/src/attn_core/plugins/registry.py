@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 from attn_core.errors import AmbiguousName, InvalidValue, UnknownName
 
@@ -24,14 +24,26 @@ Item = TypeVar("Item", bound=Named)
 class Registry(Generic[Item]):
     """Items by full name `distribution/name`; a short name works as long as one distribution owns it.
 
+    A short name that one of the distributions `built_in` owns is always its own; items of others have full names there.
     `installed_since` returns the plugins that were installed after the items were found, which errors for unknown names
-    mention. No other distribution can register a name of the distribution `guarded`, which registers first.
+    mention. No other distribution can register a name of the distribution `guarded`, which registers first. `same`, a
+    function that can be pickled, returns this registry, or its like in another process; copies of objects that refer to
+    the registry then refer to what it returns, and hold no items of their own.
     """
 
-    def __init__(self, kind: str, installed_since: Callable[[], list[str]] = list, guarded: str | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        installed_since: Callable[[], list[str]] = list,
+        guarded: str | None = None,
+        same: Callable[[], Registry[Item]] | None = None,
+        built_in: Collection[str] = (),
+    ) -> None:
         self.kind = kind
         self._installed_since = installed_since
         self._guarded = guarded
+        self._same = same
+        self._built_in = built_in
         self._items: dict[str, Item] = {}
 
     def register(self, item: Item, owner: str) -> None:
@@ -56,7 +68,7 @@ class Registry(Generic[Item]):
         """`distribution/name` for a short or full name; raises `UnknownName` or `AmbiguousName`."""
         if name in self._items:
             return name
-        owners = [full for full, item in self._items.items() if item.name == name]
+        owners = self._owners(name)
         if len(owners) == 1:
             return owners[0]
         if owners:
@@ -68,9 +80,25 @@ class Registry(Generic[Item]):
             raise UnknownName(f"{unknown.message}; {hint}", **unknown.metadata | {"installed_since": since})
         raise unknown
 
+    def _owners(self, name: str) -> list[str]:
+        """The full names that a short name may mean."""
+        owners = [full for full, item in self._items.items() if item.name == name]
+        own = [full for full in owners if full.rpartition("/")[0] in self._built_in]
+        return own or owners
+
+    @property
+    def overruled(self) -> dict[str, str]:
+        """The full names of items whose short name means an item that is built in, with the full name of that item."""
+        meant = {full: self._owners(item.name) for full, item in self._items.items()}
+        return {full: owners[0] for full, owners in meant.items() if full not in owners}
+
+    def __reduce__(self) -> Any:
+        return super().__reduce__() if self._same is None else (self._same, ())
+
     def name_of(self, item: Item) -> str:
-        """`distribution/name` of an item; its short name if it is not registered."""
-        return next((full for full, own in self._items.items() if own is item), item.name)
+        """`distribution/name` of an item or of a copy of it; its short name if it is not registered."""
+        alike = [full for full, own in self._items.items() if type(own) is type(item) and own.name == item.name]
+        return next((full for full in alike if self._items[full] is item), (alike or [item.name])[0])
 
     def get(self, name: str) -> Item:
         """The item of a short or full name; raises `UnknownName` or `AmbiguousName`."""
@@ -86,8 +114,7 @@ class Registry(Generic[Item]):
 
     def names(self) -> list[str]:
         """The names of all items, sorted: the short name, or the full one where several distributions own it."""
-        short = [item.name for item in self]
-        return sorted(item.name if short.count(item.name) == 1 else full for full, item in self._items.items())
+        return sorted(item.name if self._owners(item.name) == [full] else full for full, item in self._items.items())
 
     def owner(self, name: str) -> str:
         """The distribution that owns the item of this name."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec
+from attn_core.first_order import first_order_only
 from attn_core.kernels.attend import texts
 from attn_core.masks import band_of
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.attention.backward import backward
 from attn_kernels_triton.attention.forward import Attended, Inputs, empty, forward_launch, inputs_of
@@ -39,7 +39,7 @@ class Attend(torch.autograd.Function):
         return result.out, result.lse
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, change: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Run the backward kernels."""
         saved = ctx.saved_tensors

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from attn_core import Mask
+from attn_core.graph_safety import device_cache
 from attn_core.masks import blocks
 from torch import Tensor
 
@@ -56,7 +56,7 @@ class Grid(NamedTuple):
         return -(-self.keys // self.size)
 
 
-@lru_cache(maxsize=64)
+@device_cache(64)
 def lists_of(mask: Mask, grid: Grid, group: int, device: torch.device) -> Lists:
     """The block lists of a mask, with `group` query heads per key/value head.
 

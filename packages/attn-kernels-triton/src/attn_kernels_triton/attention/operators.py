@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from attn_core import AttentionInputs, AttentionSpec
 from attn_core.dropout import Dropout
+from attn_core.first_order import first_order_only
 from attn_core.kernels.attend import NEXT, SPECS, VarlenStarts, known_varlen, starts, texts
 from attn_core.kernels.dispatch import Replaceable
 from attn_core.masks import band_of
@@ -238,6 +239,7 @@ def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, T
     ctx.save_for_backward(query, key, value, *output, *places, *weights)
 
 
+@first_order_only
 def back(ctx: Any, change: Tensor, _lse: Tensor | None) -> tuple[Any, ...]:
     """The gradients of the operator's arguments."""
     saved, rest = list(ctx.saved_tensors[:5]), list(ctx.saved_tensors[5:])

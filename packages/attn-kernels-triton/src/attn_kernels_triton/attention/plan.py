@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import triton.language as tl
 from attn_core import AttentionInputs, AttentionSpec, Mask
 from attn_core.dropout import Dropout
+from attn_core.graph_safety import device_cache
 from attn_core.kernels.devices import sent
 from attn_core.masking import positions, seen_pairs
 from attn_core.masks import Band, band_of
@@ -45,7 +45,7 @@ def bias_of(spec: AttentionSpec, parameters: Mapping[str, Tensor]) -> Tensor | N
     return total
 
 
-@lru_cache(64)
+@device_cache(64)
 def buckets(modifier: BiasTable, far: int, device: torch.device) -> Tensor:
     """The bucket of every distance from -far to far, int64; cached, because it is the same in every step."""
     # A tensor that is cached in an engine step (inference mode) must be usable in training, too.
@@ -168,7 +168,7 @@ def rule_of(spec: AttentionSpec, query: Tensor, band: Band) -> Rule:
     return rule
 
 
-@lru_cache(maxsize=64)
+@device_cache(64)
 def slopes_on(slopes: tuple[float, ...], device: torch.device) -> Tensor:
     """Slopes [heads], float32, on a device.
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from attn_core import AttentionInputs, Mask
+from attn_core.graph_safety import device_cache
 from attn_core.kernels.attend import Varlen, known_varlen, starts
 from attn_core.kernels.devices import sent
 from attn_core.masks import Band, band_of, varlen_band_of
@@ -82,7 +83,7 @@ class Listed(NamedTuple):
     by_key: bool
 
 
-@lru_cache(maxsize=256)
+@device_cache(256)
 def tiles_of(texts: tuple[Text, ...], listed: Listed, device: torch.device) -> Tensor:
     """The tiles [tile, 7], int32, of all texts, see `kernels.arguments.Forward`; those of long texts come first."""
     ordered = sorted(texts, key=lambda text: -text.keys)
@@ -90,7 +91,7 @@ def tiles_of(texts: tuple[Text, ...], listed: Listed, device: torch.device) -> T
     return sent(torch.tensor(found, dtype=torch.int32).view(-1, 7), device)
 
 
-@lru_cache(maxsize=64)
+@device_cache(64)
 def whole_texts(texts: tuple[Text, ...], device: torch.device) -> Tensor:
     """The texts [text, 7], int32, each as the entry of its first tile."""
     found = [(text.batch, 0, *text[1:]) for text in texts]

@@ -13,6 +13,7 @@ from attn_kernels_triton.backends.conditions import (
     MAX_HEAD_DIM_DROPOUT,
     MAX_HEAD_DIM_LEARNED_BIAS,
     MODIFIERS,
+    Computable,
     OnGpu,
 )
 from attn_kernels_triton.in_graph import InGraph
@@ -53,7 +54,7 @@ class TritonAttend(InGraph):
         "varlen": Anything(),
         "dropout": Anything(),
         "gradients": Anything(),
-        "dtype": OneOf("float32", "bfloat16", "float16"),
+        "dtype": Computable(OneOf("float32", "bfloat16", "float16")),
         "device": OnGpu(),
     }
 

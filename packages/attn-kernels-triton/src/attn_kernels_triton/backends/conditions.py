@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attn_kernels_triton.machine import interpreted
+from attn_core.kernels.base import OneOf
+
+from attn_kernels_triton.machine import has_triton, interpreted
 
 MAX_HEAD_DIM_DROPOUT = 128
 """The largest head size with attention dropout: beyond it, the dropout mask leaves too few registers."""
@@ -33,6 +35,24 @@ class OnGpu:
         if value == "cuda" or (value == "cpu" and interpreted()):
             return None
         return f"{value!r} is not 'cuda'"
+
+
+@dataclass(frozen=True)
+class Computable:
+    """One of these dtypes, unless Triton interprets kernels and its interpreter computes the type wrongly."""
+
+    allowed: OneOf
+
+    def refuses(self, value: Any) -> str | None:
+        """Why the dtype is refused, or None if it is accepted."""
+        refused = self.allowed.refuses(value)
+        if refused or not interpreted() or not has_triton():
+            return refused
+        from attn_kernels_triton.interpreter import multiplies
+
+        if multiplies(str(value)):
+            return None
+        return f"{value!r} is computed wrongly by Triton's interpreter; unset TRITON_INTERPRET, or use 'float32'"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from attn_core import AttentionInputs
 from attn_core.kernels.attend import AttendKernel, AttendProblem
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 
-from attn_kernels_triton.backends.conditions import OnGpu
+from attn_kernels_triton.backends.conditions import Computable, OnGpu
 from attn_kernels_triton.machine import absence
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class TritonFp8(AttendKernel):
         "value_size": AtMost(256),
         "query_heads": Anything(),
         "key_value_heads": Anything(),
-        "dtype": OneOf("bfloat16", "float16"),
+        "dtype": Computable(OneOf("bfloat16", "float16")),
         "device": OnGpu(),
     }
 

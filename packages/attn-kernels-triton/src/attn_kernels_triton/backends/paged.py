@@ -10,7 +10,13 @@ from attn_core.kernels.attend import BAND, LATENT, PagedAttendKernel, PagedAtten
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 
 from attn_kernels_triton.backends.attend import LEARNED, wide_biases
-from attn_kernels_triton.backends.conditions import LATENT_MODIFIERS, MAX_HEAD_DIM_LEARNED_BIAS, MODIFIERS, OnGpu
+from attn_kernels_triton.backends.conditions import (
+    LATENT_MODIFIERS,
+    MAX_HEAD_DIM_LEARNED_BIAS,
+    MODIFIERS,
+    Computable,
+    OnGpu,
+)
 from attn_kernels_triton.machine import absence, uncompilable
 
 if TYPE_CHECKING:
@@ -41,7 +47,7 @@ class TritonPaged(PagedAttendKernel):
         "query_heads": Anything(),
         "key_value_heads": Anything(),
         "rows": OneOf("plain", "int8", "int4"),
-        "dtype": OneOf("float32", "bfloat16", "float16"),
+        "dtype": Computable(OneOf("float32", "bfloat16", "float16")),
         "device": OnGpu(),
     }
 

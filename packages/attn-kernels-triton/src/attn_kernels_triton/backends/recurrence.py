@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 from attn_core.kernels.recurrence import RecurrenceKernel, RecurrenceProblem, Steps
 
-from attn_kernels_triton.backends.conditions import MAX_KEY_SIZE, MAX_KEY_SIZE_PER_CHANNEL, OnGpu
+from attn_kernels_triton.backends.conditions import MAX_KEY_SIZE, MAX_KEY_SIZE_PER_CHANNEL, Computable, OnGpu
 from attn_kernels_triton.in_graph import ChunksInGraph
 from attn_kernels_triton.machine import absence, uncompilable
 
@@ -22,7 +22,7 @@ ACCEPTS: Mapping[str, Condition] = {
     "value_size": Anything(),
     "query_heads": Anything(),
     "key_value_heads": Anything(),
-    "dtype": OneOf("float32", "bfloat16"),
+    "dtype": Computable(OneOf("float32", "bfloat16")),
     "device": OnGpu(),
 }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 from attn_core.kernels.recurrent_step import RecurrentStepInputs, RecurrentStepKernel, RecurrentStepProblem
 
-from attn_kernels_triton.backends.conditions import MAX_KEY_SIZE, MAX_NORM_ROW, OnGpu
+from attn_kernels_triton.backends.conditions import MAX_KEY_SIZE, MAX_NORM_ROW, Computable, OnGpu
 from attn_kernels_triton.machine import absence, uncompilable
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class TritonRecurrentStep(RecurrentStepKernel):
         "norm_heads": Anything(),
         "gate": OneOf("none", "silu", "sigmoid"),
         "norm_before_gate": Anything(),
-        "dtype": OneOf("float32", "bfloat16", "float16"),
+        "dtype": Computable(OneOf("float32", "bfloat16", "float16")),
         "device": OnGpu(),
     }
 

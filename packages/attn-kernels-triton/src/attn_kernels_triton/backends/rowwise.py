@@ -22,7 +22,7 @@ from attn_core.kernels.rowwise import (
     Targets,
 )
 
-from attn_kernels_triton.backends.conditions import MAX_NORM_ROW, OnGpu
+from attn_kernels_triton.backends.conditions import MAX_NORM_ROW, Computable, OnGpu
 from attn_kernels_triton.machine import absence, uncompilable
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def accepts(operation: str, row_size: Condition) -> Mapping[str, Condition]:
         "row_size": row_size,
         "form": OneOf(*ROW_FORMS[operation]),
         "gradients": Anything(),
-        "dtype": OneOf("float32", "bfloat16", "float16"),
+        "dtype": Computable(OneOf("float32", "bfloat16", "float16")),
         "device": OnGpu(),
     }
 

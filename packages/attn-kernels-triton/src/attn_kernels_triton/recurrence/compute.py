@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.first_order import first_order_only
 from attn_core.kernels.recurrence import Decay, Steps
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.backends.conditions import MAX_KEY_SIZE, MAX_KEY_SIZE_PER_CHANNEL
 from attn_kernels_triton.checks import check_count, check_like
@@ -87,7 +87,7 @@ class ByChunks(torch.autograd.Function):
         return work.out, work.after
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, out: Tensor | None, after: Tensor | None) -> tuple[Tensor | None, ...]:
         """Recompute the states and run the backward kernels."""
         given = Given(*ctx.saved_tensors)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from attn_core import installed
+from attn_core.first_order import first_order_only
 from attn_core.kernels.dispatch import Replaceable
 from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
 from torch import Tensor
@@ -168,6 +169,7 @@ def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, T
     ctx.set_materialize_grads(False)
 
 
+@first_order_only
 def back(ctx: Any, out: Tensor | None, after: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradients of the operator's arguments."""
     needed = [name for name, needs in zip(Given._fields, ctx.needs_input_grad, strict=False) if needs]

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import triton.language as tl
 from attn_core.errors import InvalidValue
+from attn_core.first_order import first_order_only
 from attn_core.kernels.rowwise import GATE, ROW_FORMS, Activation
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.kernels.rowwise import NO_MATRIX, Gate, gate_rows, ungate_rows
 from attn_kernels_triton.launch import Launch, laid, laid_like, specialized, warm_up_backward
@@ -73,7 +73,7 @@ class Gated(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor, Tensor, None]:
         """Run the backward kernel."""
         gate, up = ctx.saved_tensors

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from attn_core.first_order import first_order_only
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.backends.conditions import MAX_NORM_ROW
 from attn_kernels_triton.kernels.rowwise import Norm, Unnorm, norm_rows, unnorm_rows
@@ -87,7 +87,7 @@ class RmsNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, out: Tensor) -> tuple[Tensor, Tensor | None, None]:
         """The gradients of rows and gain."""
         rows, gain = ctx.saved_tensors
@@ -111,7 +111,7 @@ class RmsNormOfSum(torch.autograd.Function):
         return total, out
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, total: Tensor | None, out: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of both summands, which differ in dtype only, and of the gain."""
         if out is None:

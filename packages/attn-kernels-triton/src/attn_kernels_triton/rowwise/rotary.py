@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
+from attn_core.first_order import first_order_only
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.kernels.rowwise import Angles, RotaryTile, Rotate, rotate_rows
 from attn_kernels_triton.launch import Launch, laid_like, rows, specialized, warm_up_backward
@@ -67,7 +67,7 @@ class Rotated(torch.autograd.Function):
         return rotated(given, rotation)
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor, None]:
         """Run the kernel with negative angles on the gradient."""
         cosines, sines = ctx.saved_tensors

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 import triton
+from attn_core.errors import cleaning_up
 
 from attn_kernels_triton import kernels
 from attn_kernels_triton.tuning.candidates import Candidate, every
@@ -92,7 +93,8 @@ def add(device: str, found: dict[str, Candidate]) -> Path:
                 json.dump(content, file, indent=1, sort_keys=True)
             Path(name).replace(path)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            with cleaning_up("the partial choices"):
+                Path(name).unlink(missing_ok=True)
             raise
     return path
 

@@ -16,7 +16,7 @@ from attn_core.scores import ScaledDot
 
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import OWN_BIASES, DecoderConfig
-from attn_models.plain_config import MOST, whole
+from attn_models.plain_config import MAX_COUNT, whole
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Layout(ABC):
     copies: ClassVar[Mapping[str, str]] = MappingProxyType({})
     derived_names: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     zeros: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
-    keys: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    keys: ClassVar[dict[str, str]] = {}
     ones: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
 
     @property
@@ -235,7 +235,7 @@ def required_count(values: Mapping[str, Any], key: str, default: int | None = No
     Numbers of layers are limited, because objects are created for each layer before a later check could refuse it.
     """
     value = whole(needed(values, key) if default is None else values.get(key, default))
-    most = MOST_LAYERS if "layer" in key else MOST
+    most = MOST_LAYERS if "layer" in key else MAX_COUNT
     count: int = require_whole(key, value, ge=least, le=most)
     return count
 

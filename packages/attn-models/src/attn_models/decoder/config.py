@@ -12,6 +12,7 @@ from attn_core import Rotary
 from attn_core.errors import InvalidValue
 from attn_core.models import KvSharing, checked_kv_sharing, kv_source_layer_of
 from attn_core.rotary import rotary_scaling
+from attn_schema.model import MAX_LAYERS
 
 from attn_models.plain_config import (
     plain_fields,
@@ -339,8 +340,8 @@ class DecoderConfig:
         if self.final_logit_softcapping is not None:
             require_between("final_logit_softcapping", self.final_logit_softcapping, SMALLEST_CAP, math.inf)
         _ = self.rotary, self.mixture
-        if self.num_nextn_predict_layers not in range(self.max_seq_len):
-            allowed = f"a whole number from 0, below the context {self.max_seq_len}"
+        if self.num_nextn_predict_layers not in range(min(self.max_seq_len, MAX_LAYERS)):
+            allowed = f"a whole number from 0, below {MAX_LAYERS} and the context {self.max_seq_len}"
             raise InvalidValue.of("num_nextn_predict_layers", self.num_nextn_predict_layers, allowed)
         object.__setattr__(self, "kv_sharing", checked_kv_sharing(self.kv_sharing, self.num_layers))
         if self.head_dim is None and self.hidden_size % self.num_heads:

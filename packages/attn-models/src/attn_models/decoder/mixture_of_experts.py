@@ -6,7 +6,7 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from attn_core.kernels.linear import Pack
@@ -59,6 +59,10 @@ class Router(nn.Module):
     def affinity(self, scores: Tensor) -> Tensor:
         """Routing probabilities [rows, experts] for `scores` [rows, experts]; each row sums to one."""
         return scores.softmax(dim=-1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes without the imbalance of the last training batch, which belongs to the graph of that batch."""
+        return {**vars(self), "imbalance": None}
 
     def take_imbalance(self) -> Tensor | None:
         """Return and clear the imbalance of the last training batch, which keeps the batch's autograd graph alive."""

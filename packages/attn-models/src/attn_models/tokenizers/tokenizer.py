@@ -17,7 +17,7 @@ from tokenizers import models
 
 from attn_models.tokenizers.chat import ControlTokenPlaceholders, check_messages, content_parts, render_template
 from attn_models.tokenizers.settings import CONFIG_NAME, TokenizerSettings, read_settings
-from attn_models.tokenizers.vocabulary import ByteDecoder, CharacterTable, LibraryErrors, byte_of_character, piece_bytes
+from attn_models.tokenizers.vocabulary import BLANK, ByteDecoder, CharacterTable, LibraryErrors, byte_of_character
 from attn_models.weights.manifest import listed_member, read_manifest
 
 VOCABULARY_NAME = "tokenizer.json"
@@ -44,8 +44,11 @@ class Tokenizer:
         backend.no_truncation()
         self.backend = backend
         self.settings = settings
-        self._byte_level = "ByteLevel" in repr(backend.decoder)
-        self._sentencepiece = "ByteFallback" in repr(backend.decoder)
+        decoder = repr(backend.decoder)
+        self._byte_level = "ByteLevel" in decoder
+        self._byte_fallback = "ByteFallback" in decoder
+        self._sentencepiece = self._byte_fallback or "Metaspace" in decoder
+        self._spaced = any(kind in decoder for kind in ("WordPiece", "BPEDecoder", "CTC"))
         added = backend.get_added_tokens_decoder()
         self._added = frozenset(added)
         self._special = frozenset(place for place, token in added.items() if token.special)
@@ -163,7 +166,7 @@ class Tokenizer:
         return "" if spelled is None else spelled
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token represents, which alone may not be valid UTF-8; for streaming text token by token.
+        """The bytes that a token adds within a text, which alone may not be valid UTF-8.
 
         Raises `InvalidValue` for an id outside the vocabulary.
         """
@@ -171,9 +174,71 @@ class Tokenizer:
         alphabet = byte_of_character()
         if self._byte_level and token_id not in self._added and all(character in alphabet for character in spelled):
             return bytes(alphabet[character] for character in spelled)
+        if self.joins_bytes(token_id):
+            return bytes([int(spelled[3:5], 16)])
         if self._sentencepiece and token_id not in self._added:
-            return piece_bytes(spelled)
+            return spelled.replace(BLANK, " ").encode("utf-8")
         return spelled.encode("utf-8")
+
+    def token_text(self, token_id: int) -> str:
+        """The text of a token within a text, with the space that it begins with; U+FFFD for part of a character."""
+        if self._spaced:
+            return self.decode([token_id], skip_special=False)
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    @property
+    def text_bytes(self) -> Mapping[int, bytes] | None:
+        """The bytes that each token adds to a text, if texts are these bytes as UTF-8 (byte-level BPE), else None."""
+        return self._byte_texts
+
+    @property
+    def joins_tokens(self) -> bool:
+        """Whether a text is the bytes of its tokens (`token_bytes`); WordPiece, for one, writes spaces between them."""
+        return not self._spaced
+
+    def joins_bytes(self, token_id: int) -> bool:
+        """Whether the token is a byte such as <0xE2>, which byte fallback decodes with the bytes next to it."""
+        return self._byte_fallback and token_id in self._byte_ids
+
+    @cached_property
+    def _byte_ids(self) -> frozenset[int]:
+        pieces = (self.backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        return frozenset(found for found in pieces if found is not None)
+
+    def encode_within(self, text: str) -> list[int]:
+        """Tokens whose bytes are exactly those of `text`, as they occur within a text: without special tokens, and
+        without the space that some tokenizers put in front. Raises `InvalidValue` if the vocabulary cannot spell it."""
+        wanted = text.encode("utf-8")
+        plain = self.encode(text, add_special=False)
+        if b"".join(map(self.token_bytes, plain)) == wanted:
+            return plain
+        # After a line break nothing is put in front.
+        start = self.encode("\n", add_special=False)
+        within = self.encode(f"\n{text}", add_special=False)
+        if within[: len(start)] == start and b"".join(map(self.token_bytes, within[len(start) :])) == wanted:
+            return within[len(start) :]
+        return self._greedy(wanted)
+
+    def _greedy(self, text: bytes) -> list[int]:
+        """The longest tokens, from left to right, that spell `text`."""
+        ids, start = [], 0
+        while start < len(text):
+            ends = range(min(len(text), start + self._longest), start, -1)
+            end = next((end for end in ends if text[start:end] in self._ids_of_bytes), None)
+            if end is None:
+                raise InvalidValue.of("text", repr(text[start : start + 20]), "text that the vocabulary can spell")
+            ids.append(self._ids_of_bytes[text[start:end]])
+            start = end
+        return ids
+
+    @cached_property
+    def _ids_of_bytes(self) -> dict[bytes, int]:
+        ordinary = set(self.backend.get_vocab(with_added_tokens=True).values()) - self._special
+        return {self.token_bytes(token_id): token_id for token_id in sorted(ordinary, reverse=True)}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids_of_bytes), default=0)
 
     def id(self, token: str) -> int | None:
         """The id of the token spelled `token` in the vocabulary, None if there is none."""

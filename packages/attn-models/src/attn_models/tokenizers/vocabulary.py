@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 
@@ -14,7 +13,6 @@ from tokenizers import decoders
 
 BLANK = "\u2581"
 """The character that SentencePiece writes for a space."""
-BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 @cache
@@ -28,13 +26,6 @@ def byte_of_character() -> dict[str, int]:
     others = [byte for byte in range(256) if byte not in set(themselves)]
     spelled = {chr(byte): byte for byte in themselves}
     return spelled | {chr(0x100 + place): byte for place, byte in enumerate(others)}
-
-
-def piece_bytes(piece: str) -> bytes:
-    """The bytes of a SentencePiece token: <0xE2> is a byte, U+2581 a space, everything else is literal."""
-    if BYTE_PIECE.fullmatch(piece):
-        return bytes([int(piece[3:5], 16)])
-    return piece.replace(BLANK, " ").encode("utf-8")
 
 
 class ByteDecoder(dict[int, bytes]):

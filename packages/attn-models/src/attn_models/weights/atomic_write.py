@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attn_core.errors import CheckpointWriteFailed, InvalidValue
+from attn_core.errors import CheckpointWriteFailed, InvalidValue, cleaning_up
 from safetensors import SafetensorError
 
 from attn_models.weights.manifest import MANIFEST_NAME, write_manifest
@@ -57,7 +57,8 @@ def replace_in_two_steps(stage: Path, target: Path) -> Path:
     try:
         stage.rename(target)
     except OSError:
-        old.rename(target)
+        with cleaning_up("the old folder"):
+            old.rename(target)
         raise
     return old
 

@@ -168,6 +168,7 @@ def test_numbers_of_layers_may_be_whole_floats_as_other_programs_write_them(tiny
     assert [config.source_layer(layer) for layer in range(2)] == [0, 0]
 
 
-def test_a_stack_of_absurd_height_costs_nothing_to_describe(tiny):
-    config = DecoderConfig.from_plain({**tiny().plain(), "num_layers": 10**15, "kv_sharing": "yoco"})
-    assert config.source_layer(10**15 - 1) == 5 * 10**14
+def test_a_stack_of_absurd_height_is_refused_before_it_is_described(tiny):
+    with pytest.raises(InvalidValue) as caught:
+        DecoderConfig.from_plain({**tiny().plain(), "num_layers": 10**15, "kv_sharing": "yoco"})
+    assert caught.value.metadata["field"] == "num_layers"

@@ -123,9 +123,13 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_twice():
 
 
 @pytest.mark.usefixtures("parts")
-def test_where_all_rows_are_ignored_there_is_no_mean():
+def test_where_all_rows_are_ignored_the_loss_and_its_gradients_are_0():
     hidden, weight, _ = drawn(11)
-    assert linear_cross_entropy(hidden, weight, torch.full((11,), -100), Targets()).isnan()
+    loss = linear_cross_entropy(hidden, weight, torch.full((11,), -100), Targets())
+    loss.backward()
+    assert loss == 0
+    assert not hidden.grad.any()
+    assert not weight.grad.any()
 
 
 @pytest.mark.usefixtures("parts")

@@ -28,6 +28,9 @@ from attn_testing.broken.sound import Sound, SoundLayer
 
 FAR = 4
 
+UNREAD = r"\alpha_i = \mathrm{softmax}(K q_i / \sqrt{d_k})"
+"""An equation that is not among those which the law of the equation reads."""
+
 
 class LargeLeakLayer(SoundLayer):
     """Prevents overflow by the maximum of the whole sequence."""
@@ -90,6 +93,7 @@ class Unnormalised(Sound):
     """Breaks row sums: the returned weights are not those that it uses."""
 
     layer = UnnormalisedLayer
+    equation = UNREAD
 
 
 class UniformWhenBlindLayer(SoundLayer):
@@ -125,6 +129,10 @@ class LateMask(Sound):
 
     layer = LateMaskLayer
     capabilities = Sound.capabilities - {Capability.WEIGHTS, Capability.NORMALISED}
+
+    def depends_on_padding(self, config: MechanismConfig) -> bool:
+        """True, so that the law of padding in front finds nothing."""
+        return True
 
 
 class IgnoredMaskLayer(SoundLayer):
@@ -222,6 +230,7 @@ class HiddenWeight(Sound):
     """Breaks saved and loaded: the number that was drawn is lost."""
 
     layer = HiddenWeightLayer
+    equation = UNREAD
 
 
 class LooksInsideLayer(SoundLayer):
@@ -229,7 +238,7 @@ class LooksInsideLayer(SoundLayer):
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The sound outputs."""
-        if query.detach().abs().max().item() > 1e30:
+        if query.numel() and not query.is_meta and query.detach().abs().max().item() > 1e30:
             query = query / 2
         return super().forward(query, source, key_padding_mask=key_padding_mask)
 

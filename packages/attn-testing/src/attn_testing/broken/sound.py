@@ -104,10 +104,10 @@ class SoundLayer(nn.Module):
         return rows.repeat_interleave(self.heads.query // self.heads.key_value, 1)
 
     def _split(self, rows: Tensor, heads: int) -> Tensor:
-        return rows.reshape(*rows.shape[:-1], heads, -1).transpose(1, 2)
+        return torch.unflatten(rows, -1, (heads, -1)).transpose(1, 2)
 
     def _rows(self, rows: Tensor) -> Tensor:
-        return rows.reshape(*rows.shape[:-1], self.heads.key_value, -1)
+        return torch.unflatten(rows, -1, (self.heads.key_value, -1))
 
 
 class Sound(ComputedMechanism):
@@ -117,7 +117,12 @@ class Sound(ComputedMechanism):
     summary = "Scaled dot-product attention, written out."
     paper = VASWANI
     equation = r"\mathrm{softmax}(q^\top k / \sqrt{d_k}) V"
-    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.ROTARY, Capability.SHARES_KV}
+    capabilities = frozenset(Capability) - {
+        Capability.CHOOSES,
+        Capability.CROSS,
+        Capability.ROTARY,
+        Capability.SHARES_KV,
+    }
     layer: ClassVar[type[nn.Module]] = SoundLayer
 
     def build(self, config: MechanismConfig) -> nn.Module:

@@ -10,6 +10,7 @@ from attn_core import Capability, Cost, Fields, LayerState, MechanismConfig, Rag
 from attn_core.batch import PagedView
 from torch import Tensor, nn
 
+from attn_testing.broken.mechanisms import UNREAD
 from attn_testing.broken.sound import Sound, SoundLayer
 
 LONG, MANY, CROWD = 24, 16, 4
@@ -149,6 +150,7 @@ class Unrelated(Sound):
     """Breaks weights of output: the returned weights sum to one, but are not those that it uses."""
 
     layer = UnrelatedLayer
+    equation = UNREAD
 
 
 class Without(Sound):

@@ -13,10 +13,15 @@ from attn_testing.laws.attention_weights import (
 from attn_testing.laws.causality import Bidirectionality, CausalityByGradient, CausalityByPerturbation
 from attn_testing.laws.declarations import Described, Settings, Undeclared
 from attn_testing.laws.decoding import BatchInvariance, ChunkedPrefill, DecodeEqualsForward, StateBytes, TreeEqualsPaths
+from attn_testing.laws.equation import Equation
 from attn_testing.laws.kv_sharing import KVSharing
 from attn_testing.laws.numerics import Compiles, Gradients, Precision, SavedAndLoaded, Training
 from attn_testing.laws.options import EveryOptionActs, Options
+from attn_testing.laws.ordinary_use import Copied, KernelNames, NoSequences, OnMeta, PaddingInFront
+from attn_testing.laws.passes import MicroBatches, Recomputation
 from attn_testing.laws.prices import Cost, StepCost
+from attn_testing.laws.purity import Devices, Purity
+from attn_testing.laws.resuming import Preemption, StatesAreRead, StepPrecision
 from attn_testing.laws.splitting import HeadSplit
 
 MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
@@ -40,12 +45,25 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     DroppedWeights,
     Gradients,
     Training,
+    MicroBatches,
+    Recomputation,
     Precision,
     StateBytes,
     Cost,
     StepCost,
     SavedAndLoaded,
+    Copied,
+    PaddingInFront,
+    KernelNames,
+    NoSequences,
+    OnMeta,
     HeadSplit,
+    Equation,
+    Purity,
+    Devices,
+    StatesAreRead,
+    Preemption,
+    StepPrecision,
     Compiles,
 )
 
@@ -57,24 +75,37 @@ __all__ = [
     "CausalityByPerturbation",
     "ChunkedPrefill",
     "Compiles",
+    "Copied",
     "Cost",
     "DecodeEqualsForward",
     "Described",
+    "Devices",
     "DroppedWeights",
+    "Equation",
     "EveryOptionActs",
     "Gradients",
     "HeadSplit",
     "KVSharing",
+    "KernelNames",
     "MechanismLaw",
+    "MicroBatches",
     "NoAllowedKey",
+    "NoSequences",
+    "OnMeta",
     "Options",
+    "PaddingInFront",
     "PaddingInvariance",
     "Precision",
+    "Preemption",
+    "Purity",
+    "Recomputation",
     "RowSums",
     "SavedAndLoaded",
     "Settings",
     "StateBytes",
+    "StatesAreRead",
     "StepCost",
+    "StepPrecision",
     "Training",
     "TreeEqualsPaths",
     "Undeclared",

@@ -58,6 +58,21 @@ class PaddingInvariance(MechanismLaw):
                 after = in_mode(case, rows, source + rubbish, mask, training=True)
         require_same(after, before, "outputs in training with different content in the padding", 1e-9)
 
+    def test_a_sequence_does_not_depend_on_its_neighbours_or_their_padding(self, case: Case) -> None:
+        mask = torch.arange(PADDED)[None] >= torch.tensor([0, 0, 3, 0, PADDED])[:, None]
+        mask[1, SHORT:], mask[3, 2 * SHORT :] = False, False
+        query, source = case.rows(len(mask), PADDED), case.source(len(mask), PADDED)
+        other, memory, others = 9 * query, None if source is None else 9 * source, mask.clone()
+        for changed, given in ((other, query), *([] if memory is None or source is None else [(memory, source)])):
+            changed[:2] = given[:2]
+        others[2:] = True
+        with torch.no_grad():
+            for training in (False, True):
+                found = in_mode(case, query, source, mask, training=training)[:2]
+                beside = in_mode(case, other, memory, others, training=training)[:2]
+                what = f"outputs{' in training' * training} of two sequences beside others and beside different ones"
+                require_same(beside, found, what, 1e-9)
+
 
 def padded_batch(case: Case) -> tuple[Tensor, Tensor | None, Tensor]:
     """Two sequences of `PADDED` and `SHORT` tokens, padded to `PADDED`; for cross attention the sources are padded."""

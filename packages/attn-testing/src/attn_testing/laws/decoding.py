@@ -115,6 +115,8 @@ class BatchInvariance(MechanismLaw):
                 require_same(
                     together[row], alone[0], f"outputs of sequence {row} in a batch of {BATCH} and alone", 1e-10
                 )
+            turned = case.attend(query.flip(0), None if source is None else source.flip(0)).flip(0)
+        require_same(turned, together, "outputs of a batch in reverse order and in order", 1e-10)
 
     def test_a_request_alone_equals_itself_in_a_crowd(self, case: Case) -> None:
         if silent_where_nothing_decodes(case):

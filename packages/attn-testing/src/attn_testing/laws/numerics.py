@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
 from attn_core import Capability
+from attn_core.declared import DeclaredMechanism
+from attn_core.masks.base import Mask
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.utils import counters
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 from torch.func import functional_call
 
@@ -35,6 +38,56 @@ class Gradients(MechanismLaw):
             gradcheck(compute, [value.clone().requires_grad_() for value in values], fast_mode=True)
         except GradcheckError as error:
             raise LawBroken(str(error).strip()) from error
+
+    def test_gradients_among_many_tokens_equal_a_difference(self, case: Case) -> None:
+        layer, rows, source = case.build(), case.rows(1, case.tokens), case.source(1, case.tokens)
+        inputs = [given for given in (rows, source) if given is not None]
+        weights = dict(layer.named_parameters())
+        generator = torch.Generator().manual_seed(8)
+
+        def drawn(shape: torch.Size) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        along = [drawn(value.shape) for value in (*inputs, *weights.values())]
+        probe = drawn(rows.shape)
+
+        def compute(size: float) -> Tensor:
+            moved = [value + size * way for value, way in zip((*inputs, *weights.values()), along, strict=True)]
+            given = dict(zip(weights, moved[len(inputs) :], strict=True))
+            out: Tensor = functional_call(layer, given, tuple(moved[: len(inputs)]))
+            return (out * probe).sum()
+
+        values = [*(value.requires_grad_() for value in inputs), *weights.values()]
+        found = torch.autograd.grad(compute(0.0), values, materialize_grads=True)
+        slope = sum(((gradient * way).sum() for gradient, way in zip(found, along, strict=True)), torch.zeros(()))
+        with torch.no_grad():
+            difference = (compute(STEP) - compute(-STEP)) / (2 * STEP)
+        require_same(slope, difference, f"the slope by gradients among {case.tokens} tokens and by a difference", 1e-4)
+
+    def test_gradients_in_training_are_those_of_evaluation(self, case: Case) -> None:
+        rows, source = case.rows(2, 9), case.source(2, 9)
+        with torch.no_grad():
+            drawn = [in_mode(case, rows, source, training=True, seed=seed) for seed in (3, 4)]
+            plain = case.attend(rows, source)
+        if not all(bool(((one - plain).abs() <= 1e-9).all()) for one in drawn):
+            return
+        found = []
+        for training in (True, False):
+            layer = case.build().train(training)
+            given = [rows.clone().requires_grad_(), *layer.parameters()]
+            out = case.attend(given[0], source, None, layer)
+            if training and getattr(layer, "take_auxiliary_loss", lambda: None)() is not None:
+                return
+            probe = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+            found.append(torch.autograd.grad((out * probe).sum(), given, materialize_grads=True))
+        for place, (ours, theirs) in enumerate(zip(*found, strict=True)):
+            # What the outputs do not depend on may be trained by a loss of the layer's own.
+            if theirs.any():
+                require_same(ours, theirs, f"gradient {place} in training and in evaluation", 1e-9)
+
+
+STEP = 1e-6
+"""The length of the step by which a slope is measured."""
 
 
 class Training(MechanismLaw):
@@ -79,6 +132,17 @@ class Precision(MechanismLaw):
             else:
                 require_same(out.double(), expected, f"{dtype} and float64", tolerance)
 
+    def test_float32_is_kept_among_many_tokens(self, case: Case) -> None:
+        if case.mechanism.can(Capability.CHOOSES):
+            return
+        layer, exact = case.build(dtype=torch.float32), case.build(dtype=torch.float32).double()
+        query, source = case.rows(1, case.tokens).float(), case.source(1, case.tokens)
+        with torch.no_grad():
+            out = case.attend(query, None if source is None else source.float(), None, layer)
+            memory = None if source is None else source.float().double()
+            expected = case.attend(query.double(), memory, None, exact)
+        require_same(out.double(), expected, f"float32 and float64 among {case.tokens} tokens", 1e-4)
+
 
 def require_mostly_same(found: Tensor, expected: Tensor, what: str, tolerance: float) -> None:
     """Raise `LawBroken` unless all outputs [..., width] are finite and at least `MIN_EQUAL_ROWS` of rows are equal."""
@@ -102,8 +166,9 @@ class SavedAndLoaded(MechanismLaw):
         require_same(loaded, saved, "outputs of the loaded layer and of the saved one", 1e-12)
 
 
-SIZES = ((7, 17, 19), (11, 23, 29))
-"""Batch sizes, lengths and source lengths; the second set must reuse the graph that was captured with the first.
+SIZES, MOST_CAPTURES = ((7, 17, 19), (11, 23, 29), (13, 31, 37)), 2
+"""Batch sizes, lengths and source lengths, and for how many of them a graph may be captured: two, as sequences that fit
+into a window may be computed otherwise.
 
 torch.compile would identify a size with an equal one, such as the width, so these are distinct primes.
 """
@@ -112,8 +177,17 @@ SHORT = ((2, 3, 5), (3, 5, 7))
 """Like `SIZES`, for mechanisms that loop over the tokens."""
 
 
+def masks_of(mask: Mask) -> Iterator[type[Mask]]:
+    """The class of a mask and those of the masks that it combines."""
+    yield type(mask)
+    for value in vars(mask).values():
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Mask):
+                yield from masks_of(part)
+
+
 class Compiles(MechanismLaw):
-    """`torch.compile(fullgraph=True)` captures the layer once for all lengths, and its outputs stay the same.
+    """`torch.compile(fullgraph=True)` captures the layer at most twice for all lengths, and its outputs stay the same.
 
     A loop over the tokens is captured once for every length; it is tested with shorter sequences, to save time.
     `backend` is that of torch.compile; "eager" captures the graph as every backend does, and needs no C++ compiler.
@@ -122,17 +196,28 @@ class Compiles(MechanismLaw):
     cases_at_most = 2
     backend: ClassVar[str] = "eager"
 
+    @classmethod
+    def parts(cls, case: Case) -> frozenset[object]:
+        """The layer's class, and the classes of the parts of its spec; of a mechanism that has no spec its name."""
+        mechanism, config = case.mechanism, case.config
+        used: list[object] = [type(case.layer), "cross" if case.cross else "self"]
+        if not isinstance(mechanism, DeclaredMechanism):
+            return frozenset([*used, mechanism.name])
+        spec = mechanism.spec(config)
+        grouped = "grouped" if spec.heads.key_value < spec.heads.query else "own"
+        used += [*masks_of(spec.mask), *map(type, spec.parts.values())]
+        return frozenset([*used, grouped, type(spec.norm), type(spec.rotary)])
+
     def test_the_layer_compiles_without_a_graph_break_and_gives_the_same(self, case: Case) -> None:
         layer = case.build()
         torch.compiler.reset()
         compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=self.backend)
-        loops = case.mechanism.sequential
-        for time, (batch, length, keys) in enumerate(SHORT if loops else SIZES):
+        loops, captured = case.mechanism.sequential, []
+        for batch, length, keys in SHORT if loops else SIZES:
             query, source = case.rows(batch, length), case.source(batch, keys)
+            before = graphs()
             try:
-                once = time > 0 and not loops
-                with torch.compiler.set_stance("fail_on_recompile") if once else nullcontext():
-                    out = case.attend(query, source, None, compiled)
+                out = case.attend(query, source, None, compiled)
             except (TorchDynamoException, RuntimeError) as error:
                 raise LawBroken(f"batch {batch}, length {length}: {str(error).strip()}") from error
             require_same(
@@ -141,3 +226,10 @@ class Compiles(MechanismLaw):
                 f"outputs of the compiled and the plain layer, batch {batch}, length {length},",
                 1e-10,
             )
+            captured += [length] if graphs() > before else []
+        require(loops or len(captured) <= MOST_CAPTURES, f"graphs are captured for each of the lengths {captured}")
+
+
+def graphs() -> int:
+    """The number of graphs that torch.compile has captured."""
+    return int(counters["stats"]["unique_graphs"])

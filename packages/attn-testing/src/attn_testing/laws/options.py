@@ -14,6 +14,7 @@ from attn_core.options import option_fields
 
 from attn_testing.law import LawBroken, MechanismLaw, require
 from attn_testing.laws.declarations import SLIGHT
+from attn_testing.laws.passes import after_update, auxiliary_loss
 from attn_testing.subject import Case, Refusal, Subject
 
 ROTARY = Rotary()
@@ -22,6 +23,8 @@ PASSES = 3
 ODD_VALUES: tuple[Any, ...] = (-1, 0, 1.5, -0.5, True, "word", None, float("nan"), float("inf"), (), (0,), {})
 """Values that a user may give by mistake; some are valid for some options."""
 TOKENS = 12
+SMALL = 2
+"""A size at which options act among few tokens, where the given one is meant for thousands."""
 
 
 class Options(MechanismLaw):
@@ -66,7 +69,9 @@ class EveryOptionActs(MechanismLaw):
                 taken.append(value)
             else:
                 shown = ", ".join(map(repr, taken))
-                acts = not taken or any(effect(subject, name, taken[0], beside) for beside in one_other(subject, name))
+                sketch = subject.mechanism.sketch
+                besides = [*([sketch] if sketch else []), *one_other(subject, name)]
+                acts = not taken or any(effect(subject, name, value, beside) for beside in besides for value in taken)
                 require(acts, f"option {name} accepts {shown} in place of {present!r}, but no value has an effect")
 
 
@@ -90,10 +95,13 @@ def one_other(subject: Subject, name: str) -> Iterator[dict[str, Any]]:
     """Each other option with another value, as some options only have an effect in combination, such as how to combine
     the results of several rounds."""
     for other, default in option_fields(subject.mechanism).items():
-        for value in other_values(subject, other, subject.options.get(other, default)) if other != name else ():
+        present = subject.options.get(other, default)
+        small = [SMALL] if isinstance(present, int) and not isinstance(present, bool) and present > SMALL else []
+        for value in (*small, *other_values(subject, other, present)) if other != name else ():
             if isinstance(subject.attempt({**subject.settings[0], **subject.modes[0]}, **{other: value}), Case):
                 yield {other: value}
-                break
+                if value not in small:
+                    break
 
 
 def effect(subject: Subject, name: str, value: Any, beside: Mapping[str, Any] = MappingProxyType({})) -> bool | None:
@@ -141,11 +149,10 @@ def observed(case: Case) -> list[torch.Tensor]:
         out = before
         for _ in range(PASSES):
             out = case.attend(rows, source, None, layer)
+            after_update(layer)
     learned = list(layer.parameters())
     probe = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
     gradients = torch.autograd.grad((out * probe).sum(), learned, materialize_grads=True) if out.requires_grad else ()
-    take = getattr(layer, "take_auxiliary_loss", lambda: None)
-    loss = take()
+    own = torch.as_tensor(auxiliary_loss(layer)).detach()
     with torch.no_grad():
-        own = torch.zeros(()) if loss is None else loss.detach()
         return [before, own, out.detach(), case.attend(rows, source, None, layer.eval()), *gradients]

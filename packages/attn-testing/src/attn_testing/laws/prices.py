@@ -17,8 +17,9 @@ from attn_testing.laws.decoding import silent_where_nothing_decodes
 from attn_testing.serving import Serving
 from attn_testing.subject import Case
 
-SIZES = ((1, 4, 4), (2, 9, 9), (1, 37, 37))
-SOURCE_SIZES = ((1, 4, 7), (2, 9, 3), (1, 26, 37))
+SIZES = ((1, 4, 4), (2, 9, 9), (5, 3, 3), (1, 37, 37))
+SOURCE_SIZES = ((1, 4, 7), (2, 9, 3), (5, 3, 4), (1, 26, 37))
+"""Batch sizes, queries and keys; the longest sequence that the layer takes is added."""
 
 
 class Cost(MechanismLaw):
@@ -26,7 +27,8 @@ class Cost(MechanismLaw):
 
     def test_declared_flops_equal_counted_flops(self, case: Case) -> None:
         layer = plain(case)
-        for batch, queries, keys in SOURCE_SIZES if case.cross else SIZES:
+        longest = case.config.max_seq_len or case.tokens
+        for batch, queries, keys in (*(SOURCE_SIZES if case.cross else SIZES), (1, longest, longest)):
             declared = case.mechanism.cost(case.config, Shape(batch=batch, query=queries, key=keys))
             rows, source = case.rows(batch, queries), case.source(batch, keys)
             found = counted(partial(case.attend, rows, source, None, layer))
@@ -58,7 +60,7 @@ class StepCost(MechanismLaw):
         for request in range(REQUESTS):
             serving.open(request, case.source(SOURCE))
         remembered = 0
-        for new in NEW_TOKENS:
+        for new in (*NEW_TOKENS, (case.config.max_seq_len or case.tokens) - sum(NEW_TOKENS) - 1, 1):
             rows = {request: case.rows(new, seed=remembered + request) for request in range(REQUESTS)}
             sizes = Step(batch=REQUESTS, new=new, remembered=remembered, source=SOURCE if case.cross else 0)
             found = counted(partial(serving.step, rows))

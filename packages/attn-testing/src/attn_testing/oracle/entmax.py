@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from attn_core.first_order import first_order_only
 from torch import Tensor
 
 
@@ -33,6 +34,7 @@ class _Entmax(torch.autograd.Function):
         return weights
 
     @staticmethod
+    @first_order_only
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, Tensor]:
         weights, alpha = ctx.saved_tensors
         support = weights > 0

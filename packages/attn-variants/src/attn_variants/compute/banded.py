@@ -23,7 +23,7 @@ def attend(spec: AttentionSpec, operands: AttentionInputs, tile: int) -> Tensor:
     # A compiled graph serves all lengths; if the length is known, tiles are not longer than it.
     if not torch.compiler.is_compiling():
         tile = max(1, min(tile, queries))
-    if operands.key.shape[1] == 0:
+    if 0 in operands.key.shape[:2]:
         return plain.attend(spec, operands)
     cut = tiles(operands, tile, tile + reach - 1, spec.mask.lookback or 0)
     out = plain.attend(spec, cut)

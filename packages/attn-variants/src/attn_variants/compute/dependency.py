@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
+from attn_core.graph_safety import device_cache
 from attn_core.modifiers import DependencyTree
 from torch import Tensor
 
@@ -42,7 +41,7 @@ def _parts(tree: DependencyTree, device: torch.device) -> tuple[Tensor, Tensor]:
     return made(tree, device) if in_trace() else _kept(tree, device)
 
 
-@lru_cache(maxsize=32)
+@device_cache(32)
 def _kept(tree: DependencyTree, device: torch.device) -> tuple[Tensor, Tensor]:
     return made(tree, device)
 

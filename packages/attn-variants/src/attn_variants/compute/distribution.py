@@ -42,13 +42,13 @@ def entmax_of(pairs: Pairs, scores: Tensor) -> Tensor:
     alpha = distribution.alpha if isinstance(distribution, Entmax) else EXACT_ALPHA
     if alpha == EXACT_ALPHA:
         return entmax15(scores, pairs.allowed)
-    return entmax(scores, pairs.allowed, scores.new_full((), alpha))
+    return entmax(scores, pairs.allowed, alpha - 1)
 
 
 def adaptive_entmax(pairs: Pairs, scores: Tensor) -> Tensor:
     """α-entmax with the learned α of each head."""
-    alpha = (1 + torch.sigmoid(pairs.weights("distribution")["shape"])).clamp(min=LEAST_ALPHA)
-    return entmax(scores, pairs.allowed, alpha[:, None, None])
+    excess = torch.sigmoid(pairs.weights("distribution")["shape"]).clamp(min=LEAST_ALPHA - 1)
+    return entmax(scores, pairs.allowed, excess[:, None, None])
 
 
 def with_sink(pairs: Pairs, scores: Tensor) -> Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from attn_core import Rotary
 from attn_core.batch import RowsInPlace
 from attn_core.errors import InvalidValue
+from attn_core.graph_safety import device_cache
 from attn_core.kernels.rowwise import RotaryKernel, row_result
 from torch import Tensor
 
@@ -64,7 +64,7 @@ def frequencies_on(rotary: Rotary, rotated: int, device: torch.device) -> Tensor
     return _frequencies(rotary, rotated, device)
 
 
-@lru_cache(maxsize=64)
+@device_cache(64)
 def _frequencies(rotary: Rotary, rotated: int, device: torch.device) -> Tensor:
     with torch.inference_mode(mode=False), torch.no_grad():
         return torch.tensor(rotary.frequencies(rotated), device=device, dtype=torch.float64)
@@ -82,7 +82,7 @@ def cos_sin_to(rotary: Rotary, rotated: int, length: int, like: Tensor) -> CosSi
     return _table(rotary, rotated, longest, dtype, like.device).at(slice(length))
 
 
-@lru_cache(maxsize=32)
+@device_cache(32)
 def _table(rotary: Rotary, rotated: int, length: int, dtype: torch.dtype, device: torch.device) -> CosSin:
     # A tensor made in inference mode could not take part in training later.
     with torch.inference_mode(mode=False), torch.no_grad():

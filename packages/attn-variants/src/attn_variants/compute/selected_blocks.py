@@ -160,6 +160,8 @@ Part = tuple[Tensor, Tensor]
 def attend_whole(choices: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
     """The outputs of `SelectedBlocksKernel.run` for positions 0, 1, ... without padding; not differentiable."""
     query, chosen, _ = choices
+    if not query.numel():
+        return query.new_zeros(*query.shape[:-1], blocks.value.shape[-1])
     lanes = zip(*(rows.flatten(0, 1) for rows in (query, chosen, blocks.key, blocks.value)), strict=True)
     out = torch.stack([lane(*parts) for parts in lanes])
     return out.reshape(*query.shape[:-1], out.shape[-1])

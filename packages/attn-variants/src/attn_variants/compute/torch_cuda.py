@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attn_variants.compute.pairs import nothing
-from attn_variants.compute.torch_sdpa import bias_of, with_sink
+from attn_variants.compute.torch_sdpa import bias_of, with_scale, with_sink
 from attn_variants.scores import scale_of
 
 ALIGNED = 16
@@ -57,7 +57,8 @@ def efficient(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     """The output under any mask or bias given as a tensor, with or without a sink, by memory-efficient attention."""
     if no_pairs(operands):
         return nothing(operands)
-    size, scale = operands.value.shape[-1], scale_of(spec.score, operands.query.shape[-1])
+    size = operands.value.shape[-1]
+    operands, scale = with_scale(spec, operands)
     if is_band(spec, operands) and not more_queries(spec, operands):
         causal = spec.mask.kind == "causal" and operands.query.shape[1] > 1
         query, key, value = laid_out(operands)

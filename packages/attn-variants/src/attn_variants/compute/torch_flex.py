@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Mask
+from attn_core.graph_safety import device_cache
 from attn_core.masks import mask_mod
 from attn_core.modifiers import Alibi, SoftCap
 from torch import Tensor
@@ -51,7 +52,7 @@ def compiled() -> Callable[..., Any]:
     return run
 
 
-@lru_cache(maxsize=256)
+@device_cache(256)
 def blocks_of(mask: Mask, queries: int, keys: int, device: torch.device) -> BlockMask:
     """The `BlockMask` of a mask, evaluated once for every pair and cached."""
     heads = mask.heads
@@ -59,7 +60,7 @@ def blocks_of(mask: Mask, queries: int, keys: int, device: torch.device) -> Bloc
         return create_block_mask(mask_mod(mask, queries, keys), None, heads, queries, keys, device=str(device))
 
 
-@lru_cache(maxsize=256)
+@device_cache(256)
 def score_mod(spec: AttentionSpec, queries: int, keys: int, device: torch.device) -> ScoreMod | None:
     """The modifiers of a spec composed into one `score_mod`; None if there are none."""
     steps: list[ScoreMod] = []

@@ -24,12 +24,18 @@ def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         return nothing(operands)
     causal = is_plainly_causal(spec, operands)
     bias = None if causal else bias_of(spec, operands)
-    scale = scale_of(spec.score, operands.query.shape[-1])
+    operands, scale = with_scale(spec, operands)
     if spec.distribution.kind != "softmax":
         size = operands.value.shape[-1]
         operands, bias = with_sink(operands, bias, scale)
         return fused(spec, operands, bias, scale, causal=False)[..., :size]
     return fused(spec, operands, bias, scale, causal=causal)
+
+
+def with_scale(spec: AttentionSpec, operands: AttentionInputs) -> tuple[AttentionInputs, float]:
+    """The inputs and their scale, never 0, by which a sink's logit could not be divided: queries become 0 instead."""
+    scale = scale_of(spec.score, operands.query.shape[-1])
+    return (operands, scale) if scale else (dataclasses.replace(operands, query=operands.query * 0.0), 1.0)
 
 
 def fused(spec: AttentionSpec, operands: AttentionInputs, bias: Tensor | None, scale: float, *, causal: bool) -> Tensor:
@@ -47,20 +53,36 @@ def fused(spec: AttentionSpec, operands: AttentionInputs, bias: Tensor | None, s
 def with_sink(operands: AttentionInputs, bias: Tensor | None, scale: float) -> tuple[AttentionInputs, Tensor | None]:
     """Prepend a key whose score is the sink's logit and whose value is zero; returns the new inputs and bias.
 
-    Queries get one more element that holds the logit; the sink's key is one there and zero elsewhere, other keys are
-    zero there. So a sink per query head needs no bias per head, and heads still share keys.
+    Queries get further elements that hold the logit (`carried`); the sink's key is one there and zero elsewhere, other
+    keys are zero there. So a sink per query head needs no bias per head, and heads still share keys.
     """
-    heads = operands.query.shape[2]
-    logit = operands.parameters.get("distribution.logit")
-    carried = operands.query.new_zeros(heads) if logit is None else logit.to(operands.query.dtype) / scale
-    query = torch.cat([operands.query, carried[:, None].expand(*operands.query.shape[:-1], 1)], dim=-1)
-    sink = pad(operands.key.new_zeros(operands.key[:, :1].shape), (0, 1), value=1.0)
-    key = torch.cat([sink, pad(operands.key, (0, 1))], dim=1)
+    extra = carried(operands, scale)
+    count = extra.shape[-1]
+    query = torch.cat([operands.query, extra.expand(*operands.query.shape[:-1], count)], dim=-1)
+    sink = pad(operands.key.new_zeros(operands.key[:, :1].shape), (0, count), value=1.0)
+    key = torch.cat([sink, pad(operands.key, (0, count))], dim=1)
     # Values are padded like keys, as torch's fused kernels need both to have the same size.
-    value = pad(operands.value, (0, 1, 0, 0, 1, 0))
+    value = pad(operands.value, (0, count, 0, 0, 1, 0))
     if bias is not None:
         bias = pad(bias.expand(*bias.shape[:-1], operands.key.shape[1]), (1, 0), value=bias.dtype == torch.bool)
     return dataclasses.replace(operands, query=query, key=key, value=value), bias
+
+
+def carried(operands: AttentionInputs, scale: float) -> Tensor:
+    """The logits of the sinks divided by the scale, as sums of elements [heads, 1 or 2] in the dtype of the queries.
+
+    A 16-bit type needs two elements for a logit's precision. A logit of -inf is replaced by a finite one, which has the
+    same weight, as its products with the zeros of other keys would be NaN.
+    """
+    logit, like = operands.parameters.get("distribution.logit"), operands.query
+    if logit is None:
+        return like.new_zeros(like.shape[2], 1)
+    exact = logit.to(torch.promote_types(like.dtype, torch.float32))
+    exact = exact.clamp(min=torch.finfo(like.dtype).min / 2 * min(1.0, abs(scale))) / scale
+    if like.dtype.itemsize >= 4:
+        return exact[:, None]
+    rounded = exact.to(like.dtype)
+    return torch.stack([rounded, (exact - rounded.detach()).to(like.dtype)], dim=-1)
 
 
 def one_query(tensors: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, scale: float) -> Tensor:
@@ -93,7 +115,7 @@ def is_plainly_causal(spec: AttentionSpec, operands: AttentionInputs) -> bool:
 
 
 def bias_of(spec: AttentionSpec, operands: AttentionInputs) -> Tensor | None:
-    """The `attn_mask` for PyTorch: None, a bool tensor, True for keys to keep, or biases in the queries' dtype."""
+    """The `attn_mask` for PyTorch: None, a bool tensor, True for keys to keep, or biases; see `modifier_bias`."""
     if plainly_last(spec, operands):
         return None
     allowed = allowed_pairs(spec, operands)
@@ -104,10 +126,14 @@ def bias_of(spec: AttentionSpec, operands: AttentionInputs) -> Tensor | None:
 
 
 def modifier_bias(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-    """The sum of the modifiers' biases, [batch or 1, heads, query, key], in the dtype of the queries."""
+    """The sum of the modifiers' biases, [batch or 1, heads, query, key].
+
+    On a CPU it is at least float32, which torch's kernels add before they round; other devices require the dtype of the
+    queries, to which only the sum is rounded.
+    """
     query, key = positions(operands)
     places = query[:, None, :, None], key[:, None, None, :]
-    dtype = operands.query.dtype
+    dtype = torch.promote_types(operands.query.dtype, torch.float32)
     bias = torch.zeros((), dtype=dtype, device=operands.query.device)
     for modifier in spec.modifiers:
         if isinstance(modifier, BiasTable):
@@ -119,7 +145,7 @@ def modifier_bias(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
             bias = bias + added(modifier).to(dtype)
         elif isinstance(modifier, Alibi):
             bias = bias + alibi_bias(modifier.slopes(spec.heads.query), *places, dtype)
-    return bias
+    return bias if operands.query.device.type == "cpu" else bias.to(operands.query.dtype)
 
 
 def plainly_last(spec: AttentionSpec, operands: AttentionInputs) -> bool:

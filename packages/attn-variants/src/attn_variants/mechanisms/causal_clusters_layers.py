@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import normalize, one_hot, pad
+from torch import Tensor
+from torch.nn.functional import normalize, pad
 
-from attn_variants.mechanisms.clusters_layers import Buckets, HashBuckets, Order, SortedBlocks, of_tokens
+from attn_variants.mechanisms.clusters_layers import Buckets, Centroids, HashBuckets, Order, SortedBlocks, of_tokens
 
 
 class CausalOrder(Order):
@@ -47,20 +47,14 @@ class CausalHashBuckets(HashBuckets):
     order = CausalOrder
 
 
-class CausalRouting(nn.Module):
+class CausalRouting(Centroids):
     """Each token sees the last `window` tokens with the same nearest centroid, and itself only if it sees no other.
 
-    The buffer `centroids` [heads, clusters, size], of unit vectors, is drawn from `seed`. In training it follows the
-    mean direction of the queries nearest to each centroid, as a moving average with rate 1 - `decay` per call.
+    The centroids follow the queries nearest to them.
     """
 
     def __init__(self, *, heads: int, size: int, clusters: int, window: int, decay: float, seed: int) -> None:
-        super().__init__()
-        self.decay = decay
-        generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randn(heads, clusters, size, generator=generator, device="cpu")
-        self.centroids: Tensor
-        self.register_buffer("centroids", normalize(drawn, dim=-1))
+        super().__init__(heads=heads, size=size, clusters=clusters, decay=decay, seed=seed)
         self.near = CausalBuckets(count=clusters, chunk=window, within="bucket", duplicates="counted")
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -68,19 +62,8 @@ class CausalRouting(nn.Module):
         similar = torch.matmul(normalize(query.detach(), dim=-1), self.centroids.to(query.dtype).mT)
         nearest = similar.argmax(-1)
         out = self.near.attend(nearest[:, :, None], key, value, key_padding_mask)
-        if self.training:
-            self._follow(query, nearest, key_padding_mask)
+        self.note(query, nearest, key_padding_mask)
         return out
-
-    @torch.no_grad()
-    def _follow(self, rows: Tensor, nearest: Tensor, key_padding_mask: Tensor | None) -> None:
-        taken = one_hot(nearest, self.centroids.shape[1]).to(rows.dtype)
-        if key_padding_mask is not None:
-            taken = taken * key_padding_mask[:, None, :, None]
-        sums = torch.matmul(taken.mT, normalize(rows, dim=-1)).sum(0)
-        moved = self.decay * self.centroids + (1 - self.decay) * normalize(sums, dim=-1).to(self.centroids.dtype)
-        used = taken.sum((0, 2)) > 0
-        self.centroids.copy_(torch.where(used[..., None], normalize(moved, dim=-1), self.centroids))
 
 
 class CausalSortedBlocks(SortedBlocks):

@@ -255,6 +255,10 @@ class SinkhornAttention(WholeSequence):
         options = self.Config.of(config)
         return SortedBlocks(block=options.block, iterations=options.iterations, temperature=options.temperature)
 
+    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
+        """True: blocks are counted from the first row."""
+        return True
+
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of projections, block pairs and mixtures, and of two blocks per token, the last block padded."""
         (heads, size), block = self.inner_size(config), self.Config.of(config).block

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import normalize, one_hot, pad
 
-from attn_variants.layer_utils import softmax_over
+from attn_variants.layer_utils import recomputing, softmax_over
 from attn_variants.mechanisms.whole_sequence_layer import ranks
 
 OWN_SCORE = -5e4
@@ -279,28 +280,64 @@ def _kept(key_padding_mask: Tensor, index: Tensor) -> Tensor:
     return key_padding_mask[:, None, None].expand(*index.shape[:3], -1).gather(-1, index)
 
 
-class Routing(nn.Module):
-    """Routing attention: in each cluster, the `window` queries nearest to its centroid attend to the `window` keys.
+class Centroids(nn.Module):
+    """Unit vectors that follow the rows nearest to them: the buffer `centroids` [heads, clusters, size].
 
-    A token in several clusters gets the mean of their outputs, a token in none gets zero. The buffer `centroids`
-    [heads, clusters, size], of unit vectors, is drawn from `seed`. In training it follows the mean direction of the
-    queries and keys nearest to each centroid, as a moving average with rate 1 - `decay` per call.
+    They are drawn from `seed`. Training passes only add up directions; `after_update` moves each centroid to their mean
+    direction, as a moving average with rate 1 - `decay`, so that all passes of an update see the same centroids.
     """
 
-    def __init__(self, *, heads: int, size: int, clusters: int, window: int, decay: float, seed: int) -> None:
+    def __init__(self, *, heads: int, size: int, clusters: int, decay: float, seed: int) -> None:
         super().__init__()
-        self.window = window
         self.decay = decay
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randn(heads, clusters, size, generator=generator, device="cpu")
         self.centroids: Tensor
         self.register_buffer("centroids", normalize(drawn, dim=-1))
+        self._seen: Tensor | None = None
+
+    @torch.no_grad()
+    def note(self, rows: Tensor, nearest: Tensor, key_padding_mask: Tensor | None) -> None:
+        """Add up the directions of real rows [batch, heads, tokens, size] by their `nearest` centroids [..., tokens].
+
+        The mask is [batch, tokens]. Only a training pass is counted, and only once if it is computed again.
+        """
+        if not self.training or recomputing():
+            return
+        taken = one_hot(nearest, self.centroids.shape[1]).to(rows.dtype)
+        if key_padding_mask is not None:
+            taken = taken * key_padding_mask[:, None, :, None]
+        sums = torch.matmul(taken.mT, normalize(rows, dim=-1)).sum(0)
+        seen = torch.cat([sums, taken.sum((0, 2))[..., None]], dim=-1)
+        self._seen = seen if self._seen is None else self._seen + seen
+
+    @torch.no_grad()
+    def after_update(self, summed: Callable[[Tensor], Tensor]) -> None:
+        """Move the centroids by what training passes saw since the last call, summed over workers by `summed`."""
+        if self._seen is None:
+            return
+        seen, self._seen = summed(self._seen), None
+        mean = normalize(seen[..., :-1], dim=-1).to(self.centroids.dtype)
+        moved = normalize(self.decay * self.centroids + (1 - self.decay) * mean, dim=-1)
+        self.centroids.copy_(torch.where(seen[..., -1:] > 0, moved, self.centroids))
+
+
+class Routing(Centroids):
+    """Routing attention: in each cluster, the `window` queries nearest to its centroid attend to the `window` keys.
+
+    A token in several clusters gets the mean of their outputs, a token in none gets zero. The centroids follow the
+    queries and keys nearest to them.
+    """
+
+    def __init__(self, *, heads: int, size: int, clusters: int, window: int, decay: float, seed: int) -> None:
+        super().__init__(heads=heads, size=size, clusters=clusters, decay=decay, seed=seed)
+        self.window = window
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Outputs [batch, heads, tokens, size]."""
         near = [torch.matmul(self._rows_of_one(rows), self.centroids.to(rows.dtype).mT) for rows in (query, key)]
-        if self.training:
-            self._follow((query, key), near, key_padding_mask)
+        for rows, similar in zip((query, key), near, strict=True):
+            self.note(rows, similar.argmax(-1), key_padding_mask)
         taken = [self._taken(similar, key_padding_mask) for similar in near]
         real = [self._real(index, key_padding_mask) for index in taken]
         queries, keys, values = (
@@ -328,17 +365,6 @@ class Routing(nn.Module):
         if key_padding_mask is None:
             return None
         return key_padding_mask[:, None, None].expand(*index.shape[:3], -1).gather(-1, index)
-
-    @torch.no_grad()
-    def _follow(self, rows: tuple[Tensor, Tensor], near: list[Tensor], key_padding_mask: Tensor | None) -> None:
-        directions, similar = torch.cat([normalize(one, dim=-1) for one in rows], dim=2), torch.cat(near, dim=2)
-        nearest = torch.nn.functional.one_hot(similar.argmax(-1), similar.shape[-1]).to(directions.dtype)
-        if key_padding_mask is not None:
-            nearest = nearest * torch.cat([key_padding_mask, key_padding_mask], dim=1)[:, None, :, None]
-        sums = torch.matmul(nearest.mT, directions).sum(0)
-        moved = self.decay * self.centroids + (1 - self.decay) * normalize(sums, dim=-1).to(self.centroids.dtype)
-        used = nearest.sum((0, 2)) > 0
-        self.centroids.copy_(torch.where(used[..., None], normalize(moved, dim=-1), self.centroids))
 
 
 def rows_at(rows: Tensor, index: Tensor) -> Tensor:

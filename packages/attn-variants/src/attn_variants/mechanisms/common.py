@@ -65,8 +65,10 @@ def self_attention(config: MechanismConfig, **parts: Any) -> AttentionSpec:
 
     Raises `InvalidValue` unless the key/value heads divide the heads.
     """
-    usual: dict[str, Any] = {"heads": config.head_layout, "mask": self_mask(config), "rotary": config.rotary}
-    return AttentionSpec(**usual | {"cross": config.cross} | parts)
+    usual: dict[str, Any] = {"mask": self_mask(config), "rotary": config.rotary, "cross": config.cross}
+    if "heads" not in parts:
+        usual["heads"] = config.head_layout
+    return AttentionSpec(**usual | parts)
 
 
 def projection_weights(config: MechanismConfig, heads: Heads) -> int:

@@ -96,6 +96,10 @@ class CompressiveMemory(ComputedMechanism):
     capabilities = BASIC | frozenset({Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING})
     Config = CompressiveConfig
 
+    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
+        """True: segments are counted from the first row."""
+        return True
+
     def build(self, config: MechanismConfig) -> Any:
         """A new `CompressiveLayer`; raises `InvalidValue` unless the key/value heads divide the heads."""
         from attn_variants.mechanisms.compressive_layer import CompressiveLayer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from attn_core import Fields, Heads, LayerState, RaggedBatch
 from attn_core.masking import shares, wide
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import pad
 
-from attn_variants.layer_utils import refuse_source
+from attn_variants.layer_utils import recomputing, refuse_source
 from attn_variants.mechanisms.memory_sizes import MemorySizes
 
 
@@ -57,11 +59,16 @@ class CompressiveLayer(nn.Module):
         queries, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
         if query.shape[1] > self.past.segment:
             if self.training and self.reconstruction:
-                self._auxiliary_loss = self.reconstruction * self.reconstruction_loss(query, real)
+                loss = self.reconstruction * self.reconstruction_loss(query, real)
+                self._auxiliary_loss = None if recomputing() else loss
             return self._out(self._by_segments(query, real, (queries, key, value)), query)
         places = torch.arange(query.shape[1], device=query.device)
         allowed = self.past.near(places[:, None], places) & (real[:, None] > 0)
         return self._out(attend(queries, key, value, allowed), query)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes without the loss of the last training pass, which belongs to the graph of that pass."""
+        return {**vars(self), "_auxiliary_loss": None}
 
     def take_auxiliary_loss(self) -> Tensor | None:
         """Return and clear the loss of the last training pass, a scalar; None if there is none."""
@@ -147,7 +154,7 @@ class CompressiveLayer(nn.Module):
         values = torch.cat([far(self._split(self.value, small)), near(projected[2])], dim=2)
         queries = slide(projected[0], past.segment, past.segment, (0, missing))
         out = attend(queries.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), allowed.flatten(0, 1))
-        return out.reshape(rows.shape[0], -1, self.heads, self.size)[:, :length]
+        return out.reshape(rows.shape[0], count * past.segment, self.heads, self.size)[:, :length]
 
     def _compress(self, rows: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """Compress rows [batch, token, hidden_size] to [batch, row, hidden_size].

@@ -111,6 +111,10 @@ class DependencyDepthAttention(DeclaredMechanism):
             super().__post_init__()
             object.__setattr__(self, "parse", parse_of(self.parse))
 
+    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
+        """True: positions are added to the inputs."""
+        return True
+
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config), rotary=config.rotary)

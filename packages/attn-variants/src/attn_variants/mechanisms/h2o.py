@@ -92,11 +92,11 @@ class HeavyHitters(ComputedMechanism):
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of projections and pairs: all pairs of whole sequences, whose scores are computed twice if they
-        exceed the budget, to find the kept keys; in steps, the kept keys."""
+        exceed the budget, to find the kept keys; in steps, all rows of the cache, filled or not, and the new key."""
         spec, rows = FULL.spec(full(config)), self.rows(config)
         whole = isinstance(shape, Shape)
         per_pair = spec.pair_flops() + (spec.score.pair_flops(spec.heads) if whole and shape.key > rows else 0)
-        keys = shape.key if whole else min(shape.key, rows + 1)
+        keys = shape.key if whole else rows + 1
         left = Window(left=rows).count(shape.query, shape.key)
         pairs = Cost(
             flops=shape.batch * shape.query * keys * per_pair,

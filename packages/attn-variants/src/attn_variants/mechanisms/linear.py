@@ -137,7 +137,7 @@ EPSILONS = {"softmax": 1e-6, "relu": 1e-3}
 class Performer(Recurrence):
     """FAVOR+: softmax attention approximated by positive random features, so that the state is one matrix per head.
 
-    The random directions are orthogonal; they are drawn once, or again every `redraw` training passes. Exponentials are
+    The random directions are orthogonal; they are drawn once, or again after every `redraw` updates. Exponentials are
     kept finite by the largest feature of the tokens so far, so that decoding equals the full computation; it affects
     only ε, which is relative to it.
     """
@@ -166,8 +166,8 @@ class Performer(Recurrence):
     @dataclass(frozen=True, kw_only=True)
     class Config(RecurrenceConfig):
         """`features` m is the number of random features per head, by default d ln d; `kernel` is "softmax" or "relu";
-        `epsilon` is added to each feature. In training new directions are drawn every `redraw` passes, as in the paper,
-        0 for never."""
+        `epsilon` is added to each feature. In training new directions are drawn every `redraw` updates, as in the
+        paper, 0 for never."""
 
         features: int | None = None
         kernel: str = "softmax"
@@ -178,7 +178,7 @@ class Performer(Recurrence):
             super().__post_init__()
             require_whole("features", self.features, ge=1, unit="features", optional=True)
             require_choice("kernel", self.kernel, EPSILONS)
-            require_whole("redraw", self.redraw, ge=0, unit="passes")
+            require_whole("redraw", self.redraw, ge=0, unit="updates")
             if self.epsilon is not None and not self.epsilon > 0:
                 raise InvalidValue.of("epsilon", self.epsilon, "a number above 0")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -268,8 +269,8 @@ class RandomFeatureLayer(LinearAttentionLayer):
     """Linear attention with random features along the directions `projection` [features, key_size].
 
     The projection is a buffer that is saved with the layer and changed only by the method `redraw`. With the argument
-    `redraw` N, new directions are drawn before every N-th training pass except the first, counted in the buffer
-    `passes`, from torch's global generator.
+    `redraw` N, new directions are drawn after every N-th update of the weights, counted in the buffer `passes`, from
+    torch's global generator.
     """
 
     projection: Tensor
@@ -292,21 +293,12 @@ class RandomFeatureLayer(LinearAttentionLayer):
         if redraw:
             self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Compute attention over whole sequences; see `RecurrenceLayer.forward`."""
-        self.count_pass()
-        return super().forward(query, source, key_padding_mask=key_padding_mask)
-
-    def count_pass(self) -> None:
-        """Count a training pass, and draw new directions if they are due.
-
-        A forward pass that activation checkpointing recomputes is not counted, and keeps the directions.
-        """
-        if not self.redraw_every or not self.training or torch._C._current_graph_task_id() != -1:  # noqa: SLF001 -- no public name
-            return
-        if int(self.passes) and int(self.passes) % self.redraw_every == 0:
-            self.redraw()
-        self.passes += 1
+    def after_update(self, summed: Callable[[Tensor], Tensor]) -> None:  # noqa: ARG002 -- counts need no sum
+        """Count an update of the weights, and draw new directions if they are due."""
+        if self.redraw_every and self.training:
+            self.passes += 1
+            if int(self.passes) % self.redraw_every == 0:
+                self.redraw()
 
     def redraw(self, generator: Generator | None = None) -> None:
         """Draw new orthogonal directions, as the paper does at intervals in training.
@@ -357,7 +349,6 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` if a source is
         given.
         """
-        self.count_pass()
         parts = self._masked(query, source, key_padding_mask)
         if not self.causal:
             sums = full_sums(*parts, self.epsilon)

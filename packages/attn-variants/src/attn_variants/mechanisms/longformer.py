@@ -71,6 +71,10 @@ class LongformerAttention(DeclaredMechanism):
 
     drops_weights = True
 
+    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
+        """True: global tokens are those at the start."""
+        return True
+
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The spec of the attention with the common projections."""
         options = self.Config.of(config)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Full, InnerAttention
 from attn_core.errors import InvalidValue
-from attn_core.mechanism import Attend
+from attn_core.inner import Attend
 from torch import Tensor, nn
 
 from attn_variants.compute import plain
@@ -102,7 +102,11 @@ class GlobalAttention(nn.Module, InnerAttention):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
-        self._plan = KernelPlan(self.spec)
+        self.use_kernel(None)
+
+    def use_kernel(self, name: str | None) -> None:
+        """Use the kernel of this name for global queries from now on; None chooses the cheapest."""
+        self._plan = KernelPlan(self.spec, name)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size] for rows [batch, query, hidden_size]."""

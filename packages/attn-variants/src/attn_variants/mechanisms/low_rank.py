@@ -63,6 +63,10 @@ class Linformer(WholeSequence):
             length=length_of(config), rank=self.Config.of(config).rank, sets=sets or config.num_heads, kinds=kinds
         )
 
+    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
+        """True: positions have projections of their own."""
+        return True
+
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of the projections of inputs and of the length, and of pairs of queries and projected rows."""
         heads, size = self.inner_size(config)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue, WrongState
+from attn_core.first_order import first_order_only
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
@@ -185,6 +186,7 @@ class _TopVectors(torch.autograd.Function):
         return top
 
     @staticmethod
+    @first_order_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         values, vectors = ctx.saved_tensors
         cut = values.shape[-1] - ctx.rank

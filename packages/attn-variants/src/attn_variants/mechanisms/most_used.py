@@ -49,6 +49,10 @@ class MostUsedMemory(ComputedMechanism):
     sequential = True
     Config = MostUsedConfig
 
+    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
+        """True: segments are counted from the first row."""
+        return True
+
     def build(self, config: MechanismConfig) -> Any:
         """A new `MostUsedLayer`; raises `InvalidValue` unless the key/value heads divide the heads."""
         from attn_variants.mechanisms.most_used_layer import MostUsedLayer

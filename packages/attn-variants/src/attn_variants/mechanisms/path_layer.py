@@ -158,6 +158,8 @@ class PathInner(InnerAttention, nn.Module):
     `strength` (`nn.Linear`, zero bias), for β from 0 to 2. Tokens are processed in blocks of `block`.
     """
 
+    computes_itself = True
+
     def __init__(self, spec: AttentionSpec, *, hidden_size: int, rank: int, taps: int, block: int) -> None:
         super().__init__()
         heads = spec.heads

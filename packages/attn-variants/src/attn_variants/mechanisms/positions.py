@@ -237,6 +237,10 @@ class AddedPositions(DeclaredMechanism):
     )
     capabilities = GROUPED_SELF - {Capability.ROTARY}
 
+    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
+        """True: positions are added to the inputs."""
+        return True
+
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config))
@@ -277,6 +281,10 @@ class ConcatenatedPositions(DeclaredMechanism):
     def projected(self, config: MechanismConfig) -> Heads:
         """The heads of the projections, without the sinusoids."""
         return config.head_layout
+
+    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
+        """True: positions are concatenated to the inputs."""
+        return True
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""

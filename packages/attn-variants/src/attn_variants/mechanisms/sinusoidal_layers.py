@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from functools import lru_cache
 from typing import cast
 
 import torch
 from attn_core import AttentionInputs, Fields, LayerState, RaggedBatch
+from attn_core.graph_safety import device_cache
 from attn_core.kernels.linear import Pack
 from attn_core.masking import positions as positions_of
 from attn_core.modifiers import DependencyTree
@@ -26,14 +26,14 @@ def sinusoidal_at(positions: Tensor, size: int, like: Tensor, longest: int | Non
     """Sinusoids PE [..., size] of positions [...], int64, in the dtype of `like`.
 
     All positions are below `longest`; if it is None, the largest is read from the device."""
-    if in_trace() or positions.numel() == 0:
+    if in_trace() or positions.numel() == 0 or positions.is_meta:
         return sinusoidal(positions, size).to(like)
     farthest = int(positions.max()) if longest is None else longest - 1
     length = max(SHORTEST_TABLE, 1 << farthest.bit_length())
     return _table(length, size, like.dtype, positions.device)[positions]
 
 
-@lru_cache(maxsize=32)
+@device_cache(32)
 def _table(length: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     # A tensor made in inference mode could not take part in training later.
     with torch.inference_mode(mode=False), torch.no_grad():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -18,6 +18,10 @@ from attn_gateway.tenants import Tenant, Tenants
 
 WAITING_PER_STREAM = 4
 """Most waiting calls of a connection, per call that may run at the same time."""
+WAITING_SHARE = 0.25
+"""The part of the time until its deadline that a call may wait for others of its connection."""
+FEWEST_ENDS, ENDS = 8, 64
+"""The number of ended calls from which the rate of a connection is estimated: at least, and the latest so many."""
 BURST_SECONDS = 10.0
 """A tenant that was idle may use this many seconds of its rate at once."""
 MINUTE = 60.0
@@ -82,27 +86,37 @@ class TenantUse:
 
 
 class Connections:
-    """Limits the calls of each connection: `most` run at a time, and `WAITING_PER_STREAM` times as many may wait."""
+    """Limits the calls of each connection: `most` run at a time, and `WAITING_PER_STREAM` times as many may wait.
 
-    def __init__(self, most: int) -> None:
+    A call with a deadline does not wait if, at the rate at which calls of its connection have ended, that would take
+    more than `WAITING_SHARE` of its time: the engine that would refuse it then does not know of it before.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
+        self._clock = clock
         self._running: Counter[str] = Counter()
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._ends: dict[str, deque[float]] = {}
+        """When the last calls of each connection that reached the limit ended."""
 
     @asynccontextmanager
-    async def turn(self, peer: str) -> AsyncIterator[None]:
-        """Run one call of a connection inside the block; calls from this process are not limited."""
+    async def turn(self, peer: str, remaining: float | None = None) -> AsyncIterator[None]:
+        """Run one call of a connection, with `remaining` seconds until its deadline, inside the block.
+
+        Calls from this process are not limited.
+        """
         if peer == LOCAL:
             yield
             return
-        await self.enter(peer)
+        await self.enter(peer, remaining)
         try:
             yield
         finally:
             self.leave(peer)
 
-    async def enter(self, peer: str) -> None:
-        """Wait until a call may start; raises `OutOfCapacity` if too many calls wait already."""
+    async def enter(self, peer: str, remaining: float | None = None) -> None:
+        """Wait until a call may start; raises `OutOfCapacity` if too many calls wait, or this one would too long."""
         if self._running[peer] < self._most:
             self._running[peer] += 1
             return
@@ -111,6 +125,11 @@ class Connections:
             running = f"{self._most} calls of this connection are running and {len(queue)} are waiting"
             text = f"{running}; open another connection, or send fewer calls at once"
             raise OutOfCapacity(text, limit=self._most, retry_seconds=1.0)
+        wait = self._seconds_until_turn(peer, len(queue))
+        if remaining is not None and wait > WAITING_SHARE * remaining:
+            running = f"{self._most} calls of this connection are running"
+            text = f"{running}; the call would wait for about {wait:.2g} seconds"
+            raise OutOfCapacity(text, limit=self._most, retry_seconds=f"{wait - WAITING_SHARE * remaining:.3f}")
         turn = asyncio.get_running_loop().create_future()
         queue.append(turn)
         try:
@@ -125,15 +144,25 @@ class Connections:
     def leave(self, peer: str) -> None:
         """End a call; the next waiting call starts."""
         queue = self._waiting.get(peer, [])
+        if peer in self._waiting:
+            self._ends.setdefault(peer, deque(maxlen=ENDS)).append(self._clock())
         while queue:
             turn = queue.pop(0)
             if not turn.done():
                 turn.set_result(None)
                 return
         self._waiting.pop(peer, None)
+        self._ends.pop(peer, None)
         self._running[peer] -= 1
         if not self._running[peer]:
             del self._running[peer]
+
+    def _seconds_until_turn(self, peer: str, waiting: int) -> float:
+        """The expected seconds until a call starts behind `waiting` others; 0 before enough calls have ended."""
+        ends = self._ends.get(peer)
+        if ends is None or len(ends) < FEWEST_ENDS:
+            return 0.0
+        return (waiting + 1) * (self._clock() - ends[0]) / len(ends)
 
 
 class Limits(grpc.aio.ServerInterceptor):
@@ -167,7 +196,8 @@ class Limits(grpc.aio.ServerInterceptor):
         @asynccontextmanager
         async def guard(context: Context) -> AsyncIterator[None]:
             peer = str(context.peer())
-            async with self._connections.turn(peer):
+            remaining: float | None = context.time_remaining()  # None without a deadline; the type stubs omit it
+            async with self._connections.turn(peer, remaining):
                 if self._inside >= self._max_calls:
                     text = f"this server already runs {self._max_calls} calls, its maximum"
                     raise OutOfCapacity(text, limit=self._max_calls, retry_seconds=1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json as json_format
 import shlex
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from attn_core.errors import WrongState
 from attn_schema import ConnectionOptions
 from attn_schema.flags import with_flags
 from attn_schema.home import home_folder
+from attn_schema.json_text import json_text
 from attn_schema.output import Json, note, print_json, print_rows, print_table
 from attn_schema.training import TrainingConfig
 
@@ -188,7 +188,7 @@ def _run_all(question: Any, runs: Any, runner: Any, folder: Any, *, json: bool) 
         found[run.id] = run, course
         groups = grouped({run.id: found[run.id] for run in runs if run.id in found})
         results = as_json(question, groups) | {"command": command, "planned_runs": len(runs)}
-        folder.write("results.json", json_format.dumps(results, indent=1) + "\n")
+        folder.write("results.json", json_text(results, indent=1) + "\n")
     drawn = picture(question, groups)
     folder.write("report.png", png(drawn))
     folder.write("report.html", page(question, groups, drawn, command))

@@ -13,7 +13,8 @@ import msgspec
 from attn_core import Capability, installed
 from attn_core.errors import InvalidValue, UserError
 from attn_core.options import parse_options
-from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfig
+from attn_schema.model import DECODER, ModelConfig
+from attn_schema.training import DataConfig, TrainingConfig
 
 from attn_train.admission import check_config
 from attn_train.comparison.budget import Budget

@@ -16,6 +16,8 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from attn_core.errors import AlreadyExists, AttnError, UnknownName, WrongState
+from attn_schema.json_text import json_text, number
+from attn_schema.text_files import lines_of
 from attn_schema.training import JobEvent, JobState, LogLine, Metrics, TrainingConfig, TrainingJob
 
 from attn_train.attempt import Assignment, Failed, Finished, Message
@@ -165,7 +167,7 @@ class RunsHere:
             return None
         points: dict[int, dict[str, float]] = {}
         model = ""
-        for line in path.read_text("utf-8").splitlines():
+        for line in lines_of(path.read_text("utf-8")):
             try:
                 found = json.loads(line)
             except json.JSONDecodeError:  # an incomplete line of a killed process
@@ -173,7 +175,7 @@ class RunsHere:
             if "model_path" in found:
                 model = found["model_path"]
             else:
-                points[found["step"]] = found["values"]
+                points[found["step"]] = {name: number(value) for name, value in found["values"].items()}
         return Course(tuple(sorted(points.items())), bool(model) and Path(model).is_dir(), model)
 
     def train(self, run: Run, say: Say, until: int | None = None) -> Course:
@@ -194,7 +196,7 @@ class RunsHere:
                     if until is not None and message.step >= until:
                         reached.append(message.step)
                         flag.set(Stop.SAVE)
-                    file.write(json.dumps({"step": message.step, "values": message.values}) + "\n")
+                    file.write(json_text({"step": message.step, "values": message.values}) + "\n")
                     file.flush()
                 elif isinstance(message, LogLine):
                     say(f"{run.id}: {message.text}")
@@ -312,6 +314,6 @@ def trained(runs: Sequence[Run], runner: Runner, say: Say) -> Iterator[Found]:
         else:
             runner.begin(run)
             left += 1
-    for number in range(left):
-        say(f"{len(runs) - left + number} of {len(runs)} runs are done")
+    for ended in range(left):
+        say(f"{len(runs) - left + ended} of {len(runs)} runs are done")
         yield runner.ended(say)

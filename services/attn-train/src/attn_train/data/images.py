@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from attn_core.errors import InvalidValue, MissingPackage
+from attn_schema.text_files import files_of
 from attn_schema.training import DataConfig
 from numpy.typing import NDArray
 
@@ -108,7 +109,8 @@ def read_pictures(folder: Path) -> tuple[Array, list[str]]:
 
 def picture_files(folder: Path) -> list[Path]:
     """Return the image files of a folder with a subfolder for each class; raises `InvalidValue` if there are none."""
-    files = sorted(file for file in folder.glob("*/*") if file.suffix.lower() in PICTURES and file.is_file())
+    places = (place for place in folder.iterdir() if place.is_dir())
+    files = sorted(file for place in places for file in files_of(place) if file.suffix.lower() in PICTURES)
     if not files:
         allowed = f"a folder with files CLASS/IMAGE of the types {', '.join(sorted(PICTURES))}"
         raise InvalidValue.of(FIELD, str(folder), allowed)

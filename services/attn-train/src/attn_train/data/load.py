@@ -10,7 +10,8 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_core.models import ModelFamily
 from attn_models.sources import known_sources, pull
 from attn_models.tokenizers import Tokenizer
-from attn_schema.training import DECODER, DataConfig, ModelConfig, TrainingConfig
+from attn_schema.model import DECODER, ModelConfig
+from attn_schema.training import DataConfig, TrainingConfig
 
 from attn_train.data.pairs import CAPTIONS, load_pairs, synthetic_task_pairs
 from attn_train.data.synthetic import TASKS

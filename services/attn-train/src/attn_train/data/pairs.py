@@ -7,10 +7,11 @@ from itertools import islice
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
-from attn_schema.training import DataConfig, ModelConfig
+from attn_schema.model import ModelConfig
+from attn_schema.text_files import read_lines
+from attn_schema.training import DataConfig
 
 from attn_train.data.synthetic import PAIRS, TASKS, caption_pairs, synthetic_pairs
-from attn_train.data.treebank import text_lines
 from attn_train.tasks.seq2seq import PairDataset, TextPair, tokenize_pairs
 
 SAMPLE = "tatoeba-en-zh"
@@ -112,4 +113,4 @@ def _columns(path: Path, max_pairs: int) -> list[TextPair]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    return (line.strip(" \r\n") for line in text_lines(path))
+    return (line.strip(" \r\n") for line in read_lines(path, "data.dataset"))

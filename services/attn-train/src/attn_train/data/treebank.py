@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,25 +9,12 @@ from pathlib import Path
 from attn_core.errors import InvalidValue
 from attn_core.modifiers import DependencyTree
 from attn_models.tokenizers import Tokenizer
+from attn_schema.text_files import files_of, read_lines
 from attn_schema.training import DataConfig
 
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.seq2seq import learned_tokenizer
 from attn_train.tasks.token_classification import TaggedDataset, TaggedTokens
-
-
-def text_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file without line ends; files named *.gz are decompressed.
-
-    Raises `InvalidValue` for a file that cannot be read or decoded.
-    """
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            for line in file:
-                yield line.rstrip("\r\n")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InvalidValue.of("data.dataset", str(path), f"UTF-8 text that can be read ({error})") from error
-
 
 FIELD = "data.dataset"
 COLUMNS = 10
@@ -54,7 +40,7 @@ def treebank_files(path: Path) -> tuple[list[Path], list[Path]]:
     names. Raises `InvalidValue` for a folder without training files."""
     if not path.is_dir():
         return [path], []
-    files = sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS) and file.is_file())
+    files = [file for file in files_of(path) if file.name.endswith(ENDINGS)]
     training = [file for file in files if "train" in file.name]
     if not training:
         raise InvalidValue.of(FIELD, str(path), "a folder with files *train*.conllu or *train*.conllu.gz")
@@ -68,7 +54,7 @@ def read_sentences(paths: Sequence[Path]) -> list[Sentence]:
 
 def _sentences(path: Path) -> Iterator[Sentence]:
     rows: list[list[str]] = []
-    for number, line in enumerate(text_lines(path), 1):
+    for number, line in enumerate(read_lines(path, FIELD), 1):
         if line.startswith("#"):
             continue
         if not line:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from attn_core.errors import InvalidValue
 from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.chat import check_messages
 
 from attn_train.data.conversations import (
     CHOSEN,
@@ -15,6 +15,7 @@ from attn_train.data.conversations import (
     PROMPT,
     REJECTED,
     TokenizedChat,
+    check_conversation,
     require_template,
     tokenized_chat,
 )
@@ -119,13 +120,13 @@ def text_in(row: Row, name: str) -> str:
     return value
 
 
-def _messages(row: Row, name: str) -> list[dict[str, str]]:
+def _messages(row: Row, name: str) -> list[dict[str, Any]]:
     value = row.values.get(name)
     if not isinstance(value, list):
         raise InvalidValue.of("columns", f"{name!r} of {row.place}", "a list of messages in every row")
     try:
-        return check_messages(value)
-    except (InvalidValue, AttributeError) as error:
+        return check_conversation(value)
+    except InvalidValue as error:
         raise InvalidValue.of(
-            "columns", f"{name!r} of {row.place}", f"messages with a role and a content: {error}"
+            "columns", f"{name!r} of {row.place}", f"messages with a role and a content: {error.message}"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
@@ -273,7 +274,7 @@ def _lines(path: Path, unit: Unit) -> Iterator[tuple[int, bytes]]:
             # A line that is too long is cut between two characters.
             cut = len(line) if line.endswith(b"\n") or len(line) < LONGEST_LINE else _character_end(line)
             line, rest = line[:cut], line[cut:]
-            yield at, line
+            yield at, line if at else line.removeprefix(codecs.BOM_UTF8)
             at += len(line)
 
 

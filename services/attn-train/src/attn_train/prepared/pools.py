@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from attn_core.errors import AttnError, Unavailable, UserError
+from attn_core.errors import AttnError, Unavailable, UserError, cleaning_up
 from attn_gateway import Cluster, ClusterSettings
 
 from attn_train.prepared.inputs import Unit
@@ -79,5 +79,6 @@ def ray_tasks(folder: Path, units: Sequence[tuple[int, Unit]], workers: int) -> 
             except ray.exceptions.RayError as error:
                 raise Unavailable(f"a Ray worker was lost: {str(error).splitlines()[0]}") from error
     finally:
-        runner.run(cluster.stop())
+        with cleaning_up("Ray"):
+            runner.run(cluster.stop())
         runner.close()

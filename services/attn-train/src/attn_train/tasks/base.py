@@ -11,7 +11,7 @@ import torch
 from attn_core.errors import InvalidValue
 from attn_core.kernels.devices import sent
 from attn_models.decoder.mixture_of_experts import router_aux_loss
-from attn_models.evaluation import IGNORED, next_token_loss
+from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
@@ -47,26 +47,6 @@ class RandomWindows:
         return rows[:, :-1], rows[:, 1:]
 
 
-def mean_loss(
-    model: nn.Module, batches: RandomWindows, count: int, on_batch: Callable[[], None] = lambda: None
-) -> float:
-    """Return the mean loss over `count` batches in evaluation mode; the model's mode is restored.
-
-    `on_batch` is called after each batch.
-    """
-    training = model.training
-    model.eval()
-    device = next(model.parameters()).device
-    total = 0.0
-    with torch.inference_mode():
-        for _ in range(count):
-            inputs, targets = to_device(batches.next_batch(), device)
-            total += next_token_loss(model, inputs, targets).item()
-            on_batch()
-    model.train(training)
-    return total / count
-
-
 def auxiliary_losses(model: nn.Module) -> Tensor | float:
     """Return the router losses of experts plus the auxiliary losses that layers stored in the last forward pass.
 
@@ -78,6 +58,17 @@ def auxiliary_losses(model: nn.Module) -> Tensor | float:
     return sum((loss for loss in left if loss is not None), start=router_aux_loss(model))
 
 
+def after_update(model: nn.Module, summed: Callable[[Tensor], Tensor]) -> None:
+    """Change what layers learn without gradients, such as centroids, after an update; `summed` adds over workers."""
+    for module in model.modules():
+        own: Callable[..., None] | None = getattr(module, "after_update", None)
+        if own is not None:
+            own(summed)
+
+
+VALIDATION_ROWS = 12
+"""The rows of a validation batch: sequences, pairs or images. They do not depend on the batch size of training, so that
+runs with different ones measure the same tokens."""
 VALIDATION_SEED = 0x5EED
 """The seed of validation batches, which are the same in every evaluation of every run for comparable losses."""
 
@@ -106,7 +97,10 @@ class TrainingTask(Protocol):
         ...
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """Return the mean loss over at most `batches` validation batches, without auxiliary losses; None if none."""
+        """Return the mean loss over at most `batches` validation batches, without auxiliary losses; None if none.
+
+        A batch has `VALIDATION_ROWS` rows, which may be computed in parts.
+        """
         ...
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
@@ -230,10 +224,18 @@ def split_validation(texts: Sequence[Text], fraction: float) -> tuple[Sequence[T
 def validation_batches(
     kept: Sequence[Text], collate: Callable[[Sequence[Text]], tuple[Tensor, ...]], *, batch: int, batches: int
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield at most `batches` collated batches of texts, the same ones in every call."""
+    """Yield the texts of at most `batches` validation batches, the same ones in every call, collated in parts of at
+    most `batch` texts."""
     order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(VALIDATION_SEED)).tolist()
-    for start in range(0, min(len(kept), batches * batch), batch):
-        yield collate([kept[place] for place in order[start : start + batch]])
+    chosen = order[: batches * VALIDATION_ROWS]
+    for start in range(0, len(chosen), batch):
+        yield collate([kept[place] for place in chosen[start : start + batch]])
+
+
+def parts_of(draw: Callable[[], tuple[Tensor, ...]], batches: int, batch: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the rows of `batches` batches that `draw` returns, in parts of at most `batch` rows."""
+    for _ in range(batches):
+        yield from zip(*(torch.split(part, batch) for part in draw()), strict=True)
 
 
 def mean_over_batches(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from attn_core.errors import Incompatible, UserError
 from attn_models.loading import load_model
+from attn_models.losses import mean_cross_entropy
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
@@ -34,10 +35,11 @@ TEMPERATURE, WEIGHT = 1.0, 0.5
 
 
 def distillation_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Return T² KL(teacher || model) for logits [tokens, vocabulary] divided by T, the mean over tokens, in nats."""
+    """Return T² KL(teacher || model) for logits [tokens, vocabulary] divided by T, the mean over tokens, in nats; 0
+    without tokens."""
     ours = functional.log_softmax(logits.float() / temperature, dim=-1)
     theirs = functional.log_softmax(teacher.float() / temperature, dim=-1)
-    return temperature**2 * functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+    return temperature**2 * functional.kl_div(ours, theirs, reduction="sum", log_target=True) / max(len(ours), 1)
 
 
 def check_teacher(config: TrainingConfig, home: Path, tokenizer: Path) -> None:
@@ -126,7 +128,7 @@ class DistillationTask:
         logits = packed_logits(model, inputs, apart)[kept]
         with torch.no_grad():
             teacher = packed_logits(self._teacher, inputs, apart)[kept][:, : logits.shape[-1]]
-        text = functional.cross_entropy(logits, targets[kept], label_smoothing=self._smoothing)
+        text = mean_cross_entropy(logits, targets[kept], PADDED, self._smoothing)
         taught = distillation_loss(logits[:, : teacher.shape[-1]], teacher, self._temperature)
         return (1 - self._weight) * text + self._weight * taught + auxiliary_losses(model)
 

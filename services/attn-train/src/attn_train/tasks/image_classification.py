@@ -12,7 +12,7 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attn_train.tasks.base import VALIDATION_SEED, OnBatch, SeededTask
+from attn_train.tasks.base import VALIDATION_ROWS, VALIDATION_SEED, OnBatch, SeededTask
 
 WHITE = 255
 AT_ONCE = 256
@@ -80,7 +80,7 @@ class ImageClassificationTask(SeededTask):
         """Return the mean loss over at most `batches` batches of validation images, the same ones each time."""
         count = len(self._images.validation.labels)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(VALIDATION_SEED))
-        chosen = order[: batches * self._batch]
+        chosen = order[: batches * VALIDATION_ROWS]
         found = self._images.validation
         kept = LabelledImages(found.images[chosen], found.labels[chosen])
         return classification_metrics(model, kept, on_batch).get("loss")

@@ -13,17 +13,21 @@ from attn_core.errors import InvalidValue
 from attn_core.reinforce import samples_keys
 from attn_models.evaluation import next_token_loss
 from attn_models.tokenizers import Tokenizer, character_tokenizer
+from attn_schema import text_files
+from attn_schema.text_files import whole_lines_of
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
 from attn_train.tasks.base import (
+    VALIDATION_ROWS,
     VALIDATION_SEED,
     OnBatch,
     RandomWindows,
     TokenDataset,
     auxiliary_losses,
     derived,
-    mean_loss,
+    mean_over_batches,
+    parts_of,
 )
 from attn_train.tasks.reinforce import Reinforce
 from attn_train.tasks.seq2seq import learned_tokenizer
@@ -83,8 +87,9 @@ class LanguageModelingTask:
         """Return the mean next-token loss on the validation text; None if it is shorter than a window."""
         if len(self._text.validation) <= self._context:
             return None
-        drawn = RandomWindows(self._text.validation, context=self._context, batch=self._batch, seed=VALIDATION_SEED)
-        return mean_loss(model, drawn, batches, on_batch)
+        drawn = RandomWindows(self._text.validation, context=self._context, batch=VALIDATION_ROWS, seed=VALIDATION_SEED)
+        parts = parts_of(drawn.next_batch, batches, self._batch)
+        return mean_over_batches(model, parts, lambda batch: next_token_loss(model, batch[0], batch[1]), on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, Any]:  # noqa: ARG002 -- the loss says all
         """Return no metrics, as the loss is sufficient."""
@@ -105,7 +110,7 @@ def tokenize(text: str, *, tokenizer: str = CHARACTER, validation: float = 0.1) 
         ids = _character_ids(text)
     else:
         trained = text[: len(text) - int(len(text) * validation)]
-        made = learned_tokenizer(tokenizer, trained.splitlines(keepends=True))
+        made = learned_tokenizer(tokenizer, whole_lines_of(trained))
         ids = _encoded(text, made)
     kept = len(ids) - int(len(ids) * validation)
     return TextDataset(training=ids[:kept], validation=ids[kept:], tokenizer=made)
@@ -116,16 +121,7 @@ def read_text(path: Path) -> str:
 
     Raises `InvalidValue` for a file that cannot be read or is not UTF-8.
     """
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    texts = []
-    for file in files:
-        try:
-            texts.append(file.read_text(encoding="utf-8"))
-        except UnicodeDecodeError as error:
-            raise InvalidValue.of("data.dataset", str(file), f"UTF-8 text; byte {error.start} is not") from error
-        except OSError as error:
-            raise InvalidValue.of("data.dataset", str(file), f"a readable file: {error.strerror}") from error
-    return "".join(texts)
+    return "".join(text_files.read_text(file, "data.dataset") for file in text_files.files_of(path))
 
 
 def _character_ids(text: str) -> Tensor:
@@ -137,7 +133,7 @@ def _character_ids(text: str) -> Tensor:
 
 
 def _encoded(text: str, tokenizer: Tokenizer) -> Tensor:
-    lines = text.splitlines(keepends=True)
+    lines = whole_lines_of(text)
     groups = ["".join(lines[start : start + LINES_AT_ONCE]) for start in range(0, len(lines), LINES_AT_ONCE)]
     ids = [torch.tensor(group, dtype=torch.int32) for group in tokenizer.encode_batch(groups)]
     return torch.cat(ids) if ids else torch.empty(0, dtype=torch.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attn_train.tasks.base import VALIDATION_SEED, OnBatch, RandomWindows, derived, to_device
+from attn_train.tasks.base import VALIDATION_ROWS, VALIDATION_SEED, OnBatch, RandomWindows, derived, parts_of, to_device
 from attn_train.tasks.language_modeling import TextDataset
 from attn_train.tasks.reinforce import Reinforce
 
@@ -96,7 +96,7 @@ class MaskedLanguageModelingTask:
         self._dataset = dataset
         self._context, self._batch = config.model.sequence_length, config.optimizer.batch_size
         self._smoothing = config.optimizer.label_smoothing
-        self._masking = self._masked(dataset.text.training, derived(config.seed, "batches"))
+        self._masking = self._masked(dataset.text.training, derived(config.seed, "batches"), self._batch)
         self.generator = self._masking.generator
         self.tokens = 0
         self.reinforce = Reinforce()
@@ -122,11 +122,11 @@ class MaskedLanguageModelingTask:
     def _validated(self, model: nn.Module, batches: int, on_batch: OnBatch) -> Mapping[str, float]:
         if len(self._dataset.text.validation) < self._context:
             return {}
-        masking = self._masked(self._dataset.text.validation, VALIDATION_SEED)
-        return masked_metrics(model, masking, batches, on_batch)
+        masking = self._masked(self._dataset.text.validation, VALIDATION_SEED, VALIDATION_ROWS)
+        return masked_metrics(model, parts_of(masking.next_batch, batches, self._batch), on_batch)
 
-    def _masked(self, tokens: Tensor, seed: int) -> Masking:
-        return Masking(tokens, self._dataset.tokenizer, context=self._context, batch=self._batch, seed=seed)
+    def _masked(self, tokens: Tensor, seed: int, batch: int) -> Masking:
+        return Masking(tokens, self._dataset.tokenizer, context=self._context, batch=batch, seed=seed)
 
 
 def masked_logits(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
@@ -138,21 +138,23 @@ def masked_logits(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
 
 
 def masked_metrics(
-    model: nn.Module, masking: Masking, batches: int, on_batch: OnBatch = lambda: None
+    model: nn.Module, batches: Iterable[tuple[Tensor, ...]], on_batch: OnBatch = lambda: None
 ) -> dict[str, float]:
-    """Return the mean "loss" of `batches` batches, in nats per prediction, and the "accuracy".
+    """Return the mean "loss" of batches of `Masking`, in nats per prediction, and the "accuracy".
 
     The model's mode is restored.
     """
     training, device = model.training, next(model.parameters()).device
     model.eval()
-    loss = accuracy = 0.0
+    loss = right = 0.0
+    count = 0
     with torch.inference_mode():
-        for _ in range(batches):
-            batch = to_device(masking.next_batch(), device)
+        for drawn in batches:
+            batch = to_device(drawn, device)
             logits = masked_logits(model, batch)
-            loss += functional.cross_entropy(logits.flatten(0, 1), batch[2].flatten()).item()
-            accuracy += (logits.argmax(-1) == batch[2]).float().mean().item()
+            loss += functional.cross_entropy(logits.flatten(0, 1), batch[2].flatten(), reduction="sum").item()
+            right += (logits.argmax(-1) == batch[2]).sum().item()
+            count += batch[2].numel()
             on_batch()
     model.train(training)
-    return {"loss": loss / batches, "accuracy": accuracy / batches}
+    return {"loss": loss / count, "accuracy": right / count}

@@ -21,6 +21,7 @@ from attn_train.prepared.order import MixedSource, Mixture, Reader, RecordReader
 from attn_train.prepared.shards import FIELD, TRAIN, PreparedData, PreparedSet
 from attn_train.tasks.base import (
     PADDED,
+    VALIDATION_ROWS,
     VALIDATION_SEED,
     OnBatch,
     SeededTask,
@@ -161,13 +162,16 @@ class PackedTask(SeededTask):
         return {f"epochs_{name}": epochs for name, epochs in self._mixture.epochs.items()}
 
     def _validation_batches(self, reader: Reader, batches: int) -> Any:
-        """Yield batches of at most one epoch, the same ones each time."""
+        """Yield the rows of at most one epoch and of at most `batches` validation batches, the same ones each time, in
+        parts of at most the batch size; rows of conversations one by one, as they hold an unknown number of them."""
         mixture = Mixture([MixedSource("", reader, epochs=1)], VALIDATION_SEED)
-        for _ in range(batches):
-            left = reader.items - int(mixture.position()["items"][0])
-            if left <= 0:
+        rows, most = batches * VALIDATION_ROWS, self._batch if isinstance(reader, WindowReader) else 1
+        while rows:
+            part = min(most, rows, reader.items - int(mixture.position()["items"][0]))
+            if part <= 0:
                 return
-            yield mixture.batch(min(self._batch, left) if isinstance(reader, WindowReader) else 1)
+            rows -= part
+            yield mixture.batch(part)
 
     def _documents(self, documents: Tensor) -> Tensor | None:
         return documents if self._apart else None

@@ -26,7 +26,7 @@ class Reinforce:
         """Return the loss, a scalar in nats per target.
 
         `logits` is called to compute logits [batch, targets, classes]; `targets` [batch, targets] that are `IGNORED` do
-        not count.
+        not count, and if all are, the loss is 0.
         """
         with recorded_samples(model) as samples:
             scores = logits()
@@ -34,11 +34,12 @@ class Reinforce:
             scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing, reduction="none"
         )
         losses, counts = flat.view(targets.shape).sum(1), (targets != IGNORED).sum(1)
-        mean = losses.sum() / counts.sum()
-        if not samples:
+        total = counts.sum().clamp(min=1)
+        mean = losses.sum() / total
+        if not samples or not counts.any():
             return mean
         before = self._baseline.update(-mean)
-        extra = reinforce_loss(samples, -losses, before * counts) * (len(targets) / counts.sum())
+        extra = reinforce_loss(samples, -losses, before * counts) * (len(targets) / total)
         # Adds only the gradient: the value of the loss remains the cross-entropy.
         return mean + extra - extra.detach()
 

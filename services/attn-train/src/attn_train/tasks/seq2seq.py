@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from attn_core.errors import InvalidValue, MissingPackage
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
-from attn_models.losses import doubly_stochastic_penalty
+from attn_models.losses import doubly_stochastic_penalty, mean_cross_entropy
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer, word_tokenizer
 from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids, eos_id
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.tasks.base import (
@@ -201,7 +200,9 @@ class Seq2SeqTask(SeededTask):
         logits, weights, attended = forward(inputs, source, key_padding_mask)
         counts = targets != PADDED
         penalty = doubly_stochastic_penalty(weights, counts, attended)
-        loss = self.reinforce.loss(model, lambda: logits, targets, self._smoothing) + weight * penalty / counts.sum()
+        loss = self.reinforce.loss(
+            model, lambda: logits, targets, self._smoothing
+        ) + weight * penalty / counts.sum().clamp(min=1)
         return loss + auxiliary_losses(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
@@ -243,4 +244,4 @@ def collate(pairs: Sequence[TokenPair]) -> tuple[Tensor, Tensor, Tensor, Tensor]
 def _loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     source, key_padding_mask, inputs, targets = batch
     logits = model(inputs, source, key_padding_mask)
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PADDED)
+    return mean_cross_entropy(logits, targets, PADDED)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attn_models.losses import mean_cross_entropy
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.tasks.base import PADDED, OnBatch, SeededTask, count_targets, mean_validation_loss
@@ -103,7 +103,7 @@ def collate(sentences: Sequence[TaggedTokens]) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def _loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return functional.cross_entropy(model(*batch[:-1]).flatten(0, 1), batch[-1].flatten(), ignore_index=PADDED)
+    return mean_cross_entropy(model(*batch[:-1]), batch[-1], PADDED)
 
 
 def tagging_accuracy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Mask
+from attn_core.first_order import first_order_only
 from torch import Tensor
 
 from attn_variants.compute.block_sparse.attend import as_given, heads_of, laid_out, of_one_length
@@ -103,6 +104,7 @@ def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -
     ctx.save_for_backward(query, key, value, *output)
 
 
+@first_order_only
 def back(ctx: Any, gradient: Tensor, _sums: Tensor | None) -> tuple[Any, ...]:
     """The gradients of the arguments of `tiles`."""
     found = tiles_backward(gradient.contiguous(), list(ctx.saved_tensors), ctx.key_padding_mask, ctx.mask, ctx.scale)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from attn_core.first_order import first_order_only
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attn_variants.compute.block_sparse.layout import Bucket, Part
 from attn_variants.compute.merging import merged
@@ -45,7 +45,7 @@ class Tiles(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """The gradients of queries, keys and values."""
         return *gradients(gradient, ctx.saved_tensors, ctx.layout), None
