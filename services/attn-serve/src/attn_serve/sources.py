@@ -8,8 +8,9 @@ from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
 from attn_host import find_folder
-from attn_host.loading import path_of
-from attn_storage import ArtifactStore, ModelRecords
+from attn_host.loading import CONFIGS, path_of
+from attn_schema.home import model_folder_name, model_names, models_folder
+from attn_storage import ArtifactStore, ModelRecords, Owners
 
 WAITING = ThreadPoolExecutor(32, thread_name_prefix="attn-sources")
 """Threads for calls to databases and artefact stores, which may block for minutes when these fail.
@@ -41,12 +42,18 @@ class ModelSources:
         """
         if tenant is not None and path_of(source).is_absolute():
             raise InvalidValue.of("source", source, "the name of a model; paths are for admins")
-        records = {record.name: record for record in self._records.all()} if self._records else {}
-        hidden = {name for name, record in records.items() if not record.belongs_to(tenant)}
         try:
-            return find_folder(source, self._home, hidden)
+            return find_folder(source, self._home, self._hidden(tenant))
         except UnknownName:
-            record = records.get(source)
-            if record is None or source in hidden or not record.artifact or self._artifacts is None:
+            record = self._records.find(source) if self._records else None
+            if record is None or not record.belongs_to(tenant) or not record.artifact or self._artifacts is None:
                 raise
         return self._artifacts.fetch(record.artifact)
+
+    def _hidden(self, tenant: str | None) -> set[str]:
+        """The names of the models of this machine that a tenant may not use."""
+        if tenant is None or self._records is None:
+            return set()
+        owners, models = Owners(self._home, self._records), models_folder(self._home)
+        names = model_names(self._home, CONFIGS)
+        return {name for name in names if not owners.may_use(models / model_folder_name(name), tenant)}
