@@ -10,7 +10,7 @@ A noun is a frozen msgspec Struct whose fields declare their type, bounds, defau
 `Meta` takes the bounds `ge`, `gt`, `le`, `lt`, `min_length`, `max_length`, a `description`, and in `extra` the settings
 of single consumers: `wire` (False: not in the protobuf message), `flag` (False: no command-line option), `short`
 (another spelling of the option), `metavar`, `panel`, `envvar`, `file` (True: the option names a file with the value),
-`names` (the kind of the stored object that the text names, such as `MODEL`; see `attn_schema.stored`).
+`names` (the kind of the stored object that the text names, such as `MODEL`; see `references_of`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
@@ -352,3 +352,22 @@ def _require_length(info: FieldInfo, value: Any, unit: str) -> None:
     span = f"at least {low}" if high is None else f"at most {high}" if not low else f"{low} to {high}"
     given = value if not value else f"{len(value)} {unit}"
     raise InvalidValue.of(info.name, given, f"{span} {unit}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What a field names: the path of the field, such as data.dataset, the kind of the object, and the given text."""
+
+    field: str
+    kind: str
+    text: str
+
+
+def references_of(noun: msgspec.Struct, place: str = "") -> Iterator[Reference]:
+    """All references to stored objects in a noun and the nouns in it; fields that are empty or None name nothing."""
+    for info in fields_of(type(noun)):
+        value = getattr(noun, info.name)
+        if is_noun(info.kind) and value is not None:
+            yield from references_of(value, f"{place}{info.name}.")
+        elif "names" in info.extra and value:
+            yield Reference(field=f"{place}{info.name}", kind=info.extra["names"], text=value)

@@ -9,8 +9,7 @@ from pathlib import Path
 from attn_core.errors import InvalidValue, UnknownName
 from attn_schema.home import model_names, models_folder
 from attn_schema.prepared import prepared_sources
-from attn_schema.schema import DATASET, PREPARED, TOKENIZER
-from attn_schema.stored import Reference, references_of
+from attn_schema.schema import DATASET, PREPARED, TOKENIZER, Reference, references_of
 from attn_schema.training import TrainingConfig
 from attn_storage import ModelRecords, Owners
 from attn_storage.artifacts import ARTIFACTS
@@ -67,17 +66,16 @@ class Access:
     def require(self, config: TrainingConfig) -> None:
         """Check everything that the configuration names.
 
-        Raises `UnknownName` for the name, and `InvalidValue` for the path, of what the caller may not use. A tenant
-        gets the same errors for what does not exist.
+        Raises `UnknownName` for the name, and `InvalidValue` for the path, of what the caller may not use, and for what
+        the server cannot read. A tenant gets the same errors for what does not exist.
         """
-        if self._anywhere:
-            return
         for reference in references_of(config):
             for place in places_of(reference, self._home):
                 if place.named:
                     self._require_name(reference.text, place.path)
-                else:
+                elif not self._anywhere:
                     self._require_path(reference, place.path)
+                _require_readable(reference, place.path)
 
     def _require_name(self, name: str, folder: Path) -> None:
         if self._tenant is not None and not self._owners.may_use(folder, self._tenant):
@@ -99,3 +97,14 @@ class Access:
         if self._tenant is not None:
             rule += f"; of {Layout(self._home).data} a token may use the files, 'shared' and {self._tenant!r}"
         raise InvalidValue.of(f"config.{reference.field}", str(path), rule)
+
+
+def _require_readable(reference: Reference, path: Path) -> None:
+    """Raise `InvalidValue` for what exists, or may exist, but cannot be read by this process."""
+    try:
+        folder = path.is_dir()
+        hidden = path.exists() and not os.access(path, os.R_OK | (os.X_OK if folder else 0), effective_ids=True)
+    except PermissionError:
+        hidden = True
+    if hidden:
+        raise InvalidValue.of(f"config.{reference.field}", str(path), "a path that the server can read")

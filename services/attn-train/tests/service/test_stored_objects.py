@@ -14,6 +14,8 @@ from attn.v1.training_pb2_grpc import TrainingServiceStub
 from attn_schema.schema import fields_of, is_noun
 from attn_schema.training import TrainingConfig
 from attn_storage import Database, ModelRecord, ModelRecords, database_url
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 FIELDS = {
     f"{part.name}.{info.name}": info.extra["names"]
@@ -107,3 +109,22 @@ async def test_no_spelling_shows_a_tenant_what_belongs_to_another(
         own = request(wire_config, field, str(stored / ("data/ann/anns" if FIELDS[field] in DATA else "models/anns")))
         assert "a path below" in await error(stub, own, by("two"))
         assert "a path below" not in await error(stub, own, by("one"))
+
+
+@pytest.mark.parametrize("field", FIELDS)
+async def test_a_path_that_no_file_has_or_that_cannot_be_read_is_refused_with_its_field(
+    server, wire_config, tmp_path, field
+):
+    (tmp_path / "closed" / "within").mkdir(parents=True)
+    (tmp_path / "closed").chmod(0)
+    texts = ["a\0b", "/a\0b", "x" * 5000, "/x" * 2500, "/" + "x" * 256, str(tmp_path / "closed"), "/no/such/file"]
+    if os.geteuid() != 0:
+        texts.append(str(tmp_path / "closed" / "within"))
+    async with server() as stub:
+        for text in texts:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.SubmitTrainingJob(request(wire_config, field, text))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, text
+            bad = error_details_pb2.BadRequest()
+            assert any(detail.Unpack(bad) for detail in rpc_status.from_call(caught.value).details), text
+            assert bad.field_violations[0].field == f"config.{field}", text
