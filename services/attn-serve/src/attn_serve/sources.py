@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
 from attn_host import find_folder
 from attn_host.loading import CONFIGS, path_of
+from attn_models.lora.files import is_adapter
+from attn_models.weights.manifest import file_sha256
 from attn_schema.home import model_folder_name, model_names, models_folder
 from attn_storage import ArtifactStore, ModelRecords, Owners
 
@@ -29,6 +32,11 @@ class ModelSources:
         self._home = home
         self._records = records
         self._artifacts = artifacts
+
+    @staticmethod
+    async def fingerprint(folder: Path) -> str:
+        """What `fingerprint_of` returns, without blocking the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(WAITING, fingerprint_of, folder)
 
     async def find(self, source: str, tenant: str | None = None) -> Path:
         """Like `folder`, without blocking the event loop."""
@@ -57,3 +65,18 @@ class ModelSources:
         owners, models = Owners(self._home, self._records), models_folder(self._home)
         names = model_names(self._home, CONFIGS)
         return {name for name in names if not owners.may_use(models / model_folder_name(name), tenant)}
+
+
+def fingerprint_of(folder: Path) -> str:
+    """A text that changes with the files of a model folder; empty if the folder is gone.
+
+    Of an adapter's files it is the content that counts. Those of a model may be large: their sizes and times count.
+    """
+    contents = is_adapter(folder)
+    digest = hashlib.sha256()
+    files = sorted(path for path in folder.glob("*") if path.is_file())
+    for path in files:
+        found = path.stat()
+        digest.update(f"{path.name}\0{found.st_size}\0".encode())
+        digest.update((file_sha256(path) if contents else str(found.st_mtime_ns)).encode())
+    return digest.hexdigest() if files else ""
