@@ -94,6 +94,28 @@ async def test_adapters_are_listed_and_unloaded_and_go_with_their_model(
     assert not (await models.ListModels(wire.ListModelsRequest())).models
 
 
+async def test_files_that_were_overwritten_in_place_are_never_taken_for_those_that_are_served(
+    models: ModelServiceStub, stub: InferenceServiceStub, home: Path
+) -> None:
+    """An adapter, and a whole model: a repeated load is refused until the old one is unloaded; then it is the new."""
+    for name, seed in (("changing", 1), ("changed", 2)):
+        make_adapter(home / "models" / "tiny", name, seed)
+    for suffix in ("", "-merged"):
+        name, new = f"changing{suffix}", f"changed{suffix}"
+        for each in (name, new):
+            await load(models, each)
+        before, after = [await complete(stub, ask(model=each, max_new_tokens=12)) for each in (name, new)]
+        assert before != after
+        await load(models, name)
+        for file in (home / "models" / new).iterdir():
+            (home / "models" / name / file.name).write_bytes(file.read_bytes())
+        async with refused(grpc.StatusCode.ALREADY_EXISTS, name):
+            await load(models, name)
+        await models.UnloadModel(wire.UnloadModelRequest(name=name))
+        await load(models, name)
+        assert await complete(stub, ask(model=name, max_new_tokens=12)) == after
+
+
 async def test_adapters_that_do_not_fit_are_refused_and_the_model_goes_on(
     models: ModelServiceStub, stub: InferenceServiceStub
 ) -> None:

@@ -135,6 +135,21 @@ async def test_an_adapter_of_one_tenant_does_not_exist_for_another(
         await answer("one")
 
 
+async def test_every_name_and_link_of_a_tenants_model_is_hidden_from_others(home: Path, tmp_path: Path) -> None:
+    (home / "models" / "x--y").mkdir()
+    (home / "models" / "x--y" / "config.json").write_text("{}")
+    (home / "models" / "alias").symlink_to("x--y")
+    with Database(f"sqlite:///{tmp_path}/records.sqlite3") as database:
+        records = ModelRecords(database)
+        records.record(ModelRecord("x--y", "ann"))
+        sources = ModelSources(home, records)
+        for name in ("x/y", "alias"):
+            assert await sources.find(name, "ann") == home / "models" / name.replace("/", "--")
+            with pytest.raises(UnknownName):
+                await sources.find(name, "bob")
+        assert await sources.find("tiny", "bob") == home / "models" / "tiny"
+
+
 async def test_trained_models_are_found_by_their_owner_on_any_machine(home: Path, tmp_path: Path) -> None:
     """Two homes stand for two machines that share records and artefacts."""
     with Database(f"sqlite:///{tmp_path}/records.sqlite3") as database:

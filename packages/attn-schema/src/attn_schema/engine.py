@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from attn_schema.device import DeviceConfig
 from attn_schema.sampling import MAX_SPECULATIVE_TOKENS
-from attn_schema.schema import Schema
+from attn_schema.schema import MODEL, Schema
 
 MAX_SPECULATIVE_TREE_WIDTH = 8
 MAX_LORAS = 1024
@@ -113,7 +113,7 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
         str,
         Meta(
             description="Smaller model with the same tokenizer that proposes draft tokens, by name or folder.",
-            extra={"metavar": "NAME|PATH"},
+            extra={"metavar": "NAME|PATH", "names": MODEL},
         ),
     ] | None = None  # fmt: skip
     speculative_tree_width: Annotated[

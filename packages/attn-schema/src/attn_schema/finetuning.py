@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from attn_core.errors import InvalidValue
 
-from attn_schema.schema import Checked, in_panel
+from attn_schema.schema import MODEL, Checked, in_panel
 
 _lora = in_panel("LoRA")
 
@@ -94,6 +94,7 @@ class ObjectiveConfig(Checked, frozen=True, kw_only=True):
                 "Teacher model, by name or folder, whose probabilities are a training target in addition to the text "
                 "(distillation, arXiv 1503.02531); it must have the same vocabulary as the model.",
                 metavar="NAME|PATH",
+                names=MODEL,
             ),
         ]
         | None

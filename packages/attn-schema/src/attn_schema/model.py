@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from attn_core.errors import InvalidValue
 
-from attn_schema.schema import Checked, in_panel
+from attn_schema.schema import MODEL, Checked, in_panel
 
 DECODER = "decoder"
 DECODER_DEFAULTS = {
@@ -151,6 +151,7 @@ class ModelConfig(Checked, frozen=True, kw_only=True):
                 "of training sequences.",
                 short="--from",
                 metavar="NAME|PATH",
+                names=MODEL,
             ),
         ]
         | None

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from attn_core.errors import InvalidValue
 
-from attn_schema.schema import Checked, in_panel
+from attn_schema.schema import TOKENIZER, Checked, in_panel
 
 _rows = in_panel("Rows")
 
@@ -20,7 +20,11 @@ class PrepareConfig(Checked, frozen=True, kw_only=True):
     """The options of `attn data prepare`, which turns files into tokenised training data."""
 
     tokenizer: Annotated[
-        str, _rows("A model on this machine, a folder with a tokenizer.json, or byte_pairs:N (trained on the data).")
+        str,
+        _rows(
+            "A model on this machine, a folder with a tokenizer.json, or byte_pairs:N (trained on the data).",
+            names=TOKENIZER,
+        ),
     ] = ""
     kind: Annotated[
         Literal["text", "chat", "preference", "pairs"],

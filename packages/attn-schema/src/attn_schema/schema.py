@@ -9,7 +9,8 @@ A noun is a frozen msgspec Struct whose fields declare their type, bounds, defau
 
 `Meta` takes the bounds `ge`, `gt`, `le`, `lt`, `min_length`, `max_length`, a `description`, and in `extra` the settings
 of single consumers: `wire` (False: not in the protobuf message), `flag` (False: no command-line option), `short`
-(another spelling of the option), `metavar`, `panel`, `envvar`, `file` (True: the option names a file with the value).
+(another spelling of the option), `metavar`, `panel`, `envvar`, `file` (True: the option names a file with the value),
+`names` (the kind of the stored object that the text names, such as `MODEL`; see `references_of`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
@@ -29,6 +30,12 @@ from attn_core.checks import is_number, require_choice, require_flag, require_nu
 from attn_core.errors import InvalidValue, UnknownName
 
 BOUNDS = ("ge", "gt", "le", "lt")
+MAX_PATH_BYTES = 4095
+MAX_NAME_BYTES = 255
+"""The largest path, and the largest name of a file or folder, of the usual file systems."""
+MODEL, TOKENIZER, DATASET, PREPARED = "model", "tokenizer", "dataset", "prepared"
+"""The values of `names` in a field's `Meta`: a model or adapter, a folder with a tokenizer.json (or a word for a
+tokenizer that is learned), a dataset, and folders of prepared data with their weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +84,8 @@ def _short(number: float) -> str:
 def in_panel(panel: str) -> Callable[..., msgspec.Meta]:
     """A function that makes the `Meta` of fields whose options are shown in the given panel of the command's help."""
 
-    def meta(description: str, *, short: str = "", metavar: str = "", **bounds: Any) -> msgspec.Meta:
-        extra = {"panel": panel, "short": short, "metavar": metavar}
+    def meta(description: str, *, short: str = "", metavar: str = "", names: str = "", **bounds: Any) -> msgspec.Meta:
+        extra = {"panel": panel, "short": short, "metavar": metavar, "names": names}
         return msgspec.Meta(
             description=description, extra={key: value for key, value in extra.items() if value}, **bounds
         )
@@ -261,7 +268,23 @@ def _checked_scalar(info: FieldInfo, value: Any) -> Any:
             if not isinstance(value, str):
                 raise InvalidValue.of(info.name, value, "text")
             _require_length(info, value, "characters")
+            if "names" in info.extra:
+                _require_file_names(info, value)
     return value
+
+
+def _require_file_names(info: FieldInfo, value: str) -> None:
+    """Raise `InvalidValue` for text that no file can have as its path."""
+    if "\0" in value:
+        raise InvalidValue.of(info.name, value, "text without the character NUL")
+    for path in value.split(",") if info.extra["names"] == PREPARED else [value]:
+        size = len(path.encode(errors="surrogatepass"))
+        part = max(len(each.encode(errors="surrogatepass")) for each in path.split("/"))
+        if size > MAX_PATH_BYTES or part > MAX_NAME_BYTES:
+            given = f"{size} bytes, with a part of {part} between slashes"
+            raise InvalidValue.of(
+                info.name, given, f"at most {MAX_PATH_BYTES} bytes, with parts of at most {MAX_NAME_BYTES}"
+            )
 
 
 def _require_path(name: str, value: Any) -> Path:
@@ -329,3 +352,22 @@ def _require_length(info: FieldInfo, value: Any, unit: str) -> None:
     span = f"at least {low}" if high is None else f"at most {high}" if not low else f"{low} to {high}"
     given = value if not value else f"{len(value)} {unit}"
     raise InvalidValue.of(info.name, given, f"{span} {unit}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What a field names: the path of the field, such as data.dataset, the kind of the object, and the given text."""
+
+    field: str
+    kind: str
+    text: str
+
+
+def references_of(noun: msgspec.Struct, place: str = "") -> Iterator[Reference]:
+    """All references to stored objects in a noun and the nouns in it; fields that are empty or None name nothing."""
+    for info in fields_of(type(noun)):
+        value = getattr(noun, info.name)
+        if is_noun(info.kind) and value is not None:
+            yield from references_of(value, f"{place}{info.name}.")
+        elif "names" in info.extra and value:
+            yield Reference(field=f"{place}{info.name}", kind=info.extra["names"], text=value)

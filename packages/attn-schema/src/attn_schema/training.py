@@ -16,7 +16,7 @@ from attn_schema.finetuning import LoraConfig, ObjectiveConfig
 from attn_schema.model import ModelConfig
 from attn_schema.optimization import MAX_STEPS, OPTIMIZER_PANEL, OptimizerConfig
 from attn_schema.prepared import PreparedSource, prepared_sources
-from attn_schema.schema import Checked, Schema, fields_of, in_panel, is_noun
+from attn_schema.schema import DATASET, PREPARED, TOKENIZER, Checked, Schema, fields_of, in_panel, is_noun
 
 MAX_SEED = 2**64 - 1
 MAX_WORKERS = 4096
@@ -39,19 +39,21 @@ class DataConfig(Checked, frozen=True, kw_only=True):
             "val.LANGUAGE; for tags a .conllu file or a folder of them; for images a .npz file or a "
             "folder CLASS/IMAGE.",
             metavar="NAME|PATH",
+            names=DATASET,
         ),
     ] = ""
     tokenizer: Annotated[
         str,
         _data(
             "character, word, byte_pairs:N (trained on the data), or the name or folder of a tokenizer on the server. "
-            "For pairs and tags, character selects word or byte_pairs."
+            "For pairs and tags, character selects word or byte_pairs.",
+            names=TOKENIZER,
         ),
     ] = "character"
     validation_fraction: Annotated[
         float, _data("Fraction of the data, at its end, that is held out for validation.", ge=0, lt=1)
     ] = 0.1
-    languages: Annotated[str, _data("Languages of a folder of pairs as FROM-TO, such as en-de.")] = ""
+    languages: Annotated[str, _data("Languages of a folder of pairs as FROM-TO, such as en-de.", max_length=64)] = ""
     max_pairs: Annotated[int, _data("Maximum number of pairs to read; 0 reads all.", ge=0, le=MAX_COUNT)] = 0
     format: Annotated[
         Literal["text", "chat", "preference"],
@@ -69,6 +71,7 @@ class DataConfig(Checked, frozen=True, kw_only=True):
             "maximum number of epochs of each (no maximum if not given).",
             short="--data",
             metavar="FOLDER[:WEIGHT[:EPOCHS]],...",
+            names=PREPARED,
         ),
     ] = ""
     document_mask: Annotated[

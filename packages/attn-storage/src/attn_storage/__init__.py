@@ -5,6 +5,7 @@ from attn_storage.database import Database, database_url
 from attn_storage.gateways import GatewayRecord, GatewayRecords, ServedModel, ServedState
 from attn_storage.leases import Lease, Leases
 from attn_storage.models import ModelRecord, ModelRecords
+from attn_storage.owners import Owners
 
 __all__ = [
     "ArtifactStore",
@@ -16,6 +17,7 @@ __all__ = [
     "Manifest",
     "ModelRecord",
     "ModelRecords",
+    "Owners",
     "ServedModel",
     "ServedState",
     "database_url",

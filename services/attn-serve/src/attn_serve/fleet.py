@@ -95,7 +95,7 @@ class ServedModel:
     """One model and its engine; `info` describes the model and its state.
 
     `owner` is the tenant that owns the model, empty if all tenants may use it; an adapter has a `base`, and the
-    `config` of its base.
+    `config` of its base. `fingerprint` is that of the files that were loaded, empty if another gateway did it.
     """
 
     info: ModelInfo
@@ -105,6 +105,7 @@ class ServedModel:
     deployment: DeploymentConfig
     owner: str = ""
     base: ServedModel | None = None
+    fingerprint: str = ""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -199,6 +200,8 @@ class Fleet:
     ) -> ServedModel:
         """Load a model and wait until it serves; loading the same name and source twice gives the same model.
 
+        Raises `AlreadyExists` if the name serves another source, or files that have changed since they were loaded.
+
         `tenant` owns the model; without one, all tenants may use it. If the source is an adapter, it is loaded on
         `base_model`, a model that serves; by default the one that the adapter names, or the only one. A version gets
         the share `traffic` of the requests for its model; by default none if other versions serve.
@@ -212,16 +215,20 @@ class Fleet:
         if known is None:
             # Other models can be loaded while the files of this one are downloaded.
             folder = await self._sources.find(source or name, tenant)
+            fingerprint = await self._sources.fingerprint(folder)
             config = config if is_adapter(folder) else await self._with_draft(config, tenant)
             known = self._taken(name, owner)
             if known is None:
                 making = (deployment or DeploymentConfig(), base_model, tenant)
                 model = self._made(name, source or name, folder, config, *making)
+                model.fingerprint = fingerprint
                 await self._start(model)
                 self._share(model, traffic)
                 return model
         if known.info.source != (source or name):
             raise served_from(name, known.info.source)
+        if known.fingerprint and await self._sources.fingerprint(known.folder) not in {"", known.fingerprint}:
+            raise AlreadyExists(f"the files of {name!r} have changed since it was loaded; unload it first", name=name)
         await known.ready.wait()
         return self.find(name, known.owner or None)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
 from attn_host import find_folder
-from attn_host.loading import path_of
-from attn_storage import ArtifactStore, ModelRecord, ModelRecords
+from attn_host.loading import CONFIGS, path_of
+from attn_models.lora.files import is_adapter
+from attn_models.weights.manifest import file_sha256
+from attn_schema.home import model_folder_name, model_names, models_folder
+from attn_storage import ArtifactStore, ModelRecords, Owners
 
 WAITING = ThreadPoolExecutor(32, thread_name_prefix="attn-sources")
 """Threads for artefact stores, which may block for minutes when these fail.
@@ -30,6 +33,11 @@ class ModelSources:
         self._records = records
         self._artifacts = artifacts
 
+    @staticmethod
+    async def fingerprint(folder: Path) -> str:
+        """What `fingerprint_of` returns, without blocking the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(WAITING, fingerprint_of, folder)
+
     async def find(self, source: str, tenant: str | None = None) -> Path:
         """The folder for a name that this tenant may use, or for an absolute path; tenant None is an admin.
 
@@ -38,16 +46,43 @@ class ModelSources:
         """
         if tenant is not None and path_of(source).is_absolute():
             raise InvalidValue.of("source", source, "the name of a model; paths are for admins")
-        known = await self._records.database.read(self._records.all) if self._records else ()
-        return await asyncio.get_running_loop().run_in_executor(WAITING, self._folder, source, tenant, known)
+        if self._records is None:
+            found = await asyncio.get_running_loop().run_in_executor(WAITING, self._found, source, tenant)
+        else:
+            found = await self._records.database.read(self._found, source, tenant)
+        if isinstance(found, Path) or self._artifacts is None:
+            return Path(found)
+        return await asyncio.get_running_loop().run_in_executor(WAITING, self._artifacts.fetch, found)
 
-    def _folder(self, source: str, tenant: str | None, known: Sequence[ModelRecord]) -> Path:
-        records = {record.name: record for record in known}
-        hidden = {name for name, record in records.items() if not record.belongs_to(tenant)}
+    def _found(self, source: str, tenant: str | None) -> Path | str:
+        """The folder on this machine, or else the artefact that holds it."""
         try:
-            return find_folder(source, self._home, hidden)
+            return find_folder(source, self._home, self._hidden(tenant))
         except UnknownName:
-            record = records.get(source)
-            if record is None or source in hidden or not record.artifact or self._artifacts is None:
+            record = self._records.find(source) if self._records else None
+            if record is None or not record.belongs_to(tenant) or not record.artifact or self._artifacts is None:
                 raise
-        return self._artifacts.fetch(record.artifact)
+        return record.artifact
+
+    def _hidden(self, tenant: str | None) -> set[str]:
+        """The names of the models of this machine that a tenant may not use."""
+        if tenant is None or self._records is None:
+            return set()
+        owners, models = Owners(self._home, self._records), models_folder(self._home)
+        names = model_names(self._home, CONFIGS)
+        return {name for name in names if not owners.may_use(models / model_folder_name(name), tenant)}
+
+
+def fingerprint_of(folder: Path) -> str:
+    """A text that changes with the files of a model folder; empty if the folder is gone.
+
+    Of an adapter's files it is the content that counts. Those of a model may be large: their sizes and times count.
+    """
+    contents = is_adapter(folder)
+    digest = hashlib.sha256()
+    files = sorted(path for path in folder.glob("*") if path.is_file())
+    for path in files:
+        found = path.stat()
+        digest.update(f"{path.name}\0{found.st_size}\0".encode())
+        digest.update((file_sha256(path) if contents else str(found.st_mtime_ns)).encode())
+    return digest.hexdigest() if files else ""

@@ -19,10 +19,9 @@ from attn_train.data_checks import (
     check_prepared,
     check_tags,
     check_text,
-    require_inside_models,
 )
 from attn_train.model import check_model
-from attn_train.settings import Layout, TrainSettings
+from attn_train.settings import Layout
 from attn_train.tasks.distillation import check_teacher
 from attn_train.tasks.seq2seq import require_bleu
 
@@ -31,10 +30,10 @@ CHECKS = {PAIRS: check_pairs, TEXT: check_text, MASKED: check_masked, TAGS: chec
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def check_config(config: TrainingConfig, *, home: Path, settings: TrainSettings) -> None:
+def check_config(config: TrainingConfig, *, home: Path) -> None:
     """Check `config`, and raise an error for the first problem that is found.
 
-    Takes milliseconds to seconds; no training is started.
+    Takes milliseconds to seconds; no training is started. What a caller may name is checked by `Access`.
     """
     model, data = config.model, config.data
     if data.max_pairs and not model.is_encoder_decoder and data.name not in TASKS:
@@ -48,24 +47,21 @@ def check_config(config: TrainingConfig, *, home: Path, settings: TrainSettings)
             "config.data.languages", data.languages, "none: languages apply only to encoder-decoder models"
         )
     if data.prepared:
-        check_prepared(config, home=home, settings=settings)
+        check_prepared(config)
     elif not data.dataset:
         raise InvalidValue.of("config.data.dataset", "", "the name of a dataset, or a path on the server")
     else:
-        CHECKS[data_kind_of(model)](data, home=home, settings=settings)
+        CHECKS[data_kind_of(model)](data, home=home)
     if data.format != "text":
         check_conversations(data, home)
     if config.objective.teacher is not None:
-        _check_teacher(config, home, settings)
+        _check_teacher(config, home)
     check_model(config, home)
     if config.evaluation.bleu_sentences:
         require_bleu()
 
 
-def _check_teacher(config: TrainingConfig, home: Path, settings: TrainSettings) -> None:
-    teacher = config.objective.teacher or ""
-    if "/" in teacher:
-        require_inside_models(Path(teacher), "config.objective.teacher", home=home, settings=settings)
+def _check_teacher(config: TrainingConfig, home: Path) -> None:
     if data_kind_of(config.model) != TEXT or config.data.name in TASKS:
         raise InvalidValue.of(
             "config.objective.teacher",

@@ -26,9 +26,7 @@ from torch import nn
 
 from attn_train.data.load import tokenizer_folder
 from attn_train.data.synthetic import TASKS
-from attn_train.data_checks import allowed_roots, require_inside, require_inside_models
 from attn_train.prepared.shards import PreparedData
-from attn_train.settings import TrainSettings
 from attn_train.tasks.base import derived
 from attn_train.tasks.language_modeling import CHARACTER
 
@@ -56,7 +54,7 @@ def base_folder(name: str, home: Path) -> Path:
     raise UnknownName.of("model", name, model_names(home))
 
 
-def completed(config: TrainingConfig, *, home: Path, settings: TrainSettings) -> TrainingConfig:
+def completed(config: TrainingConfig, *, home: Path) -> TrainingConfig:
     """Return the configuration with the fields that follow from its base: family, tokenizer and sequence length.
 
     A configuration without a base is returned as it is. Raises `InvalidValue` or `Incompatible` for model fields, a
@@ -64,8 +62,6 @@ def completed(config: TrainingConfig, *, home: Path, settings: TrainSettings) ->
     """
     if config.model.base_model is None:
         return config
-    if "/" in config.model.base_model:
-        require_inside_models(Path(config.model.base_model), FIELD, home=home, settings=settings)
     folder = base_folder(config.model.base_model, home)
     base = _config_of(folder)
     _require_same_model(config, base, folder)
@@ -83,7 +79,6 @@ def completed(config: TrainingConfig, *, home: Path, settings: TrainSettings) ->
     family = _family(base)
     model = config.model.replace(family=family, max_seq_len=length)
     for source in config.data.sources:
-        require_inside(Path(source.path), "config.data.prepared", (*allowed_roots(home, settings),))
         theirs, ours = PreparedData.open(Path(source.path)).tokenizer, Tokenizer.from_folder(folder)
         require_same_vocabulary(f"data {source.name}", theirs, "base model", ours, field="config.data.prepared")
     if config.data.prepared:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
 from attn_models.tokenizers import Tokenizer
-from attn_schema.home import models_folder
 from attn_schema.training import DataConfig, TrainingConfig
 
 from attn_train.data.conversations import CHOSEN, MESSAGES, PROMPT, REJECTED, read_lines, require_template
@@ -17,7 +16,6 @@ from attn_train.data.pairs import known_pair_sets, pair_paths
 from attn_train.data.synthetic import TASKS
 from attn_train.data.treebank import treebank_files
 from attn_train.prepared.shards import FIELD as PREPARED
-from attn_train.settings import DATA_ROOTS, Layout, TrainSettings
 from attn_train.tasks.language_modeling import CHARACTER
 from attn_train.tasks.packed import open_prepared
 from attn_train.tasks.seq2seq import WORD, is_byte_pairs, is_learned_tokenizer
@@ -26,7 +24,7 @@ MAX_BYTES = 4 << 30
 """Maximum size of a text, which is held in memory."""
 
 
-def check_text(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
+def check_text(data: DataConfig, *, home: Path) -> None:
     """Raise an error for the first problem that would keep the text from being read; the text itself is not read."""
     if data.name is not None:
         require_known_text(data.name)
@@ -37,25 +35,23 @@ def check_text(data: DataConfig, *, home: Path, settings: TrainSettings) -> None
                 )
             return
     else:
-        check_path(Path(data.path or ""), roots=allowed_roots(home, settings))
+        check_path(Path(data.path or ""))
     if is_byte_pairs(data.tokenizer):
         check_learned(data.tokenizer)
     elif data.tokenizer != CHARACTER:
         folder = Path(tokenizer_folder(data.tokenizer, home))
-        require_inside_models(folder, "config.data.tokenizer", home=home, settings=settings)
         if not (folder / "tokenizer.json").is_file():
             allowed = "'character', 'byte_pairs:N', a model on this server, or a folder with a tokenizer.json"
             raise InvalidValue.of("config.data.tokenizer", data.tokenizer, allowed)
 
 
-def check_prepared(config: TrainingConfig, *, home: Path, settings: TrainSettings) -> None:
+def check_prepared(config: TrainingConfig) -> None:
     """Raise an error for the first problem with folders of prepared data, or for too few epochs for the steps."""
     if data_kind_of(config.model) != TEXT:
         raise InvalidValue.of(PREPARED, config.data.prepared, "none: only decoders can train on prepared data")
     for source in config.data.sources:
         if not Path(source.path).is_absolute():
             raise InvalidValue.of(PREPARED, source.path, "an absolute path on the server")
-        require_inside(Path(source.path), PREPARED, allowed_roots(home, settings))
     task = open_prepared(config.data.sources).task(config)
     rows = config.optimizer.steps * config.optimizer.batch_size * config.optimizer.gradient_accumulation_steps
     if rows > task.max_rows:
@@ -77,11 +73,11 @@ def check_conversations(data: DataConfig, home: Path) -> None:
         pass
 
 
-def check_masked(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
+def check_masked(data: DataConfig, *, home: Path) -> None:
     """Like `check_text`, but synthetic tasks are not allowed: their words cannot be predicted from their neighbours."""
     if data.name in TASKS:
         raise InvalidValue.of("config.data.dataset", data.name, "a text, not a synthetic task")
-    check_text(data, home=home, settings=settings)
+    check_text(data, home=home)
 
 
 def check_learned(tokenizer: str) -> None:
@@ -91,21 +87,11 @@ def check_learned(tokenizer: str) -> None:
         raise InvalidValue.of("config.data.tokenizer", tokenizer, "'word', 'byte_pairs' or 'byte_pairs:N'")
 
 
-def allowed_roots(home: Path, settings: TrainSettings) -> tuple[Path, ...]:
-    """Return the folders below which data files may be named by path.
-
-    They apply to local callers too: behind a proxy, all callers look local.
-    """
-    return (Layout(home).data,) if settings.data_roots is None else settings.data_roots
-
-
-def check_path(path: Path, roots: tuple[Path, ...]) -> None:
-    """Raise `InvalidValue` for a path that is not below the roots, cannot be read, is empty or is too large."""
+def check_path(path: Path) -> None:
+    """Raise `InvalidValue` for a path that is relative, cannot be read, is empty or is too large."""
     field = "config.data.dataset"
     if not path.is_absolute():
         raise InvalidValue.of(field, str(path), "an absolute path on the server")
-    # Checked first, so that the error does not reveal whether a file outside of the roots exists.
-    require_inside(path, field, roots)
     files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
     if not files or not all(file.is_file() and os.access(file, os.R_OK) for file in files):
         raise InvalidValue.of(field, str(path), "a text file, or a folder of text files, that the server can read")
@@ -114,30 +100,15 @@ def check_path(path: Path, roots: tuple[Path, ...]) -> None:
         raise InvalidValue.of(field, f"{path} with {size} bytes", f"text of 1 to {MAX_BYTES} bytes")
 
 
-def require_inside(path: Path, field: str, roots: tuple[Path, ...]) -> None:
-    """Raise `InvalidValue` for a path that, with symbolic links resolved, is below none of the roots."""
-    if not any(path.resolve().is_relative_to(root.resolve()) for root in roots):
-        below = " or ".join(str(root) for root in roots) or "no folder, as paths are disabled"
-        raise InvalidValue.of(
-            field, str(path), f"a path below {below}; to allow other folders, set {DATA_ROOTS} on the server"
-        )
-
-
-def require_inside_models(path: Path, field: str, *, home: Path, settings: TrainSettings) -> None:
-    """Like `require_inside`, for a model folder: below the models of the home, or the data folders."""
-    require_inside(path, field, (*allowed_roots(home, settings), models_folder(home)))
-
-
-def check_pairs(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
+def check_pairs(data: DataConfig, *, home: Path) -> None:
     """Raise an error for the first problem that would keep the pairs from being read; the pairs are not read."""
     if data.name is not None:
         if data.name not in known_pair_sets():
             raise UnknownName.of("set of pairs", data.name, known_pair_sets())
     else:
-        roots = allowed_roots(home, settings)
-        check_path(Path(data.path or ""), roots=roots)
+        check_path(Path(data.path or ""))
         for file in pair_paths(Path(data.path or ""), data.languages):
-            check_path(file, roots=roots)
+            check_path(file)
     check_tokenizer(data, home)
 
 
@@ -151,37 +122,36 @@ def check_tokenizer(data: DataConfig, home: Path) -> None:
         raise InvalidValue.of("config.data.tokenizer", tokenizer, allowed)
 
 
-def check_tags(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
+def check_tags(data: DataConfig, *, home: Path) -> None:
     """Raise an error for the first problem that would keep the sentences from being read; they are not read."""
     if data.name is not None:
         raise InvalidValue.of(
             "config.data.dataset", data.name, "the path of a .conllu file or of a folder with such files"
         )
-    roots = allowed_roots(home, settings)
     path = Path(data.path or "")
-    check_path(path, roots=roots)
+    check_path(path)
     for files in treebank_files(path):
         for file in files:
-            check_path(file, roots=roots)
+            check_path(file)
     check_tokenizer(data, home)
 
 
 FIELD = "config.data.dataset"
 
 
-def check_images(data: DataConfig, *, home: Path, settings: TrainSettings) -> None:
+def check_images(data: DataConfig, *, home: Path) -> None:
     """Raise an error for the first problem that would keep the images from being found."""
+    del home
     if data.tokenizer != CHARACTER:
         raise InvalidValue.of("config.data.tokenizer", data.tokenizer, "none: images are not tokenized")
     if data.name is not None:
         if data.name not in known_images():
             raise UnknownName.of("set of images", data.name, known_images())
         return
-    path, roots = Path(data.path or ""), allowed_roots(home, settings)
+    path = Path(data.path or "")
     if not path.is_absolute():
         raise InvalidValue.of(FIELD, str(path), "an absolute path on the server")
-    require_inside(path, FIELD, roots)
     if path.is_dir():
         picture_files(path)
     else:
-        check_path(path, roots=roots)
+        check_path(path)

@@ -18,6 +18,7 @@ from attn.v1.training_pb2_grpc import TrainingServiceServicer, add_TrainingServi
 from attn_core.errors import AttnError, InvalidValue, Unavailable, UnknownName
 from attn_gateway import Cluster
 from attn_gateway.call import Caller, Context, call_of
+from attn_gateway.settings import is_loopback
 from attn_schema.codec import from_message, to_message
 from attn_schema.training import JobError, JobState, TrainingConfig, TrainingJob, field_path
 from attn_storage import Database, ModelRecord, ModelRecords, database_url
@@ -25,6 +26,7 @@ from attn_storage.artifacts import ARTIFACTS
 from attn_storage.database import CALL_SECONDS
 from attn_storage.leases import LEASE_SECONDS
 
+from attn_train.access import Access
 from attn_train.admission import check_config, check_job_id, check_model_name_is_free, new_job_id
 from attn_train.base_model import completed
 from attn_train.checking import Checks
@@ -116,6 +118,8 @@ class TrainingServicer(TrainingServiceServicer):
         self._began = time.monotonic()
         self._estimating = asyncio.Semaphore()
         self.checks = Checks()
+        self.only_this_machine = False
+        """Whether only this machine can connect: who calls without a token is then the user of the server itself."""
 
     async def SubmitTrainingJob(
         self, request: pb.SubmitTrainingJobRequest, context: Context
@@ -296,31 +300,24 @@ class TrainingServicer(TrainingServiceServicer):
         message = f"the job has recorded nothing for {seconds + LEASE_SECONDS:.0f} seconds{full}"
         return msgspec.structs.replace(job, state=JobState.STALLED, error=JobError.of(Unavailable(message)))
 
-    def _require_visible(self, config: TrainingConfig, tenant: str | None) -> None:
-        """Raise `UnknownName` if the configuration names a model of another tenant."""
-        if tenant is None:
-            return
-        records = self._models.all()
-        hidden = {record.name for record in records if not record.belongs_to(tenant)}
-        for name in (config.model.base_model, config.data.tokenizer, config.objective.teacher):
-            if name in hidden:
-                mine = [record.name for record in records if record.name not in hidden]
-                raise UnknownName.of("model", name, mine)
+    def _access(self, caller: Caller) -> Access:
+        trusted = self.only_this_machine or caller.owner != ""
+        return Access(self._home, self._settings, self._models, caller.sees, trusted=trusted)
 
     async def _config(
         self, request: pb.SubmitTrainingJobRequest | pb.EstimateTrainingJobRequest, caller: Caller
     ) -> TrainingConfig:
         """Return the configuration of a request, with the fields that follow from its base model."""
         config = config_of(request.config)
-        await self._database.read(self._require_visible, config, caller.sees)
+        await self._database.read(self._access(caller).require, config)
         if request.job_id:
             check_job_id(request.job_id)
         async with self.checks.turn(caller.tenant):
-            return await self.checks.run(completed, config, home=self._home, settings=self._settings)
+            return await self.checks.run(completed, config, home=self._home)
 
     async def _check(self, config: TrainingConfig, caller: Caller) -> None:
         async with self.checks.turn(caller.tenant):
-            await self.checks.run(check_config, config, home=self._home, settings=self._settings)
+            await self.checks.run(check_config, config, home=self._home)
 
     async def _repeated(self, job_id: str, config: TrainingConfig, owner: str) -> JobRecord | None:
         """Return the job of an earlier identical request, else None; raises `AlreadyExists` if its content differs."""
@@ -357,6 +354,11 @@ class TrainingGrpc:
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add the servicer to the server."""
         add_TrainingServiceServicer_to_server(self._servicer, server)
+
+    def listens(self, address: str, *, chosen: bool) -> None:
+        """Note who can connect to the gateway; see `attn_gateway.service.KnowsItsAddress`."""
+        del chosen
+        self._servicer.only_this_machine = is_loopback(address.rpartition(":")[0])
 
     async def start(self) -> None:
         """Start to follow the records; unfinished jobs continue in the background."""

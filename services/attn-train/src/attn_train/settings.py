@@ -32,7 +32,7 @@ class TrainSettings:
 
     At most `max_concurrent_jobs` jobs train at once; others are queued. Each worker uses `threads` CPU threads and, on
     a CUDA device, reserves the share `gpus` of a GPU in Ray. A worker without progress for `stall_timeout` seconds is
-    replaced. Data paths must be below one of `data_roots`; None allows the folder `data` of the home. With `log_to`
+    replaced. Paths that callers name must be below one of `data_roots`; for None see `access.Access`. With `log_to`
     "wandb", each job is also written as a W&B run.
     """
 
@@ -98,7 +98,7 @@ class Layout:
 
     @property
     def data(self) -> Path:
-        """The folder of data files that jobs may name by path, unless `data_roots` are set."""
+        """The folder of data files that tenants may name by path."""
         return self.home / "data"
 
     def job(self, job_id: str) -> Path:

@@ -146,14 +146,14 @@ def test_steps_are_shared_out_so_that_budgets_are_equal_at_each_rung():
 
 def by_asha(question, home, say=silent):
     folder = ComparisonFolder(home, question.title)
-    runs = folder.settled(question, planned(question, home, TrainSettings(), silent))
+    runs = folder.settled(question, planned(question, home, silent))
     runner = RunsHere(home, folder, None)
     return {run.id: (run, course) for run, course in trained_by_asha(question.schedule, runs, runner, say)}
 
 
 def in_full(question, home, say=silent):
     folder = ComparisonFolder(home, question.title)
-    runs = folder.settled(question, planned(question, home, TrainSettings(), silent))
+    runs = folder.settled(question, planned(question, home, silent))
     return {run.id: (run, course) for run, course in trained(runs, RunsHere(home, folder, None), say)}
 
 
@@ -211,7 +211,7 @@ async def test_on_a_server_stopped_jobs_are_cancelled_with_the_losses_of_jobs_th
 
     def compare(address):
         with Client(ClientSettings(address=address)) as client:
-            runs = ComparisonFolder(home, "few").settled(question, planned(question, home, TrainSettings(), silent))
+            runs = ComparisonFolder(home, "few").settled(question, planned(question, home, silent))
             first, again = (
                 {run.id: found for run, found in trained_by_asha(question.schedule, runs, RunsOnServer(client), silent)}
                 for _ in range(2)
@@ -243,4 +243,4 @@ async def test_on_a_server_stopped_jobs_are_cancelled_with_the_losses_of_jobs_th
 )
 def test_a_schedule_that_cannot_be_is_refused(ask, home, given, said):
     with pytest.raises(InvalidValue, match=said):
-        planned(ask(**given), home, TrainSettings(), silent)
+        planned(ask(**given), home, silent)

@@ -57,7 +57,7 @@ def ask(home):
 
 def here(question, home, say=lambda _: None):
     folder = ComparisonFolder(home, question.title)
-    runs = folder.settled(question, planned(question, home, TrainSettings(), lambda _: None))
+    runs = folder.settled(question, planned(question, home, lambda _: None))
     runner = RunsHere(home, folder, TrainSettings().threads)
     return runs, {run.id: (run, course) for run, course in trained(runs, runner, say)}
 
@@ -110,7 +110,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(ask, home):
 
     question = ask(seeds=1)
     folder = ComparisonFolder(home, question.title)
-    runs = folder.settled(question, planned(question, home, TrainSettings(), lambda _: None))
+    runs = folder.settled(question, planned(question, home, lambda _: None))
     found = {run.id: (run, course) for run, course in trained(runs, Broken(home, folder, None), lambda _: None)}
     results = as_json(question, grouped(found))
     assert [row["mechanism"] for row in results["groups"]] == ["mha"]
@@ -119,7 +119,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(ask, home):
 
 def test_another_question_does_not_take_over_a_name(ask, home):
     here(ask("mha", seeds=1), home)
-    runs = planned(ask("linear", seeds=1), home, TrainSettings(), lambda _: None)
+    runs = planned(ask("linear", seeds=1), home, lambda _: None)
     with pytest.raises(AlreadyExists, match="--name"):
         ComparisonFolder(home, "few").settled(ask("linear", seeds=1), runs)
     unnamed = {ask(entries, name="").title for entries in ("mha", "linear", "mha,linear")}
@@ -178,7 +178,7 @@ async def test_on_a_server_each_run_is_a_job_with_the_same_losses(ask, home, tmp
 
     def compare(address):
         with Client(ClientSettings(address=address)) as client:
-            runs = planned(question, home, TrainSettings(), lambda _: None)
+            runs = planned(question, home, lambda _: None)
             found = {run.id: course for run, course in trained(runs, RunsOnServer(client), lambda _: None)}
             again = RunsOnServer(client)
             assert all(again.course(run) == found[run.id] for run in runs)

@@ -16,7 +16,6 @@ from attn_train.comparison.statistics import T_QUANTILES, Interval, fitted_expon
 from attn_train.data.load import load_dataset
 from attn_train.model import resolved
 from attn_train.pricing import seconds_of_a_step, step_price
-from attn_train.settings import TrainSettings
 
 MANY = ["mha", "gqa:num_kv_heads=1", "mqa", "sliding_window:window=4", "linear", "gla", "retnet", "alibi"]
 
@@ -34,7 +33,7 @@ def base(words, tmp_path):
 
 def plan(base, home, entries=("mha",), budget="flops=1e8", **more):
     question = Question(config=base, entries=parse_entries(",".join(entries)), budget=Budget.parse(budget), **more)
-    return planned(question, home, TrainSettings(), lambda _: None)
+    return planned(question, home, lambda _: None)
 
 
 def test_the_flops_of_a_step_of_mha_are_those_counted_by_hand(base, tmp_path):
@@ -125,7 +124,7 @@ def test_ids_are_those_of_jobs_however_long_names_are(base, tmp_path):
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run.id) for run in runs)
     assert len({run.id for run in runs}) == 6
     for run in runs:
-        check_config(run.config, home=tmp_path, settings=TrainSettings())
+        check_config(run.config, home=tmp_path)
 
 
 def density(t: float, freedom: int) -> float:

@@ -12,7 +12,6 @@ from attn_train.comparison.plan import Question
 from attn_train.comparison.results import grouped, table
 from attn_train.comparison.runs import ComparisonFolder, RunsHere, trained
 from attn_train.comparison.sweep import combinations, parse_axes, planned_sweep, with_options
-from attn_train.settings import TrainSettings
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def test_options_reach_their_part_of_the_configuration(question):
 
 def test_runs_are_ranked_by_their_loss(question, tmp_path):
     chosen = combinations(parse_axes(["learning_rate=1e-6,3e-2"]), None, 0)
-    runs = planned_sweep(question, chosen, tmp_path, TrainSettings(), lambda _: None)
+    runs = planned_sweep(question, chosen, tmp_path, lambda _: None)
     folder = ComparisonFolder(tmp_path, question.title)
     runner = RunsHere(tmp_path, folder, None)
     found = {run.id: (run, course) for run, course in trained(folder.settled(question, runs), runner, lambda _: None)}
@@ -81,11 +80,11 @@ def test_runs_are_ranked_by_their_loss(question, tmp_path):
 )
 def test_what_cannot_run_is_refused_by_name(question, tmp_path, vary, samples, error, said):
     with pytest.raises(error, match=said):
-        planned_sweep(question, combinations(parse_axes(vary), samples, 0), tmp_path, TrainSettings(), lambda _: None)
+        planned_sweep(question, combinations(parse_axes(vary), samples, 0), tmp_path, lambda _: None)
     assert not (tmp_path / "jobs").exists()
 
 
 def test_languages_are_refused_where_there_are_no_pairs(question, tmp_path):
     config = question.config.replace(data=question.config.data.replace(languages="en-de"))
     with pytest.raises(InvalidValue, match="languages"):
-        check_config(config, home=tmp_path, settings=TrainSettings())
+        check_config(config, home=tmp_path)

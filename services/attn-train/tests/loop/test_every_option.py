@@ -16,7 +16,6 @@ from attn_train.comparison.sweep import with_options
 from attn_train.data.load import load_dataset
 from attn_train.model import resolved
 from attn_train.records import StopFlag
-from attn_train.settings import TrainSettings
 from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
 
@@ -132,7 +131,7 @@ class Seen(NullReporter):
 
 def observed(config: TrainingConfig, home: Path, folder: Path) -> list[Any]:
     """What a job of four steps tells, and leaves."""
-    check_config(config, home=home, settings=TrainSettings())
+    check_config(config, home=home)
     dataset = load_dataset(config, home, lambda _: None)
     seen, checkpoints = Seen(), CheckpointFolder(folder)
     trainer = Trainer(build_model(config, dataset), dataset, config, checkpoints=checkpoints)

@@ -18,7 +18,6 @@ from attn_train.data.load import load_dataset
 from attn_train.model import configured
 from attn_train.records import StopFlag
 from attn_train.service import config_of
-from attn_train.settings import TrainSettings
 from attn_train.trainer import Trainer
 from attn_train.worker import build_model
 
@@ -61,7 +60,7 @@ def small(name, files):
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_builds_its_model_learns_and_leaves_a_folder(name, files, record):
     config = small(name, files)
-    check_config(config, home=files / "home", settings=TrainSettings(data_roots=(files,)))
+    check_config(config, home=files / "home")
     assert config_of(to_message(config)) == config
     dataset = load_dataset(config, files / "home", lambda _: None)
     model = build_model(config, dataset)

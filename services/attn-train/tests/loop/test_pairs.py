@@ -23,7 +23,6 @@ from attn_train.data.pairs import SAMPLE_FILE
 from attn_train.data.synthetic import synthetic_pairs
 from attn_train.model import configured
 from attn_train.records import StopFlag
-from attn_train.settings import TrainSettings
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.seq2seq import Seq2SeqTask, bleu, tokenize_pairs, translate
 from attn_train.trainer import NullReporter, Trainer
@@ -79,11 +78,10 @@ def test_a_last_measurement_that_fails_is_logged_and_the_model_is_kept(tmp_path,
 
 
 def test_a_recipe_that_measures_bleu_is_refused_at_submission_without_the_package(tmp_path, monkeypatch):
-    settings = TrainSettings()
-    check_config(specification(), home=tmp_path, settings=settings)
+    check_config(specification(), home=tmp_path)
     monkeypatch.setattr("attn_train.tasks.seq2seq.find_spec", lambda name: None)
     with pytest.raises(MissingPackage, match=r"bleu_sentences.* needs attn-train\[bleu\]"):
-        check_config(specification(), home=tmp_path, settings=settings)
+        check_config(specification(), home=tmp_path)
 
 
 def test_batches_hold_pairs_of_about_one_length_padded_at_the_end(pairs):

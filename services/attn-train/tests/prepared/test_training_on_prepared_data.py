@@ -26,7 +26,6 @@ from attn_train.checkpoint import CheckpointFolder
 from attn_train.prepared.order import MixedSource, Mixture, RecordReader, WindowReader, shuffled
 from attn_train.prepared.shards import TRAIN
 from attn_train.records import Stop, StopFlag
-from attn_train.settings import TrainSettings
 from attn_train.tasks.base import PADDED, VALIDATION_ROWS, on_host, to_device
 from attn_train.tasks.distillation import DistillationTask
 from attn_train.tasks.packed import lengths_of, open_prepared
@@ -248,23 +247,22 @@ def test_a_mixture_draws_by_weight_and_stops_at_its_epochs(folder):
 
 
 def test_what_does_not_fit_is_refused_before_a_job_is_accepted(tmp_path, prepared, folder, lines):
-    settings = TrainSettings(data_roots=(tmp_path,))
 
     def refused(given, said, kind=InvalidValue):
         with pytest.raises(kind, match=said) as error:
-            check_config(given, home=tmp_path / "home", settings=settings)
+            check_config(given, home=tmp_path / "home")
         assert "\n" not in error.value.message
 
-    check_config(config(folder), home=tmp_path / "home", settings=settings)
+    check_config(config(folder), home=tmp_path / "home")
     refused(config(tmp_path / "nowhere"), "attn data prepare")
-    refused(config("/etc"), "below")
+    refused(config("relative"), "absolute path")
     refused(config(f"{folder}:1:1", steps=10_000), "more epochs, or train for fewer steps")
     prepared([lines], tmp_path / "other", tokenizer="byte_pairs:300")
     refused(config(f"{folder},{tmp_path / 'other'}"), "another tokenizer", Incompatible)
     shared = config(folder)
     shared = shared.replace(model=shared.model.replace(kv_sharing="cla:2"))
     refused(shared, "document_mask must be false", Incompatible)
-    check_config(shared.replace(data=shared.data.replace(document_mask=False)), home=tmp_path, settings=settings)
+    check_config(shared.replace(data=shared.data.replace(document_mask=False)), home=tmp_path)
     encoder = TrainingConfig(model=ModelConfig(max_encoder_len=8), data=DataConfig(prepared=str(folder)))
     refused(encoder, "only decoders can train on prepared data")
 

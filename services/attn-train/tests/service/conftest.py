@@ -93,7 +93,7 @@ def shared(home: Path, tmp_path: Path) -> Serve:
     file = tmp_path / "tokens"
     file.write_text("op\none tenant=ann\ntwo tenant=bob\n")
     file.chmod(0o600)
-    return lambda: served(home, TrainSettings(), GatewaySettings(port=0, token_file=file))
+    return lambda **settings: served(home, TrainSettings(**settings), GatewaySettings(port=0, token_file=file))
 
 
 @pytest.fixture

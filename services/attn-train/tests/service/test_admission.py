@@ -163,12 +163,16 @@ async def test_a_model_larger_than_the_memory_is_refused_at_once(server, wire_co
 
 
 async def test_files_outside_the_allowed_folders_are_refused_whether_they_exist_or_not(
-    server, wire_config, submit, tmp_path, home
+    shared, by, wire_config, tmp_path, home
 ):
     (tmp_path / "secret.txt").write_text("secret " * 100)
     (home / "data" / "link.txt").symlink_to(tmp_path / "secret.txt")
     messages = set()
-    async with server() as stub:  # the caller is on this machine, as everybody is behind a proxy
+    async with shared() as stub:
+
+        def submit(token):
+            return stub.SubmitTrainingJob(pb.SubmitTrainingJobRequest(config=wire_config), **by(token))
+
         for path in (
             "/etc/passwd",
             "/no/such/file",
@@ -177,15 +181,30 @@ async def test_files_outside_the_allowed_folders_are_refused_whether_they_exist_
         ):
             wire_config.data.dataset = str(path)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await submit(stub, wire_config)
+                await submit("one")
             assert violated(caught.value) == "config.data.dataset"
             messages.add(caught.value.details().replace(str(path), "PATH"))
         wire_config.data.dataset = str(home / "data" / "link.txt")
         with pytest.raises(grpc.aio.AioRpcError):
-            await submit(stub, wire_config)
+            await submit("one")
         assert len(messages) == 1
         wire_config.data.dataset = str(home / "data" / "words.txt")
+        assert (await submit("one")).job.id
+        wire_config.data.dataset = str(tmp_path / "secret.txt")
+        assert (await submit("op")).job.id
+
+
+async def test_on_a_server_for_this_machine_alone_any_readable_file_is_right_unless_folders_are_set(
+    server, wire_config, submit, tmp_path, words
+):
+    (tmp_path / "mine.txt").write_text(words)
+    wire_config.data.dataset = str(tmp_path / "mine.txt")
+    async with server() as stub:
         assert (await submit(stub, wire_config)).id
+    async with server(data_roots=(tmp_path / "home",)) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await submit(stub, wire_config)
+    assert violated(caught.value) == "config.data.dataset"
 
 
 async def test_validation_alone_records_nothing_and_fills_in_the_defaults(server, wire_config):

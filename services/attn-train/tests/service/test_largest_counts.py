@@ -26,7 +26,6 @@ from attn_train.admission import check_config
 from attn_train.checking import Checks, require_wanted
 from attn_train.least_memory import least_parameters
 from attn_train.model import resolved, shapes_only
-from attn_train.settings import TrainSettings
 
 PROCESSOR_SECONDS = 20.0
 """More than a slow machine needs for the largest model that is accepted."""
@@ -90,7 +89,7 @@ def test_the_largest_value_of_every_count_is_checked_in_bounded_time(
         inner = inner.setdefault(part, {})
     inner[path[-1]] = largest
     with within(PROCESSOR_SECONDS), contextlib.suppress(AttnError):
-        check_config(TrainingConfig.from_mapping(values), home=home, settings=TrainSettings())
+        check_config(TrainingConfig.from_mapping(values), home=home)
 
 
 CAUSAL = [mechanism for mechanism in installed().mechanisms if mechanism.can(Capability.CAUSAL)]
@@ -104,7 +103,7 @@ def test_no_count_among_the_options_of_a_mechanism_takes_time_or_memory(home: Pa
     for name in {*counts} - {*ModelConfig.__struct_fields__}:
         values = {"model": model | {"options": {name: 2**22}}, "data": {"dataset": str(home / "data" / "words.txt")}}
         with within(PROCESSOR_SECONDS), contextlib.suppress(AttnError):
-            check_config(resolved(TrainingConfig.from_mapping(values)), home=home, settings=TrainSettings())
+            check_config(resolved(TrainingConfig.from_mapping(values)), home=home)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10, "KiB"
 
 
@@ -142,7 +141,7 @@ def test_what_no_machine_can_hold_is_refused_before_it_is_built(home: Path, give
     values["data"] = {"dataset": str(home / "data" / "words.txt")}
     began = time.process_time()
     with pytest.raises(AttnError) as caught:
-        check_config(TrainingConfig.from_mapping(values), home=home, settings=TrainSettings())
+        check_config(TrainingConfig.from_mapping(values), home=home)
     assert caught.value.reason == "OUT_OF_CAPACITY"
     assert time.process_time() - began < 0.5
 

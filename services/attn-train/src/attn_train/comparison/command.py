@@ -70,7 +70,6 @@ def compare_training_command(  # noqa: PLR0913 - options, given by name
     from attn_train.comparison.plan import Question, parse_entries, parse_sizes, planned
     from attn_train.comparison.report import figure_class
     from attn_train.comparison.schedule import Asha
-    from attn_train.settings import TrainSettings
 
     data, entries = training.data, parse_entries(train)
     question = Question(
@@ -84,7 +83,7 @@ def compare_training_command(  # noqa: PLR0913 - options, given by name
         schedule=Asha.of(schedule, reduction_factor, len(entries)),
     )
     figure_class()
-    runs = planned(question, home_folder(), TrainSettings.from_environment(), _say(json=json))
+    runs = planned(question, home_folder(), _say(json=json))
     _start(question, runs, Where(dry_run=dry_run, threads=threads, server=server, json=json), connection)
 
 
@@ -124,7 +123,6 @@ def sweep_command(  # noqa: PLR0913 - options, given by name
     from attn_train.comparison.report import figure_class
     from attn_train.comparison.schedule import Asha
     from attn_train.comparison.sweep import combinations, parse_axes, planned_sweep
-    from attn_train.settings import TrainSettings
 
     chosen = combinations(parse_axes(vary), samples, training.seed)
     data = training.data
@@ -140,7 +138,7 @@ def sweep_command(  # noqa: PLR0913 - options, given by name
         digest = hashlib.sha256(f"{question.title}{chosen}".encode()).hexdigest()
         question = replace(question, name=f"sweep-{digest[:8]}")
     figure_class()
-    runs = planned_sweep(question, chosen, home_folder(), TrainSettings.from_environment(), _say(json=json))
+    runs = planned_sweep(question, chosen, home_folder(), _say(json=json))
     _start(question, runs, Where(dry_run=dry_run, threads=threads, server=server, json=json), connection)
 
 

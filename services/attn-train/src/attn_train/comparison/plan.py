@@ -23,7 +23,6 @@ from attn_train.data.load import load_dataset
 from attn_train.data.synthetic import MAKERS, TASKS
 from attn_train.model import resolved
 from attn_train.pricing import StepPrice, seconds_of_a_step, step_price
-from attn_train.settings import TrainSettings
 from attn_train.tasks.base import Dataset
 
 FIELDS = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "positions")
@@ -163,7 +162,7 @@ class Question:
         return list(dict.fromkeys([self.config.data.dataset, *self.probes]))
 
 
-def planned(question: Question, home: Path, settings: TrainSettings, say: Callable[[str], None]) -> list[Run]:
+def planned(question: Question, home: Path, say: Callable[[str], None]) -> list[Run]:
     """Return all runs, validated as jobs are at submission.
 
     Seeds are the outermost loop, so that an unfinished comparison covers all mechanisms. Raises the first error that is
@@ -175,7 +174,7 @@ def planned(question: Question, home: Path, settings: TrainSettings, say: Callab
         for entry in question.entries:
             for size in question.sizes:
                 config = _config(question, entry, size, dataset)
-                check_config(config, home=home, settings=settings)
+                check_config(config, home=home)
                 loaded = load_dataset(config, home, say) if loaded is None else loaded
                 price = step_price(config, loaded)
                 kinds.append((entry, size, dataset, with_steps(config, question, price, loaded), price))

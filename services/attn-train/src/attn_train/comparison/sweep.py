@@ -19,7 +19,6 @@ from attn_train.comparison.plan import Question, Run, run_name, with_steps
 from attn_train.data.load import load_dataset
 from attn_train.model import resolved
 from attn_train.pricing import step_price
-from attn_train.settings import TrainSettings
 from attn_train.tasks.base import Dataset
 
 RANGE = ".."
@@ -107,7 +106,6 @@ def planned_sweep(
     question: Question,
     chosen: Sequence[Mapping[str, Any]],
     home: Path,
-    settings: TrainSettings,
     say: Callable[[str], None],
 ) -> list[Run]:
     """Return the runs of all combinations, validated as jobs are at submission.
@@ -120,7 +118,7 @@ def planned_sweep(
         label = ",".join(f"{name}={value}" for name, value in options.items())
         try:
             config = resolved(with_options(question.config, options))
-            check_config(config, home=home, settings=settings)
+            check_config(config, home=home)
         except UserError as error:
             raise type(error)(f"{label}: {error.message}", **error.metadata) from error
         key = (config.data, config.model.max_seq_len)

@@ -10,6 +10,7 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_core.models import ModelFamily
 from attn_models.sources import known_sources, pull
 from attn_models.tokenizers import Tokenizer
+from attn_schema.home import model_folder_name, models_folder
 from attn_schema.model import DECODER, ModelConfig
 from attn_schema.training import DataConfig, TrainingConfig
 
@@ -122,11 +123,17 @@ def load_text(config: DataConfig, home: Path, log: Callable[[str], None]) -> Tex
 
 
 def tokenizer_folder(tokenizer: str, home: Path) -> str:
-    """Return "character" as it is, else the folder of the tokenizer: the model of this name in `home`, or a path."""
-    if tokenizer == CHARACTER:
-        return CHARACTER
-    named = home / "models" / tokenizer
-    return str(named if "/" not in tokenizer and named.is_dir() else Path(tokenizer))
+    """Return a word for a learned tokenizer as it is, else the folder of the model with this name, or the path."""
+    if tokenizer == CHARACTER or is_learned_tokenizer(tokenizer):
+        return tokenizer
+    return str(model_folder(tokenizer, home) or Path(tokenizer))
+
+
+def model_folder(name: str, home: Path) -> Path | None:
+    """Return the folder of the model or adapter with this name, such as OWNER/REPO, in `home`; None without one."""
+    models = models_folder(home)
+    folder = models / model_folder_name(name)
+    return folder if folder.parent == models and name not in {".", ".."} and folder.is_dir() else None
 
 
 def text_path(config: DataConfig, home: Path, log: Callable[[str], None]) -> Path:

@@ -51,12 +51,12 @@ def pair_paths(path: Path, languages: str) -> list[Path]:
     if not path.is_dir():
         if languages:
             raise InvalidValue.of(
-                "data.languages", languages, "none for a single file, whose columns are source and target"
+                "config.data.languages", languages, "none for a single file, whose columns are source and target"
             )
         return [path]
     sides = languages.split("-")
     if len(sides) != 2 or not all(side.isalnum() for side in sides):
-        raise InvalidValue.of("data.languages", languages, "FROM-TO, such as en-de, for a folder of pairs")
+        raise InvalidValue.of("config.data.languages", languages, "FROM-TO, such as en-de, for a folder of pairs")
     found = [_of_side(path, "train", side) for side in sides]
     for side in sides:
         file = next((p for p in (path / f"val.{side}", path / f"val.{side}.gz") if p.is_file()), None)
@@ -68,7 +68,7 @@ def _of_side(folder: Path, part: str, side: str) -> Path:
     for path in (folder / f"{part}.{side}", folder / f"{part}.{side}.gz"):
         if path.is_file():
             return path
-    raise InvalidValue.of("data.dataset", str(folder), f"a folder with {part}.{side} or {part}.{side}.gz")
+    raise InvalidValue.of("config.data.dataset", str(folder), f"a folder with {part}.{side} or {part}.{side}.gz")
 
 
 def _texts(config: DataConfig) -> tuple[list[TextPair], list[TextPair]]:
@@ -92,7 +92,7 @@ def _sides(source: Path, target: Path, max_pairs: int) -> list[TextPair]:
     one, other = (list(islice(_lines(path), max_pairs)) for path in (source, target))
     if len(one) != len(other):
         raise InvalidValue.of(
-            "data.dataset", str(target), f"a file with as many lines as {source} ({len(one)}), not {len(other)}"
+            "config.data.dataset", str(target), f"a file with as many lines as {source} ({len(one)}), not {len(other)}"
         )
     return [(a, b) for a, b in zip(one, other, strict=True) if a and b]
 
@@ -103,7 +103,7 @@ def _columns(path: Path, max_pairs: int) -> list[TextPair]:
         columns = line.split("\t")
         if len(columns) < 2:
             raise InvalidValue.of(
-                "data.dataset",
+                "config.data.dataset",
                 f"{path}, line {number}: {line[:60]!r}",
                 "lines with the columns SOURCE and TARGET, separated by a tab",
             )
@@ -113,4 +113,4 @@ def _columns(path: Path, max_pairs: int) -> list[TextPair]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    return (line.strip(" \r\n") for line in read_lines(path, "data.dataset"))
+    return (line.strip(" \r\n") for line in read_lines(path, "config.data.dataset"))
