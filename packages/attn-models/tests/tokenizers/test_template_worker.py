@@ -1,8 +1,9 @@
-"""Chat templates run outside, sandboxed, for a second at most, and harm nobody."""
+"""Chat templates run outside, sandboxed, for a second of processor time at most, and harm nobody."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,8 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from attn_core.errors import UserError
+import tokenizers
+from attn_core.errors import Unavailable, UserError
+from attn_models.tokenizers import Tokenizer, chat
 from attn_models.tokenizers.chat import TemplateWorker
+from attn_models.tokenizers.settings import TokenizerSettings
+from transformers.utils.chat_template_utils import render_jinja_template
 
 
 @pytest.fixture
@@ -57,6 +62,48 @@ def test_helpers_of_published_templates_exist(worker: TemplateWorker) -> None:
     assert worker.render("{% for n in [1, 2, 3] %}{% if n == 2 %}{% break %}{% endif %}{{ n }}{% endfor %}", {}) == "1"
     assert worker.render("{{ strftime_now('%Y') }}", {}).isdigit()
     assert worker.render("{% if true %}\n  x\n{% endif %}\n", {}) == "  x\n"
+
+
+WRITTEN = [
+    "{% if tools is not none %}tools{% endif %}{% if not documents %}none{% endif %}",
+    "{% if tools is defined and tools %}{{ tools | tojson }}{% else %}plain{% endif %}",
+    "{{ {'b': 'é', 'a': [1, 2]} | tojson(ensure_ascii=true, separators=(',', ':'), sort_keys=true) }}",
+    "{{ {'b': 1, 'a': 2} | tojson(indent=2) }}",
+    "{% for m in messages %}{% generation %}{% set x = m.content %}{{ x }}{% endgeneration %}{{ x }}{% endfor %}",
+]
+"""What published templates write, each in a way in which renderers have differed."""
+
+
+@pytest.mark.parametrize("template", WRITTEN)
+def test_a_template_writes_what_it_does_in_transformers(template: str) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    messages = [{"role": "user", "content": "é<"}, {"role": "assistant", "content": "b"}]
+    ours = Tokenizer(backend, TokenizerSettings(chat_template=template)).render_chat(messages)
+    theirs, _ = render_jinja_template([messages], tools=None, documents=None, chat_template=template)
+    assert ours == theirs[0]
+
+
+def test_a_busy_machine_does_not_end_a_template_and_processor_time_does(worker: TemplateWorker) -> None:
+    worker.render("a", {})
+    pid = worker._child.pid
+    os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(worker.render, "{{ 'x' * 3 }}", {})
+        time.sleep(1.5)
+        os.kill(pid, signal.SIGCONT)
+        assert waiting.result(timeout=30) == "xxx"
+    with pytest.raises(UserError):
+        worker.render(NESTED, {})
+
+
+def test_a_machine_that_does_not_run_templates_is_unavailable(worker: TemplateWorker, monkeypatch) -> None:
+    monkeypatch.setattr(chat, "PATIENCE", 0.3)
+    worker.render("a", {})
+    os.kill(worker._child.pid, signal.SIGSTOP)
+    with pytest.raises(Unavailable):
+        worker.render("b", {})
+    monkeypatch.undo()
+    assert worker.render("b", {}) == "b"
 
 
 def test_the_process_is_kept_between_renders(worker: TemplateWorker) -> None:

@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from attn_core.errors import InvalidValue, UserError, cleaning_up
+from attn_core.errors import InvalidValue, Unavailable, UserError, cleaning_up
 from attn_schema import IMAGE_PLACE
 
 from attn_models.tokenizers import template_child
@@ -105,6 +106,10 @@ def _unused(texts: Sequence[str], count: int) -> list[str]:
     return unused
 
 
+PATIENCE = 60.0
+"""Seconds that a template may wait for the machine; its own processor time is limited by the process."""
+
+
 class TemplateWorker:
     """One `template_child` process, started when first needed and restarted after a template caused it to be killed.
 
@@ -119,13 +124,12 @@ class TemplateWorker:
     def render(self, template: str, values: Mapping[str, Any]) -> str:
         """Render `template` with `values`.
 
-        Raises `UserError` with the error of the template, or if it exceeded a second or its memory limit.
+        Raises `UserError` with the error of the template, or if it exceeded a second of processor time or its memory
+        limit, and `Unavailable` if the machine did not run it for `PATIENCE` seconds.
         """
         request = json.dumps({"template": template, "values": dict(values)}) + "\n"
         with self._lock:
             line = self._exchange(request)
-        if not line:
-            raise UserError("the chat template exceeded its limit of one second or of memory")
         reply = json.loads(line)
         if "error" in reply:
             raise UserError(f"the chat template failed: {reply['error']}")
@@ -140,7 +144,10 @@ class TemplateWorker:
     def _exchange(self, request: str) -> str:
         child = self._running()
         if child.stdin is None or child.stdout is None:
-            return ""
+            raise Unavailable("the process of chat templates has no pipes; try again")
+        waited = threading.Timer(PATIENCE, child.kill)
+        waited.daemon = True
+        waited.start()
         try:
             child.stdin.write(request)
             child.stdin.flush()
@@ -152,9 +159,15 @@ class TemplateWorker:
             with cleaning_up("the process of chat templates"):
                 self._drop()
             raise
+        finally:
+            waited.cancel()
         if not line.endswith("\n"):
             self._drop()
-            return ""
+            if child.returncode == -signal.SIGKILL:
+                raise Unavailable(
+                    f"no chat template could be rendered for {PATIENCE} s, as the machine is busy; try again"
+                )
+            raise UserError("the chat template exceeded its limit of one second of processor time or of memory")
         return line
 
     def _running(self) -> subprocess.Popen[str]:

@@ -251,7 +251,8 @@ class Tokenizer:
         """Render a conversation with the model's chat template, by default up to the start of the assistant's answer.
 
         `messages` are mappings with a `role` and a `content`. With `images`, for vision-language models, the template
-        gets contents as lists of parts (`content_parts`). It runs sandboxed in a separate process for at most a second.
+        gets contents as lists of parts (`content_parts`). It runs sandboxed in a separate process, for at
+        most a second of processor time.
 
         Raises `UserError` if the model has no template, or if the template raises an error.
         """
@@ -262,6 +263,7 @@ class Tokenizer:
         if images:
             checked = [message | {"content": content_parts(message["content"])} for message in checked]
         values: dict[str, Any] = {"messages": checked, "add_generation_prompt": add_generation_prompt}
+        values |= {"tools": None, "documents": None}  # as transformers has it: templates ask whether they are None
         for word in ("bos", "eos", "pad", "unk"):
             values[f"{word}_token"] = getattr(self.settings, f"{word}_token") or ""
         return render_template(template, values)
