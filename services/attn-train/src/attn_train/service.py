@@ -309,10 +309,10 @@ class TrainingServicer(TrainingServiceServicer):
     ) -> TrainingConfig:
         """Return the configuration of a request, with the fields that follow from its base model."""
         config = config_of(request.config)
-        await self._database.read(self._access(caller).require, config)
         if request.job_id:
             check_job_id(request.job_id)
         async with self.checks.turn(caller.tenant):
+            await self.checks.run(self._access(caller).require, config)
             return await self.checks.run(completed, config, home=self._home)
 
     async def _check(self, config: TrainingConfig, caller: Caller) -> None:

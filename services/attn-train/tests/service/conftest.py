@@ -97,6 +97,12 @@ def shared(home: Path, tmp_path: Path) -> Serve:
 
 
 @pytest.fixture
+def insecure(home: Path) -> Serve:
+    """`async with insecure() as stub`: a server without tokens that other machines can reach."""
+    return lambda: served(home, TrainSettings(), GatewaySettings(port=0, host="0.0.0.0", insecure=True))  # noqa: S104
+
+
+@pytest.fixture
 def by() -> Callable[[str], dict[str, Any]]:
     """What a call with a token is made with."""
     return lambda token: {"metadata": (("authorization", f"Bearer {token}"),)}

@@ -195,16 +195,17 @@ async def test_files_outside_the_allowed_folders_are_refused_whether_they_exist_
 
 
 async def test_on_a_server_for_this_machine_alone_any_readable_file_is_right_unless_folders_are_set(
-    server, wire_config, submit, tmp_path, words
+    server, insecure, wire_config, submit, tmp_path, words
 ):
     (tmp_path / "mine.txt").write_text(words)
     wire_config.data.dataset = str(tmp_path / "mine.txt")
     async with server() as stub:
         assert (await submit(stub, wire_config)).id
-    async with server(data_roots=(tmp_path / "home",)) as stub:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await submit(stub, wire_config)
-    assert violated(caught.value) == "config.data.dataset"
+    for limited in (server(data_roots=(tmp_path / "home",)), insecure()):
+        async with limited as stub:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await submit(stub, wire_config)
+        assert violated(caught.value) == "config.data.dataset"
 
 
 async def test_validation_alone_records_nothing_and_fills_in_the_defaults(server, wire_config):

@@ -133,7 +133,7 @@ def set_fields(message, fields) -> None:
     ("part", "fields", "said"),
     [
         ("model", {"base_model": "smal"}, "unknown model 'smal'.*small"),
-        ("model", {"base_model": "/nowhere/at/all"}, "a path below .*models"),
+        ("model", {"base_model": "/nowhere/at/all"}, "/nowhere/at/all.*config.json"),
         ("model", {"mechanism": "mha"}, "mechanism.*gqa, the value of the base model small"),
         ("model", {"hidden_size": 64}, "hidden_size.*32, the value of the base model small"),
         ("model", {"family": "lstm"}, "family"),
