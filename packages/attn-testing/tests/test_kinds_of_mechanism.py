@@ -20,7 +20,7 @@ class MeanLayer(nn.Module):
         self.inner = nn.Linear(config.hidden_size, config.hidden_size, config.bias)
 
     def forward(self, query):
-        counts = torch.arange(1, query.shape[1] + 1, dtype=query.dtype)
+        counts = torch.arange(1, query.shape[1] + 1, dtype=query.dtype, device=query.device)
         return self.inner(query).cumsum(1) / counts[:, None]
 
     def step(self, query, batch, state):

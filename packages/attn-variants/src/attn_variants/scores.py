@@ -122,7 +122,7 @@ def location_scores(query: Tensor, weight: Tensor, keys: int, positions: Tensor 
             )
         return torch.matmul(query, weight[:, :keys].transpose(-1, -2))
     # A compiled graph cannot read a position; there index_select itself fails for one out of range.
-    if keys and not torch.compiler.is_compiling() and int(positions.max()) >= longest:
+    if positions.numel() and not torch.compiler.is_compiling() and int(positions.max()) >= longest:
         given = f"a key at position {int(positions.max())}"
         raise InvalidValue.of("key", given, f"positions below {longest}, the number of rows of the location weight")
     rows = torch.unflatten(weight.index_select(1, positions.flatten()), 1, positions.shape)

@@ -15,7 +15,7 @@ class TestLinformer(MechanismLaws):
 
 class TestLinformerOfEachHead(MechanismLaws):
     mechanism = "linformer"
-    options = {"rank": 3, "sharing": "none", "length": 40}
+    options = {"rank": 3, "sharing": "none", "length": 130}
     settings = SETTINGS[:1]
 
 

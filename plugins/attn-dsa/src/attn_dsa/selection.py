@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention, Mask
@@ -163,6 +163,10 @@ class SelectedTokens(InnerAttention, nn.Module):
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # noqa: SLF001 -- no public name
             self._auxiliary_loss = loss
         return torch.cat(outputs, dim=1).to(rows.dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes without the loss of the last training pass, which belongs to the graph of that pass."""
+        return {**vars(self), "_auxiliary_loss": None}
 
     def take_auxiliary_loss(self) -> Tensor | None:
         """Return and clear the loss of the indexer in the last training pass, a scalar; None if there is none."""

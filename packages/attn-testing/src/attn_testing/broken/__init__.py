@@ -36,6 +36,8 @@ BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.Cost: mechanisms.Cheap(),
     laws.StepCost: mechanisms.Forgetful(),
     laws.SavedAndLoaded: mechanisms.HiddenWeight(),
+    laws.MicroBatches: ordinary.SummedLoss(),
+    laws.Recomputation: ordinary.KeptLoss(),
     laws.Copied: ordinary.KeepsGraph(),
     laws.PaddingInFront: ordinary.InChunks(),
     laws.KernelNames: ordinary.AnyKernel(),

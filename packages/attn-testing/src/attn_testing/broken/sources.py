@@ -55,7 +55,7 @@ class CrossLayer(SoundLayer):
             self._split(self.key(source), self.heads.key_value),
         )
         scores = self._scores(queries, key)
-        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool)[None, None]
+        allowed = scores.new_ones(scores.shape[-2:], dtype=torch.bool)[None, None]
         return self._share(
             scores, allowed if key_padding_mask is None else allowed & key_padding_mask[:, None, None, :]
         )
@@ -91,7 +91,7 @@ class RememberingLayer(CrossLayer):
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Outputs [batch, query, width] over sources [batch, key, width]."""
-        counts = torch.arange(1, query.shape[1] + 1, dtype=query.dtype)
+        counts = torch.arange(1, query.shape[1] + 1, dtype=query.dtype, device=query.device)
         means = self.mean(query).cumsum(1) / counts[:, None]
         out: Tensor = means + super().forward(query, source, key_padding_mask=key_padding_mask)
         return out

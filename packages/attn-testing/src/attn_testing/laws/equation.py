@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from attn_core import Capability
+from attn_core.declared import DeclaredMechanism
 from torch import Tensor, nn
 
 from attn_testing.law import MechanismLaw, require_same
@@ -54,16 +55,19 @@ class Equation(MechanismLaw):
         rows, source = case.rows(2, 9), case.source(2, 7)
         with torch.no_grad():
             found = case.weights(rows, source)
-            energies = products(case.layer, rows, rows if source is None else source, found.shape[1])
+            energies = products(case, rows, rows if source is None else source, found.shape[1])
         if scaled(case.mechanism.equation):
             energies = energies / case.config.head_layout.key_size**0.5
         expected = torch.softmax(energies.masked_fill(found == 0, -torch.inf), -1).nan_to_num(0.0)
         require_same(found, expected, f"weights, and those of the equation {case.mechanism.equation!r},", 1e-9)
 
 
-def products(layer: Any, rows: Tensor, memory: Tensor, heads: int) -> Tensor:
-    """The products [batch, heads, query, key] of projected rows; adjacent heads share a key where there are fewer."""
+def products(case: Case, rows: Tensor, memory: Tensor, heads: int) -> Tensor:
+    """The products [batch, heads, query, key] of projected rows; each head reads the keys of its group."""
+    layer, mechanism = case.layer, case.mechanism
     size = layer.query(rows).shape[-1] // heads
     query, key = (module.unflatten(-1, (-1, size)).transpose(1, 2) for module in (layer.query(rows), layer.key(memory)))
-    energies: Tensor = query @ key.repeat_interleave(heads // key.shape[1], 1).transpose(-1, -2)
+    declared = mechanism.spec(case.config).heads.groups if isinstance(mechanism, DeclaredMechanism) else None
+    groups = declared or [head * key.shape[1] // heads for head in range(heads)]
+    energies: Tensor = query @ key[:, list(groups)].transpose(-1, -2)
     return energies

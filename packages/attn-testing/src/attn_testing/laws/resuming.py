@@ -20,6 +20,9 @@ from attn_testing.subject import Case, Subject
 FURTHER = 12
 """The number of tokens after which a changed state must have changed an output."""
 
+PHASES = 4
+"""The number of lengths after which states are changed: a row that waits for the next ones may be there at few."""
+
 SEEN = 1e-9
 
 
@@ -52,7 +55,12 @@ def reads(case: Case, state: str, field: str) -> bool:
     """Whether other values of this field of a state change the outputs of one of the next tokens."""
     if state not in case.specs or field not in case.specs[state].fields:
         return False
-    rows, start = case.rows(case.tokens), max(5, case.tokens - FURTHER)
+    rows = case.rows(case.tokens)
+    return any(reads_from(case, state, field, rows, max(5, case.tokens - FURTHER - phase)) for phase in range(PHASES))
+
+
+def reads_from(case: Case, state: str, field: str, rows: Tensor, start: int) -> bool:
+    """`reads` for a field that is changed after `start` tokens."""
     serving = started(case, rows[:start])
     other = started(case, rows[:start])
     for held in tensors_of(other.store, state):

@@ -81,8 +81,9 @@ def carried(operands: AttentionInputs, scale: float) -> Tensor:
     exact = exact.clamp(min=torch.finfo(like.dtype).min / 2 * min(1.0, abs(scale))) / scale
     if like.dtype.itemsize >= 4:
         return exact[:, None]
-    rounded = exact.to(like.dtype)
-    return torch.stack([rounded, (exact - rounded.detach()).to(like.dtype)], dim=-1)
+    # Only the rest carries a gradient: the logit is the sum of both.
+    rounded = exact.detach().to(like.dtype)
+    return torch.stack([rounded, (exact - rounded).to(like.dtype)], dim=-1)
 
 
 def one_query(tensors: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, scale: float) -> Tensor:

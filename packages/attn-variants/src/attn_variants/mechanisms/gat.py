@@ -81,6 +81,10 @@ class GraphAttention(ComputedMechanism):
         )
         return GraphLayer(shape)
 
+    def depends_on_padding(self, config: MechanismConfig) -> bool:
+        """Whether there are `edges`, which are pairs of positions."""
+        return self.Config.of(config).edges is not None
+
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of the projection and, without `edges`, of the matrix products with the values."""
         into = config.num_heads * size_of(config)
