@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,16 +12,20 @@ import grpc
 import grpc.aio
 import pytest
 from asking_inference import ask, refused
-from attn.v1 import inference_pb2, model_pb2
+from attn.v1 import common_pb2, inference_pb2, model_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
-from attn_core.errors import InvalidValue, UnknownName
+from attn_core.errors import InvalidValue, PermissionDenied, Unauthenticated, UnknownName
 from attn_gateway import Gateway, GatewaySettings, read_tenants, serving
+from attn_gateway.interceptors.limits import Limits, TenantUse
 from attn_serve.sources import ModelSources
 from attn_storage import ArtifactStore, Database, ModelRecord, ModelRecords
 from low_rank import make_adapter
 
-TOKENS = "op\none tenant=ann\ntwo tenant=bob\nspare tenant=ann\nfew tenant=eve tokens_per_minute=60\n"
+TOKENS = (
+    "op\none tenant=ann\ntwo tenant=bob\nspare tenant=ann\nfew tenant=eve tokens_per_minute=60\n"
+    "tight tenant=tim tokens_per_minute=60 max_models=1\n"
+)
 
 
 @pytest.fixture
@@ -104,6 +110,87 @@ async def test_tokens_of_prompts_and_completions_count_against_the_limit_of_a_te
     async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "tokens_per_minute=60"):
         await stub.Generate(ask(max_new_tokens=1), **by("few")).read()
     assert [m async for m in stub.Generate(ask(max_new_tokens=1), **by("one"))]
+
+
+PROMPT = "x" * 40
+ENCODED = common_pb2.Prompt(text=PROMPT)
+COMPUTING = {
+    "Generate": lambda stub, model: stub.Generate(ask(PROMPT, model=model, max_new_tokens=20), **by("tight")).read(),
+    "Score": lambda stub, model: stub.Score(
+        inference_pb2.ScoreRequest(model=model, prompts=[ENCODED] * 9), **by("tight")
+    ),
+    "Embed": lambda stub, model: stub.Embed(inference_pb2.EmbedRequest(model=model, texts=[PROMPT]), **by("tight")),
+    "AttentionMaps": lambda stub, model: stub.AttentionMaps(
+        inference_pb2.AttentionMapsRequest(model=model, prompt=ENCODED), **by("tight")
+    ).read(),
+}
+"""A call of each method that computes with a model."""
+FREE = {"Tokenize", "GetEngineStats"}
+
+
+def test_every_method_of_inference_is_known_to_compute_or_not() -> None:
+    service = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+    assert {method.name for method in service.methods} == COMPUTING.keys() | FREE
+
+
+def use_of(gateway: Gateway) -> TenantUse:
+    """The use of the limits of the tenant with the token `tight`."""
+    found = [each for each in gc.get_objects() if type(each) is Limits and each._tenants is gateway.tenants]
+    return found[0].use_of("tim")
+
+
+def level(gateway: Gateway) -> float:
+    """The tokens that the tenant may still use."""
+    use = use_of(gateway)
+    use._tokens.wait(0.0)
+    return use._tokens._level
+
+
+@pytest.mark.parametrize("method", COMPUTING)
+async def test_a_call_that_computes_is_refused_over_the_limit(
+    gateway: Gateway, stub: InferenceServiceStub, method: str
+) -> None:
+    use_of(gateway).spend(10_000)
+    async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "tokens_per_minute"):
+        await COMPUTING[method](stub, "tiny")
+
+
+async def test_a_caller_that_hangs_up_pays_for_what_was_computed(gateway: Gateway, stub: InferenceServiceStub) -> None:
+    before, most = level(gateway), 200
+    call = stub.Generate(ask(PROMPT, max_new_tokens=most, ignore_eos=True), **by("tight"))
+    await call.read()
+    assert level(gateway) < before - most / 2, "nothing was reserved"
+    call.cancel()
+    for _ in range(100):
+        await asyncio.sleep(0.05)
+        if level(gateway) > before - most / 2:
+            break
+    assert before - most / 2 < level(gateway) < before - len(PROMPT) / 8, "what was computed is not charged"
+
+
+async def test_a_call_that_is_refused_costs_nothing(gateway: Gateway, stub: InferenceServiceStub) -> None:
+    before = level(gateway)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await stub.Generate(ask(PROMPT, max_new_tokens=300, model="nothing"), **by("tight")).read()
+    assert level(gateway) >= before
+
+
+async def test_a_tenant_loads_as_many_models_as_it_may(models: ModelServiceStub) -> None:
+    await models.LoadModel(load("mine"), **by("tight"))
+    await models.LoadModel(load("mine"), **by("tight"))
+    async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "maximum"):
+        await models.LoadModel(load("more"), **by("tight"))
+    await models.LoadModel(load("more"), **by("one"))
+    await models.UnloadModel(model_pb2.UnloadModelRequest(name="mine"), **by("tight"))
+    await models.LoadModel(load("more"), **by("tight"))
+
+
+async def test_metrics_of_all_tenants_are_for_admins(gateway: Gateway) -> None:
+    with pytest.raises(PermissionDenied):
+        await gateway.metrics(by("one")["metadata"])
+    with pytest.raises(Unauthenticated):
+        await gateway.metrics(())
+    assert b"attn_" in await gateway.metrics(by("op")["metadata"])
 
 
 async def test_an_adapter_of_one_tenant_does_not_exist_for_another(

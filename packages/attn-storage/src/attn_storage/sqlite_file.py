@@ -54,6 +54,7 @@ def require_or_create(path: Path, create: Callable[[Path], list[str]]) -> list[s
     path.parent.mkdir(parents=True, exist_ok=True)
     made = path.with_name(f".new-{uuid.uuid4().hex}-{path.name}")
     try:
+        made.touch(mode=0o600)  # SQLite gives the logs beside a database the mode of the database
         with closing(sqlite3.connect(made)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")  # so that the file is no longer empty
         done = create(made)

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -28,11 +28,15 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """The caller, identified by its token. `owner` is the tenant that owns what it creates; empty means all tenants."""
+    """The caller, identified by its token. `owner` is the tenant that owns what it creates; empty means all tenants.
+
+    `max_models` is the number of models of its own that it may have loaded; None without a limit.
+    """
 
     tenant: str
     owner: str
     is_admin: bool
+    max_models: float | None = None
 
     @property
     def sees(self) -> str | None:
@@ -44,13 +48,35 @@ CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 """The caller of the current task; None if the server requires no token, and every caller is an admin."""
 
 
-def spend_nothing(tokens: int) -> None:
-    """Ignore the tokens of a tenant without a limit."""
-    del tokens
+class Charge:
+    """The tokens of one call that count towards the limit of its tenant.
+
+    `reserve` counts the most that a call may use before it computes anything, so that no other call passes meanwhile;
+    the gateway calls `settle` when the call ends, however it ends, and only what it used counts from then on.
+    """
+
+    def __init__(self, count: Callable[[int], None] | None = None) -> None:
+        self._count = count
+        self._reserved = 0
+        self.prompt_tokens = 0
+        """Tokens of the prompts: an estimate until the handler knows their number."""
+        self.new_tokens = 0
+        """Tokens generated so far."""
+
+    def reserve(self, prompt_tokens: int, new_tokens: int = 0) -> None:
+        """Count the tokens of the prompts, and the most tokens that may be generated."""
+        self.prompt_tokens, self._reserved = prompt_tokens, prompt_tokens + new_tokens
+        if self._count is not None:
+            self._count(self._reserved)
+
+    def settle(self) -> None:
+        """Count what was used in place of what was reserved."""
+        if self._count is not None:
+            self._count(self.prompt_tokens + self.new_tokens - self._reserved)
 
 
-SPEND: ContextVar[Callable[[int], None]] = ContextVar("spend", default=spend_nothing)
-"""The function that counts the tokens of the current task's call."""
+CHARGE: ContextVar[Charge | None] = ContextVar("charge", default=None)
+"""The charge of the current task's call; None without a limit of tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +91,8 @@ class Call:
     deadline: float | None
     tenant: str = ""
     caller: Caller = Caller(tenant="", owner="", is_admin=True)
-    spend: Callable[[int], None] = spend_nothing
-    """Counts tokens of prompts and completions towards the limit of the tenant."""
+    charge: Charge = field(default_factory=Charge)
+    """What the call counts towards the limit of the tenant's tokens."""
 
     def require_admin(self, what: str) -> None:
         """Raise `PermissionDenied` unless the caller is an admin."""
@@ -83,8 +109,9 @@ def call_of(context: Context) -> Call:
     remaining: float | None = context.time_remaining()  # None without a deadline; the type stubs omit it
     deadline = None if remaining is None else time.monotonic() + remaining
     caller = CALLER.get() or Caller(tenant=tenant_of(context), owner="", is_admin=True)
+    charge = CHARGE.get() or Charge()
     return Call(
-        request_id=request_id_of(context), deadline=deadline, tenant=caller.tenant, caller=caller, spend=SPEND.get()
+        request_id=request_id_of(context), deadline=deadline, tenant=caller.tenant, caller=caller, charge=charge
     )
 
 

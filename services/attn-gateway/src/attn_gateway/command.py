@@ -13,7 +13,7 @@ import typer
 from attn_schema import ClusterConfig, DeploymentConfig, EngineConfig, ServerConfig
 from attn_schema.config_file import read_config
 from attn_schema.flags import CONFIG, with_flags
-from attn_schema.home import home_folder
+from attn_schema.home import home_folder, private_folder
 from attn_schema.output import note
 from attn_schema.schema import Schema
 
@@ -74,7 +74,7 @@ def serve_command(
         cluster=ClusterSettings(
             address=os.environ.get("RAY_ADDRESS") or None,
             cpus=server.cpus,
-            home=server.home or home_folder(),
+            home=private_folder(server.home or home_folder()),
             models=(*given, *ModelToLoad.of(cluster)),
             adapters=tuple(ModelToLoad.parse(text) for text in lora_modules or ()),
             engine=engine.replace(

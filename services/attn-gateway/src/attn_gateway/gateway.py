@@ -12,7 +12,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import structlog
-from attn_core.errors import InternalError, InvalidValue, Unauthenticated, Unavailable, UserError, cleaning_up
+from attn_core.errors import InternalError, InvalidValue, PermissionDenied, Unavailable, UserError, cleaning_up
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection
@@ -25,7 +25,7 @@ from attn_gateway.interceptors.limits import Limits
 from attn_gateway.interceptors.measure import Measured
 from attn_gateway.interceptors.readiness import Readiness
 from attn_gateway.interceptors.request_id import RequestIds
-from attn_gateway.interceptors.token import REFUSAL, BearerToken
+from attn_gateway.interceptors.token import BearerToken
 from attn_gateway.interceptors.wire import Wire
 from attn_gateway.local_calls import LocalCalls, Metadata, RecordingServer
 from attn_gateway.metrics import Metrics
@@ -80,12 +80,17 @@ class Gateway:
 
     def require_token(self, metadata: Metadata) -> None:
         """Raise `Unauthenticated` if callers need a token and this metadata has no valid one."""
-        if self._bearer_token is not None and not self._bearer_token.admits(metadata):
-            raise Unauthenticated(REFUSAL)
+        if self._bearer_token is not None:
+            self._bearer_token.tenant(metadata)
 
     async def metrics(self, metadata: Metadata) -> bytes:
-        """The metrics in Prometheus's text format; raises `Unauthenticated` if a required token is missing."""
-        self.require_token(metadata)
+        """The metrics of all tenants in Prometheus's text format.
+
+        If callers need a token, raises `Unauthenticated` without a valid one, and `PermissionDenied` unless it is an
+        admin's.
+        """
+        if self._bearer_token is not None and not self._bearer_token.tenant(metadata).is_admin:
+            raise PermissionDenied("metrics are for admins; this token has the role user", role="user")
         return await self._metrics.text(self._own_calls if self._serving else None)
 
     @property

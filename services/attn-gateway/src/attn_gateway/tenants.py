@@ -24,11 +24,16 @@ FIELD = "token_file"
 NAME_LENGTH = 64
 
 
+MAX_MODELS = 8
+"""The models that a tenant may have loaded at the same time, unless its line of the token file says otherwise."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tenant:
     """A group of callers with common ownership and limits. None is no limit; `weight` is the share in fair queueing.
 
-    `tokens_per_minute` counts tokens of prompts and completions, `max_running` the calls that run at the same time.
+    `tokens_per_minute` counts tokens of prompts and completions, `max_running` the calls that run at the same time,
+    `max_models` the models of its own that are loaded; an admin's belong to all tenants, and are not limited.
     """
 
     name: str
@@ -37,6 +42,7 @@ class Tenant:
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     max_running: float | None = None
+    max_models: float | None = MAX_MODELS
 
     @property
     def is_admin(self) -> bool:
@@ -44,7 +50,7 @@ class Tenant:
         return self.role == "admin"
 
 
-LIMITS = ("requests_per_minute", "tokens_per_minute", "max_running")
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_running", "max_models")
 
 
 class Tenants:
@@ -113,9 +119,9 @@ def read_tenants(path: Path) -> dict[str, Tenant]:
     """Read the tenants, by token, of a token file, which only its owner may be able to read.
 
     Each line is a token, then its tenant's weight or settings: `TOKEN tenant=ann role=user weight=2 max_running=4
-    requests_per_minute=60 tokens_per_minute=20000`. Each token of a tenant has its own line, and the first of them the
-    tenant's settings; a tenant without a name is identified by its token. The tenant of the first line is an admin
-    unless its `role` is set. Raises `UserError` for an invalid file; errors do not quote tokens.
+    requests_per_minute=60 tokens_per_minute=20000 max_models=2`. Each token of a tenant has its own line, and the first
+    of them the tenant's settings; a tenant without a name is identified by its token. The tenant of the first line is
+    an admin unless its `role` is set. Raises `UserError` for an invalid file; errors do not quote tokens.
     """
     try:
         mode = path.stat().st_mode

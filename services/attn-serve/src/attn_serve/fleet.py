@@ -409,6 +409,10 @@ class Fleet:
         ends = [self._end(model, model.engine.release(shutdown_timeout)) for model in models]
         await asyncio.gather(*ends, return_exceptions=True)
 
+    def owned(self, owner: str) -> set[str]:
+        """The names of the models that a tenant owns, without those that failed."""
+        return {name for (each, name) in self._models if each == owner and self._taken(name, owner)}
+
     def _taken(self, name: str, owner: str) -> ServedModel | None:
         """The model under a name, of this owner or available to all tenants, unless it has failed."""
         found = self._models.get((owner, name)) or self._models.get(("", name))

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 from attn.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
-from attn_core.errors import InvalidValue
+from attn_core.errors import InvalidValue, OutOfCapacity, UserError
 from attn_gateway import Call, Context, call_of, page_of
+from attn_gateway.call import Caller, Charge
 from attn_gateway.interceptors.wire import LARGE_BYTES
 from attn_host import EmbedTask, TextTask
 from attn_schema import (
@@ -50,6 +51,34 @@ def text_task(
     return TextTask(prompt=prompt, params=params, timeout=call.remaining(), tenant=call.tenant, resume=resume)
 
 
+BYTES_PER_TOKEN = 4
+"""The usual number of bytes of a token, by which tokens of a text are estimated before it is tokenized."""
+
+
+def estimated_tokens(prompt: Prompt) -> int:
+    """The number of tokens of a prompt, and of its encoder prompt: exact for token ids, else by bytes of the text."""
+    parts = [part for part in (prompt, prompt.encoder_prompt) if part is not None]
+    texts = [*(part.text or "" for part in parts), *(message.content for message in prompt.chat or ())]
+    ids = sum(len(part.token_ids or ()) for part in parts)
+    return ids + -(-sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN)
+
+
+def most_new_tokens(params: SamplingParams) -> int:
+    """The most tokens that a request may generate; 0 if it has no limit of its own."""
+    return (params.max_new_tokens or 0) * max(params.n, params.num_beams or 1)
+
+
+@contextmanager
+def refused_is_free(charge: Charge) -> Iterator[None]:
+    """Count no tokens for a request that is refused before anything is computed."""
+    try:
+        yield
+    except (UserError, OutOfCapacity):
+        if not charge.new_tokens:
+            charge.prompt_tokens = 0
+        raise
+
+
 async def read(noun: type[Noun], request: Any) -> Noun:
     """Decode a request message, in a thread if it has more than `LARGE_BYTES` bytes.
 
@@ -80,10 +109,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         model = self._fleet.choose(first_version or decoded.model, decoded.prompt, call.caller.sees)
         served_name = "" if model.name == decoded.model else model.name
         task = text_task(decoded.prompt, decoded.sampling, call, decoded.resume)
-        with model.engine.refusals.apply(size):
+        call.charge.reserve(estimated_tokens(decoded.prompt), most_new_tokens(decoded.sampling))
+        with refused_is_free(call.charge), model.engine.refusals.apply(size):
             async with aclosing(model.engine.generate(task)) as deltas:
                 async for delta in deltas:
-                    call.spend(len(delta.tokens) + (delta.usage.prompt_tokens if delta.usage else 0))
+                    call.charge.new_tokens += len(delta.tokens)
+                    if delta.usage:
+                        call.charge.prompt_tokens = delta.usage.prompt_tokens
                     yield to_message(delta.replace(model=served_name) if served_name else delta)
                     served_name = ""
 
@@ -95,10 +127,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         decoded = await read(ScoreRequest, request)
         engine = self._fleet.choose(decoded.model, decoded.prompts[0], call.caller.sees).engine
         params = ScoringParams(top_logprobs=decoded.top_logprobs)
-        with engine.refusals.apply(size):
+        call.charge.reserve(sum(map(estimated_tokens, decoded.prompts)))
+        with refused_is_free(call.charge), engine.refusals.apply(size):
             scores = await engine.score([text_task(prompt, params, call) for prompt in decoded.prompts])
         usage = Usage(prompt_tokens=sum(len(score.tokens) for score in scores))
-        call.spend(usage.prompt_tokens)
+        call.charge.prompt_tokens = usage.prompt_tokens
         return inference_pb2.ScoreResponse(scores=map(to_message, scores), usage=to_message(usage))
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:
@@ -108,7 +141,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         decoded = await read(EmbedRequest, request)
         engine = self._fleet.choose(decoded.model, Prompt(text=decoded.texts[0]), call.caller.sees).engine
         task = EmbedTask(texts=decoded.texts, timeout=call.remaining())
-        response: inference_pb2.EmbedResponse = to_message(await engine.embed(task))
+        call.charge.reserve(sum(estimated_tokens(Prompt(text=text)) for text in decoded.texts))
+        with refused_is_free(call.charge):
+            found = await engine.embed(task)
+        call.charge.prompt_tokens = found.usage.prompt_tokens
+        response: inference_pb2.EmbedResponse = to_message(found)
         return response
 
     async def Tokenize(
@@ -129,8 +166,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context: Context,
     ) -> AsyncIterator[inference_pb2.AttentionMapsResponse]:
         """Stream attention weights, one message per layer."""
-        engine = self._engine(request.model, call_of(context))
-        for found in await engine.attention_maps(await read(AttentionMapsRequest, request)):
+        call = call_of(context)
+        engine, decoded = self._engine(request.model, call), await read(AttentionMapsRequest, request)
+        call.charge.reserve(estimated_tokens(decoded.prompt))
+        with refused_is_free(call.charge):
+            maps = await engine.attention_maps(decoded)
+        for found in maps:
             yield await asyncio.to_thread(to_message, found)
 
     async def GetEngineStats(
@@ -163,6 +204,8 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._loading: set[tuple[str, str]] = set()
+        """Tenants and names of the models that they are loading now."""
 
     async def ListModels(
         self,
@@ -189,21 +232,40 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     ) -> model_pb2.LoadModelResponse:
         """Load a model and return when it serves: for all tenants if an admin calls, else for the caller's tenant."""
         config = from_message(EngineConfig, request.engine)
-        sees = call_of(context).caller.sees
+        caller = call_of(context).caller
+        sees = caller.sees
         deployment = from_message(DeploymentConfig, request.deployment)
-        model = await self._fleet.load(
-            request.name,
-            request.source,
-            config,
-            request.base_model,
-            deployment=deployment,
-            tenant=sees,
-            traffic=request.traffic if request.HasField("traffic") else None,
-        )
+        with self._within_limit(caller, request.name):
+            model = await self._fleet.load(
+                request.name,
+                request.source,
+                config,
+                request.base_model,
+                deployment=deployment,
+                tenant=sees,
+                traffic=request.traffic if request.HasField("traffic") else None,
+            )
         if request.replace:
             await self._fleet.replace_others(model.name, sees)
             await self._fleet.publish()
         return model_pb2.LoadModelResponse(model=to_message(model.now()))
+
+    @contextmanager
+    def _within_limit(self, caller: Caller, name: str) -> Iterator[None]:
+        """Raise `OutOfCapacity` if the caller has as many models as it may; inside, count this one as its own."""
+        owner, most = caller.sees, caller.max_models
+        if owner is None or most is None:
+            yield
+            return
+        own = self._fleet.owned(owner) | {each for tenant, each in self._loading if tenant == owner}
+        if name not in own and len(own) >= most:
+            text = f"this tenant has {len(own)} models loaded, its maximum; unload one first"
+            raise OutOfCapacity(text, limit="max_models", allowed=f"{most:g}")
+        self._loading.add((owner, name))
+        try:
+            yield
+        finally:
+            self._loading.discard((owner, name))
 
     async def ScaleModel(
         self,

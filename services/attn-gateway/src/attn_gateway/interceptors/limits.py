@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from attn_core.errors import OutOfCapacity
 
-from attn_gateway.call import CALLER, LOCAL, SPEND, Context
+from attn_gateway.call import CALLER, CHARGE, LOCAL, Charge, Context
 from attn_gateway.interceptors.handlers import Continuation, Handler, around, is_own
 from attn_gateway.tenants import Tenant, Tenants
 
@@ -79,7 +79,8 @@ class TenantUse:
         self.running -= 1
 
     def spend(self, tokens: int) -> None:
-        """Count tokens; a running call continues, and later ones are refused until the rate has caught up."""
+        """Count tokens, or with a negative number give them back; a running call continues, and later ones are refused
+        until the rate has caught up."""
         if self._tokens:
             self._tokens.wait(0.0)
             self._tokens.take(tokens)
@@ -203,14 +204,16 @@ class Limits(grpc.aio.ServerInterceptor):
                     raise OutOfCapacity(text, limit=self._max_calls, retry_seconds=1.0)
                 caller = CALLER.get()
                 use = self.use_of(caller.tenant) if caller else None
+                charge = Charge(use.spend if use else None)
                 if use:
                     use.begin()
-                    SPEND.set(use.spend)
+                CHARGE.set(charge)
                 self._inside += 1
                 try:
                     yield
                 finally:
                     self._inside -= 1
+                    charge.settle()
                     if use:
                         self._uses[use.tenant.name].end()
 

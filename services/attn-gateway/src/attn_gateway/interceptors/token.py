@@ -39,7 +39,8 @@ class BearerToken(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None:
             return None
-        caller = Caller(tenant=tenant.name, owner=tenant.name, is_admin=tenant.is_admin)
+        most = None if tenant.is_admin else tenant.max_models
+        caller = Caller(tenant=tenant.name, owner=tenant.name, is_admin=tenant.is_admin, max_models=most)
 
         @asynccontextmanager
         async def guard(_: Context) -> AsyncIterator[None]:
@@ -49,9 +50,12 @@ class BearerToken(grpc.aio.ServerInterceptor):
 
         return around(handler, guard)
 
-    def admits(self, metadata: Any) -> bool:
-        """Whether this metadata contains one of the tokens."""
-        return self._tenants.of(authorization_in(metadata)) is not None
+    def tenant(self, metadata: Any) -> Tenant:
+        """The tenant of the token in this metadata; raises `Unauthenticated` without a valid one."""
+        found = self._tenants.of(authorization_in(metadata))
+        if found is None:
+            raise Unauthenticated(REFUSAL)
+        return found
 
 
 async def _refuse(_requests: Any, _context: Context) -> AsyncIterator[bytes]:
