@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from attn_core.checks import is_number
+from attn_core.checks import is_number, require_whole
 from attn_core.errors import InvalidValue, UnknownName
+
+MOST = (1 << 63) - 1
 
 
 def require_count(name: str, value: object) -> None:
-    """Raise `InvalidValue` unless `value` is a whole number from 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidValue.of(name, value, "a whole number from 1")
+    """Raise `InvalidValue` unless `value` is a whole number from 1, of at most 64 bits as sizes of tensors are."""
+    require_whole(name, value, ge=1, le=MOST)
 
 
 def require_word(name: str, value: object, allowed: Sequence[str]) -> None:

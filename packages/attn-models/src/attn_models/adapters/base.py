@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from attn_core.checks import require_whole
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.scores import ScaledDot
 
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import OWN_BIASES, DecoderConfig
-from attn_models.plain_config import whole
+from attn_models.plain_config import MOST, whole
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Layout(ABC):
     Tensors whose names match `derived_names` are skipped: they follow from the config, such as causal masks in older
     checkpoints, or are unused. `copies` maps further tensor names to the names that are read; if a checkpoint has both,
     the tensors must be equal. No checkpoint holds the parameters that match `zeros` or `ones`; they are set to zero
-    (biases that do not affect the output) or to one (gains of norms without gains).
+    (biases that do not affect the output) or to one (gains of norms without gains). `keys` are the keys of config.json
+    that hold fields of the config and options of its mechanisms, where their names differ; errors name them.
     """
 
     model_type: ClassVar[str]
@@ -65,6 +67,7 @@ class Layout(ABC):
     copies: ClassVar[Mapping[str, str]] = MappingProxyType({})
     derived_names: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     zeros: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+    keys: ClassVar[Mapping[str, str]] = MappingProxyType({})
     ones: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
 
     @property
@@ -94,6 +97,16 @@ class Layout(ABC):
         return bool(self.derived_names.search(name))
 
 
+KEYS: Mapping[str, str] = {
+    "max_seq_len": "max_position_embeddings",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "norm_eps": "rms_norm_eps",
+    "inner_width": "intermediate_size",
+    "window": "sliding_window",
+}
+"""The `keys` that most families of decoders share."""
 ATTENTION = ("mechanism", "options", "pattern")
 ROTARY = ("rope_theta", "partial_rotary_factor", "rope_interleave", "rope_scaling")
 SKIPPED = (*ATTENTION, *ROTARY, *OWN_BIASES, "bias", "num_kv_heads", "head_dim", "intermediate_size")
@@ -117,6 +130,7 @@ class StateDictAdapter(Layout):
     """
 
     known_keys: ClassVar[frozenset[str]]
+    keys = KEYS
     by_tensors: ClassVar[frozenset[str]] = frozenset()
     Config: ClassVar[type[Any]] = DecoderConfig
 
@@ -221,11 +235,9 @@ def required_count(values: Mapping[str, Any], key: str, default: int | None = No
     Numbers of layers are limited, because objects are created for each layer before a later check could refuse it.
     """
     value = whole(needed(values, key) if default is None else values.get(key, default))
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidValue.of(key, value, f"a whole number from {least}")
-    if "layer" in key and value > MOST_LAYERS:
-        raise InvalidValue.of(key, value, f"a whole number from {least} to {MOST_LAYERS}")
-    return value
+    most = MOST_LAYERS if "layer" in key else MOST
+    count: int = require_whole(key, value, ge=least, le=most)
+    return count
 
 
 def listed_layer_types(values: Mapping[str, Any], layers: int, kinds: tuple[str, str]) -> list[str] | None:
@@ -277,6 +289,7 @@ class EncoderAdapter(Layout):
     """
 
     derived_names = HEADS
+    keys = KEYS | {"norm_eps": "layer_norm_eps"}
     prefix: ClassVar[str] = ""
     pooling: ClassVar[tuple[str, ...]] = ("mean",)
     known_keys: ClassVar[frozenset[str]]

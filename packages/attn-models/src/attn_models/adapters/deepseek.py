@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from attn_core.errors import Incompatible, InvalidValue
 
-from attn_models.adapters.base import Layout, StoredTensor, needed, require_allowed, required_count
+from attn_models.adapters.base import KEYS, Layout, StoredTensor, needed, require_allowed, required_count
 from attn_models.adapters.hf_config import (
     Rope,
     common_hf_config,
@@ -161,6 +161,13 @@ class DeepseekAdapter(LlamaAdapter):
         "num_nextn_predict_layers",
     }
     required_fields = DENSE | {"bias": False}
+    keys = (
+        KEYS
+        | {ours: theirs for theirs, ours in SIZES.items()}
+        | {
+            "num_experts": "n_routed_experts",
+        }
+    )
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """Build the decoder config from a DeepseekV2Config or DeepseekV3Config."""
@@ -172,7 +179,7 @@ class DeepseekAdapter(LlamaAdapter):
         require_allowed(values, {"num_key_value_heads": (heads, None)})
         if "q_lora_rank" not in values:
             raise InvalidValue("q_lora_rank: is missing; null means that queries have no latent", field="q_lora_rank")
-        own = {"num_key_value_heads": heads, "head_dim": needed(values, "qk_nope_head_dim"), "mlp_bias": False}
+        own = {"num_key_value_heads": heads, "head_dim": required_count(values, "qk_nope_head_dim"), "mlp_bias": False}
         plain = super().from_hf_config(dict(values) | own | {"attention_bias": False})
         sizes = {ours: needed(values, theirs) for theirs, ours in SIZES.items() if ours != "query_latent"}
         return dataclasses.replace(

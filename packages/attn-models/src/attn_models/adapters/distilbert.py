@@ -30,6 +30,7 @@ class DistilBertAdapter(BertAdapter):
     """BERT without token types and with half of its layers (Sanh et al. 2019, arXiv 1910.01108)."""
 
     model_type = "distilbert"
+    keys = SIZES
     prefix = "distilbert."
     architecture = "DistilBertModel"
     # `sinusoidal_pos_embds` only sets how position tables are initialised: a checkpoint holds their values.

@@ -14,6 +14,7 @@ from attn_core import AttentionSpec, Window
 
 from attn_models.adapters.base import (
     ACTIVATIONS,
+    KEYS,
     StateDictAdapter,
     StoredTensor,
     listed_layer_types,
@@ -72,8 +73,8 @@ class FamilyAdapter(StateDictAdapter):
     that all models of the family share. `allowed` lists, by key, the only values that are supported. `activations` maps
     values of `activation_key` to values of `feed_forward`. `rope_base` is the rotary base where the config.json gives
     none; `partial_rotary` families rotate a part of each head. `mechanism` is that of every layer, "" for softmax
-    attention with the options of `layer_options`. `reads` are further keys that methods read, `nulls` keys that are
-    written even where they are null, because without them their default would apply.
+    attention with the options of `layer_options`. `reads` are further keys that methods read, `option_keys` those of
+    options, for errors, `nulls` keys that are written even where they are null, as their default would apply otherwise.
 
     `names` maps modules (or full parameter names) to those of the checkpoint, where `{}` stands for an expert's number.
     `fused` lists, by checkpoint tensor, the modules that are concatenated in it, within each of `fused_groups` equal
@@ -92,6 +93,7 @@ class FamilyAdapter(StateDictAdapter):
     partial_rotary: ClassVar[bool] = False
     mechanism: ClassVar[str] = ""
     reads: ClassVar[frozenset[str]] = frozenset()
+    option_keys: ClassVar[Mapping[str, str]] = {}
     nulls: ClassVar[frozenset[str]] = frozenset({"sliding_window"})
     layers: ClassVar[str] = "model.layers"
     names: ClassVar[Mapping[str, str]] = LLAMA_NAMES
@@ -105,6 +107,8 @@ class FamilyAdapter(StateDictAdapter):
         declared = {*cls.fields.values(), *cls.defaults, *cls.allowed, *cls.reads, *rotary_keys}
         cls.known_keys = frozenset({*declared, cls.activation_key} if cls.activations else declared)
         cls.head = f"{cls.names['unembedding']}.weight"
+        width = {"inner_width": cls.fields.get("intermediate_size", "intermediate_size")}
+        cls.keys = KEYS | width | dict(cls.fields) | dict(cls.option_keys)
 
     def __init__(self) -> None:
         self.groups: Mapping[str, int] = {}

@@ -11,7 +11,7 @@ from attn_core.errors import Incompatible
 from attn_core.modifiers import SoftCap
 from attn_core.scores import ScaledDot
 
-from attn_models.adapters.base import StoredTensor, layer_kinds, require_allowed, required_count
+from attn_models.adapters.base import KEYS, StoredTensor, layer_kinds, require_allowed, required_count
 from attn_models.adapters.hf_config import (
     Rope,
     common_hf_config,
@@ -106,6 +106,7 @@ class Gemma2Adapter(LlamaAdapter):
     architecture: ClassVar[str] = "Gemma2ForCausalLM"
     period: ClassVar[int] = 2
     known_keys = READS | OWN
+    keys = KEYS | {"cap": "attn_logit_softcapping", "scale": "query_pre_attn_scalar"}
     caps: ClassVar[Mapping[str, float | None]] = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     block = BLOCK | {
         "attended_norm": "post_attention_layernorm",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core import Causal, Heads
 from attn_core.errors import Incompatible
@@ -56,6 +56,17 @@ class Gpt2Adapter(StateDictAdapter):
 
     model_type = "gpt2"
     known_keys = READS
+    keys: ClassVar[Mapping[str, str]] = {
+        "max_seq_len": "n_positions",
+        "hidden_size": "n_embd",
+        "num_layers": "n_layer",
+        "num_heads": "n_head",
+        "intermediate_size": "n_inner",
+        "inner_width": "n_inner",
+        "norm_eps": "layer_norm_epsilon",
+        "attention_dropout": "attn_pdrop",
+        "dropout": "embd_pdrop",
+    }
     head = "lm_head.weight"
     derived_names = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)$")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_core import AttentionSpec, Heads, Mask
-from attn_core.checks import require_number, require_whole
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.checks import require_flag, require_number, require_whole
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from attn_core.rotary import rotary_scaling
 
 from attn_models.adapters.base import needed, require_allowed
@@ -80,6 +80,25 @@ def check_unread_keys(values: Mapping[str, Any], read: Collection[str], path: Pa
     )
     if unknown:
         log.warning("%s: unknown config keys, which are ignored: %s", path, ", ".join(unknown))
+
+
+def refused_config(
+    path: Path, error: InvalidValue, values: Mapping[str, Any], keys: Mapping[str, str]
+) -> CheckpointInvalid:
+    """The error for the config.json at `path` with these values, which names the key that holds the field.
+
+    `keys` are a layout's; a field that is itself a key of the file keeps its name.
+    """
+    field = error.metadata.get("field", "")
+    named = renamed(error, keys[field]) if field in keys and field not in values else error
+    rule = named.message
+    return CheckpointInvalid(f"{path}: {rule}", path=path, rule=rule, field=named.metadata.get("field", ""))
+
+
+def renamed(error: InvalidValue, field: str) -> InvalidValue:
+    """The same error for a field of another name."""
+    _, _, rest = error.message.partition(f"{error.metadata.get('field', '')}: ")
+    return InvalidValue(f"{field}: {rest or error.message}", **error.metadata | {"field": field})
 
 
 DEFAULT_BASE = 10000.0
@@ -151,6 +170,8 @@ def rope_of(given: Mapping[str, Any]) -> Rope:
     """The rotary positions of an object `rope_parameters`; raises `InvalidValue` for an unknown scaling."""
     kind = given.get("rope_type", given.get("type", "default"))
     base, fraction = given.get("rope_theta", DEFAULT_BASE), given.get("partial_rotary_factor", 1.0)
+    require_number("rope_parameters.rope_theta", base, ge=1)
+    require_number("rope_parameters.partial_rotary_factor", fraction, ge=0, le=1)
     if kind == "default":
         return Rope(base=base, fraction=fraction)
     if not isinstance(kind, str) or kind not in ROPE_SCALING_KEYS:
@@ -158,7 +179,8 @@ def rope_of(given: Mapping[str, Any]) -> Rope:
     require_number("rope_parameters.factor", given.get("factor"), ge=1)
     for key in ("mscale", "mscale_all_dim"):
         require_number(f"rope_parameters.{key}", given.get(key), optional=True)
-    require_allowed(given, {"truncate": (True, False)})
+    if "truncate" in given:
+        require_flag("rope_parameters.truncate", given["truncate"])
     fields = {field: given[key] for field, key in ROPE_SCALING_KEYS[kind].items() if given.get(key) is not None}
     if kind == "yarn" and "attention" not in fields and given.get("mscale") and given.get("mscale_all_dim"):
         fields["attention"] = mscale(given["factor"], given["mscale"]) / mscale(
@@ -172,10 +194,8 @@ def checked_rope(rope: Rope, keys: Mapping[str, str]) -> Rope:
     try:
         rotary_scaling(rope.scaling)
     except InvalidValue as error:
-        field, _, rest = error.message.partition(": ")
-        field = field.rpartition(".")[2]
-        key = f"rope_parameters.{keys.get(field, field)}"
-        raise InvalidValue(f"{key}: {rest}", **error.metadata | {"field": key}) from error
+        field = error.metadata.get("field", "").rpartition(".")[2]
+        raise renamed(error, f"rope_parameters.{keys.get(field, field)}") from error
     return rope
 
 
@@ -250,8 +270,12 @@ def ropes_of_kinds(values: Mapping[str, Any], bases: Mapping[str, tuple[str, flo
     for kind, (key, usual) in bases.items():
         base = usual if key not in values else needed(values, key)
         own = {"rope_theta": base, "original_max_position_embeddings": context, **by_kind[kind]}
-        require_allowed(own, {"partial_rotary_factor": (1, None), "truncate": (True,)})
-        found[kind] = rope_of(own)
+        try:
+            require_allowed(own, {"partial_rotary_factor": (1, None), "truncate": (True,)})
+            found[kind] = rope_of(own)
+        except InvalidValue as error:
+            field = error.metadata.get("field", "").rpartition(".")[2]
+            raise renamed(error, f"rope_parameters.{kind}.{field}") from error
     return found
 
 

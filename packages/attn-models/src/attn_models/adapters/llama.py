@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from attn_core import Causal, Mask, Window
 from attn_core.errors import Incompatible
 
-from attn_models.adapters.base import StateDictAdapter, StoredTensor, needed, require_allowed
+from attn_models.adapters.base import KEYS, StateDictAdapter, StoredTensor, needed, require_allowed
 from attn_models.adapters.hf_config import (
     common_hf_config,
     hf_rope_parameters,
@@ -190,6 +190,7 @@ class MixtralAdapter(MistralAdapter):
     model_type = "mixtral"
     architecture: ClassVar[str] = "MixtralForCausalLM"
     defaults = DEFAULTS
+    keys = KEYS | {"num_experts": "num_local_experts"}
     known_keys = MistralAdapter.known_keys | {"num_local_experts", "num_experts_per_tok", "router_jitter_noise"}
     block = BLOCK | {"feed_forward.router.score": "block_sparse_moe.gate"}
     required_fields = {key: value for key, value in FIXED.items() if key != "num_experts"} | {

@@ -57,6 +57,7 @@ class ModernBertAdapter(EncoderAdapter):
     """Pre-norm blocks with gated units, rotary positions and windows (Warner et al. 2024, arXiv 2412.13663)."""
 
     model_type = "modernbert"
+    keys = SIZES
     prefix = "model."
     derived_names = re.compile(HEADS.pattern + r"|^(head|decoder)\.")
     # From `decoder_bias` on: keys for heads, for training, and for kernels with the same results.

@@ -11,7 +11,7 @@ from attn_core import AttentionSpec, Causal, Heads, installed
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_core.norms import QkNorm
 
-from attn_models.adapters.base import Layout, StoredTensor, layer_kinds, needed, require_allowed, required_count
+from attn_models.adapters.base import KEYS, Layout, StoredTensor, layer_kinds, needed, require_allowed, required_count
 from attn_models.adapters.hf_config import common_hf_config, hf_rope_parameters, require_fields
 from attn_models.adapters.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
 from attn_models.attention import LayerAttention, layer_attentions
@@ -151,6 +151,7 @@ class Qwen3NextAdapter(LlamaAdapter):
 
     model_type = "qwen3_next"
     known_keys = READS | DEFAULTS.keys() | LAYERS
+    keys = KEYS | {ours: theirs for theirs, ours in SIZES.items() if ours not in ("num_heads", "head_dim")}
     partial_rotary = True
     required_fields = {key: value for key, value in FIXED.items() if key not in OWN_FIELDS} | {"bias": False}
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from attn_core.errors import CheckpointInvalid, Incompatible
+from attn_core.checks import is_number
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -15,6 +16,7 @@ from attn_models.adapters.base import Layout, StoredTensor
 from attn_models.device import require_memory
 from attn_models.quantization.block_tensor import BlockTensor
 from attn_models.weights import CheckpointFolder
+from attn_models.weights.safetensors_files import require_floats
 
 RANDOM_INIT_FUNCTIONS = frozenset(
     {"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "kaiming_uniform_", "_no_grad_normal_"}
@@ -45,26 +47,30 @@ class _SkipRandomInit(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+LENGTHS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "inner_width", "moe_intermediate_size", "head_dim"),
+    *("num_heads", "num_kv_heads", "num_experts", "n_shared_experts"),
+    *("latent", "query_latent", "rotary_size", "nope_size", "value_size", "state_size", "key_heads", "taps"),
+)
+"""Fields of configs and options of mechanisms for which some tensor has an axis that is at least as long."""
+MODULES = ("num_layers", "num_decoder_layers", "num_nextn_predict_layers")
+"""Fields that count modules which have tensors of their own."""
+
+
 def check_config_fits(checkpoint: CheckpointFolder, config: Any) -> None:
-    """Raises `CheckpointInvalid` for a config larger than the tensors could fill, before it takes memory or time."""
+    """Raises `InvalidValue` for a config larger than the tensors could fill, before it takes memory or time."""
     entries = checkpoint.tensors.entries
     largest = max((size for entry in entries.values() for size in entry.shape), default=0)
-    limits = {
-        "vocab_size": largest,
-        "hidden_size": largest,
-        "num_layers": len(entries),
-        "num_decoder_layers": len(entries),
-        "num_nextn_predict_layers": len(entries),
-        "num_experts": largest,
-        "num_heads": largest,
-        "intermediate_size": largest,
-        "inner_width": largest,
-    }
-    for field, limit in limits.items():
-        value = getattr(config, field, None)
-        if value is not None and value > limit:
-            rule = f"{field} {value} exceeds what the tensors of the checkpoint allow ({limit})"
-            raise CheckpointInvalid.of(checkpoint.path / "config.json", rule)
+    limits = dict.fromkeys(LENGTHS, largest) | dict.fromkeys(MODULES, len(entries))
+    if getattr(config, "positions", None) == "learned":
+        limits["max_seq_len"] = largest
+    given = {field: getattr(config, field, None) for field in limits}
+    choices = (*getattr(config, "pattern", ()), config)
+    for options in (given, *(getattr(choice, "options", {}) for choice in choices)):
+        for field, limit in limits.items():
+            value = options.get(field)
+            if is_number(value) and value > limit:
+                raise InvalidValue.of(field, value, f"at most {limit}, by the tensors of the checkpoint")
 
 
 def fill_buffers(model: nn.Module, fresh: nn.Module, device: torch.device | str) -> None:
@@ -117,6 +123,8 @@ def read_parameters(
     stored = adapter.stored(wanted)
     actual = adapter.canonical_names(folder.tensors)
     _require_match(folder, adapter, stored, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
+    real = [actual[item.name] for item in stored if wanted[item.parameters[0]].is_floating_point()]
+    require_floats(folder.path, folder.tensors.entries, real)
     _require_tied(folder, adapter, stored)
     _require_copies(folder, adapter)
     _require_memory(folder, wanted, dtype)

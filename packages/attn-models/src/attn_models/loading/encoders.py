@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attn_models.adapters.base import EncoderAdapter
 from attn_models.adapters.bert import BertAdapter
-from attn_models.adapters.hf_config import check_unread_keys
+from attn_models.adapters.hf_config import check_unread_keys, refused_config
 from attn_models.adapters.native import NativeEncoderAdapter
 from attn_models.adapters.registry import (
     encoder_adapter,
@@ -37,6 +37,7 @@ from attn_models.quantization.quantize import require_not_quantized
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
 from attn_models.weights.safe_files import read_config
+from attn_models.weights.safetensors_files import require_floats
 
 
 def is_encoder(folder: Path) -> bool:
@@ -55,9 +56,9 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     try:
         check_unread_keys(checkpoint.config, adapter.known_keys, path)
         config = adapter.from_hf_config(checkpoint.config)
+        check_config_fits(checkpoint, config)
     except InvalidValue as error:
-        raise CheckpointInvalid.of(path, error.message) from error
-    check_config_fits(checkpoint, config)
+        raise refused_config(path, error, checkpoint.config, adapter.keys) from error
     with init_empty_weights():
         model = adapter.build(config)
     model.load_state_dict(read_parameters(checkpoint, adapter.layout(config), model.state_dict(), dtype), assign=True)
@@ -183,6 +184,7 @@ def _read_head(checkpoint: CheckpointFolder, model: nn.Module, head: Mapping[str
                 f"tensor {theirs!r} has shape {list(entry.shape)}; its model needs {list(parameters[ours].shape)}"
             )
         else:
+            require_floats(checkpoint.path, checkpoint.tensors.entries, [theirs])
             found[ours] = checkpoint.tensors[theirs].to(torch.float32)
     if problems:
         raise CheckpointInvalid.of(checkpoint.path, "; ".join(problems))
@@ -227,7 +229,10 @@ def load_image_classifier(
     path = checkpoint.path / "config.json"
     layout = vit_adapter(checkpoint.config.get("model_type"))
     config = layout.from_hf_config(checkpoint.config, path)
-    check_config_fits(checkpoint, config)
+    try:
+        check_config_fits(checkpoint, config)
+    except InvalidValue as error:
+        raise refused_config(path, error, checkpoint.config, {}) from error
     with init_empty_weights():
         model = VisionTransformer(config)
     parameters = read_parameters(checkpoint, layout, model.state_dict(), getattr(torch, dtype))

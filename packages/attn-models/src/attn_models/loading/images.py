@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn.functional import normalize
 
 from attn_models.adapters.base import require_allowed
 from attn_models.adapters.clip import ClipAdapter, ClipImageLayout, clip_config
+from attn_models.adapters.hf_config import refused_config
 from attn_models.adapters.state_dict import (
     check_config_fits,
     init_empty_weights,
@@ -25,6 +27,7 @@ from attn_models.encoder.clip import ClipImage, ClipText
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import Verify, read_folder, write_folder
 from attn_models.weights.safe_files import CONFIG_LIMIT, member, read_json_object
+from attn_models.weights.safetensors_files import require_floats
 
 PREPROCESSOR = "preprocessor_config.json"
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -154,13 +157,20 @@ def load_image_encoder(
         given = checkpoint.config.get("model_type")
         raise CheckpointInvalid.of(path, f"model_type {given!r} has no image encoder; allowed: {layout.model_type}")
     config = layout.from_hf_config(checkpoint.config, path)
-    check_config_fits(checkpoint, config)
+    try:
+        check_config_fits(checkpoint, config)
+    except InvalidValue as error:
+        raise refused_config(path, error, checkpoint.config, {}) from error
     with init_empty_weights():
         model = ClipImage(config)
     parameters = read_parameters(checkpoint, layout, model.state_dict(), getattr(torch, dtype))
     model.load_state_dict(parameters, assign=True)
     if "logit_scale" not in checkpoint.tensors.entries:
         raise CheckpointInvalid.of(checkpoint.path, "tensor 'logit_scale' is missing")
+    shape = list(checkpoint.tensors.entries["logit_scale"].shape)
+    if prod(shape) != 1:
+        raise CheckpointInvalid.of(checkpoint.path, f"tensor 'logit_scale' has shape {shape}; needed: []")
+    require_floats(checkpoint.path, checkpoint.tensors.entries, ["logit_scale"])
     scale = float(checkpoint.tensors["logit_scale"].exp())
     return ImageEncoder(model.eval(), read_preprocessor(checkpoint.path, config.image), scale)
 

@@ -18,7 +18,7 @@ from attn_schema.device import AUTO
 from torch import nn
 
 from attn_models.adapters.base import StateDictAdapter, needed
-from attn_models.adapters.hf_config import check_unread_keys
+from attn_models.adapters.hf_config import check_unread_keys, refused_config
 from attn_models.adapters.native import LANGUAGE, LAYOUTS, SOURCE, NativeAdapter, require_installed
 from attn_models.adapters.registry import (
     decoder_adapter,
@@ -62,7 +62,6 @@ PLACES = ("mechanism", "encoder", "decoder", "cross")
 def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     """The model in a checkpoint folder; raises `CheckpointInvalid` naming what is damaged or does not fit."""
     family, config = _family_and_config(checkpoint)
-    check_config_fits(checkpoint, config)
     with init_empty_weights():
         model = family.build(config)
     load_parameters(model, read_parameters(checkpoint, NativeAdapter(), saved_parameters(model), dtype))
@@ -81,9 +80,11 @@ def _family_and_config(checkpoint: CheckpointFolder) -> tuple[ModelFamily, Any]:
             if isinstance(values.get(place), str):
                 require_installed(values[place], checkpoint.config.get("requires"))
         family = _family_named(name, checkpoint.config.get("requires"))
-        return family, family.configure(values)
+        config = family.configure(values)
+        check_config_fits(checkpoint, config)
+        return family, config
     except InvalidValue as error:
-        raise CheckpointInvalid.of(checkpoint.path / "config.json", error.message) from error
+        raise refused_config(checkpoint.path / "config.json", error, checkpoint.config, {}) from error
 
 
 def config_of(folder: Path) -> Any:
@@ -371,10 +372,12 @@ def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Any:
     try:
         check_unread_keys(checkpoint.config, adapter.known_keys, path)
         config = adapter.from_hf_config(checkpoint.config)
+        config = adapter.without_missing(config, checkpoint.tensors.entries)
+        check_config_fits(checkpoint, config)
+        if isinstance(config, DecoderConfig):
+            layer_attentions(config)
     except InvalidValue as error:
-        raise CheckpointInvalid.of(path, error.message) from error
-    config = adapter.without_missing(config, checkpoint.tensors.entries)
-    check_config_fits(checkpoint, config)
+        raise refused_config(path, error, checkpoint.config, adapter.keys) from error
     return config
 
 

@@ -11,7 +11,7 @@ from attn_core.errors import CheckpointInvalid
 from torch import Tensor, nn
 
 from attn_models.weights.safe_files import CONFIG_LIMIT, member, read_json, read_json_object
-from attn_models.weights.safetensors_files import LazyTensors, weight_files
+from attn_models.weights.safetensors_files import LazyTensors, require_floats, weight_files
 
 MODULES = "modules.json"
 TRANSFORMER, POOLING, DENSE, NORMALIZE = "Transformer", "Pooling", "Dense", "Normalize"
@@ -170,9 +170,14 @@ def read_dense(folder: Path, size: int) -> nn.Module:
         rule = f"activation_function {values.get('activation_function')!r} is not allowed; allowed: "
         raise CheckpointInvalid.of(folder / "config.json", rule + ", ".join(ACTIVATIONS))
     tensors = LazyTensors(weight_files(folder))
+    if "linear.weight" not in tensors.entries:
+        raise CheckpointInvalid.of(folder, "tensor 'linear.weight' is missing")
+    require_floats(folder, tensors.entries, tensors)
     weight, bias = tensors["linear.weight"], tensors.get("linear.bias")
     if weight.ndim != 2 or weight.shape[1] != size:
         raise CheckpointInvalid.of(folder, f"its weight has shape {list(weight.shape)}; vectors have {size} elements")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise CheckpointInvalid.of(folder, f"its bias has shape {list(bias.shape)}; it has {len(weight)} outputs")
     linear = nn.Linear(size, weight.shape[0], bias=bias is not None)
     linear.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
     return nn.Sequential(linear, ACTIVATIONS[name]()).requires_grad_(requires_grad=False)

@@ -23,7 +23,7 @@ from attn_models.lora.sites import StoredModule, stored_modules
 from attn_models.weights import LazyTensors, read_manifest, staged_folder, verify_manifest
 from attn_models.weights.manifest import MANIFEST_LIMIT, MANIFEST_NAME, file_sha256
 from attn_models.weights.safe_files import read_config, read_json_object
-from attn_models.weights.safetensors_files import read_header, weight_files
+from attn_models.weights.safetensors_files import read_header, require_floats, weight_files
 
 CONFIG_LIMIT = 1 << 20
 """The largest size in bytes of an adapter_config.json."""
@@ -156,7 +156,9 @@ def read_adapter(folder: Path, model: Any, base: Path, key: str = "") -> LoraAda
         known = config.base_model or "another"
         message = f"adapter {folder.name}: its base is {known}, whose weights are not those of {base.name}"
         raise Incompatible(message, field="adapter", base=config.base_model)
-    tensors = LazyTensors({weights: read_header(weights)})
+    entries = read_header(weights)
+    require_floats(weights, entries, entries)
+    tensors = LazyTensors({weights: entries})
     layers = _layers(weights, {name: tensors[name] for name in tensors}, config, _modules(model, base))
     adapter = LoraAdapter(config, layers, key)
     try:

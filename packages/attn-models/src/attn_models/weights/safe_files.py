@@ -149,9 +149,12 @@ def read_config(path: Path) -> dict[str, Any]:
     """The config at `path` without the keys that name code, at any depth.
 
     The word Infinity, which older transformers versions wrote, is read as the object that newer ones write, `INFINITE`.
-    Raises CheckpointInvalid when the file is not a JSON object.
+    Raises CheckpointInvalid when the file is not a JSON object, and for a `model_type` that is no word.
     """
     given = parse_json_object(_read(path, CONFIG_LIMIT), path, {"Infinity": INFINITE})
+    kind = given.get("model_type")
+    if kind is not None and not isinstance(kind, str):
+        raise CheckpointInvalid.of(path, f"model_type: {kind!r} is not allowed; allowed: the name of a layout")
     if found := sorted(CODE_KEYS & given.keys()):
         log.warning("%s refers to custom code (%s), which is never run", path, ", ".join(found))
     config: dict[str, Any] = without_code(given)

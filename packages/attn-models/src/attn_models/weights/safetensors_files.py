@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
@@ -159,6 +159,18 @@ class LazyTensors(Mapping[str, "torch.Tensor"]):
 
     def __len__(self) -> int:
         return len(self.entries)
+
+
+FLOATS = ("F64", "F32", "BF16", "F16", "F8_E4M3", "F8_E5M2")
+"""The dtypes of safetensors that hold real numbers; the others hold whole or complex numbers, or codes."""
+
+
+def require_floats(path: Path, entries: Mapping[str, TensorEntry], names: Iterable[str]) -> None:
+    """Raises CheckpointInvalid for `path`, naming every tensor of these names that does not hold real numbers."""
+    dtypes = {name: entries[name].dtype for name in sorted(names)}
+    wrong = [f"tensor {name!r} is of dtype {dtype}" for name, dtype in dtypes.items() if dtype not in FLOATS]
+    if wrong:
+        raise CheckpointInvalid.of(path, f"{'; '.join(wrong)}; needed: {', '.join(FLOATS)}")
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

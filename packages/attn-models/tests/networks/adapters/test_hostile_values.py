@@ -11,9 +11,13 @@ from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.adapters.registry import ADAPTERS, ENCODER_ADAPTERS
 from attn_models.adapters.vit import VitAdapter
 from attn_models.loading import load_model, save_model
+from attn_models.loading.models import empty_model
+from attn_testing.config_changes import ROPES
 from attn_testing.families import FAMILIES
 
 VALUES = [None, True, -1, 0, 1.5, math.nan, math.inf, "", "2", [], [[]], ["full"], {}, {"a": []}, 10**30]
+IN_A_FILE = [None, True, -1, 1.5, "2", [[]], {"a": []}, 1 << 40, 1 << 60, 10**400]
+"""Values that JSON can hold; the last three are too large for tensors, for their sizes, and for floats."""
 SIZES = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -106,6 +110,62 @@ def test_a_value_of_the_wrong_kind_is_refused_in_words_or_read(layout, tmp_path)
     assert not wrong, "\n".join(wrong)
 
 
+def decoder_folder(tmp_path, family):
+    """A decoder of the family in its layout, saved under a folder; and its config.json."""
+    sizes = {key: value for key, value in FAMILIES[family][""].items() if value is not None}
+    adapter = ADAPTERS[family]
+    folder = save_model(tmp_path / family, adapter.build(adapter.from_hf_config(sizes)), layout=family)
+    (folder / "manifest.json").unlink()
+    return folder, json.loads((folder / "config.json").read_text())
+
+
+def problem_of(folder, values, key, known):
+    """What is wrong with the answer to a config.json whose `key` was set: anything but a model, or an error that names
+    a key."""
+    (folder / "config.json").write_text(json.dumps(values))
+    try:
+        empty_model(folder)
+    except UserError as error:
+        named = error.metadata.get("field", "").partition(".")[0]
+        return None if key in error.message or named in known else f"names no key: {error!r}"
+    except Exception as error:  # noqa: BLE001  (all that is no word for people)
+        return repr(error)
+    return None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_with_a_wrong_value_in_any_field_is_refused_by_a_key_of_its_config_or_read(family, tmp_path):
+    folder, plain = decoder_folder(tmp_path, family)
+    known, wrong = ADAPTERS[family].known_keys | {"model_type", "quantization_config", "requires", "dtype"}, {}
+    for key in sorted(known):
+        for value in IN_A_FILE:
+            wrong[f"{key}={value!r}"] = problem_of(folder, plain | {key: value}, key, known)
+    assert not {change: problem for change, problem in wrong.items() if problem}
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("llama", ""),
+        ("deepseek_v3", ""),
+        ("phi3", ""),
+        ("gemma3_text", "sliding_attention"),
+        ("olmo3", "full_attention"),
+    ],
+)
+def test_a_wrong_value_in_any_field_of_rotary_positions_is_refused_by_its_key_or_read(family, kind, tmp_path):
+    folder, plain = decoder_folder(tmp_path, family)
+    known, wrong = ADAPTERS[family].known_keys, {}
+    long = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "attention_factor": 1.0}
+    for rope in (*ROPES, long):
+        for key in rope.keys() | {"partial_rotary_factor", "truncate", "original_max_position_embeddings"}:
+            for value in IN_A_FILE:
+                changed = rope | {key: value}
+                values = plain | {"rope_parameters": {kind: changed} if kind else changed}
+                wrong[f"{changed}"] = problem_of(folder, values, key, known)
+    assert not {change: problem for change, problem in wrong.items() if problem}
+
+
 @pytest.mark.parametrize("part", ["text_config", "vision_config"])
 def test_a_value_of_the_wrong_kind_in_a_part_is_refused_in_words_or_read(part, tmp_path):
     wrong = []
@@ -127,14 +187,14 @@ def test_as_many_layers_as_no_model_has_are_refused_before_they_are_listed(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("family", "layout", "change", "named"),
+    ("family", "layout", "change", "field"),
     [
-        ("mixtral", "mixtral", {"num_local_experts": 32000}, "num_experts 32000"),
-        ("deepseek_v3", "deepseek_v3", {"n_routed_experts": 32000}, "num_experts 32000"),
-        ("llama", "attn_decoder", {"num_nextn_predict_layers": 60}, "num_nextn_predict_layers 60"),
+        ("mixtral", "mixtral", {"num_local_experts": 32000}, "num_local_experts"),
+        ("deepseek_v3", "deepseek_v3", {"n_routed_experts": 32000}, "n_routed_experts"),
+        ("llama", "attn_decoder", {"num_nextn_predict_layers": 60}, "num_nextn_predict_layers"),
     ],
 )
-def test_more_modules_than_there_are_tensors_are_refused_before_they_are_built(family, layout, change, named, tmp_path):
+def test_more_modules_than_there_are_tensors_are_refused_before_they_are_built(family, layout, change, field, tmp_path):
     adapter = ADAPTERS[family]
     sizes = {key: value for key, value in FAMILIES[family][""].items() if value is not None}
     folder = save_model(tmp_path / "model", adapter.build(adapter.from_hf_config(sizes)), layout=layout)
@@ -142,5 +202,6 @@ def test_more_modules_than_there_are_tensors_are_refused_before_they_are_built(f
     values = json.loads((folder / "config.json").read_text())
     changed = {"decoder": values["decoder"] | change} if layout == "attn_decoder" else change
     (folder / "config.json").write_text(json.dumps(values | changed))
-    with pytest.raises(CheckpointInvalid, match=f"{named} exceeds what the tensors"):
+    with pytest.raises(CheckpointInvalid) as refused:
         load_model(folder)
+    assert refused.value.metadata["field"] == field

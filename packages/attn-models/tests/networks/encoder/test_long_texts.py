@@ -170,7 +170,7 @@ def test_what_a_layout_cannot_say_is_not_written(layout, fields, said, tmp_path)
         ("longformer", {"attention_window": [4]}, "2 of them"),
         ("longformer", {"max_position_embeddings": 2}, "max_position_embeddings"),
         ("longformer", {"global_positions": [-1]}, "global_positions"),
-        ("longformer", {"num_attention_heads": 3}, "num_heads"),
+        ("longformer", {"num_attention_heads": 3}, "num_attention_heads"),
         ("big_bird", {"attention_type": "some"}, "attention_type"),
         ("big_bird", {"use_bias": False}, "use_bias"),
         ("big_bird", {"block_size": 0}, "block"),

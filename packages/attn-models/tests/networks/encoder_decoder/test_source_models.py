@@ -201,7 +201,7 @@ def test_a_config_that_the_file_cannot_fill_is_refused_before_it_takes_memory(tm
     (folder / "manifest.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     for change, said in (
-        ({"model": config["model"] | {"vocab_size": 10**9}}, "vocab_size 1000000000 exceeds"),
+        ({"model": config["model"] | {"vocab_size": 10**9}}, "vocab_size: 1000000000"),
         ({"model": config["model"] | {"maxout": 6}}, "readout.weight"),
         ({"model": 7}, "model"),
     ):

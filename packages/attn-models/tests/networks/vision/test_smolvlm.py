@@ -117,7 +117,7 @@ def test_a_setting_that_is_not_understood_is_refused_by_name(key, value, tmp_pat
     inner = values[parts[0]] if parts else values
     inner[last] = value
     path.write_text(json.dumps(values))
-    named = {"patch_size": "patch", "num_attention_heads": "num_heads"}.get(last, last)
+    named = {"patch_size": "patch"}.get(last, last)
     with pytest.raises(CheckpointInvalid, match=named):
         load_model(tmp_path)
 

@@ -30,6 +30,7 @@ class FalconAdapter(FamilyAdapter):
     activation_key, activations = "activation", GELUS
     allowed = {"alibi": (False, None)}
     reads = frozenset({*KEYS, "num_kv_heads"})
+    option_keys = {"num_kv_heads": "num_kv_heads"}
     layers = "transformer.h"
     names = {
         "embedding": "transformer.word_embeddings",

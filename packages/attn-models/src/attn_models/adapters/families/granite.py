@@ -26,6 +26,7 @@ class GraniteAdapter(FamilyAdapter):
         "residual_multiplier": "residual_multiplier",
     }
     fixed = {"norm": "rms", "positions": "rotary"}
+    option_keys = {"scale": "attention_multiplier", "logit_scale": "logits_scaling"}
     defaults = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "attention_multiplier": 1.0, "logits_scaling": 1.0}
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class Llama4Adapter(FamilyAdapter):
     }
     allowed = {"router_jitter_noise": (0.0, None)}
     rope_base = 500000.0
+    option_keys = TUNING | {"chunk": "attention_chunk_size", "num_experts": "num_local_experts"}
     reads = frozenset({"layer_types", "no_rope_layers", "no_rope_layer_interval", "moe_layers"}) | {
         "interleave_moe_layer_step"
     }

@@ -60,6 +60,7 @@ class Mamba2Adapter(FamilyAdapter):
     reads = frozenset({"chunk_size", "residual_in_fp32", "time_step_limit"}) | {
         f"time_step_{word}" for word in ("rank", "min", "max", "floor")
     }
+    option_keys = SIZES
     layers = "backbone.layers"
     names = {
         "embedding": "backbone.embeddings",
