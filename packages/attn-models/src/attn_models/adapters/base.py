@@ -97,7 +97,7 @@ class Layout(ABC):
         return bool(self.derived_names.search(name))
 
 
-KEYS: Mapping[str, str] = {
+KEYS: dict[str, str] = {
     "max_seq_len": "max_position_embeddings",
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
@@ -130,7 +130,7 @@ class StateDictAdapter(Layout):
     """
 
     known_keys: ClassVar[frozenset[str]]
-    keys = KEYS
+    keys: ClassVar[Mapping[str, str]] = KEYS
     by_tensors: ClassVar[frozenset[str]] = frozenset()
     Config: ClassVar[type[Any]] = DecoderConfig
 
@@ -289,7 +289,7 @@ class EncoderAdapter(Layout):
     """
 
     derived_names = HEADS
-    keys = KEYS | {"norm_eps": "layer_norm_eps"}
+    keys: ClassVar[Mapping[str, str]] = KEYS | {"norm_eps": "layer_norm_eps"}
     prefix: ClassVar[str] = ""
     pooling: ClassVar[tuple[str, ...]] = ("mean",)
     known_keys: ClassVar[frozenset[str]]
