@@ -67,7 +67,7 @@ class Layout(ABC):
     copies: ClassVar[Mapping[str, str]] = MappingProxyType({})
     derived_names: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     zeros: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
-    keys: ClassVar[dict[str, str]] = {}
+    keys: ClassVar[Mapping[str, str]] = MappingProxyType({})
     ones: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
 
     @property
@@ -130,7 +130,7 @@ class StateDictAdapter(Layout):
     """
 
     known_keys: ClassVar[frozenset[str]]
-    keys = KEYS
+    keys: ClassVar[Mapping[str, str]] = KEYS
     by_tensors: ClassVar[frozenset[str]] = frozenset()
     Config: ClassVar[type[Any]] = DecoderConfig
 
@@ -289,7 +289,7 @@ class EncoderAdapter(Layout):
     """
 
     derived_names = HEADS
-    keys = KEYS | {"norm_eps": "layer_norm_eps"}
+    keys: ClassVar[Mapping[str, str]] = KEYS | {"norm_eps": "layer_norm_eps"}
     prefix: ClassVar[str] = ""
     pooling: ClassVar[tuple[str, ...]] = ("mean",)
     known_keys: ClassVar[frozenset[str]]

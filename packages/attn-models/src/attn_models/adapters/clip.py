@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 
-from attn_models.adapters.base import ACTIVATIONS, EncoderAdapter, Layout, StoredTensor, require_allowed
+from attn_models.adapters.base import ACTIVATIONS, EncoderAdapter, Layout, StoredTensor, require_allowed, required_count
 from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.encoder.config import ClipImageConfig, ClipTextConfig
 
@@ -111,7 +111,7 @@ class ClipAdapter(EncoderAdapter):
         end = tower["eos_token_id"]
         sizes = {ours: tower[theirs] for ours, theirs in TEXT.items()}
         return ClipTextConfig(
-            **sizes | {"end_id": tower["vocab_size"] - 1 if end == OLD_END else end},
+            **sizes | {"end_id": required_count(tower, "vocab_size") - 1 if end == OLD_END else end},
             size=size_of(values),
             feed_forward=CLIP_ACTIVATIONS[tower["hidden_act"]],
             norm_eps=tower["layer_norm_eps"],

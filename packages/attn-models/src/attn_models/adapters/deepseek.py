@@ -166,7 +166,6 @@ class DeepseekAdapter(LlamaAdapter):
         | {ours: theirs for theirs, ours in SIZES.items()}
         | {
             "num_experts": "n_routed_experts",
-            "head_dim": "qk_nope_head_dim",
         }
     )
 
@@ -180,7 +179,7 @@ class DeepseekAdapter(LlamaAdapter):
         require_allowed(values, {"num_key_value_heads": (heads, None)})
         if "q_lora_rank" not in values:
             raise InvalidValue("q_lora_rank: is missing; null means that queries have no latent", field="q_lora_rank")
-        own = {"num_key_value_heads": heads, "head_dim": needed(values, "qk_nope_head_dim"), "mlp_bias": False}
+        own = {"num_key_value_heads": heads, "head_dim": required_count(values, "qk_nope_head_dim"), "mlp_bias": False}
         plain = super().from_hf_config(dict(values) | own | {"attention_bias": False})
         sizes = {ours: needed(values, theirs) for theirs, ours in SIZES.items() if ours != "query_latent"}
         return dataclasses.replace(

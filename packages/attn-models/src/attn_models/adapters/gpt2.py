@@ -56,7 +56,7 @@ class Gpt2Adapter(StateDictAdapter):
 
     model_type = "gpt2"
     known_keys = READS
-    keys: ClassVar[dict[str, str]] = {
+    keys: ClassVar[Mapping[str, str]] = {
         "max_seq_len": "n_positions",
         "hidden_size": "n_embd",
         "num_layers": "n_layer",

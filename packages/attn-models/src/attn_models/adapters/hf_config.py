@@ -82,11 +82,17 @@ def check_unread_keys(values: Mapping[str, Any], read: Collection[str], path: Pa
         log.warning("%s: unknown config keys, which are ignored: %s", path, ", ".join(unknown))
 
 
-def refused_config(path: Path, error: InvalidValue, keys: Mapping[str, str]) -> CheckpointInvalid:
-    """The error for the config.json at `path`, which names the key that holds the field; `keys` are a layout's."""
+def refused_config(
+    path: Path, error: InvalidValue, values: Mapping[str, Any], keys: Mapping[str, str]
+) -> CheckpointInvalid:
+    """The error for the config.json at `path` with these values, which names the key that holds the field.
+
+    `keys` are a layout's; a field that is itself a key of the file keeps its name.
+    """
     field = error.metadata.get("field", "")
-    named = renamed(error, keys[field]) if field in keys else error
-    return CheckpointInvalid(f"{path}: {named.message}", path=path, rule=named.message, field=keys.get(field, field))
+    named = renamed(error, keys[field]) if field in keys and field not in values else error
+    rule = named.message
+    return CheckpointInvalid(f"{path}: {rule}", path=path, rule=rule, field=named.metadata.get("field", ""))
 
 
 def renamed(error: InvalidValue, field: str) -> InvalidValue:

@@ -327,10 +327,10 @@ class ClipTextConfig(TextEncoderShape):
     noun: ClassVar[str] = "a CLIP text tower"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_count("size", self.size)
         if type(self.end_id) is not int or not 0 <= self.end_id < self.vocab_size:
             raise InvalidValue.of("end_id", self.end_id, f"a token id from 0 to {self.vocab_size - 1}")
-        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
         config = adapter.from_hf_config(checkpoint.config)
         check_config_fits(checkpoint, config)
     except InvalidValue as error:
-        raise refused_config(path, error, adapter.keys) from error
+        raise refused_config(path, error, checkpoint.config, adapter.keys) from error
     with init_empty_weights():
         model = adapter.build(config)
     model.load_state_dict(read_parameters(checkpoint, adapter.layout(config), model.state_dict(), dtype), assign=True)
@@ -232,7 +232,7 @@ def load_image_classifier(
     try:
         check_config_fits(checkpoint, config)
     except InvalidValue as error:
-        raise refused_config(path, error, {}) from error
+        raise refused_config(path, error, checkpoint.config, {}) from error
     with init_empty_weights():
         model = VisionTransformer(config)
     parameters = read_parameters(checkpoint, layout, model.state_dict(), getattr(torch, dtype))

@@ -160,7 +160,7 @@ def load_image_encoder(
     try:
         check_config_fits(checkpoint, config)
     except InvalidValue as error:
-        raise refused_config(path, error, {}) from error
+        raise refused_config(path, error, checkpoint.config, {}) from error
     with init_empty_weights():
         model = ClipImage(config)
     parameters = read_parameters(checkpoint, layout, model.state_dict(), getattr(torch, dtype))

@@ -84,7 +84,7 @@ def _family_and_config(checkpoint: CheckpointFolder) -> tuple[ModelFamily, Any]:
         check_config_fits(checkpoint, config)
         return family, config
     except InvalidValue as error:
-        raise refused_config(checkpoint.path / "config.json", error, {}) from error
+        raise refused_config(checkpoint.path / "config.json", error, checkpoint.config, {}) from error
 
 
 def config_of(folder: Path) -> Any:
@@ -377,7 +377,7 @@ def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Any:
         if isinstance(config, DecoderConfig):
             layer_attentions(config)
     except InvalidValue as error:
-        raise refused_config(path, error, adapter.keys) from error
+        raise refused_config(path, error, checkpoint.config, adapter.keys) from error
     return config
 
 

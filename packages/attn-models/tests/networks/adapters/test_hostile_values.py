@@ -166,13 +166,17 @@ def test_a_wrong_value_in_any_field_of_rotary_positions_is_refused_by_its_key_or
     assert not {change: problem for change, problem in wrong.items() if problem}
 
 
-@pytest.mark.parametrize("part", ["text_config", "vision_config"])
-def test_a_value_of_the_wrong_kind_in_a_part_is_refused_in_words_or_read(part, tmp_path):
-    wrong = []
-    for key in {*SEEING[part], "layer_norm_eps", "rms_norm_eps", "hidden_act", "rope_theta", "rope_scaling"}:
+PARTS = [("smolvlm", "text_config"), ("smolvlm", "vision_config"), ("clip", "text_config")]
+OF_PARTS = {"layer_norm_eps", "rms_norm_eps", "hidden_act", "rope_theta", "rope_scaling", "vocab_size", "eos_token_id"}
+
+
+@pytest.mark.parametrize(("layout", "part"), PARTS)
+def test_a_value_of_the_wrong_kind_in_a_part_is_refused_in_words_or_read(layout, part, tmp_path):
+    wrong, plain = [], OWN[layout]
+    for key in OF_PARTS.union(plain[part]):
         for value in VALUES:
             try:
-                read_by("smolvlm", SEEING | {part: SEEING[part] | {key: value}}, tmp_path)
+                read_by(layout, plain | {part: plain[part] | {key: value}}, tmp_path)
             except UserError:
                 continue
             except Exception as error:  # noqa: BLE001  (all that is no word for people)
@@ -182,7 +186,7 @@ def test_a_value_of_the_wrong_kind_in_a_part_is_refused_in_words_or_read(part, t
 
 def test_as_many_layers_as_no_model_has_are_refused_before_they_are_listed(tmp_path):
     many = {"num_hidden_layers": 10**5, "full_attention_interval": 10**5}
-    with pytest.raises(UserError, match="layers"):
+    with pytest.raises(UserError, match="num_hidden_layers"):
         read_by("qwen3_next", keys_of("qwen3_next")[0] | many, tmp_path)
 
 

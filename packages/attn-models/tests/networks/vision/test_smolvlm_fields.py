@@ -70,7 +70,10 @@ def outcome(folder, values):
     theirs = their_logits(folder, tokens, pixels)
 
     def ours():
-        model = built(values) if theirs is None else load_model(folder).model
+        # The prompt has the image tokens of the config as it was, so that a changed one can only be built.
+        if theirs is None:
+            return built(values)
+        model = load_model(folder).model
         return model.logits(model.hidden_of_images(tokens, model.image_rows(pixels)))
 
     return verdict(theirs, ours)
