@@ -89,7 +89,7 @@ def test_windows_hide_what_is_far_and_the_first_layer_sees_everything():
     [
         ("roberta", {"max_position_embeddings": 2}, "max_position_embeddings"),
         ("distilbert", {"activation": "swish"}, "activation"),
-        ("distilbert", {"hidden_size": 16}, "dim"),
+        ("distilbert", {"hidden_size": 16}, "hidden_size"),
         ("modernbert", {"norm_bias": True}, "norm_bias"),
         ("modernbert", {"layer_types": ["full_attention"]}, "layer_types"),
         ("modernbert", {"layer_types": [[]] * 3}, "layer_types"),
