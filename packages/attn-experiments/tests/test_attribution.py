@@ -17,9 +17,11 @@ from attn_experiments.attribution.comparison import (
 )
 from attn_experiments.attribution.methods import (
     attention_maps,
+    converged_gradients,
     embedding_of,
     exact_shapley,
     integrated_gradients,
+    mean_embedding,
     next_token_score,
     rollout,
     sampled_shapley,
@@ -57,6 +59,24 @@ def test_integrated_gradients_of_a_decoder_add_up_to_the_change_of_its_output(mo
     assert found.shares.sum().item() == pytest.approx(change.item(), abs=2e-3)
     assert abs(change.item()) > 0.05
     assert found.missing < 2e-3
+
+
+def test_gradients_that_do_not_add_up_are_computed_with_more_steps_or_refused(model):
+    score, rows, nothing = (
+        next_token_score(model, TOKENS, 9),
+        model.embedding(TOKENS).detach(),
+        mean_embedding(model, TOKENS),
+    )
+    found = converged_gradients(score, rows, nothing)
+    with torch.no_grad():
+        change = (score(rows[None]) - score(nothing[None])).item()
+    assert found.shares.sum().item() == pytest.approx(change, rel=0.05)
+
+    def stepped(x: torch.Tensor) -> torch.Tensor:
+        return (x.sum((1, 2)) > 1).double() + 1e-9 * x.sum((1, 2))
+
+    with pytest.raises(Incompatible):
+        converged_gradients(stepped, torch.ones(2, 3, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64))
 
 
 def test_the_score_is_the_models_own_log_probability(model):

@@ -30,6 +30,7 @@ from attn_schema import (
     Usage,
 )
 from attn_schema.codec import from_message, to_message
+from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS
 
 from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
@@ -64,8 +65,9 @@ def estimated_tokens(prompt: Prompt) -> int:
 
 
 def most_new_tokens(params: SamplingParams) -> int:
-    """The most tokens that a request may generate; 0 if it has no limit of its own."""
-    return (params.max_new_tokens or 0) * max(params.n, params.num_beams or 1)
+    """The most tokens that a request may generate."""
+    each = DEFAULT_MAX_NEW_TOKENS if params.max_new_tokens is None else params.max_new_tokens
+    return each * max(params.n, params.num_beams or 1)
 
 
 @contextmanager
@@ -74,8 +76,7 @@ def refused_is_free(charge: Charge) -> Iterator[None]:
     try:
         yield
     except (UserError, OutOfCapacity):
-        if not charge.new_tokens:
-            charge.prompt_tokens = 0
+        charge.prompt_tokens = charge.new_tokens = 0
         raise
 
 
@@ -109,13 +110,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         model = self._fleet.choose(first_version or decoded.model, decoded.prompt, call.caller.sees)
         served_name = "" if model.name == decoded.model else model.name
         task = text_task(decoded.prompt, decoded.sampling, call, decoded.resume)
-        call.charge.reserve(estimated_tokens(decoded.prompt), most_new_tokens(decoded.sampling))
+        most = most_new_tokens(decoded.sampling)
+        call.charge.reserve(estimated_tokens(decoded.prompt), most)
+        # Beams show their tokens only at the end: who hangs up before pays for all.
+        shown = not decoded.sampling.num_beams
+        call.charge.new_tokens = 0 if shown else most
         with refused_is_free(call.charge), model.engine.refusals.apply(size):
             async with aclosing(model.engine.generate(task)) as deltas:
                 async for delta in deltas:
-                    call.charge.new_tokens += len(delta.tokens)
+                    call.charge.new_tokens += len(delta.tokens) if shown else 0
                     if delta.usage:
                         call.charge.prompt_tokens = delta.usage.prompt_tokens
+                        call.charge.new_tokens = delta.usage.completion_tokens
                     yield to_message(delta.replace(model=served_name) if served_name else delta)
                     served_name = ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,9 +18,11 @@ from torch import Tensor, nn
 
 from attn_experiments.attribution.comparison import kendall_tau
 from attn_experiments.attribution.methods import (
+    Attribution,
     attention_maps,
+    converged_gradients,
     embedding_of,
-    integrated_gradients,
+    mean_embedding,
     next_token_score,
     rollout,
     shapley_values,
@@ -45,7 +48,7 @@ def attribute_command(
 
     Red tokens make it more likely, blue ones less. Attention and rollout are the weights of the last token's query, in
     the last layer and through all layers; the others are contributions to the log-probability, relative to a baseline
-    of zero embeddings.
+    of the mean embedding; they sum to the change of the log-probability, but for the error that is shown.
 
     Example: `attn attribute smollm2-135m-instruct "The capital of France is" --html why.html`
     """
@@ -79,28 +82,35 @@ def wanted(loaded: Any, given: str | None, ids: list[int]) -> int:
     return int(found[0])
 
 
-def attributed(model: nn.Module, tokens: Tensor, target: int, chosen: tuple[str, ...]) -> dict[str, Tensor]:
-    """The contribution of each token [tokens], by method."""
+def attributed(model: nn.Module, tokens: Tensor, target: int, chosen: tuple[str, ...]) -> dict[str, Attribution]:
+    """The contribution of each token, by method; those of attention are no parts of a sum and have no error (nan)."""
     model.requires_grad_(requires_grad=False)
     embedding = embedding_of(model)
     rows = embedding(tokens).detach()
-    score, nothing = next_token_score(model, tokens, target), torch.zeros_like(rows)
-    methods: dict[str, Callable[[], Tensor]] = {
-        "attention": lambda: attention_maps(model, tokens)[-1].mean(0)[-1],
-        "rollout": lambda: rollout(attention_maps(model, tokens))[-1],
-        "integrated_gradients": lambda: integrated_gradients(score, rows, nothing).shares,
-        "shapley": lambda: shapley_values(score, rows, nothing).shares,
+    score, nothing = next_token_score(model, tokens, target), mean_embedding(model, tokens)
+    methods: dict[str, Callable[[], Attribution]] = {
+        "attention": lambda: Attribution(attention_maps(model, tokens)[-1].mean(0)[-1], math.nan),
+        "rollout": lambda: Attribution(rollout(attention_maps(model, tokens))[-1], math.nan),
+        "integrated_gradients": lambda: converged_gradients(score, rows, nothing),
+        "shapley": lambda: shapley_values(score, rows, nothing),
     }
-    return {name: methods[name]().float() for name in chosen}
+    found = {name: methods[name]() for name in chosen}
+    return {name: Attribution(one.shares.float(), one.missing) for name, one in found.items()}
 
 
-def show(found: dict[str, Tensor], tokens: list[str], title: str, page: Path | None, json: bool) -> None:  # noqa: FBT001
-    """Print the coloured text and the methods' agreement, and write the HTML page if `page` is given."""
-    shares = {name: values.tolist() for name, values in found.items()}
+def show(found: dict[str, Attribution], tokens: list[str], title: str, page: Path | None, json: bool) -> None:  # noqa: FBT001
+    """Print the coloured text, sums and the methods' agreement, and write the HTML page if `page` is given."""
+    values = {name: one.shares for name, one in found.items()}
+    shares = {name: one.tolist() for name, one in values.items()}
+    sums = {
+        name: {"sum": float(one.shares.sum()), "error": one.missing}
+        for name, one in found.items()
+        if not math.isnan(one.missing)
+    }
     agreements = [
-        {"methods": f"{one} and {other}", "kendall_tau": round(kendall_tau(found[one].abs(), found[other].abs()), 2)}
-        for place, one in enumerate(found)
-        for other in list(found)[place + 1 :]
+        {"methods": f"{one} and {other}", "kendall_tau": round(kendall_tau(values[one].abs(), values[other].abs()), 2)}
+        for place, one in enumerate(values)
+        for other in list(values)[place + 1 :]
     ]
     if page is not None:
         caption = "Red tokens make the next one more likely, blue ones less; hover over a token for its number."
@@ -109,13 +119,15 @@ def show(found: dict[str, Tensor], tokens: list[str], title: str, page: Path | N
         except OSError as error:
             raise InvalidValue.of("--html", str(page), f"a file that can be written ({error})") from error
     if json:
-        print_json({"tokens": tokens, "shares": shares, "agreements": agreements})
+        print_json({"tokens": tokens, "shares": shares, "sums": sums, "agreements": agreements})
         return
     console = Console()
     console.print(f"Next token: {title}", markup=False, highlight=False)
-    for name, values in shares.items():
-        console.print(f"\n{name}", highlight=False)
-        console.print(coloured(tokens, values))
+    for name, each in shares.items():
+        own = sums.get(name)
+        total = f": {own['sum']:+.2f} in all, error {own['error']:.2g}" if own else ""
+        console.print(f"\n{name}{total}", highlight=False)
+        console.print(coloured(tokens, each))
     typer.echo("")
     rows = [{"methods": row["methods"], "Kendall's τ": f"{row['kendall_tau']:.2f}"} for row in agreements]
     print_table(rows, "one method alone is compared with nothing")

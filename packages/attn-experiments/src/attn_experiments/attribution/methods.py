@@ -61,6 +61,42 @@ class Attribution(NamedTuple):
     missing: float
 
 
+ALLOWED_ERROR = 0.05
+"""The largest completeness error of `converged_gradients`, as a part of ΔF."""
+STEPS = (128, 256, 512)
+"""The numbers of gradients that `converged_gradients` tries."""
+
+
+def mean_embedding(model: nn.Module, tokens: Tensor) -> Tensor:
+    """A baseline that says nothing: the mean of all embeddings in the place of each token, [tokens, width].
+
+    Zeros would be a poor one: a normalization by the root mean square turns rows of any length into rows of one length,
+    so that all of the output changes within a small step from zero, which no quadrature follows.
+    """
+    rows = embedding_of(model).weight.detach().mean(0)
+    return rows.expand(len(tokens), -1).contiguous()
+
+
+def converged_gradients(score: Score, rows: Tensor, baseline: Tensor) -> Attribution:
+    """`integrated_gradients` with as many steps as it takes for the contributions to sum to ΔF.
+
+    Raises `Incompatible` if the error exceeds `ALLOWED_ERROR` of ΔF with the most `STEPS`.
+    """
+    with torch.no_grad():
+        change = abs(float(score(rows[None]) - score(baseline[None])))
+    missing = math.inf
+    for steps in STEPS:
+        found = integrated_gradients(score, rows, baseline, steps)
+        missing = found.missing
+        if missing <= ALLOWED_ERROR * change:
+            return found
+    raise Incompatible(
+        f"integrated gradients did not converge in {STEPS[-1]} steps: the output changes by {change:.3g}, and the "
+        f"contributions miss {missing:.3g} of it (allowed: {ALLOWED_ERROR:.0%}); use another method",
+        method="integrated_gradients",
+    )
+
+
 def integrated_gradients(score: Score, rows: Tensor, baseline: Tensor, steps: int = 64) -> Attribution:
     """(x - x') ∫ ∂F/∂x along the line from the baseline (Sundararajan et al. 2017, arXiv 1703.01365), by captum.
 
