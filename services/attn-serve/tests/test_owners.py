@@ -169,7 +169,7 @@ async def test_a_caller_that_hangs_up_pays_for_what_was_computed(gateway: Gatewa
     await call.read()
     assert level(gateway) < before - most / 2, "nothing was reserved"
     call.cancel()
-    while use_of(gateway).running:
+    while use_of(gateway).running:  # noqa: ASYNC110 -- the gateway has no event for it
         await asyncio.sleep(0.05)
     assert level(gateway) < before - len(PROMPT) / 8, "what was computed is not charged"
 
