@@ -83,17 +83,28 @@ def test_a_template_writes_what_it_does_in_transformers(template: str) -> None:
     assert ours == theirs[0]
 
 
-def test_a_busy_machine_does_not_end_a_template_and_processor_time_does(worker: TemplateWorker) -> None:
+LONG = "{% for i in range(50) %}{% for j in range(10000) %}{% set x = i * j %}{% endfor %}{% endfor %}x"
+"""Takes a few tenths of a second of processor time."""
+
+
+def processor_ticks(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+
+
+def test_a_machine_that_stops_in_the_middle_of_a_template_does_not_end_it(worker: TemplateWorker) -> None:
     worker.render("a", {})
     pid = worker._child.pid
-    os.kill(pid, signal.SIGSTOP)
+    before = processor_ticks(pid)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(worker.render, "{{ 'x' * 3 }}", {})
+        waiting = pool.submit(worker.render, LONG, {})
+        while processor_ticks(pid) <= before + 1 and not waiting.done():
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGSTOP)
+        midway = not waiting.done()
         time.sleep(1.5)
         os.kill(pid, signal.SIGCONT)
-        assert waiting.result(timeout=30) == "xxx"
-    with pytest.raises(UserError):
-        worker.render(NESTED, {})
+        assert waiting.result(timeout=30) == "x"
+    assert midway
 
 
 def test_a_machine_that_does_not_run_templates_is_unavailable(worker: TemplateWorker, monkeypatch) -> None:
