@@ -59,7 +59,16 @@ def byte_fallback(*, prefix: bool) -> tokenizers.Tokenizer:
     steps = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    if not prefix:
+        backend.add_tokens([AddedToken(BLANK * 2, normalized=False)])  # as Gemma 3 has them
     begins_with_bos(backend)
+    return backend
+
+
+def byte_level_within_a_sequence() -> tokenizers.Tokenizer:
+    """Like `byte_level`, with its decoder as a part of others."""
+    backend = byte_level()
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
     return backend
 
 
@@ -91,6 +100,7 @@ KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "byte-level": byte_level,
     "byte-level, beginning token": lambda: byte_level(bos=True),
     "byte-level, added tokens": lambda: byte_level(added=True),
+    "byte-level within a sequence": byte_level_within_a_sequence,
     "byte fallback, prefix blank": lambda: byte_fallback(prefix=True),
     "byte fallback, no prefix": lambda: byte_fallback(prefix=False),
     "unigram": lambda: unigram(fallback=False),

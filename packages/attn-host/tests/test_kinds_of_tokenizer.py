@@ -19,6 +19,7 @@ from attn_engine.structured_output import GrammarCompiler
 from attn_host import ModelHost, TextTask, open_host
 from attn_models.loading import save_model
 from attn_models.tokenizers import Tokenizer
+from attn_models.tokenizers.learned import word_tokenizer
 from attn_schema import EngineConfig, Prompt, SamplingParams, StructuredOutput
 
 # With importlib mode a test file cannot import its neighbour.
@@ -87,6 +88,22 @@ def test_a_text_in_the_middle_is_spelled_by_its_own_bytes_alone(tokenizers_by_ki
         assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text
         start = tokenizer.encode("x", add_special=False)
         assert tokenizer.decode([*start, *ids]) == tokenizer.decode(start) + text
+
+
+@pytest.mark.parametrize("kind", JOINED)
+def test_every_token_adds_its_bytes_to_a_text(tokenizers_by_kind, kind):
+    tokenizer = tokenizers_by_kind[kind]
+    start = tokenizer.encode_within("x")
+    for token in sorted(set(range(tokenizer.vocab_size)) - tokenizer.special_ids):
+        added = tokenizer.decode([*start, token])[1:]
+        if REPLACEMENT not in added:
+            assert tokenizer.token_bytes(token).decode() == added
+
+
+def test_words_without_a_decoder_are_spelled_with_the_spaces_between_them():
+    words = word_tokenizer(["the cat sat"])
+    ids = words.encode("the cat")
+    assert "".join(map(words.token_text, ids)) == words.decode(ids)
 
 
 SCHEMA = {

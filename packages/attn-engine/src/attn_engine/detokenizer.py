@@ -127,7 +127,8 @@ class WindowDetokenizer(Detokenizer):
         self._ids = list(context)
         text = tokenizer.decode(self._ids)
         # An incomplete character at the end of the prompt belongs to the completion that completes it.
-        self._returned = len(_complete_part(text) if stream is None else self._without_incomplete(text))
+        joined = stream is not None and bool(self._ids) and stream.joins_bytes(self._ids[-1])
+        self._returned = len(self._without_incomplete(text) if joined else _complete_part(text))
 
     def push(self, token: int) -> str:
         """See `Detokenizer.push`."""
@@ -138,8 +139,7 @@ class WindowDetokenizer(Detokenizer):
         if stream is not None and stream.joins_bytes(token):
             return ""
         whole = self._tokenizer.decode(self._ids)
-        # Text that ends with U+FFFD may be part of a character, unless the tokenizer says how bytes are joined.
-        complete = _complete_part(whole) if stream is None else whole
+        complete = _complete_part(whole)
         piece = complete[self._returned :]
         self._returned = max(self._returned, len(complete))
         if len(complete) == len(whole) and len(self._ids) > MAX_WINDOW:

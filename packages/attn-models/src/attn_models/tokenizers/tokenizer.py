@@ -17,7 +17,7 @@ from tokenizers import models
 
 from attn_models.tokenizers.chat import ControlTokenPlaceholders, check_messages, content_parts, render_template
 from attn_models.tokenizers.settings import CONFIG_NAME, TokenizerSettings, read_settings
-from attn_models.tokenizers.vocabulary import BLANK, ByteDecoder, CharacterTable, LibraryErrors, byte_of_character
+from attn_models.tokenizers.vocabulary import ByteDecoder, CharacterTable, LibraryErrors
 from attn_models.weights.manifest import listed_member, read_manifest
 
 VOCABULARY_NAME = "tokenizer.json"
@@ -47,12 +47,12 @@ class Tokenizer:
         decoder = repr(backend.decoder)
         self._byte_level = "ByteLevel" in decoder
         self._byte_fallback = "ByteFallback" in decoder
-        self._sentencepiece = self._byte_fallback or "Metaspace" in decoder
         self._spaced = any(kind in decoder for kind in ("WordPiece", "BPEDecoder", "CTC"))
         added = backend.get_added_tokens_decoder()
         self._added = frozenset(added)
         self._special = frozenset(place for place, token in added.items() if token.special)
         self._byte_texts = ByteDecoder.of(backend, self._special)
+        self._spelled_bytes = ByteDecoder(backend, ())
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self._size = max(vocabulary.values()) + 1 if vocabulary else 0
         single = isinstance(backend.model, models.WordLevel) and all(len(token) == 1 for token in vocabulary)
@@ -171,14 +171,22 @@ class Tokenizer:
         Raises `InvalidValue` for an id outside the vocabulary.
         """
         spelled = self.token(token_id)
-        alphabet = byte_of_character()
-        if self._byte_level and token_id not in self._added and all(character in alphabet for character in spelled):
-            return bytes(alphabet[character] for character in spelled)
         if self.joins_bytes(token_id):
             return bytes([int(spelled[3:5], 16)])
-        if self._sentencepiece and token_id not in self._added:
-            return spelled.replace(BLANK, " ").encode("utf-8")
-        return spelled.encode("utf-8")
+        if self._byte_level and spelled:
+            return self._spelled_bytes[token_id]
+        if token_id in self._special or self._before is None:
+            return spelled.encode("utf-8")
+        # The decoder alone knows what becomes of blanks, also of those in added tokens.
+        before, length = self._before
+        return self.decode([before, token_id])[length:].encode("utf-8")
+
+    @cached_property
+    def _before(self) -> tuple[int, int] | None:
+        """A token with text, after which others are decoded as within a text, and the length of its text."""
+        ordinary = sorted(set(self.backend.get_vocab(with_added_tokens=True).values()) - self._special)
+        texts = ((i, self.decode([i])) for i in ordinary if not self.joins_bytes(i))
+        return next(((i, len(text)) for i, text in texts if text.strip()), None)
 
     def token_text(self, token_id: int) -> str:
         """The text of a token within a text, with the space that it begins with; U+FFFD for part of a character."""
