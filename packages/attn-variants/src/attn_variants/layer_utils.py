@@ -104,14 +104,6 @@ def with_dropout(inputs: AttentionInputs, layer: DropsWeights) -> AttentionInput
     return dataclasses.replace(inputs, dropout=new_dropout(layer.dropout))
 
 
-def recomputing() -> bool:
-    """Whether activation checkpointing is running a forward pass again, within the backward pass.
-
-    Such a pass must leave no trace in the layer. A compiler traces each pass once, and never again.
-    """
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1  # noqa: SLF001 -- no public name
-
-
 QUERY_KEY_VALUE = ("query", "key", "value")
 """The names of the projections that most mechanisms apply to one input."""
 

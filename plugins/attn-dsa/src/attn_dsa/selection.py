@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention, Mask
+from attn_core.auxiliary_loss import KeepsAuxiliaryLoss
 from attn_core.masking import of_query_heads, positions, seen_pairs, shares, wide
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -110,7 +111,7 @@ PIECE = 1 << 21
 """The largest number of scores that are held at once, except in compiled code."""
 
 
-class SelectedTokens(InnerAttention, nn.Module):
+class SelectedTokens(KeepsAuxiliaryLoss, InnerAttention, nn.Module):
     """Each query attends to the `top` tokens with the largest scores of `indexer`, the same in all heads.
 
     A training pass with gradients stores the loss of the indexer for `take_auxiliary_loss`.
@@ -123,7 +124,6 @@ class SelectedTokens(InnerAttention, nn.Module):
         self.spec = spec
         self.options = options
         self.indexer = Indexer(options)
-        self._auxiliary_loss: Tensor | None = None
 
     def remember(self, rows: Tensor) -> Fields:
         """The field "index": index keys [..., index_size] of hidden states [..., hidden_size]."""
@@ -158,20 +158,8 @@ class SelectedTokens(InnerAttention, nn.Module):
             if operands.key_padding_mask is None
             else operands.key_padding_mask[:, -rows.shape[1] :]
         )
-        loss = self.options.align * (loss * real).sum() / real.sum().clamp(min=1)
-        # A pass that activation checkpointing runs again within the backward pass must not leave its loss to the next.
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # noqa: SLF001 -- no public name
-            self._auxiliary_loss = loss
+        self.keep_auxiliary_loss(self.options.align * (loss * real).sum() / real.sum().clamp(min=1))
         return torch.cat(outputs, dim=1).to(rows.dtype)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The attributes without the loss of the last training pass, which belongs to the graph of that pass."""
-        return {**vars(self), "_auxiliary_loss": None}
-
-    def take_auxiliary_loss(self) -> Tensor | None:
-        """Return and clear the loss of the indexer in the last training pass, a scalar; None if there is none."""
-        taken, self._auxiliary_loss = self._auxiliary_loss, None
-        return taken
 
     def _in_pieces(self, read: Callable[..., Read], tile: Tile, memory: Memory) -> list[Read]:
         """The results of `read` for the tile, split into pieces so that at most `PIECE` scores are held at once."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from attn_core.auxiliary_loss import KeepsAuxiliaryLoss
 from attn_core.inner import require_plain
 from torch import Tensor
 
@@ -28,32 +27,14 @@ class KeepsGraph(Sound):
     layer = KeepsGraphLayer
 
 
-class KeptLossLayer(SoundLayer):
+class KeptLossLayer(KeepsAuxiliaryLoss, SoundLayer):
     """Keeps a loss of a training pass also when activation checkpointing computes the pass again."""
-
-    _loss: Tensor | None = None
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The sound outputs."""
         if self.training:
-            loss = self._loss_of(self.query(query))
-            self._loss = loss if self._keeps() else None
+            self._auxiliary_loss = self.query(query).square().mean()
         return super().forward(query, source, key_padding_mask=key_padding_mask)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The attributes without the loss."""
-        return {**vars(self), "_loss": None}
-
-    def take_auxiliary_loss(self) -> Tensor | None:
-        """Return and clear the loss."""
-        taken, self._loss = self._loss, None
-        return taken
-
-    def _keeps(self) -> bool:
-        return True
-
-    def _loss_of(self, queries: Tensor) -> Tensor:
-        return queries.square().mean()
 
 
 class KeptLoss(Sound):
@@ -62,14 +43,14 @@ class KeptLoss(Sound):
     layer = KeptLossLayer
 
 
-class SummedLossLayer(KeptLossLayer):
+class SummedLossLayer(KeepsAuxiliaryLoss, SoundLayer):
     """Sums its loss over the sequences of a batch instead of averaging it."""
 
-    def _keeps(self) -> bool:
-        return torch._C._current_graph_task_id() == -1  # noqa: SLF001 -- not within a backward pass
-
-    def _loss_of(self, queries: Tensor) -> Tensor:
-        return queries.square().sum()
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The sound outputs."""
+        if self.training:
+            self.keep_auxiliary_loss(self.query(query).square().sum())
+        return super().forward(query, source, key_padding_mask=key_padding_mask)
 
 
 class SummedLoss(Sound):

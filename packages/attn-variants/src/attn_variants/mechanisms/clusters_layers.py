@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from attn_core.auxiliary_loss import recomputing
 from torch import Tensor, nn
 from torch.nn.functional import normalize, one_hot, pad
 
-from attn_variants.layer_utils import recomputing, softmax_over
+from attn_variants.layer_utils import softmax_over
 from attn_variants.mechanisms.whole_sequence_layer import ranks
 
 OWN_SCORE = -5e4

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from attn_core import Fields, Heads, LayerState, RaggedBatch
+from attn_core.auxiliary_loss import KeepsAuxiliaryLoss
 from attn_core.masking import shares, wide
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import pad
 
-from attn_variants.layer_utils import recomputing, refuse_source
+from attn_variants.layer_utils import refuse_source
 from attn_variants.mechanisms.memory_sizes import MemorySizes
 
 
-class CompressiveLayer(nn.Module):
+class CompressiveLayer(KeepsAuxiliaryLoss, nn.Module):
     """Attention over a segment, a memory of the tokens before it and a compressed memory of the tokens before that.
 
     Learned: `query`, `key`, `value`, `output` (`nn.Linear`, Glorot-uniform) and, for the pooling "convolution", `mix`
@@ -36,7 +35,6 @@ class CompressiveLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.pooling, self.reconstruction = pooling, reconstruction
-        self._auxiliary_loss: Tensor | None = None
         inner = heads.query * heads.key_size
         self.heads, self.size, self.past = heads.query, heads.key_size, past
         self.query = nn.Linear(hidden_size, inner, bias=bias)
@@ -59,21 +57,11 @@ class CompressiveLayer(nn.Module):
         queries, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
         if query.shape[1] > self.past.segment:
             if self.training and self.reconstruction:
-                loss = self.reconstruction * self.reconstruction_loss(query, real)
-                self._auxiliary_loss = None if recomputing() else loss
+                self.keep_auxiliary_loss(self.reconstruction * self.reconstruction_loss(query, real))
             return self._out(self._by_segments(query, real, (queries, key, value)), query)
         places = torch.arange(query.shape[1], device=query.device)
         allowed = self.past.near(places[:, None], places) & (real[:, None] > 0)
         return self._out(attend(queries, key, value, allowed), query)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The attributes without the loss of the last training pass, which belongs to the graph of that pass."""
-        return {**vars(self), "_auxiliary_loss": None}
-
-    def take_auxiliary_loss(self) -> Tensor | None:
-        """Return and clear the loss of the last training pass, a scalar; None if there is none."""
-        taken, self._auxiliary_loss = self._auxiliary_loss, None
-        return taken
 
     def reconstruction_loss(self, rows: Tensor, real: Tensor) -> Tensor:
         """The attention-reconstruction loss: how compression changes what segments read from tokens leaving the memory.
