@@ -58,9 +58,9 @@ class DeclaredMechanism(Mechanism):
         return own.build is DeclaredMechanism.build and own.inner is DeclaredMechanism.inner
 
     def depends_on_padding(self, config: MechanismConfig) -> bool:
-        """Whether a part of the spec counts positions from the start; to be overridden where `inner` does."""
+        """Whether `counts_from_start`, or a part of the spec counts positions from the start."""
         spec = self.spec(config)
-        return not (spec.cross or spec.relative)
+        return self.counts_from_start or not (spec.cross or spec.relative)
 
     @property
     def output_bias_apart(self) -> bool:

@@ -128,6 +128,8 @@ class Mechanism(ABC):
     Config: ClassVar[type[MechanismConfig]] = MechanismConfig
     sequential: ClassVar[bool] = False
     """Whether each token's computation needs the previous token's result: a loop, recompiled for every length."""
+    counts_from_start: ClassVar[bool] = False
+    """Whether layers count something from the first row, real or padding, in every config: blocks, or positions."""
     sketch: ClassVar[Mapping[str, Any]] = {}
     """Options for demonstrations on about a dozen tokens, where the defaults are meant for thousands of tokens."""
 
@@ -160,9 +162,8 @@ class Mechanism(ABC):
         return False
 
     def depends_on_padding(self, config: MechanismConfig) -> bool:
-        """Whether padding before a sequence can change outputs: positions are counted from the first row, real or not.
-        Padding after a sequence never does."""
-        return False
+        """Whether padding before a sequence can change outputs; padding after a sequence never does."""
+        return self.counts_from_start
 
     @property
     def output_bias_apart(self) -> bool:

@@ -31,6 +31,7 @@ class Moba(DeclaredMechanism):
     """Keys are split into blocks; a query scores past blocks by their mean key and attends to the best and its own."""
 
     name = "moba"
+    counts_from_start = True  # blocks are counted from the first row
     splits_heads = True
     summary = "attention to a query's own block and to the past blocks with the best-matching mean keys"
     paper = Paper(
@@ -58,10 +59,6 @@ class Moba(DeclaredMechanism):
             super().__post_init__()
             for name in ("block", "top"):
                 require_whole(name, getattr(self, name), ge=1)
-
-    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
-        """True: blocks are counted from the first row."""
-        return True
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The causal attention that is restricted to the chosen blocks."""

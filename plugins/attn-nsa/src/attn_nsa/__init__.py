@@ -39,6 +39,7 @@ class Nsa(DeclaredMechanism):
     """
 
     name = "nsa"
+    counts_from_start = True  # blocks are counted from the first row
     summary = "attention to compressed blocks, selected blocks and a window, combined by gates"
     paper = Paper(
         title="Native Sparse Attention: Hardware-Aligned and Natively Trainable Sparse Attention",
@@ -59,10 +60,6 @@ class Nsa(DeclaredMechanism):
         Capability.NORMALISED,
     }
     Config = NsaConfig
-
-    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
-        """True: blocks are counted from the first row."""
-        return True
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention of the window branch."""

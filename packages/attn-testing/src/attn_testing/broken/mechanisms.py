@@ -129,10 +129,7 @@ class LateMask(Sound):
 
     layer = LateMaskLayer
     capabilities = Sound.capabilities - {Capability.WEIGHTS, Capability.NORMALISED}
-
-    def depends_on_padding(self, config: MechanismConfig) -> bool:
-        """True, so that the law of padding in front finds nothing."""
-        return True
+    counts_from_start = True  # so that the law of padding in front finds nothing
 
 
 class IgnoredMaskLayer(SoundLayer):

@@ -223,6 +223,7 @@ class SinkhornAttention(WholeSequence):
     """
 
     name = "sinkhorn"
+    counts_from_start = True  # blocks are counted from the first row
     splits_heads = True
     summary = "each block attends to itself and to a mixture of blocks given by a learned soft sorting"
     paper = Paper(title="Sparse Sinkhorn Attention", authors="Tay et al.", year=2020, arxiv="2002.11296")
@@ -254,10 +255,6 @@ class SinkhornAttention(WholeSequence):
 
         options = self.Config.of(config)
         return SortedBlocks(block=options.block, iterations=options.iterations, temperature=options.temperature)
-
-    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
-        """True: blocks are counted from the first row."""
-        return True
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of projections, block pairs and mixtures, and of two blocks per token, the last block padded."""

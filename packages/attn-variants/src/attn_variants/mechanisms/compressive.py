@@ -81,6 +81,7 @@ class CompressiveMemory(ComputedMechanism):
     """
 
     name = "compressive"
+    counts_from_start = True  # segments are counted from the first row
     summary = "a memory of recent tokens and a compressed memory of older ones"
     paper = Paper(
         title="Compressive Transformers for Long-Range Sequence Modelling",
@@ -95,10 +96,6 @@ class CompressiveMemory(ComputedMechanism):
     sketch: ClassVar = {"segment": 4, "memory": 4, "compressed": 2, "rate": 2}
     capabilities = BASIC | frozenset({Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING})
     Config = CompressiveConfig
-
-    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
-        """True: segments are counted from the first row."""
-        return True
 
     def build(self, config: MechanismConfig) -> Any:
         """A new `CompressiveLayer`; raises `InvalidValue` unless the key/value heads divide the heads."""

@@ -87,6 +87,7 @@ class DependencyDepthAttention(DeclaredMechanism):
     """
 
     name = "dependency_depth"
+    counts_from_start = True  # positions are added to the inputs
     summary = "sinusoids of position and of depth in the dependency tree are fused and added to the inputs"
     paper = Paper(
         title="Self-Attention with Structural Position Representations",
@@ -110,10 +111,6 @@ class DependencyDepthAttention(DeclaredMechanism):
         def __post_init__(self) -> None:
             super().__post_init__()
             object.__setattr__(self, "parse", parse_of(self.parse))
-
-    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
-        """True: positions are added to the inputs."""
-        return True
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""

@@ -37,6 +37,7 @@ class LongformerAttention(DeclaredMechanism):
     """
 
     name = "longformer"
+    counts_from_start = True  # global tokens are those at the start
     splits_heads = True
     summary = "a sliding window for every token, and a few global tokens"
     paper = Paper(
@@ -70,10 +71,6 @@ class LongformerAttention(DeclaredMechanism):
                 raise InvalidValue.of("dilations", self.dilations, "at least one")
 
     drops_weights = True
-
-    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
-        """True: global tokens are those at the start."""
-        return True
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The spec of the attention with the common projections."""

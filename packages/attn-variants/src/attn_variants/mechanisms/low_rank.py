@@ -25,6 +25,7 @@ class Linformer(WholeSequence):
     """
 
     name = "linformer"
+    counts_from_start = True  # positions have projections of their own
     splits_heads = True
     summary = "keys and values are projected along the sequence to a fixed length"
     paper = Paper(
@@ -62,10 +63,6 @@ class Linformer(WholeSequence):
         return LengthProjection(
             length=length_of(config), rank=self.Config.of(config).rank, sets=sets or config.num_heads, kinds=kinds
         )
-
-    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
-        """True: positions have projections of their own."""
-        return True
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of the projections of inputs and of the length, and of pairs of queries and projected rows."""

@@ -37,6 +37,7 @@ class MostUsedMemory(ComputedMechanism):
     """
 
     name = "most_used"
+    counts_from_start = True  # segments are counted from the first row
     summary = "a memory of recent tokens, and of the older tokens with the largest attention weights"
     paper = CompressiveMemory.paper
     equation = (
@@ -48,10 +49,6 @@ class MostUsedMemory(ComputedMechanism):
     capabilities = CompressiveMemory.capabilities | {Capability.CHOOSES}
     sequential = True
     Config = MostUsedConfig
-
-    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
-        """True: segments are counted from the first row."""
-        return True
 
     def build(self, config: MechanismConfig) -> Any:
         """A new `MostUsedLayer`; raises `InvalidValue` unless the key/value heads divide the heads."""

@@ -227,6 +227,7 @@ class AddedPositions(DeclaredMechanism):
     """Adds sinusoids to queries, keys and values after their projections, in every head."""
 
     name = "positions_added"
+    counts_from_start = True  # positions are added to the inputs
     splits_heads = True
     summary = "sinusoids are added to queries, keys and values"
     paper = COURSE
@@ -236,10 +237,6 @@ class AddedPositions(DeclaredMechanism):
         r" p_{i,2m} = \sin(i\, 10000^{-2m/d_k}),\quad p_{i,2m+1} = \cos(i\, 10000^{-2m/d_k})"
     )
     capabilities = GROUPED_SELF - {Capability.ROTARY}
-
-    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
-        """True: positions are added to the inputs."""
-        return True
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -268,6 +265,7 @@ class ConcatenatedPositions(DeclaredMechanism):
     product and a position product. The cache is as small as without positions."""
 
     name = "positions_concatenated"
+    counts_from_start = True  # positions are concatenated to the inputs
     splits_heads = True
     summary = "sinusoids are concatenated to queries, keys and values"
     paper = COURSE
@@ -281,10 +279,6 @@ class ConcatenatedPositions(DeclaredMechanism):
     def projected(self, config: MechanismConfig) -> Heads:
         """The heads of the projections, without the sinusoids."""
         return config.head_layout
-
-    def depends_on_padding(self, config: MechanismConfig) -> bool:  # noqa: ARG002 -- in every config
-        """True: positions are concatenated to the inputs."""
-        return True
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
