@@ -16,6 +16,7 @@ from attn_core.kernels.recurrence import (
     Steps,
     recurrence_problem,
 )
+from attn_core.plugins.registry import Registry
 
 torch = pytest.importorskip("torch")
 
@@ -68,7 +69,10 @@ def steps(channels=None, strength=False, **more):
 @pytest.fixture
 def plan():
     def of(*kernels, name=None):
-        return RecurrenceDispatcher(kernels, name)
+        registry = Registry("kernel")
+        for kernel in kernels:
+            registry.register(kernel, "tests")
+        return RecurrenceDispatcher(registry, name)
 
     return of
 
