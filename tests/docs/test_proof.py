@@ -49,7 +49,6 @@ def test_gradients_of_every_mechanism_were_compared_with_something_independent(p
     assert not set(proof_page.local_mechanisms()) - compared, AGAIN
 
 
-@pytest.mark.xfail(reason="thirteen new laws are not in docs/proof.json yet: run `nox -s proof`", strict=True)
 def test_every_law_was_kept_by_every_mechanism_or_says_why_it_is_silent(proof: Proof) -> None:
     for name in proof_page.local_mechanisms():
         passed, silent = proof_page.laws_of(name, proof.laws)
