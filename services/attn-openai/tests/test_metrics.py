@@ -94,11 +94,13 @@ async def test_errors_are_counted_by_code_and_what_callers_make_up_is_no_label(h
 
 
 @pytest.mark.parametrize("settings", [GatewaySettings(port=0, http_port=0, token="one", other_tokens=("two",))])
-async def test_tenants_are_told_apart_and_metrics_want_a_token(http: httpx2.AsyncClient) -> None:
+async def test_tenants_are_told_apart_and_metrics_want_the_token_of_an_admin(http: httpx2.AsyncClient) -> None:
     assert (await http.get("/metrics")).status_code == 401
     for token in ("one", "two", "two"):
         http.headers["authorization"] = f"Bearer {token}"
         await http.post("/v1/chat/completions", json=CHAT)
+    assert (await http.get("/metrics")).status_code == 403
+    http.headers["authorization"] = "Bearer one"
     found = await samples(http)
     tenants = {
         dict(labels)["tenant"]: value for (name, labels), value in found.items() if name == "attn_request_success_total"
