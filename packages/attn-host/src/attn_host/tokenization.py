@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 from attn_core.errors import InvalidValue
+from attn_engine.detokenizer import token_text
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
 from attn_models.vision_language.prompts import ImagePrompt, ImagePrompts
 from attn_schema import ChatMessage, Prompt, Token, Tokenization
-
-CACHED_TOKENS = 65536
 
 
 class PromptTokenizer:
@@ -25,7 +23,7 @@ class PromptTokenizer:
         self._tokenizer = tokenizer
         self._encoder = encoder
         self._images = images
-        self._text = lru_cache(CACHED_TOKENS)(tokenizer.token_text)
+        self._text = token_text(tokenizer)
 
     @property
     def chat(self) -> bool:
