@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from attn_core import InvalidValue, installed
-from attn_engine import RequestOutput
 from attn_host import ModelHost, TextTask, open_host
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_schema import EngineConfig, Prompt, SamplingParams, ScoringParams
+
+# With importlib mode a test file cannot import its neighbour.
+sys.path.insert(0, str(Path(__file__).parent))
+from delivered import Outputs
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ."
 
@@ -28,16 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("model")
     save_model(place, model, tokenizer)
     return place
-
-
-class Outputs(queue.SimpleQueue[Sequence[RequestOutput]]):
-    """What a host delivers, request by request."""
-
-    def of(self, task: TextTask) -> list[RequestOutput]:
-        found: list[RequestOutput] = []
-        while not (found and found[-1].last):
-            found += [output for output in self.get(timeout=60) if output.request_id.startswith(task.id)]
-        return found
 
 
 @pytest.fixture

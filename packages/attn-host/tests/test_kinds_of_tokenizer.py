@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 import random
 import re
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from attn_core import InvalidValue, installed
-from attn_engine import RequestOutput
 from attn_engine.detokenizer import Detokenizer
 from attn_engine.structured_output import GrammarCompiler
 from attn_host import ModelHost, TextTask, open_host
@@ -24,6 +22,7 @@ from attn_schema import EngineConfig, Prompt, SamplingParams, StructuredOutput
 
 # With importlib mode a test file cannot import its neighbour.
 sys.path.insert(0, str(Path(__file__).parent))
+from delivered import Outputs
 from kinds_of_tokenizer import BYTES, KINDS, tokenizer_of
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
@@ -124,16 +123,6 @@ FITS = {
     "free text": lambda text: re.fullmatch("[a-z ]{6,12}\\.", text),
     "grammar": lambda text: re.fullmatch("the (cat|dog), [0-9]{1,3}", text),
 }
-
-
-class Outputs(queue.SimpleQueue[Sequence[RequestOutput]]):
-    """What a host delivers, request by request."""
-
-    def of(self, task: TextTask) -> list[RequestOutput]:
-        found: list[RequestOutput] = []
-        while not (found and found[-1].last):
-            found += [output for output in self.get(timeout=60) if output.request_id.startswith(task.id)]
-        return found
 
 
 @pytest.fixture(scope="module", params=KINDS)
