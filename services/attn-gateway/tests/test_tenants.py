@@ -249,7 +249,7 @@ class Models(ModelServiceServicer):
         return {"up": True, "down": False}.get(name)
 
     async def UnloadModel(self, request: Any, context: Any) -> Any:  # noqa: N802
-        call_of(context).require_admin("unloading models")
+        call_of(context).caller.require_admin("unloading models")
         return model_pb2.UnloadModelResponse()
 
     async def ListModels(self, request: Any, context: Any) -> Any:  # noqa: N802

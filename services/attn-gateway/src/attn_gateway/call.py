@@ -43,6 +43,11 @@ class Caller:
         """The tenant whose objects it may see, besides those of all tenants; None for an admin, who sees all."""
         return None if self.is_admin else self.tenant
 
+    def require_admin(self, what: str) -> None:
+        """Raise `PermissionDenied` unless the caller is an admin."""
+        if not self.is_admin:
+            raise PermissionDenied(f"{what} is for admins; this token has the role user", role="user")
+
 
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 """The caller of the current task; None if the server requires no token, and every caller is an admin."""
@@ -76,7 +81,7 @@ class Charge:
 
 
 CHARGE: ContextVar[Charge | None] = ContextVar("charge", default=None)
-"""The charge of the current task's call; None without a limit of tokens."""
+"""The charge of the current task's call; None outside a gateway."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +98,6 @@ class Call:
     caller: Caller = Caller(tenant="", owner="", is_admin=True)
     charge: Charge = field(default_factory=Charge)
     """What the call counts towards the limit of the tenant's tokens."""
-
-    def require_admin(self, what: str) -> None:
-        """Raise `PermissionDenied` unless the caller is an admin."""
-        if not self.caller.is_admin:
-            raise PermissionDenied(f"{what} is for admins; this token has the role user", role="user")
 
     def remaining(self) -> float | None:
         """Seconds until the deadline, negative after it; None without one. Send this, not `deadline`, to processes."""

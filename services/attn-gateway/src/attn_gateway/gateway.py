@@ -12,7 +12,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import structlog
-from attn_core.errors import InternalError, InvalidValue, PermissionDenied, Unavailable, UserError, cleaning_up
+from attn_core.errors import InternalError, InvalidValue, Unavailable, UserError, cleaning_up
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection
@@ -81,7 +81,7 @@ class Gateway:
     def require_token(self, metadata: Metadata) -> None:
         """Raise `Unauthenticated` if callers need a token and this metadata has no valid one."""
         if self._bearer_token is not None:
-            self._bearer_token.tenant(metadata)
+            self._bearer_token.caller(metadata)
 
     async def metrics(self, metadata: Metadata) -> bytes:
         """The metrics of all tenants in Prometheus's text format.
@@ -89,8 +89,8 @@ class Gateway:
         If callers need a token, raises `Unauthenticated` without a valid one, and `PermissionDenied` unless it is an
         admin's.
         """
-        if self._bearer_token is not None and not self._bearer_token.tenant(metadata).is_admin:
-            raise PermissionDenied("metrics are for admins; this token has the role user", role="user")
+        if self._bearer_token is not None:
+            self._bearer_token.caller(metadata).require_admin("reading metrics")
         return await self._metrics.text(self._own_calls if self._serving else None)
 
     @property

@@ -130,7 +130,7 @@ class TrainingServicer(TrainingServiceServicer):
         if not -HIGHEST_PRIORITY <= request.priority <= HIGHEST_PRIORITY:
             raise InvalidValue.of("priority", request.priority, f"-{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
         if request.priority > 0:
-            call_of(context).require_admin("a priority above 0")
+            call_of(context).caller.require_admin("a priority above 0")
         if request.validate_only:
             await self._check(config, caller)
             return pb.SubmitTrainingJobResponse(job=to_message(TrainingJob(config=config)))

@@ -39,8 +39,7 @@ class BearerToken(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None:
             return None
-        most = None if tenant.is_admin else tenant.max_models
-        caller = Caller(tenant=tenant.name, owner=tenant.name, is_admin=tenant.is_admin, max_models=most)
+        caller = _caller_of(tenant)
 
         @asynccontextmanager
         async def guard(_: Context) -> AsyncIterator[None]:
@@ -50,12 +49,17 @@ class BearerToken(grpc.aio.ServerInterceptor):
 
         return around(handler, guard)
 
-    def tenant(self, metadata: Any) -> Tenant:
-        """The tenant of the token in this metadata; raises `Unauthenticated` without a valid one."""
+    def caller(self, metadata: Any) -> Caller:
+        """The caller whose token this metadata has; raises `Unauthenticated` without a valid one."""
         found = self._tenants.of(authorization_in(metadata))
         if found is None:
             raise Unauthenticated(REFUSAL)
-        return found
+        return _caller_of(found)
+
+
+def _caller_of(tenant: Tenant) -> Caller:
+    most = None if tenant.is_admin else tenant.max_models
+    return Caller(tenant=tenant.name, owner=tenant.name, is_admin=tenant.is_admin, max_models=most)
 
 
 async def _refuse(_requests: Any, _context: Context) -> AsyncIterator[bytes]:
