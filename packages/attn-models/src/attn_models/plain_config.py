@@ -11,15 +11,13 @@ from typing import Any, Self
 from attn_core.checks import is_number, require_whole
 from attn_core.errors import InvalidValue, UnknownName
 from attn_schema.model import MAX_LAYERS
-
-MAX_COUNT = 2**31 - 1
-"""The largest count that a config may hold."""
+from attn_schema.schema import MAX_INT32
 
 
 def require_count(name: str, value: object) -> None:
     """Raise `InvalidValue` unless `value` is a whole number from 1 to `MAX_LAYERS`, if the name ends in "layers", or to
-    `MAX_COUNT`."""
-    require_whole(name, value, ge=1, le=MAX_LAYERS if name.endswith("layers") else MAX_COUNT)
+    `MAX_INT32`."""
+    require_whole(name, value, ge=1, le=MAX_LAYERS if name.endswith("layers") else MAX_INT32)
 
 
 def require_word(name: str, value: object, allowed: Sequence[str]) -> None:

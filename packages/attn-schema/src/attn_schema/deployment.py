@@ -8,7 +8,7 @@ from attn_core.errors import InvalidValue
 from msgspec import Meta
 
 from attn_schema.engine import EngineConfig
-from attn_schema.schema import Checked
+from attn_schema.schema import MAX_INT32, Checked
 
 MAX_REPLICAS = 1000
 PREFILL_MIN_TOKENS = 256
@@ -61,7 +61,7 @@ class DeploymentConfig(Checked, frozen=True, kw_only=True):
     prefill_min_tokens: Annotated[
         int,
         Meta(
-            ge=2, le=2**31 - 1,
+            ge=2, le=MAX_INT32,
             description="Shortest prompt, in tokens, that a prefill replica computes; in a prompt given as text, four "
             "bytes count as one token.",
         ),

@@ -10,13 +10,13 @@ from typing import Annotated, Any, TypeAlias, cast
 from attn_core.errors import InternalError, InvalidValue
 from msgspec import Meta
 
-from attn_schema.sampling import MAX_N, MAX_TOKEN_ID, MAX_TOP_LOGPROBS, SamplingParams
-from attn_schema.schema import Checked, Schema
+from attn_schema.sampling import MAX_N, MAX_TOP_LOGPROBS, SamplingParams
+from attn_schema.schema import MAX_INT32, Checked, Schema
 
 MAX_EMBED_TEXTS = 1024
 
-TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
-Place: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_INT32)]
+Place: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 """The number of a layer or a head."""
 
 

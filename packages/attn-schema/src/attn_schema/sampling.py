@@ -8,13 +8,11 @@ from typing import Annotated
 from attn_core.errors import InvalidValue
 from msgspec import Meta
 
-from attn_schema.schema import Checked
+from attn_schema.schema import MAX_INT32, Checked
 
 MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
-MAX_TOKEN_ID = 2**31 - 1
-"""The largest token id, and the largest number of tokens: what a message's field of 32 bits holds."""
 MAX_N = 64
 MAX_NUM_BEAMS = 64
 MAX_SPECULATIVE_TOKENS = 32
@@ -87,20 +85,20 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
     max_new_tokens: Annotated[
         int,
         Meta(
-            ge=1, le=MAX_TOKEN_ID,
+            ge=1, le=MAX_INT32,
             description=f"Maximum number of tokens to generate; {DEFAULT_MAX_NEW_TOKENS} if not given, or what the "
             "context still holds.",
         ),
     ] | None = None  # fmt: skip
     min_new_tokens: Annotated[
         int,
-        Meta(ge=0, le=MAX_TOKEN_ID, description="No end-of-sequence token is generated before this many tokens."),
+        Meta(ge=0, le=MAX_INT32, description="No end-of-sequence token is generated before this many tokens."),
     ] = 0
     temperature: Annotated[
         float, Meta(ge=0, description="Divides the logits; 0 takes the most likely token (greedy decoding).")
     ] = 0.0
     top_k: Annotated[
-        int, Meta(ge=0, le=MAX_TOKEN_ID, description="Samples from the k most likely tokens; 0 from all.")
+        int, Meta(ge=0, le=MAX_INT32, description="Samples from the k most likely tokens; 0 from all.")
     ] = 0
     top_p: Annotated[
         float,
@@ -146,7 +144,7 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
         Meta(ge=-2, le=2, description="Subtracted once from the logit of each token that has been generated."),
     ] = 0.0  # fmt: skip
     logit_bias: Annotated[
-        dict[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)], Annotated[float, Meta(ge=-100, le=100)]],
+        dict[Annotated[int, Meta(ge=0, le=MAX_INT32)], Annotated[float, Meta(ge=-100, le=100)]],
         Meta(max_length=MAX_LOGIT_BIASES, description="Added to the logits of tokens, by token id; -100 to 100."),
     ] = {}  # noqa: RUF012 - msgspec copies it
     stop: Annotated[

@@ -30,6 +30,8 @@ from attn_core.checks import is_number, require_choice, require_flag, require_nu
 from attn_core.errors import InvalidValue, UnknownName
 
 BOUNDS = ("ge", "gt", "le", "lt")
+MAX_INT32 = 2**31 - 1
+"""The largest count, token id and place in a text: what a message's field of 32 bits holds."""
 MAX_PATH_BYTES = 4095
 MAX_NAME_BYTES = 255
 """The largest path, and the largest name of a file or folder, of the usual file systems."""

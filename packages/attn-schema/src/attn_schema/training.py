@@ -16,13 +16,11 @@ from attn_schema.finetuning import LoraConfig, ObjectiveConfig
 from attn_schema.model import ModelConfig
 from attn_schema.optimization import MAX_STEPS, OPTIMIZER_PANEL, OptimizerConfig
 from attn_schema.prepared import PreparedSource, prepared_sources
-from attn_schema.schema import DATASET, PREPARED, TOKENIZER, Checked, Schema, fields_of, in_panel, is_noun
+from attn_schema.schema import DATASET, MAX_INT32, PREPARED, TOKENIZER, Checked, Schema, fields_of, in_panel, is_noun
 
 MAX_SEED = 2**64 - 1
 MAX_WORKERS = 4096
 """The maximum number of workers that share each batch."""
-MAX_COUNT = 2**31 - 1
-"""The largest number of items: what a message's field of 32 bits holds."""
 
 
 _data, _optimizer, _run, _workers = map(in_panel, ("Data", OPTIMIZER_PANEL, "Checkpoints and evaluation", "Workers"))
@@ -54,7 +52,7 @@ class DataConfig(Checked, frozen=True, kw_only=True):
         float, _data("Fraction of the data, at its end, that is held out for validation.", ge=0, lt=1)
     ] = 0.1
     languages: Annotated[str, _data("Languages of a folder of pairs as FROM-TO, such as en-de.", max_length=64)] = ""
-    max_pairs: Annotated[int, _data("Maximum number of pairs to read; 0 reads all.", ge=0, le=MAX_COUNT)] = 0
+    max_pairs: Annotated[int, _data("Maximum number of pairs to read; 0 reads all.", ge=0, le=MAX_INT32)] = 0
     format: Annotated[
         Literal["text", "chat", "preference"],
         _data(
@@ -113,7 +111,7 @@ class CheckpointConfig(Checked, frozen=True, kw_only=True):
 
     save_steps: Annotated[int, _run("Steps between checkpoints.", ge=1, le=MAX_STEPS)] = 250
     save_total_limit: Annotated[
-        int, _run("Maximum number of checkpoints to keep, the newest ones.", ge=1, le=MAX_COUNT)
+        int, _run("Maximum number of checkpoints to keep, the newest ones.", ge=1, le=MAX_INT32)
     ] = 2
 
 
@@ -127,7 +125,7 @@ class EvaluationConfig(Checked, frozen=True, kw_only=True):
         _run(
             "Validation batches per measurement, each of 12 sequences, pairs or images, whatever batch_size is.",
             ge=1,
-            le=MAX_COUNT,
+            le=MAX_INT32,
         ),
     ] = 20
     bleu_sentences: Annotated[
@@ -135,7 +133,7 @@ class EvaluationConfig(Checked, frozen=True, kw_only=True):
         _run(
             "Number of validation sources that are translated to measure BLEU; only for encoder-decoders.",
             ge=0,
-            le=MAX_COUNT,
+            le=MAX_INT32,
         ),
     ] = 0
 
@@ -168,7 +166,7 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     device: Annotated[Device, Meta(extra={"panel": OPTIMIZER_PANEL})] = AUTO
     seed: Annotated[int, _run("Seed of initial weights, data order and dropout.", ge=0, le=MAX_SEED)] = 0
     max_failures: Annotated[
-        int, _run("Number of lost workers that are replaced; one more fails the job.", ge=0, le=MAX_COUNT)
+        int, _run("Number of lost workers that are replaced; one more fails the job.", ge=0, le=MAX_INT32)
     ] = 3
     workers: Annotated[
         int,

@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 from attn_core.checks import require_whole
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.scores import ScaledDot
+from attn_schema.schema import MAX_INT32
 
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import OWN_BIASES, DecoderConfig
-from attn_models.plain_config import MAX_COUNT, whole
+from attn_models.plain_config import whole
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ def required_count(values: Mapping[str, Any], key: str, default: int | None = No
     Numbers of layers are limited, because objects are created for each layer before a later check could refuse it.
     """
     value = whole(needed(values, key) if default is None else values.get(key, default))
-    most = MOST_LAYERS if "layer" in key else MAX_COUNT
+    most = MOST_LAYERS if "layer" in key else MAX_INT32
     count: int = require_whole(key, value, ge=least, le=most)
     return count
 
