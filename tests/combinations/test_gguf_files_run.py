@@ -60,10 +60,10 @@ def test_a_file_answers_as_its_folder_does_and_is_read_once(file: Path, tmp_path
         assert client.complete(str(file), "to be or", sampling).tokens == tokens[0]
 
 
-def test_a_server_finds_a_file_for_an_admin_alone(file: Path, tmp_path: Path) -> None:
+async def test_a_server_finds_a_file_for_an_admin_alone(file: Path, tmp_path: Path) -> None:
     sources = ModelSources(tmp_path / "home")
-    found = sources.folder(str(file))
+    found = await sources.find(str(file))
     assert (found / "config.json").is_file()
     assert found == find_folder(str(file), tmp_path / "home")
     with pytest.raises(InvalidValue, match="paths are for admins"):
-        sources.folder(str(file), "somebody")
+        await sources.find(str(file), "somebody")

@@ -64,6 +64,7 @@ def read_and_held(gpu, engine) -> dict[int, StorageWeakRef]:
         engine.step()
     addresses = reads.addresses | {pointer for *_, pointers in gpu.grids for pointer in pointers}
     found = [unwrapped(tensor).untyped_storage() for cache in caches() for tensor in held(cache)]
+    addresses.discard(0)  # of tensors without elements
     return {one.data_ptr(): StorageWeakRef(one) for one in found if one.data_ptr() in addresses}
 
 
