@@ -19,8 +19,8 @@ from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_engine.decode_graphs import DecodeGraphs
 from attn_engine.mixed_graphs import MixedGraphs, MixedLimits
 from attn_engine.recorded_steps import Rerun
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 from attn_testing.pretend_cuda import pretended_gpu, to_pretended
 from torch import Tensor
 from typer.testing import CliRunner

@@ -12,10 +12,10 @@ from attn_engine import EngineConfig, Request, SamplingParams
 from attn_engine.build import build_engine
 from attn_engine.decode_graphs import DecodeGraphs
 from attn_engine.recorded_steps import Rerun
-from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import join_projections, quantize_model
 from attn_schema import StructuredOutput
+from attn_schema.decoder import AttentionChoice, DecoderConfig
 from attn_testing.pretend_cuda import H200, PretendCuda, pretended_gpu, to_pretended
 from pretended import gpu
 from small_models import Bytes

@@ -11,8 +11,8 @@ from attn_engine.build import build_engine
 from attn_engine.decode_graphs import DecodeGraphs
 from attn_engine.mixed_graphs import MixedGraphs, MixedLimits
 from attn_engine.recorded_steps import Rerun
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 
 PROMPTS = ((3, 1, 4, 1, 5), tuple(range(2, 19)))
 NEW, VOCABULARY, TOP = 3, 40, 5

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from attn_core.checks import require_whole
+from attn_core.checks import require_whole, whole
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.scores import ScaledDot
+from attn_schema.decoder import OWN_BIASES, DecoderConfig
 from attn_schema.schema import MAX_INT32
 
 from attn_models.attention import LayerAttention, layer_attentions
-from attn_models.decoder.config import OWN_BIASES, DecoderConfig
-from attn_models.plain_config import whole
 
 
 @dataclass(frozen=True)

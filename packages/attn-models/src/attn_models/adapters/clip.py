@@ -119,7 +119,7 @@ class ClipAdapter(EncoderAdapter):
 
     def to_hf_config(self, config: ClipTextConfig) -> dict[str, Any]:
         """Raises `Incompatible`: a CLIP config.json describes both towers, see `clip_config`."""
-        raise Incompatible(f"{config.noun} alone cannot be expressed in a {self.model_type} config.json")
+        raise Incompatible(f"{type(config).__name__} alone cannot be expressed in a {self.model_type} config.json")
 
     def build(self, config: ClipTextConfig) -> ClipText:
         """Build a text tower with random weights."""

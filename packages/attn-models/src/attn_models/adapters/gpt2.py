@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from attn_core import Causal, Heads
 from attn_core.errors import Incompatible
+from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import StateDictAdapter, StoredTensor, needed, require_allowed
 from attn_models.adapters.hf_config import require_fields, softmax_heads
-from attn_models.decoder.config import DecoderConfig
 
 log = logging.getLogger(__name__)
 

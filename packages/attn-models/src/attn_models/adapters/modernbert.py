@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import Incompatible, InvalidValue
+from attn_schema.decoder import AttentionChoice
 
 from attn_models.adapters.base import (
     HEADS,
@@ -17,7 +18,6 @@ from attn_models.adapters.base import (
     required_count,
 )
 from attn_models.adapters.hf_config import Rope, rope_parameters, ropes_of_kinds
-from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import ModernBertConfig
 
 if TYPE_CHECKING:
