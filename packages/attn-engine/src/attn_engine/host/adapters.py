@@ -14,7 +14,8 @@ from attn_models.lora import AdaptedModel, LoraAdapter, read_adapter
 from attn_models.lora.files import ADAPTER_NAME
 from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME
 
-from attn_engine import Engine, EngineLoop
+from attn_engine.engine import Engine
+from attn_engine.loop import EngineLoop
 
 
 class LoadedAdapters:

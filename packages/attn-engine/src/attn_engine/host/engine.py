@@ -11,7 +11,7 @@ from attn_core.errors import Incompatible, InvalidValue, cleaning_up
 from attn_models.loading import LoadedModel
 from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, EngineStats, ModelInfo, Prompt, Tokenization
 
-from attn_engine import EngineLoop, PromptState, Request, build_engine
+from attn_engine.build import build_engine
 from attn_engine.host.adapters import LoadedAdapters
 from attn_engine.host.attention_maps import compute_maps
 from attn_engine.host.host import Deliver, ModelHost, TextTask, with_process
@@ -21,6 +21,9 @@ from attn_engine.host.memory import explain_too_small, with_kv_cache_memory
 from attn_engine.host.rank_processes import local_ranks
 from attn_engine.host.ranks import RankGroup, load_part, rank_threads, require_tensor_parallel
 from attn_engine.host.tokenization import PromptTokenizer
+from attn_engine.loop import EngineLoop
+from attn_engine.moved_prompts import PromptState
+from attn_engine.request import Request
 
 OpenRanks = Callable[[Path, EngineConfig], RankGroup]
 """Starts the other ranks of a model that is split by tensor parallelism."""

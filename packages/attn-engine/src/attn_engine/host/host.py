@@ -24,7 +24,8 @@ from attn_schema import (
     Tokenization,
 )
 
-from attn_engine import PromptState, RequestOutput
+from attn_engine.moved_prompts import PromptState
+from attn_engine.request import RequestOutput
 
 Deliver = Callable[[Sequence[RequestOutput]], None]
 """Called on the engine's thread with all outputs of a step; must return at once."""

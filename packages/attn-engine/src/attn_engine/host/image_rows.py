@@ -13,7 +13,7 @@ from attn_models.vision_language.images import read_tile_reader
 from attn_models.vision_language.prompts import ImagePrompt, ImagePrompts
 from torch import Tensor
 
-from attn_engine import PromptEmbeddings
+from attn_engine.request import PromptEmbeddings
 
 TILES_AT_ONCE = 4
 """The number of image tiles that the vision tower processes in one batch."""

@@ -25,9 +25,9 @@ from attn_schema import (
 )
 from attn_schema.text_client import TextClient
 
-from attn_engine import RequestOutput
 from attn_engine.host import EmbedTask, ModelHost, TextTask, open_host
 from attn_engine.host.transcription import Transcriber
+from attn_engine.request import RequestOutput
 
 
 class LocalClient(TextClient):

@@ -17,7 +17,9 @@ from attn_models.weights.safe_files import CONFIG_LIMIT, member, read_json_objec
 from attn_schema import EngineConfig, SamplingParams
 from torch import Tensor
 
-from attn_engine import Engine, Request, build_engine
+from attn_engine.build import build_engine
+from attn_engine.engine import Engine
+from attn_engine.request import Request
 
 GENERATION, CONFIG = "generation_config.json", "config.json"
 TASKS = ("transcribe", "translate")
