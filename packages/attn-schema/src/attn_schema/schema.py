@@ -184,9 +184,13 @@ class PlainConfig:
         return cls(**{name: whole(value) for name, value in values.items()})
 
 
-@functools.cache
-def fields_of(noun: type[msgspec.Struct | PlainConfig]) -> tuple[FieldInfo, ...]:
+def fields_of(noun: Any) -> tuple[FieldInfo, ...]:
     """The fields of a noun, in the order of declaration."""
+    return _fields_of(noun)
+
+
+@functools.cache
+def _fields_of(noun: type[Any]) -> tuple[FieldInfo, ...]:
     hints = typing.get_type_hints(noun, include_extras=True)
     found = dataclasses.fields(noun) if issubclass(noun, PlainConfig) else msgspec.structs.fields(noun)
     return tuple(_field_info(item, hints[item.name]) for item in found)

@@ -45,7 +45,7 @@ SIZES = {
 GROUPED = SIZES | {"num_kv_heads": "num_key_value_heads"}
 RMS = {"norm": "rms", "norm_eps": "rms_norm_eps"}
 SILU: dict[str, str] = {"silu": "swiglu", "swish": "swiglu"}
-GELUS: dict[str, str] = ACTIVATIONS
+GELUS: Mapping[str, str] = ACTIVATIONS
 LLAMA_NAMES: dict[str, str] = {
     "embedding": "model.embed_tokens",
     "norm": "model.norm",

@@ -19,7 +19,7 @@ from msgspec import Meta
 from attn_models.attention import LayerAttention, decoder_attention, encoder_attention
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
-Pair = Annotated[tuple[Size, ...], Meta(min_length=2, max_length=2)]
+Pair = Annotated[tuple[Size, Size], Meta(min_length=2, max_length=2)]
 
 
 @dataclass(frozen=True, kw_only=True)
