@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -39,7 +39,7 @@ class AsyncConnection:
         for channel in self._channels:
             await channel.close()
 
-    async def unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
+    async def unary(self, operation: Operation[Result], timeout: float | None) -> Result:
         """Make a call with one response. If no server answers, each address is tried once, unless the call may have
         been executed and is not repeatable.
         """
@@ -47,27 +47,23 @@ class AsyncConnection:
             try:
                 return await self._unary(operation, timeout)
             except NoServer as error:
-                if not (operation.repeatable or error.never_sent):
+                if not (operation.idempotent or error.never_sent):
                     raise
         return await self._unary(operation, timeout)
 
-    async def _unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
+    async def _unary(self, operation: Operation[Result], timeout: float | None) -> Result:
         at = self._at
-        call = self._channels[at].unary_unary(
-            operation.method, type(operation.request).SerializeToString, operation.response.FromString
-        )
+        call = self._channels[at].unary_unary(*operation.codec)
         try:
             answer = await call(operation.request, timeout=self._timeout(timeout), metadata=self.settings.metadata)
         except grpc.aio.AioRpcError as failure:
             raise self._error(failure, at) from None
         return operation.result(answer)
 
-    async def stream(self, operation: Operation[Any, Result], timeout: float | None) -> AsyncGenerator[Result, None]:
+    async def stream(self, operation: Operation[Result], timeout: float | None) -> AsyncGenerator[Result, None]:
         """Make a call with a stream of responses and yield their results; closing the iterator cancels the call."""
         at = self._at
-        method = self._channels[at].unary_stream(
-            operation.method, type(operation.request).SerializeToString, operation.response.FromString
-        )
+        method = self._channels[at].unary_stream(*operation.codec)
         call = method(operation.request, timeout=self._timeout(timeout), metadata=self.settings.metadata)
         try:
             async for answer in call:
@@ -77,9 +73,7 @@ class AsyncConnection:
         finally:
             call.cancel()
 
-    async def pages(
-        self, operation: Callable[[str], Operation[Any, Page[Result]]], timeout: float | None
-    ) -> list[Result]:
+    async def pages(self, operation: Callable[[str], Operation[Page[Result]]], timeout: float | None) -> list[Result]:
         """Fetch all pages of a list and return their items."""
         page = await self.unary(operation(""), timeout)
         items = list(page.items)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 from attn_core.errors import AttnError, Unavailable
@@ -37,7 +37,7 @@ class Connection:
         for channel in self._channels:
             channel.close()
 
-    def unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
+    def unary(self, operation: Operation[Result], timeout: float | None) -> Result:
         """Make a call with one response. If no server answers, each address is tried once, unless the call may have
         been executed and is not repeatable.
         """
@@ -45,27 +45,23 @@ class Connection:
             try:
                 return self._unary(operation, timeout)
             except NoServer as error:
-                if not (operation.repeatable or error.never_sent):
+                if not (operation.idempotent or error.never_sent):
                     raise
         return self._unary(operation, timeout)
 
-    def _unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
+    def _unary(self, operation: Operation[Result], timeout: float | None) -> Result:
         at = self._at
-        call = self._channels[at].unary_unary(
-            operation.method, type(operation.request).SerializeToString, operation.response.FromString
-        )
+        call = self._channels[at].unary_unary(*operation.codec)
         try:
             answer = call(operation.request, self._timeout(timeout), self.settings.metadata)
         except grpc.RpcError as failure:
             raise self._error(failure, at) from None
         return operation.result(answer)
 
-    def stream(self, operation: Operation[Any, Result], timeout: float | None) -> Generator[Result, None, None]:
+    def stream(self, operation: Operation[Result], timeout: float | None) -> Generator[Result, None, None]:
         """Make a call with a stream of responses and yield their results; closing the iterator cancels the call."""
         at = self._at
-        method = self._channels[at].unary_stream(
-            operation.method, type(operation.request).SerializeToString, operation.response.FromString
-        )
+        method = self._channels[at].unary_stream(*operation.codec)
         call = method(operation.request, self._timeout(timeout), self.settings.metadata)
         try:
             for answer in call:
@@ -75,7 +71,7 @@ class Connection:
         finally:
             call.cancel()
 
-    def pages(self, operation: Callable[[str], Operation[Any, Page[Result]]], timeout: float | None) -> list[Result]:
+    def pages(self, operation: Callable[[str], Operation[Page[Result]]], timeout: float | None) -> list[Result]:
         """Fetch all pages of a list and return their items."""
         page = self.unary(operation(""), timeout)
         items = list(page.items)

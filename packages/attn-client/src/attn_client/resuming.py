@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from attn_core.errors import AttnError, Unavailable
 from attn_schema import GenerateRequest, OutputDelta, Prompt, PromptLike, SamplingParams
@@ -74,7 +73,7 @@ class GenerateState:
         self._progress = StreamProgress(None, settings.timeout if timeout is None else timeout, self.PATIENCE)
         self._others = len(settings.addresses) - 1
 
-    def operation(self) -> Operation[Any, OutputDelta]:
+    def operation(self) -> Operation[OutputDelta]:
         """The next call to make: the request with what has been received so far."""
         return inference.generate(self._request.replace(resume=self._progress.resume))
 

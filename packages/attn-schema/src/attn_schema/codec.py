@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import msgspec
 from attn.v1 import catalog_pb2, common_pb2, inference_pb2, model_pb2, training_pb2
-from attn_core.errors import InvalidValue
+from attn_core.errors import InvalidValue, UserError
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -46,6 +46,12 @@ RANGES = {
     FieldDescriptor.CPPTYPE_INT64: "a whole number from -2^63 to 2^63 - 1",
     FieldDescriptor.CPPTYPE_UINT64: "a whole number from 0 to 2^64 - 1",
 }
+
+
+class InvalidMessage(UserError):  # noqa: N818 - named as its family in attn_core.errors
+    """The bytes are not the protobuf message that is expected."""
+
+    reason = "INVALID_MESSAGE"
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,21 @@ def to_message(value: msgspec.Struct) -> Any:
     message = message_class(type(value))()
     _fill(message, value)
     return message
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    """The bytes of a noun's message; raises as `to_message`."""
+    return cast("bytes", to_message(value).SerializeToString())
+
+
+def parsed(noun: type[msgspec.Struct], data: bytes) -> Message:
+    """The message of a noun from its bytes; raises `InvalidMessage`."""
+    kind = message_class(noun)
+    try:
+        return kind.FromString(data)
+    except Exception as error:
+        text = f"the request is not a valid message {kind.DESCRIPTOR.name}: wrong bytes, or text that is not UTF-8"
+        raise InvalidMessage(text, expected=kind.DESCRIPTOR.full_name) from error
 
 
 def from_message(noun: type[Noun], message: Message) -> Noun:
@@ -180,7 +201,7 @@ def _message_kind(name: str, element: Any, field: Any) -> Kind:
             lambda target, value: _add_all(getattr(target, name), value),
         )
     elif is_noun(element) and message is message_class(element).DESCRIPTOR:
-        kind = lambda value: from_message(element, value), lambda target, value: _fill_part(target, name, value)
+        kind = partial(_read_part, element, name), lambda target, value: _fill_part(target, name, value)
     else:
         kind = _wrapped_kind(name, element, message)
     return kind
@@ -243,6 +264,14 @@ def _datetime(value: Any) -> datetime:
 
 def _setter(name: str) -> Callable[[Any, Any], None]:
     return lambda target, value: setattr(target, name, value)
+
+
+def _read_part(noun: Any, name: str, message: Message) -> Any:
+    try:
+        return from_message(noun, message)
+    except InvalidValue as error:
+        error.metadata["field"] = noun.path_in(name, str(error.metadata.get("field")))
+        raise
 
 
 def _fill_part(target: Any, name: str, value: Any) -> None:

@@ -4,90 +4,73 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn.v1 import training_pb2 as pb
-from attn_schema.codec import from_message, to_message
+from attn_schema import methods as rows
 from attn_schema.estimate import JobEstimate
 from attn_schema.training import JobEvent, TrainingConfig, TrainingJob
 
 from attn_client.operations import Operation, Page
 
-SERVICE = "/attn.v1.TrainingService"
 
-
-def submit(
-    config: TrainingConfig, job_id: str, *, validate_only: bool, priority: int = 0
-) -> Operation[pb.SubmitTrainingJobResponse, TrainingJob]:
+def submit(config: TrainingConfig, job_id: str, *, validate_only: bool, priority: int = 0) -> Operation[TrainingJob]:
     """Submit a job."""
-    request = pb.SubmitTrainingJobRequest(
-        config=to_message(config), job_id=job_id, validate_only=validate_only, priority=priority
+    request = rows.SubmitTrainingJobRequest(
+        config=config, job_id=job_id, validate_only=validate_only, priority=priority
     )
-    method, repeatable = f"{SERVICE}/SubmitTrainingJob", bool(job_id) or validate_only
-    return Operation(method, request, pb.SubmitTrainingJobResponse, _job, repeatable)
+    return Operation(rows.SUBMIT_TRAINING_JOB, request, _job, repeatable=bool(job_id) or validate_only)
 
 
-def estimate(config: TrainingConfig, job_id: str) -> Operation[pb.EstimateTrainingJobResponse, JobEstimate]:
+def estimate(config: TrainingConfig, job_id: str) -> Operation[JobEstimate]:
     """Estimate the cost of a job."""
-    request = pb.EstimateTrainingJobRequest(config=to_message(config), job_id=job_id)
 
-    def estimated(answer: pb.EstimateTrainingJobResponse) -> JobEstimate:
-        return from_message(JobEstimate, answer.estimate)
+    def estimated(answer: rows.EstimateTrainingJobResponse) -> JobEstimate:
+        return answer.estimate
 
-    return Operation(f"{SERVICE}/EstimateTrainingJob", request, pb.EstimateTrainingJobResponse, estimated)
+    request = rows.EstimateTrainingJobRequest(config=config, job_id=job_id)
+    return Operation(rows.ESTIMATE_TRAINING_JOB, request, estimated)
 
 
-def get(job_id: str) -> Operation[pb.GetTrainingJobResponse, TrainingJob]:
+def get(job_id: str) -> Operation[TrainingJob]:
     """Get one job."""
-    request = pb.GetTrainingJobRequest(id=job_id)
-    return Operation(f"{SERVICE}/GetTrainingJob", request, pb.GetTrainingJobResponse, _job)
+    return Operation(rows.GET_TRAINING_JOB, rows.GetTrainingJobRequest(id=job_id), _job)
 
 
-def list_jobs(token: str) -> Operation[pb.ListTrainingJobsResponse, Page[TrainingJob]]:
+def list_jobs(token: str) -> Operation[Page[TrainingJob]]:
     """List jobs, one page for each call."""
-    request = pb.ListTrainingJobsRequest(page_token=token)
 
-    def page(answer: pb.ListTrainingJobsResponse) -> Page[TrainingJob]:
-        return Page([from_message(TrainingJob, job) for job in answer.jobs], answer.next_page_token)
+    def page(answer: rows.ListTrainingJobsResponse) -> Page[TrainingJob]:
+        return Page(answer.jobs, answer.next_page_token)
 
-    return Operation(f"{SERVICE}/ListTrainingJobs", request, pb.ListTrainingJobsResponse, page)
+    return Operation(rows.LIST_TRAINING_JOBS, rows.ListTrainingJobsRequest(page_token=token), page)
 
 
-def watch(job_id: str, after: int) -> Operation[pb.WatchTrainingJobResponse, TrainingJob | JobEvent | None]:
+def watch(job_id: str, after: int) -> Operation[TrainingJob | JobEvent | None]:
     """Stream the job, then its events with ids above `after`; None for a heartbeat."""
-    request = pb.WatchTrainingJobRequest(id=job_id, after_event_id=after)
 
-    def update(answer: pb.WatchTrainingJobResponse) -> TrainingJob | JobEvent | None:
-        match answer.WhichOneof("kind"):
-            case "job":
-                return from_message(TrainingJob, answer.job)
-            case "event":
-                return from_message(JobEvent, answer.event)
-            case _:
-                return None
+    def update(answer: rows.WatchTrainingJobResponse) -> TrainingJob | JobEvent | None:
+        return answer.event if answer.job is None else answer.job
 
-    return Operation(f"{SERVICE}/WatchTrainingJob", request, pb.WatchTrainingJobResponse, update)
+    return Operation(rows.WATCH_TRAINING_JOB, rows.WatchTrainingJobRequest(id=job_id, after_event_id=after), update)
 
 
-def cancel(job_id: str, *, discard: bool) -> Operation[pb.CancelTrainingJobResponse, TrainingJob]:
+def cancel(job_id: str, *, discard: bool) -> Operation[TrainingJob]:
     """Ask a job to stop."""
-    request = pb.CancelTrainingJobRequest(id=job_id, discard=discard)
-    return Operation(f"{SERVICE}/CancelTrainingJob", request, pb.CancelTrainingJobResponse, _job)
+    return Operation(rows.CANCEL_TRAINING_JOB, rows.CancelTrainingJobRequest(id=job_id, discard=discard), _job)
 
 
-def resume(job_id: str) -> Operation[pb.ResumeTrainingJobResponse, TrainingJob]:
+def resume(job_id: str) -> Operation[TrainingJob]:
     """Restart a job."""
-    request = pb.ResumeTrainingJobRequest(id=job_id)
-    return Operation(f"{SERVICE}/ResumeTrainingJob", request, pb.ResumeTrainingJobResponse, _job)
+    return Operation(rows.RESUME_TRAINING_JOB, rows.ResumeTrainingJobRequest(id=job_id), _job)
 
 
-def delete(job_id: str, *, cancel: bool) -> Operation[pb.DeleteTrainingJobResponse, str]:
+def delete(job_id: str, *, cancel: bool) -> Operation[str]:
     """Delete a job with its files."""
-    request = pb.DeleteTrainingJobRequest(id=job_id, cancel=cancel)
 
-    def kept(answer: pb.DeleteTrainingJobResponse) -> str:
+    def kept(answer: rows.DeleteTrainingJobResponse) -> str:
         return answer.kept_model_path
 
-    return Operation(f"{SERVICE}/DeleteTrainingJob", request, pb.DeleteTrainingJobResponse, kept, repeatable=False)
+    return Operation(rows.DELETE_TRAINING_JOB, rows.DeleteTrainingJobRequest(id=job_id, cancel=cancel), kept)
 
 
 def _job(answer: Any) -> TrainingJob:
-    return from_message(TrainingJob, answer.job)
+    job: TrainingJob = answer.job
+    return job

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from attn.v1 import catalog_pb2
-from attn.v1 import model_pb2 as pb
 from attn_schema import DeploymentConfig, EngineConfig, Mechanism, ModelInfo
-from attn_schema.codec import from_message, require_wire, to_message
+from attn_schema import methods as rows
+from attn_schema.codec import require_wire
 
 from attn_client.operations import Operation, Page, nothing
 
-SERVICE = "/attn.v1.ModelService"
-CATALOG = "/attn.v1.CatalogService"
 
-
-def list_models(token: str) -> Operation[pb.ListModelsResponse, Page[ModelInfo]]:
+def list_models(token: str) -> Operation[Page[ModelInfo]]:
     """List models, one page for each call."""
-    request = pb.ListModelsRequest(page_token=token)
 
-    def page(answer: pb.ListModelsResponse) -> Page[ModelInfo]:
-        return Page([from_message(ModelInfo, model) for model in answer.models], answer.next_page_token)
+    def page(answer: rows.ListModelsResponse) -> Page[ModelInfo]:
+        return Page(answer.models, answer.next_page_token)
 
-    return Operation(f"{SERVICE}/ListModels", request, pb.ListModelsResponse, page)
-
-
-def _model(answer: pb.GetModelResponse | pb.LoadModelResponse | pb.ScaleModelResponse) -> ModelInfo:
-    return from_message(ModelInfo, answer.model)
+    return Operation(rows.LIST_MODELS, rows.ListModelsRequest(page_token=token), page)
 
 
-def get_model(name: str) -> Operation[pb.GetModelResponse, ModelInfo]:
+def _model(answer: Any) -> ModelInfo:
+    model: ModelInfo = answer.model
+    return model
+
+
+def get_model(name: str) -> Operation[ModelInfo]:
     """Get one model."""
-    request = pb.GetModelRequest(name=name)
-    return Operation(f"{SERVICE}/GetModel", request, pb.GetModelResponse, _model)
+    return Operation(rows.GET_MODEL, rows.GetModelRequest(name=name), _model)
 
 
 def load_model(
@@ -44,63 +40,59 @@ def load_model(
     traffic: float | None = None,
     *,
     replace: bool = False,
-) -> Operation[pb.LoadModelResponse, ModelInfo]:
+) -> Operation[ModelInfo]:
     """Load a model, a version of a model, or an adapter on a model.
 
     Raises `InvalidValue` for engine settings that the protobuf message does not carry, such as `num_threads`.
     """
+    engine, deployment = engine or EngineConfig(), deployment or DeploymentConfig()
     for settings in (engine, deployment):
-        if settings is not None:
-            require_wire(settings)
-    request = pb.LoadModelRequest(
+        require_wire(settings)
+    request = rows.LoadModelRequest(
         name=name,
         source=source,
-        engine=None if engine is None else to_message(engine),
+        engine=engine,
         base_model=base_model,
-        deployment=None if deployment is None else to_message(deployment),
+        deployment=deployment,
         traffic=traffic,
         replace=replace,
     )
-    return Operation(f"{SERVICE}/LoadModel", request, pb.LoadModelResponse, _model)
+    return Operation(rows.LOAD_MODEL, request, _model)
 
 
-def scale_model(name: str, deployment: DeploymentConfig) -> Operation[pb.ScaleModelResponse, ModelInfo]:
+def scale_model(name: str, deployment: DeploymentConfig) -> Operation[ModelInfo]:
     """Change the number of engines that serve a model."""
-    request = pb.ScaleModelRequest(name=name, deployment=to_message(deployment))
-    return Operation(f"{SERVICE}/ScaleModel", request, pb.ScaleModelResponse, _model)
+    return Operation(rows.SCALE_MODEL, rows.ScaleModelRequest(name=name, deployment=deployment), _model)
 
 
-def set_traffic(name: str, shares: Mapping[str, float]) -> Operation[pb.SetTrafficResponse, list[ModelInfo]]:
+def set_traffic(name: str, shares: Mapping[str, float]) -> Operation[list[ModelInfo]]:
     """Divide the requests for a model among its versions."""
-    request = pb.SetTrafficRequest(name=name, traffic=shares)
 
-    def models(answer: pb.SetTrafficResponse) -> list[ModelInfo]:
-        return [from_message(ModelInfo, model) for model in answer.models]
+    def models(answer: rows.SetTrafficResponse) -> list[ModelInfo]:
+        return list(answer.models)
 
-    return Operation(f"{SERVICE}/SetTraffic", request, pb.SetTrafficResponse, models)
+    return Operation(rows.SET_TRAFFIC, rows.SetTrafficRequest(name=name, traffic=dict(shares)), models)
 
 
-def unload_model(name: str, shutdown_timeout: float | None) -> Operation[pb.UnloadModelResponse, None]:
+def unload_model(name: str, shutdown_timeout: float | None) -> Operation[None]:
     """Unload a model."""
-    request = pb.UnloadModelRequest(name=name, shutdown_timeout=shutdown_timeout)
-    return Operation(f"{SERVICE}/UnloadModel", request, pb.UnloadModelResponse, nothing)
+    request = rows.UnloadModelRequest(name=name, shutdown_timeout=shutdown_timeout)
+    return Operation(rows.UNLOAD_MODEL, request, nothing)
 
 
-def list_mechanisms(token: str) -> Operation[catalog_pb2.ListMechanismsResponse, Page[Mechanism]]:
+def list_mechanisms(token: str) -> Operation[Page[Mechanism]]:
     """List mechanisms, one page for each call."""
-    request = catalog_pb2.ListMechanismsRequest(page_token=token)
 
-    def page(answer: catalog_pb2.ListMechanismsResponse) -> Page[Mechanism]:
-        return Page([from_message(Mechanism, item) for item in answer.mechanisms], answer.next_page_token)
+    def page(answer: rows.ListMechanismsResponse) -> Page[Mechanism]:
+        return Page(answer.mechanisms, answer.next_page_token)
 
-    return Operation(f"{CATALOG}/ListMechanisms", request, catalog_pb2.ListMechanismsResponse, page)
+    return Operation(rows.LIST_MECHANISMS, rows.ListMechanismsRequest(page_token=token), page)
 
 
-def get_mechanism(name: str) -> Operation[catalog_pb2.GetMechanismResponse, Mechanism]:
+def get_mechanism(name: str) -> Operation[Mechanism]:
     """Get one mechanism."""
-    return Operation(
-        f"{CATALOG}/GetMechanism",
-        catalog_pb2.GetMechanismRequest(name=name),
-        catalog_pb2.GetMechanismResponse,
-        lambda answer: from_message(Mechanism, answer.mechanism),
-    )
+
+    def found(answer: rows.GetMechanismResponse) -> Mechanism:
+        return answer.mechanism
+
+    return Operation(rows.GET_MECHANISM, rows.GetMechanismRequest(name=name), found)
