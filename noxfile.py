@@ -19,9 +19,10 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-import changelog_settings  # noqa: E402 -- these four lie in the folder that the line above adds
+import changelog_settings  # noqa: E402 -- these five lie in the folder that the line above adds
 import releases  # noqa: E402
 import shipping  # noqa: E402
+import simple_index  # noqa: E402
 import workspace  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
@@ -402,6 +403,41 @@ def release(session: nox.Session) -> None:
     session.run(str(fresh / "bin" / "attn"), "doctor", external=True)
     session.run("cyclonedx-py", "environment", python, "-o", str(WHEELS / "attn.cdx.json"))
     session.log(f"hashes: {shipping.write_sums(WHEELS)}")
+
+
+@nox.session(python=PYTHON, requires=["wheels"], default=False)
+def index(session: nox.Session) -> None:
+    """Write a static package index of all wheels to dist/simple, and install from it as a reader of README would.
+
+    Each line of README's section Install, and a plugin made from the template under a name of its own, goes into an
+    environment of its own.
+    """
+    install(session, *group("build", "release"))
+    mine = Path(session.create_tmp()) / "attn-mine"
+    shutil.rmtree(mine, ignore_errors=True)
+    shutil.copytree(PACKAGES["attn-plugin-template"].folder, mine)
+    for path in [path for path in mine.rglob("*") if path.is_file() and path.suffix in {".py", ".toml", ".md"}]:
+        text = path.read_text("utf-8").replace("plugin-template", "mine").replace("plugin_template", "mine")
+        path.write_text(text.replace("kerple", "mine"), "utf-8")
+    (mine / "src" / "attn_plugin_template").rename(mine / "src" / "attn_mine")
+    build_wheels(session, mine / "dist", str(mine))
+    archives = [*WHEELS.glob("*.whl"), *(mine / "dist").glob("*.whl")]
+    projects = simple_index.write_index(archives, WHEELS / "simple")
+    session.log(f"{WHEELS / 'simple'}: {', '.join(projects)}")
+    index = ["--index-url", (WHEELS / "simple").as_uri(), "--extra-index-url", "https://pypi.org/simple"]
+    mechanism = shipping.InstallSet(("attn-cli", "attn-mine"), ("list",))
+    for line in [*shipping.install_sets(), mechanism]:
+        fresh = Path(session.create_tmp()) / "fresh"
+        session.run("python", "-m", "virtualenv", "--clear", "--quiet", str(fresh))
+        pip = [str(fresh / "bin" / "python"), "-m", "pip", "install", "-qq", "-c", str(CONSTRAINTS)]
+        if workspace.needs_torch(workspace.closure(set(line.packages) & set(PACKAGES), PACKAGES), PACKAGES):
+            session.run(*pip, *group("torch"), external=True)
+        session.run(*pip, *index, *line.packages, external=True)
+        for command in line.commands:
+            session.run(str(fresh / "bin" / "attn"), command, "--help", silent=True, external=True)
+    listed = session.run(str(fresh / "bin" / "attn"), "list", "mechanisms", silent=True, external=True)
+    if "mine" not in str(listed):
+        session.error(f"the plugin attn-mine is installed, but its mechanism is not listed:\n{listed}")
 
 
 @nox.session(python=PYTHON, requires=["wheels"], default=False)
