@@ -56,17 +56,20 @@ def install_torch(session: nox.Session) -> None:
     install(session, *group("torch"))
 
 
-def refuse_cuda(session: nox.Session) -> None:
-    """Fail if a requirement installed gigabytes of CUDA packages; set ATTN_ALLOW_CUDA=1 to allow them."""
+def refuse_cuda(session: nox.Session, freeze: str | None = None) -> None:
+    """Fail if a requirement installed gigabytes of CUDA packages; set ATTN_ALLOW_CUDA=1 to allow them.
+
+    `freeze` is what `pip list` says of another environment than the session's.
+    """
     if os.environ.get("ATTN_ALLOW_CUDA") == "1":
         return
-    if found := [name for name in installed(session) if name.startswith("nvidia-") or name == "torchvision"]:
+    if found := [name for name in installed(session, freeze) if name.startswith("nvidia-") or name == "torchvision"]:
         session.error(f"{', '.join(found)} must not be installed here; constraints.txt pins torch, install it first")
 
 
-def installed(session: nox.Session) -> set[str]:
-    """The names of the distributions in the session's environment."""
-    listed = session.run("python", "-m", "pip", "list", "--format=freeze", silent=True) or ""
+def installed(session: nox.Session, freeze: str | None = None) -> set[str]:
+    """The names of the distributions in the session's environment, or in what `pip list` said of another."""
+    listed = freeze or session.run("python", "-m", "pip", "list", "--format=freeze", silent=True) or ""
     return {canonicalize_name(line.split("==")[0]) for line in listed.splitlines() if "==" in line}
 
 
@@ -433,21 +436,10 @@ def index(session: nox.Session) -> None:
         if workspace.needs_torch(workspace.closure(set(line.packages) & set(PACKAGES), PACKAGES), PACKAGES):
             session.run(*pip, *group("torch"), external=True)
         session.run(*pip, *index, *line.packages, external=True)
+        refuse_cuda(session, session.run(*pip[:3], "list", "--format=freeze", silent=True, external=True) or "")
+        session.run(*pip[:3], "check", external=True)
         for command in line.commands:
             session.run(str(fresh / "bin" / "attn"), command, "--help", silent=True, external=True)
     listed = session.run(str(fresh / "bin" / "attn"), "list", "mechanisms", silent=True, external=True)
     if "mine" not in str(listed):
         session.error(f"the plugin attn-mine is installed, but its mechanism is not listed:\n{listed}")
-
-
-@nox.session(python=PYTHON, requires=["wheels"], default=False)
-@nox.parametrize("line", [nox.param(found, id=found.label) for found in shipping.install_sets()])
-def installs(session: nox.Session, line: shipping.InstallSet) -> None:
-    """Install a line of README's section Install from wheels, and check its commands and that it brings no CUDA."""
-    if workspace.needs_torch(workspace.closure(set(line.packages), PACKAGES), PACKAGES):
-        install_torch(session)
-    install(session, "--find-links", str(WHEELS), *line.packages)
-    refuse_cuda(session)
-    session.run("python", "-m", "pip", "check")
-    for command in line.commands:
-        session.run("attn", command, "--help", silent=True)
