@@ -429,8 +429,8 @@ def index(session: nox.Session) -> None:
     session.log(f"{WHEELS / 'simple'}: {', '.join(projects)}")
     index = ["--index-url", (WHEELS / "simple").as_uri(), "--extra-index-url", "https://pypi.org/simple"]
     mechanism = shipping.InstallSet(("attn-cli", "attn-mine"), ("list",))
+    fresh = Path(session.create_tmp()) / "fresh"
     for line in [*shipping.install_sets(), mechanism]:
-        fresh = Path(session.create_tmp()) / "fresh"
         session.run("python", "-m", "virtualenv", "--clear", "--quiet", str(fresh))
         pip = [str(fresh / "bin" / "python"), "-m", "pip", "install", "-qq", "-c", str(CONSTRAINTS)]
         if workspace.needs_torch(workspace.closure(set(line.packages) & set(PACKAGES), PACKAGES), PACKAGES):
