@@ -240,7 +240,7 @@ class Subject:
     @cached_property
     def _tried(self) -> list[Case | Refusal]:
         return [
-            self.attempt({**setting, **mode})
+            self._configured({**setting, **mode})
             for setting in self._promised()
             for mode in self.modes
             if not (mode.get("cross") and setting.get("rotary"))
@@ -254,7 +254,7 @@ class Subject:
             return []
         settings = list(self._promised())
         tried = [
-            self.attempt({**setting, **mode}, **further)
+            self._configured({**setting, **mode}, **further)
             for setting in (settings[:1] if len(settings) == 1 else [settings[0], settings[-1]])
             for mode in self.modes
             if not (mode.get("cross") and setting.get("rotary"))
@@ -278,7 +278,12 @@ class Subject:
                 yield {"max_seq_len": self.context, **setting}
 
     def attempt(self, setting: Setting, **options: Any) -> Case | Refusal:
-        """The case of a setting, with some options changed, or the refusal of its config."""
+        """The case of a setting, with some options changed, or its refusal; the layer is built."""
+        case = self._configured(setting, **options)
+        refused = isinstance(case, Case) and case.refusal
+        return Refusal(case.label, setting, refused) if refused else case
+
+    def _configured(self, setting: Setting, **options: Any) -> Case | Refusal:
         label = label_of(setting)
         try:
             config = configure(self.mechanism, {**self.options, **options}, **setting)
