@@ -6,6 +6,7 @@ compare results bitwise; `--record-durations` and `--longest-first` belong to `t
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import signal
@@ -32,6 +33,14 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 
 TESTS_PER_FILE, SECONDS_PER_FILE = 20, 0.5
 """The limits of a quick run for each file: the number of tests, evenly spread, and the processor time."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_compiled_is_kept() -> Iterator[None]:
+    """Drop what torch.compile captured in a module's tests: nothing else does before the process ends."""
+    yield
+    if (dynamo := sys.modules.get("torch._dynamo")) is not None:
+        dynamo.reset()
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +102,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if compares_bits(item)]
         config.hook.pytest_deselected(items=[item for item in items if not compares_bits(item)])
         items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected, objects by the million, out of every later search for garbage."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let the interpreter free at its end what was left out."""
+    gc.unfreeze()
 
 
 class QuickRun:
