@@ -16,7 +16,7 @@ import resource
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ class Recorder:
         self.last = processor_time()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Iterator[None]:
+    def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
         """Attach to the report of a phase the time that it took; pytest-xdist hands it on."""
         report: Any = yield
         now = processor_time()

@@ -74,8 +74,9 @@ class Case:
     def has_shared_layer(self) -> bool:
         """Whether the layer is the one that computes every spec."""
         own = type(self.mechanism)
-        declared = issubclass(own, DeclaredMechanism)
-        return declared and own.build is DeclaredMechanism.build and own.inner is DeclaredMechanism.inner
+        if not issubclass(own, DeclaredMechanism):
+            return False
+        return own.build is DeclaredMechanism.build and own.inner is DeclaredMechanism.inner
 
     @property
     def cross(self) -> bool:
