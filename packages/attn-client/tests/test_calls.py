@@ -65,8 +65,7 @@ def test_a_conversation_goes_to_the_models_template(client: Client) -> None:
 def test_what_is_not_given_is_left_to_the_server_and_zero_is_sent(client: Client, server: Any) -> None:
     client.complete("words", "a", SamplingParams(max_new_tokens=1))
     sent = server.words.requests[-1].sampling
-    assert sent.seed is None
-    assert sent.num_beams is None
+    assert sent == SamplingParams(max_new_tokens=1)
     options = SamplingParams(max_new_tokens=1, temperature=0.0, seed=2**64 - 1, top_k=0, min_p=0.5, stop=["x", "y"])
     client.complete("words", "a", options)
     sent = server.words.requests[-1].sampling

@@ -112,7 +112,7 @@ class GetModelResponse(Schema, frozen=True, kw_only=True):
     model: Annotated[ModelInfo, Meta(description="The model.")] = ModelInfo()
 
 
-class LoadModelRequest(Schema, frozen=True, kw_only=True):
+class LoadModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to load a model, a version of a model, or an adapter on a model."""
 
     name: Name = ""
@@ -121,7 +121,7 @@ class LoadModelRequest(Schema, frozen=True, kw_only=True):
     base_model: Annotated[str, Meta(description="For an adapter, the loaded model that it is applied to.")] = ""
     deployment: Annotated[DeploymentConfig, Meta(description="Number of engines.")] = DeploymentConfig()
     traffic: Annotated[float, Meta(description="For a version, the fraction of requests routed to it.")] | None = None
-    replace: Annotated[  # type: ignore[assignment] # the message's name of the field
+    replace: Annotated[
         bool, Meta(description="Whether the other versions of the model are unloaded once this one serves.")
     ] = False
 

@@ -83,7 +83,7 @@ class GrpcEdge(grpc.GenericRpcHandler):
 
 
 def _begin(context: Context) -> Call:
-    metadata = context.invocation_metadata() or ()
+    metadata: Any = context.invocation_metadata() or ()
     call = Call(request_id=request_id_in(metadata), metadata=metadata, peer=str(context.peer()))
     context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
     remaining: float | None = context.time_remaining()  # None without a deadline; the type stubs omit it

@@ -131,7 +131,7 @@ def openapi(calls: Calls, paths: dict[str, str], requests: dict[str, type[msgspe
             entry["requestBody"] = _json(bodies[path])
         entries[path] = {method.lower(): entry}
     for path, row in sorted(calls.rows.items()):
-        answer = _reference(message_class(row.response).DESCRIPTOR, schemas)
+        answer = _reference_of(row.response, schemas)
         if row.streams:
             described = {"description": "One JSON line per message.", "content": {"application/x-ndjson": {
                 "schema": {"type": "object", "properties": {"result": answer}}}}}  # fmt: skip
@@ -141,7 +141,7 @@ def openapi(calls: Calls, paths: dict[str, str], requests: dict[str, type[msgspe
             "post": {
                 "summary": f"The gRPC method {row.service}.{row.name}.",
                 "tags": [row.service],
-                "requestBody": _json(_reference(message_class(row.request).DESCRIPTOR, schemas)),
+                "requestBody": _json(_reference_of(row.request, schemas)),
                 "responses": {"200": described},
             }
         }
@@ -156,6 +156,11 @@ def openapi(calls: Calls, paths: dict[str, str], requests: dict[str, type[msgspe
 
 def _json(schema: Any) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": schema}}}
+
+
+def _reference_of(noun: type[msgspec.Struct], schemas: dict[str, Any]) -> dict[str, Any]:
+    message: Any = message_class(noun).DESCRIPTOR
+    return _reference(message, schemas)
 
 
 def _reference(message: Descriptor, schemas: dict[str, Any]) -> dict[str, Any]:

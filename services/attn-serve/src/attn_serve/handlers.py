@@ -81,7 +81,7 @@ class InferenceHandlers:
         with model.engine.refusals.apply(size):
             call.charge.reserve(estimated_tokens(request.prompt), most)
             # Beams show their tokens only at the end: who hangs up before pays for all.
-            shown = not request.sampling.num_beams
+            shown = request.sampling.num_beams == 1
             call.charge.new_tokens = 0 if shown else most
             async with aclosing(model.engine.generate(task)) as deltas:
                 async for delta in deltas:

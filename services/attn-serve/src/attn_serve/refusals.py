@@ -46,8 +46,9 @@ def most_new_tokens(params: SamplingParams) -> int:
 
 
 class RequestSize(NamedTuple):
-    """What is known of a request before it is tokenized: tenant, timeout in seconds, the most new tokens, and the size of
-    the prompt: its tokens by estimate and the bytes of its images.
+    """What is known of a request before it is tokenized: tenant, timeout in seconds, and sizes.
+
+    The size of the prompt is its tokens by estimate, and the bytes of its images.
     """
 
     tenant: str
