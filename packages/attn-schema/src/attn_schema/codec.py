@@ -1,6 +1,7 @@
 """Conversion of nouns (the data classes of `attn_schema`) to protobuf messages and back, by field name.
 
-A noun becomes the message of the same name in package `attn.v1`; `MESSAGES` lists the exceptions.
+A noun becomes the message of the same name in package `attn.v1`; `MESSAGES` lists the exceptions. The nouns of other
+packages name their message class themselves, as the class variable `MESSAGE`.
 Enumerations are matched by the names of their members, `FinishReason.STOP` and `FINISH_REASON_STOP`; absent fields take
 the noun's defaults; a tuple in a oneof is a message with one repeated field, as protobuf has no repeated oneof fields.
 """
@@ -71,6 +72,9 @@ class _Codec:
 @functools.cache
 def message_class(noun: type[msgspec.Struct]) -> type[Message]:
     """The protobuf message class of a noun; raises `LookupError` for a noun without a message."""
+    own = getattr(noun, "MESSAGE", None)
+    if own is not None:
+        return cast("type[Message]", own)
     name = MESSAGES.get(noun.__name__, noun.__name__)
     for module in MODULES:
         if hasattr(module, name):
