@@ -17,7 +17,7 @@ from attn_openai.server import UvicornServer
 from attn_schema import DeploymentConfig, EngineConfig, Prompt, SamplingParams, TrainingConfig
 from attn_schema.codec import encode, from_message, message_class, parsed, to_message, wire_fields
 from attn_schema.inference import PartialCompletion, Resumption
-from attn_schema.methods import METHODS, Method
+from attn_schema.methods import METHODS, Row
 from attn_schema.schema import element_of, is_noun
 from google.protobuf import json_format
 
@@ -73,7 +73,7 @@ class Echo:
     def handlers(self) -> Any:
         return {row: self.stream(row) if row.streams else self.single(row) for row in METHODS}
 
-    def single(self, row: Method) -> Any:
+    def single(self, row: Row) -> Any:
         async def answer(request: Any, _: Call) -> Any:
             self.requests.append(request)
             if self.error is not None:
@@ -82,7 +82,7 @@ class Echo:
 
         return answer
 
-    def stream(self, row: Method) -> Any:
+    def stream(self, row: Row) -> Any:
         async def answers(request: Any, call: Call) -> Any:
             single = await self.single(row)(request, call)
             yield single
@@ -95,14 +95,14 @@ class Echo:
     async def stop(self, shutdown_timeout: float) -> None: ...
 
 
-async def here(row: Method, gateway: Any, request: Any) -> list[Any]:
+async def here(row: Row, gateway: Any, request: Any) -> list[Any]:
     call = Call(request_id="law", caller=SERVER)
     if row.streams:
         return [answer async for answer in gateway.calls.stream(row, request, call)]
     return [await gateway.calls.unary(row, request, call)]
 
 
-async def over_grpc(row: Method, gateway: Any, request: Any) -> list[Any]:
+async def over_grpc(row: Row, gateway: Any, request: Any) -> list[Any]:
     async with grpc.aio.insecure_channel(gateway.address) as channel:
         if row.streams:
             data = [answer async for answer in channel.unary_stream(row.path)(encode(request))]
@@ -111,7 +111,7 @@ async def over_grpc(row: Method, gateway: Any, request: Any) -> list[Any]:
     return [from_message(row.response, parsed(row.response, each)) for each in data]
 
 
-async def over_http(row: Method, gateway: Any, request: Any) -> list[Any]:
+async def over_http(row: Row, gateway: Any, request: Any) -> list[Any]:
     async with httpx2.AsyncClient(base_url=f"http://{gateway.http.address}") as client:
         answer = await client.post(row.path, json=json_format.MessageToDict(to_message(request)))
     assert answer.status_code == 200, answer.text
@@ -122,7 +122,7 @@ async def over_http(row: Method, gateway: Any, request: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("row", METHODS, ids=lambda row: row.name)
-async def test_a_call_is_the_same_here_over_grpc_and_over_http(row: Method) -> None:
+async def test_a_call_is_the_same_here_over_grpc_and_over_http(row: Row) -> None:
     echo, request = Echo(), sample(row.request)
     expected = [sample(row.response)] * (2 if row.streams else 1)
     async with serving([echo], GatewaySettings(port=0, http_port=0), http=UvicornServer()) as gateway:
@@ -140,7 +140,7 @@ async def test_a_call_is_the_same_here_over_grpc_and_over_http(row: Method) -> N
 
 
 @pytest.mark.parametrize("row", METHODS, ids=lambda row: row.name)
-def test_a_row_says_what_the_proto_file_says(row: Method) -> None:
+def test_a_row_says_what_the_proto_file_says(row: Row) -> None:
     services = message_class(row.request).DESCRIPTOR.file.services_by_name
     method = services[row.service.rpartition(".")[2]].methods_by_name[row.name]
     assert (method.input_type, method.output_type) == (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -44,8 +44,12 @@ PageToken = Annotated[str, Meta(description="The next_page_token of the previous
 NextPage = Annotated[str, Meta(description="Token of the next page; empty on the last page.")]
 
 
+Request = TypeVar("Request", bound=msgspec.Struct)
+Response = TypeVar("Response", bound=msgspec.Struct)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Method:
+class Method(Generic[Request, Response]):
     """One call: the types of its request and response, and what servers and clients must know of it.
 
     `streams` is whether it returns any number of responses, `repeatable` whether it may safely be sent twice, `changes`
@@ -55,8 +59,8 @@ class Method:
 
     service: str
     name: str
-    request: type[msgspec.Struct]
-    response: type[msgspec.Struct]
+    request: type[Request]
+    response: type[Response]
     streams: bool = False
     repeatable: bool = True
     changes: bool = False
@@ -71,6 +75,10 @@ class Method:
     def function(self) -> str:
         """The name of its handler, such as "list_models"."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
+
+
+Row: TypeAlias = Method[Any, Any]
+"""Any call."""
 
 
 class ScoreResponse(Schema, frozen=True, kw_only=True):
@@ -380,7 +388,7 @@ DELETE_TRAINING_JOB: Final = Method(
     repeatable=False, changes=True,
 )  # fmt: skip
 
-METHODS: Final = (
+METHODS: Final[tuple[Row, ...]] = (
     GENERATE, SCORE, EMBED, TOKENIZE, ATTENTION_MAPS, GET_ENGINE_STATS,
     LIST_MODELS, GET_MODEL, LOAD_MODEL, UNLOAD_MODEL, SCALE_MODEL, SET_TRAFFIC,
     LIST_MECHANISMS, GET_MECHANISM,

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 from attn_core.errors import Incompatible
 from attn_schema.codec import encode, from_message, parsed
-from attn_schema.methods import METHODS, Method
+from attn_schema.methods import METHODS, Method, Response, Row
 
 from attn_gateway.call import Call
 
@@ -23,13 +23,13 @@ LARGE_BYTES = 64 * 1024
 
 Handler: TypeAlias = Callable[[Any, Call], Any]
 """`async def handler(request, call)`: a coroutine with the response, or an async generator of responses."""
-Policy: TypeAlias = Callable[[Method, Call], AbstractAsyncContextManager[None]]
+Policy: TypeAlias = Callable[[Row, Call], AbstractAsyncContextManager[None]]
 """A context manager around the handler of a call; raises to refuse it."""
 Request: TypeAlias = Any
 """The noun of a request, its message, or the bytes of its message."""
 
 
-def handlers_of(service: str, target: object) -> dict[Method, Handler]:
+def handlers_of(service: str, target: object) -> dict[Row, Handler]:
     """The handlers of a service: the methods of `target` that are named as the calls of the service."""
     rows = [row for row in METHODS if row.service == service]
     return {row: getattr(target, row.function) for row in rows if hasattr(target, row.function)}
@@ -41,19 +41,20 @@ class Calls:
     Cancelling a call, or closing its stream, cancels its handler.
     """
 
-    def __init__(self, handlers: Mapping[Method, Handler], policies: Sequence[Policy] = ()) -> None:
+    def __init__(self, handlers: Mapping[Row, Handler], policies: Sequence[Policy] = ()) -> None:
         self._handlers = dict(handlers)
         self._policies = tuple(policies)
-        self.rows: dict[str, Method] = {row.path: row for row in handlers}
+        self.rows: dict[str, Row] = {row.path: row for row in handlers}
         """The rows of all calls, by path."""
 
-    async def unary(self, row: Method, request: Request, call: Call) -> Any:
+    async def unary(self, row: Method[Any, Response], request: Request, call: Call) -> Response:
         """Make a call with one response."""
         handler = self._handler(row)
         async with self._inside(row, call):
-            return await handler(await _read(row, request, call), call)
+            answer: Response = await handler(await _read(row, request, call), call)
+            return answer
 
-    async def stream(self, row: Method, request: Request, call: Call) -> AsyncGenerator[Any, None]:
+    async def stream(self, row: Method[Any, Response], request: Request, call: Call) -> AsyncGenerator[Response, None]:
         """Make a call with a stream of responses."""
         handler = self._handler(row)
         async with self._inside(row, call), aclosing(handler(await _read(row, request, call), call)) as answers:
@@ -62,21 +63,21 @@ class Calls:
                     call.observe(answer)
                 yield answer
 
-    def _handler(self, row: Method) -> Handler:
+    def _handler(self, row: Row) -> Handler:
         handler = self._handlers.get(row)
         if handler is None:
             raise Incompatible(f"this server does not implement the method {row.path}", method=row.path)
         return handler
 
     @asynccontextmanager
-    async def _inside(self, row: Method, call: Call) -> AsyncIterator[None]:
+    async def _inside(self, row: Row, call: Call) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             for policy in self._policies:
                 await stack.enter_async_context(policy(row, call))
             yield
 
 
-async def _read(row: Method, request: Request, call: Call) -> Any:
+async def _read(row: Row, request: Request, call: Call) -> Any:
     """The noun of a request; raises `InvalidMessage` or `InvalidValue`."""
     call.request = request
     if isinstance(request, row.request):
@@ -90,7 +91,7 @@ async def _read(row: Method, request: Request, call: Call) -> Any:
     return call.request
 
 
-async def encoded(row: Method, answer: msgspec.Struct, request_bytes: int) -> bytes:
+async def encoded(row: Row, answer: msgspec.Struct, request_bytes: int) -> bytes:
     """The bytes of a response; in a thread if it may be large."""
     if not row.bulk and request_bytes <= LARGE_BYTES:
         return encode(answer)

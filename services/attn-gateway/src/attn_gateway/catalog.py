@@ -18,7 +18,7 @@ from attn_schema.methods import (
     GetMechanismResponse,
     ListMechanismsRequest,
     ListMechanismsResponse,
-    Method,
+    Row,
 )
 from msgspec import UNSET
 
@@ -48,7 +48,7 @@ class CatalogService:
     def _catalog(self) -> Catalog:
         return self._given or attn_core.installed()
 
-    def handlers(self) -> dict[Method, Handler]:
+    def handlers(self) -> dict[Row, Handler]:
         """The handlers of the calls."""
         return handlers_of(CATALOG, self)
 

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import structlog
 from attn_core.errors import InternalError, InvalidValue, Unavailable, UserError, cleaning_up
-from attn_schema.methods import Method
+from attn_schema.methods import Row
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection
@@ -172,7 +172,7 @@ class Gateway:
         settings, tenants = self.settings, self.tenants
         limits = Limits(tenants, settings.max_calls, settings.max_streams_per_connection)
         measured = Measured(self._metrics, self._traces, by_tenant=bool(tenants))
-        handlers: dict[Method, Handler] = {}
+        handlers: dict[Row, Handler] = {}
         for service in self.services:
             handlers |= service.handlers()
         # The first policy is the outermost: any error of an inner one is shown with its request id, and measured.

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 import grpc.aio
 from attn_core.errors import AttnError, Unauthenticated
-from attn_schema.methods import Method
+from attn_schema.methods import Row
 
 from attn_gateway.call import REQUEST_ID, Call, request_id_in
 from attn_gateway.calls import Calls, encoded
@@ -49,20 +49,20 @@ class GrpcEdge(grpc.GenericRpcHandler):
                 return grpc.stream_stream_rpc_method_handler(partial(self._refuse, row, error))
         return self._handlers.get(details.method)
 
-    def _handler_of(self, row: Method) -> GrpcHandler:
+    def _handler_of(self, row: Row) -> GrpcHandler:
         # Without serializers gRPC passes bytes: requests are decoded where errors have a status.
         if row.streams:
             return grpc.unary_stream_rpc_method_handler(partial(self._stream, row))
         return grpc.unary_unary_rpc_method_handler(partial(self._unary, row))
 
-    async def _unary(self, row: Method, data: bytes, context: Context) -> bytes:
+    async def _unary(self, row: Row, data: bytes, context: Context) -> bytes:
         call = _begin(context)
         try:
             return await encoded(row, await self._calls.unary(row, data, call), len(data))
         except Exception as error:  # noqa: BLE001 - the last place that can keep it from the client
             await _abort(context, call, error)
 
-    async def _stream(self, row: Method, data: bytes, context: Context) -> None:
+    async def _stream(self, row: Row, data: bytes, context: Context) -> None:
         call = _begin(context)
         try:
             async with aclosing(self._calls.stream(row, data, call)) as answers:
@@ -71,9 +71,7 @@ class GrpcEdge(grpc.GenericRpcHandler):
         except Exception as error:  # noqa: BLE001 - the last place that can keep it from the client
             await _abort(context, call, error)
 
-    async def _refuse(
-        self, row: Method | None, error: Unauthenticated, _: AsyncIterator[bytes], context: Context
-    ) -> None:
+    async def _refuse(self, row: Row | None, error: Unauthenticated, _: AsyncIterator[bytes], context: Context) -> None:
         if row is None:
             await _abort(context, _begin(context), error)
         elif row.streams:

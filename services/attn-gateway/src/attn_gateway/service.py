@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from attn_schema.methods import Method
+    from attn_schema.methods import Row
 
     from attn_gateway.call import Metadata
     from attn_gateway.calls import Calls, Handler
@@ -27,7 +27,7 @@ class Service(Protocol):
         """The full names of its services, such as "attn.v1.CatalogService"; for health and reflection."""
         ...
 
-    def handlers(self) -> Mapping[Method, Handler]:
+    def handlers(self) -> Mapping[Row, Handler]:
         """The handler of each call that it answers; see `attn_gateway.calls.handlers_of`."""
         ...
 

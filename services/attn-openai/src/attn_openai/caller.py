@@ -18,6 +18,7 @@ from attn_schema.methods import (
     GetEngineStatsRequest,
     GetModelRequest,
     Method,
+    Response,
 )
 
 
@@ -39,7 +40,7 @@ class HttpCaller:
         """The same caller with a deadline `seconds` from now; None sets no deadline."""
         return replace(self, deadline=None if seconds is None else time.monotonic() + seconds)
 
-    async def unary(self, row: Method, request: Any) -> Any:
+    async def unary(self, row: Method[Any, Response], request: Any) -> Response:
         """Make a call with one response; raises `DeadlineExceeded` at the deadline."""
         try:
             async with asyncio.timeout_at(self.deadline):
@@ -47,7 +48,7 @@ class HttpCaller:
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed before the call was answered") from error
 
-    def stream(self, row: Method, request: Any) -> AsyncGenerator[Any, None]:
+    def stream(self, row: Method[Any, Response], request: Any) -> AsyncGenerator[Response, None]:
         """Make a call with a stream of responses; the deadline is only passed to its handler."""
         return self.calls.stream(row, request, self._call())
 
@@ -56,13 +57,11 @@ class HttpCaller:
 
     async def model(self, name: str) -> ModelInfo:
         """One model; raises `UnknownName`."""
-        found: ModelInfo = (await self.unary(GET_MODEL, GetModelRequest(name=name))).model
-        return found
+        return (await self.unary(GET_MODEL, GetModelRequest(name=name))).model
 
     async def tokenize(self, model: str, prompt: Prompt) -> Tokenization:
         """The tokens of a prompt."""
-        found: Tokenization = await self.unary(TOKENIZE, TokenizeRequest(model=model, prompt=prompt))
-        return found
+        return await self.unary(TOKENIZE, TokenizeRequest(model=model, prompt=prompt))
 
     async def with_room(self, model: str, prompt: Prompt) -> tuple[Prompt, int]:
         """The prompt as token ids, and the number of tokens for which context and KV cache still have room.

@@ -20,7 +20,7 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_gateway import Calls
 from attn_schema import methods
 from attn_schema.codec import from_message, message_class, to_message
-from attn_schema.methods import Method
+from attn_schema.methods import Row
 from attn_schema.schema import fields_of, is_noun
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -51,7 +51,7 @@ KNOWN_MESSAGES: dict[str, dict[str, Any]] = {
 """JSON schemas of the messages whose JSON form is not an object of their fields."""
 
 
-def row_of(service: str, method: str, calls: Calls) -> Method:
+def row_of(service: str, method: str, calls: Calls) -> Row:
     """The row of a path; raises `UnknownName`."""
     path = f"/{service}/{method}"
     if path not in calls.rows:
@@ -91,13 +91,13 @@ def _unpack_tensors(message: Message, values: dict[str, Any]) -> None:
                 _unpack_tensors(part, target)
 
 
-async def call(row: Method, request: Message, caller: HttpCaller, *, lists: bool) -> dict[str, Any]:
+async def call(row: Row, request: Message, caller: HttpCaller, *, lists: bool) -> dict[str, Any]:
     """Make a call with a single response."""
     return await _encoded(row, await caller.unary(row, request), lists=lists)
 
 
 async def stream(
-    row: Method, request: Message, caller: HttpCaller, *, lists: bool
+    row: Row, request: Message, caller: HttpCaller, *, lists: bool
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Make a call with a stream of responses, each yielded as `result`."""
     async with aclosing(caller.stream(row, request)) as answers:
@@ -105,7 +105,7 @@ async def stream(
             yield {"result": await _encoded(row, answer, lists=lists)}
 
 
-async def _encoded(row: Method, answer: msgspec.Struct, *, lists: bool) -> dict[str, Any]:
+async def _encoded(row: Row, answer: msgspec.Struct, *, lists: bool) -> dict[str, Any]:
     """A response in JSON form; converted in a thread if it may be large."""
     if row.bulk:
         return await asyncio.to_thread(lambda: shown(to_message(answer), lists=lists))

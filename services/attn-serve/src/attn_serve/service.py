@@ -14,7 +14,7 @@ from attn_gateway.records import ArtifactStore, Database, GatewayRecord, ModelRe
 from attn_gateway.records.database import CALL_SECONDS
 from attn_gateway.records.leases import this_process
 from attn_schema import DeploymentConfig, EngineConfig, ModelState
-from attn_schema.methods import INFERENCE, MODELS, Method
+from attn_schema.methods import INFERENCE, MODELS, Row
 
 from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import WantedModel, require_adaptable
@@ -45,7 +45,7 @@ class InferenceGrpc:
         """Store the address at which the gateway listens; see `attn_gateway.service.KnowsItsAddress`."""
         self._address, self._chosen = address, chosen
 
-    def handlers(self) -> dict[Method, Handler]:
+    def handlers(self) -> dict[Row, Handler]:
         """The handlers of the calls of both services."""
         inference, models = InferenceHandlers(self.fleet), ModelHandlers(self.fleet)
         return handlers_of(INFERENCE, inference) | handlers_of(MODELS, models)

@@ -31,9 +31,9 @@ from attn_schema.methods import (
     Heartbeat,
     ListTrainingJobsRequest,
     ListTrainingJobsResponse,
-    Method,
     ResumeTrainingJobRequest,
     ResumeTrainingJobResponse,
+    Row,
     SubmitTrainingJobRequest,
     SubmitTrainingJobResponse,
     WatchTrainingJobRequest,
@@ -339,7 +339,7 @@ class TrainingGrpc:
         self._handlers = TrainingHandlers(cluster.home, self._settings, self._store, self._dispatcher)
         self._tasks: list[asyncio.Task[None]] = []
 
-    def handlers(self) -> dict[Method, Handler]:
+    def handlers(self) -> dict[Row, Handler]:
         """The handlers of the calls."""
         return handlers_of(TRAINING, self._handlers)
 

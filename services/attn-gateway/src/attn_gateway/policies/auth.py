@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 from attn_core.errors import AttnError, Unauthenticated
-from attn_schema.methods import Method
+from attn_schema.methods import Row
 
 from attn_gateway.call import Call, Caller, Metadata, authorization_in, tenant_of
 from attn_gateway.logs import report
@@ -42,14 +42,14 @@ class BearerToken:
         return Caller(tenant=found.name, owner=found.name, is_admin=found.is_admin, max_models=most)
 
     @asynccontextmanager
-    async def __call__(self, _: Method, call: Call) -> AsyncIterator[None]:
+    async def __call__(self, _: Row, call: Call) -> AsyncIterator[None]:
         """Run a call as the caller of its token."""
         call.caller = self.caller(call.metadata)
         yield
 
 
 @asynccontextmanager
-async def audit(row: Method, call: Call) -> AsyncIterator[None]:
+async def audit(row: Row, call: Call) -> AsyncIterator[None]:
     """Write a line to the audit log when a call that changes something ends, without prompts and configs."""
     if not row.changes:
         yield

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from attn_core.errors import OutOfCapacity, Unavailable, UserError
-from attn_schema.methods import Method
+from attn_schema.methods import Row
 
 from attn_gateway.call import LOCAL, Call, Charge
 from attn_gateway.tenants import Tenant, Tenants
@@ -190,7 +190,7 @@ class Limits:
         return use
 
     @asynccontextmanager
-    async def __call__(self, _: Method, call: Call) -> AsyncIterator[None]:
+    async def __call__(self, _: Row, call: Call) -> AsyncIterator[None]:
         """Run a call within the limits; one that is refused before anything is computed counts no tokens."""
         async with self._connections.turn(call.peer, call.remaining()):
             if self._inside >= self._max_calls:
@@ -236,7 +236,7 @@ class Readiness:
         await self._idle.wait()
 
     @asynccontextmanager
-    async def __call__(self, row: Method, _: Call) -> AsyncIterator[None]:
+    async def __call__(self, row: Row, _: Call) -> AsyncIterator[None]:
         """Run a call if its service is ready."""
         if self._closing:
             raise Unavailable("the server is shutting down")

@@ -13,7 +13,7 @@ import grpc
 import structlog
 from attn_core.errors import AttnError, Unauthenticated, UnknownName
 from attn_schema import FinishReason, OutputDelta, Usage
-from attn_schema.methods import GENERATE, Method
+from attn_schema.methods import GENERATE, Row
 
 from attn_gateway.call import Call
 from attn_gateway.logs import report
@@ -39,7 +39,7 @@ def shown_error(error: Exception, request_id: str) -> AttnError:
 
 
 @asynccontextmanager
-async def errors_shown(row: Method, call: Call) -> AsyncIterator[None]:
+async def errors_shown(row: Row, call: Call) -> AsyncIterator[None]:
     """Log with the call's request id, and raise only what a client may see."""
     # Every call has its own task, so this is not reset: a stream can be closed in another task.
     structlog.contextvars.bind_contextvars(request_id=call.request_id, method=row.path)
@@ -100,7 +100,7 @@ class Measured:
         self._by_tenant = by_tenant
 
     @asynccontextmanager
-    async def __call__(self, row: Method, call: Call) -> AsyncIterator[None]:
+    async def __call__(self, row: Row, call: Call) -> AsyncIterator[None]:
         """Measure a call."""
         record = CallRecord(call, row.path)
         if row is GENERATE:
