@@ -24,7 +24,7 @@ from low_rank import make_adapter
 
 TOKENS = (
     "op\none tenant=ann\ntwo tenant=bob\nspare tenant=ann\nfew tenant=eve tokens_per_minute=60\n"
-    "tight tenant=tim tokens_per_minute=60 max_models=1\n"
+    "tight tenant=tim tokens_per_minute=60 max_models=1\nsmall tenant=sue max_memory_bytes=1e9\n"
 )
 
 
@@ -195,6 +195,31 @@ async def test_a_tenant_loads_as_many_models_as_it_may(models: ModelServiceStub)
     await models.LoadModel(load("more"), **by("one"))
     await models.UnloadModel(model_pb2.UnloadModelRequest(name="mine"), **by("tight"))
     await models.LoadModel(load("more"), **by("tight"))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [{"kv_cache_memory_bytes": 2**50}, {"kv_offload_bytes": 2**50}, {"kv_cache_memory_bytes": 2**37}],
+)
+async def test_models_of_a_tenant_take_no_more_memory_than_it_may(
+    gateway: Gateway, models: ModelServiceStub, engine: dict[str, int]
+) -> None:
+    assert gateway.tenants.named("ann").max_memory_bytes < 2**37
+    request = model_pb2.LoadModelRequest(name="huge", source="tiny", engine=model_pb2.EngineConfig(**engine))
+    async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "max_memory_bytes"):
+        await models.LoadModel(request, **by("one"))
+    assert await names(models, "one") == ["tiny"]
+
+
+async def test_the_memory_of_all_models_and_engines_of_a_tenant_counts(models: ModelServiceStub) -> None:
+    await models.LoadModel(load("first"), **by("small"))
+    async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "max_memory_bytes"):
+        await models.LoadModel(load("second"), **by("small"))
+    three = model_pb2.ScaleModelRequest(name="first", deployment=model_pb2.DeploymentConfig(replicas=3))
+    async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "max_memory_bytes"):
+        await models.ScaleModel(three, **by("small"))
+    await models.UnloadModel(model_pb2.UnloadModelRequest(name="first"), **by("small"))
+    await models.LoadModel(load("second"), **by("small"))
 
 
 async def test_metrics_of_all_tenants_are_for_admins(gateway: Gateway) -> None:

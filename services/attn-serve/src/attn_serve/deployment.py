@@ -26,6 +26,7 @@ from attn_serve.replica import ModelReplica
 from attn_serve.replica_client import ReplicaClient
 from attn_serve.replica_messages import ReplicaAddress, StateTicket
 from attn_serve.routing import PrefixRouter, block_hashes
+from attn_serve.sources import weight_files
 from attn_serve.streams import EngineLost, Streams
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,6 @@ HEALTH_SECONDS = 2.0
 SHUTDOWN_SECONDS = 30.0
 """How long a replica that is being stopped may take to hand over its requests."""
 MAX_CONTROL_CALLS = 1000
-WEIGHTS = ("*.safetensors", "*.gguf")
 APP_PREFIX = "attn-"
 SERVE_CALLS = threading.Lock()
 """Lock held while a model is deployed: Ray Serve fails if two threads start it, or deploy, at the same time."""
@@ -406,11 +406,6 @@ def replicas_for_load(context: Any) -> tuple[int, dict[str, Any]]:
     wanted = math.ceil(requests / config.target_ongoing_requests)
     least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
     return max(least, min(most, wanted)), {}
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The weight files in a model's folder."""
-    return [path for pattern in WEIGHTS for path in folder.glob(pattern)]
 
 
 def replica_bytes(folder: Path, config: EngineConfig) -> int:

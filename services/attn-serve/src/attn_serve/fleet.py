@@ -25,7 +25,7 @@ from attn_models.lora.files import base_of, is_adapter
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState, Prompt
 
 from attn_serve.engine_client import EngineClient
-from attn_serve.sources import ModelSources
+from attn_serve.sources import ModelSources, engines_bytes, require_memory
 from attn_serve.versions import base_name, conversation_key, new_shares, pick, shares_wanted
 
 log = logging.getLogger(__name__)
@@ -204,7 +204,8 @@ class Fleet:
 
         `tenant` owns the model; without one, all tenants may use it. If the source is an adapter, it is loaded on
         `base_model`, a model that serves; by default the one that the adapter names, or the only one. A version gets
-        the share `traffic` of the requests for its model; by default none if other versions serve.
+        the share `traffic` of the requests for its model; by default none if other versions serve. Raises
+        `OutOfCapacity` if the models of the tenant would take more memory than the caller may use.
         """
         require_name(name)
         if traffic is not None:
@@ -219,7 +220,9 @@ class Fleet:
             config = config if is_adapter(folder) else await self._with_draft(config, tenant)
             known = self._taken(name, owner)
             if known is None:
-                making = (deployment or DeploymentConfig(), base_model, tenant)
+                deployment = deployment or DeploymentConfig()
+                require_memory(engines_bytes(folder, config, deployment), self._taken_bytes(owner))
+                making = (deployment, base_model, tenant)
                 model = self._made(name, source or name, folder, config, *making)
                 model.fingerprint = fingerprint
                 await self._start(model)
@@ -290,7 +293,7 @@ class Fleet:
     async def scale(self, name: str, deployment: DeploymentConfig, tenant: str | None = None) -> ServedModel:
         """Change how many engines serve a model; returns when they do. Running requests are not interrupted.
 
-        Raises `PermissionDenied` if the tenant does not own the model.
+        Raises `PermissionDenied` if the tenant does not own the model, and `OutOfCapacity` as `load`.
         """
         self.engine(name, tenant)
         model = self._changeable(name, tenant, "scaling")
@@ -299,6 +302,7 @@ class Fleet:
         if model.base is not None:
             raise InvalidValue.of("name", name, f"{model.base.name!r}, the model that the adapter is loaded on")
         deployment = rescaled(model.deployment, deployment)
+        require_memory(engines_bytes(model.folder, model.config, deployment), self._taken_bytes(model.owner, name))
         if not await model.engine.scale(deployment):
             # A single engine in an actor of its own is replaced by a deployment.
             engine = self._make(engine_name(model.owner, name), model.folder, model.config, deployment)
@@ -412,6 +416,11 @@ class Fleet:
     def owned(self, owner: str) -> set[str]:
         """The names of the models that a tenant owns, without those that failed."""
         return {name for (each, name) in self._models if each == owner and self._taken(name, owner)}
+
+    def _taken_bytes(self, owner: str, but: str = "") -> int:
+        """The memory of the models of an owner, without the one named `but`."""
+        models = [model for (whose, name), model in self._models.items() if whose == owner and name != but]
+        return sum(engines_bytes(model.folder, model.config, model.deployment) for model in models)
 
     def _taken(self, name: str, owner: str) -> ServedModel | None:
         """The model under a name, of this owner or available to all tenants, unless it has failed."""

@@ -7,11 +7,14 @@ import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from attn_core.errors import InvalidValue, UnknownName
+from attn_core.errors import InvalidValue, OutOfCapacity, UnknownName
+from attn_gateway.call import CALLER
 from attn_host import find_folder
 from attn_host.loading import CONFIGS, path_of
 from attn_models.lora.files import is_adapter
 from attn_models.weights.manifest import file_sha256
+from attn_schema import DeploymentConfig, EngineConfig
+from attn_schema.engine import KV_CACHE_BYTES
 from attn_schema.home import model_folder_name, model_names, models_folder
 from attn_storage import ArtifactStore, ModelRecords, Owners
 
@@ -20,6 +23,8 @@ WAITING = ThreadPoolExecutor(32, thread_name_prefix="attn-sources")
 
 asyncio's own few threads stay free for tokenisation.
 """
+
+WEIGHTS = ("*.safetensors", "*.gguf")
 
 
 class ModelSources:
@@ -71,6 +76,33 @@ class ModelSources:
         owners, models = Owners(self._home, self._records), models_folder(self._home)
         names = model_names(self._home, CONFIGS)
         return {name for name in names if not owners.may_use(models / model_folder_name(name), tenant)}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files in a model's folder; of a GGUF file that file."""
+    return [folder] if folder.is_file() else [path for pattern in WEIGHTS for path in folder.glob(pattern)]
+
+
+def engines_bytes(folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> int:
+    """The memory for the weights and KV caches of all engines of a model, or for the weights of an adapter.
+
+    A KV cache whose size is not given counts with the default of a CPU.
+    """
+    weights = sum(path.stat().st_size for path in weight_files(folder))
+    if is_adapter(folder):
+        return weights
+    cache = KV_CACHE_BYTES if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
+    return (weights + cache + config.kv_offload_bytes) * deployment.together.at_first
+
+
+def require_memory(wanted: int, taken: int) -> None:
+    """Raise `OutOfCapacity` if the caller's models may not take `wanted` bytes more than the `taken` ones."""
+    caller = CALLER.get()
+    most = None if caller is None else caller.max_memory_bytes
+    if most is not None and taken + wanted > most:
+        text = f"{wanted} bytes for weights and KV caches, besides {taken} of other models of this tenant"
+        text = f"{text}, exceed its limit max_memory_bytes={most:g}"
+        raise OutOfCapacity(text, limit="max_memory_bytes", allowed=f"{most:g}")
 
 
 def fingerprint_of(folder: Path) -> str:
