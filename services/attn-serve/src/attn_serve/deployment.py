@@ -9,11 +9,12 @@ import logging
 import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable
+from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable, UserError
 from attn_engine.host import PromptTokenizer, TextTask
 from attn_engine.host.ranks import require_tensor_parallel
 from attn_gateway import ReplicaTls
@@ -21,6 +22,7 @@ from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus
 from attn_models.tokenizers import Tokenizer
 from attn_schema import DeploymentConfig, EngineConfig, EngineStats, ModelInfo, ReplicaStats
 
+from attn_serve.adapter_folders import AdapterFolders
 from attn_serve.rank_actors import actor_environment, with_threads
 from attn_serve.replica import ModelReplica
 from attn_serve.replica_client import ReplicaClient
@@ -70,7 +72,9 @@ class DeploymentBackend:
         self._handle: Any = None
         self._watcher: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        self._adapters: dict[str, Path] = {}
+        self._adapters = AdapterFolders()
+        self._refused: AttnError | None = None
+        """Why no replica that was started last could load the model, such as that its files have changed."""
         self._tokenizer: PromptTokenizer | None = None
         self._joined = self._deployed = False
         self._wake_requested = False
@@ -147,7 +151,7 @@ class DeploymentBackend:
 
     def forget_adapter(self, name: str) -> None:
         """Stop loading an adapter on new replicas, because another gateway has unloaded it."""
-        self._adapters.pop(name, None)
+        self._adapters.remove(name)
 
     async def release(self, shutdown_timeout: float) -> None:
         """Like `stop`, but keep the deployment if other gateways use its replicas."""
@@ -179,13 +183,15 @@ class DeploymentBackend:
         """Load or unload an adapter on all replicas; those that start later load the adapters registered by then."""
         await asyncio.gather(*(replica.call(method, name, *folder) for replica in self._replicas.values()))
         if method == "load_adapter":
-            self._adapters[name] = folder[0]
+            await self._adapters.add(name, folder[0])
         else:
-            self._adapters.pop(name, None)
+            self._adapters.remove(name)
 
     def _choose(self, blocks: Sequence[bytes], without: Collection[str] = ()) -> ReplicaClient:
         free = {name: one for name, one in self._replicas.items() if not one.draining and name not in without}
         loads = {name: replica.load for name, replica in free.items()}
+        if not loads and self._refused is not None:
+            raise self._refused
         if not loads:
             self._wake_requested = True
             self._changed.set()
@@ -194,6 +200,7 @@ class DeploymentBackend:
 
     async def submit(self, task: TextTask, ticket: StateTicket | None = None) -> None:
         """Submit a task to a suitable replica, with a ticket for the state of its prompt if there is one."""
+        self._adapters.require_unchanged(task.adapter)
         replica = self.choose_for(task)
         self._replica_of_task[task.id] = replica
         await replica.submit(task, ticket)
@@ -231,8 +238,11 @@ class DeploymentBackend:
             self._changed.clear()
             try:
                 await self._connect(await self._addresses())
+                self._refused = None
                 if self._wake_requested and not self.replicas:
                     await self._wake()
+            except UserError as error:
+                self._refused = error
             except Exception as error:  # noqa: BLE001 - Ray has many; those of a control plane that is busy pass
                 log.warning("replicas of %s: %s", self._name, error)
                 await asyncio.sleep(POLL_SECONDS)
@@ -273,8 +283,7 @@ class DeploymentBackend:
             replica = ReplicaClient(address, self._streams, self._lost, self._tls)
             try:
                 await replica.connect()
-                for name, folder in self._adapters.items():
-                    await replica.call("load_adapter", name, folder)
+                await self._adapters.load_into(partial(replica.call, "load_adapter"))
             except AttnError as error:
                 log.warning("replica %s is not used: %s", address.id, error.message)
                 await replica.close()

@@ -223,7 +223,7 @@ class Fleet:
                 deployment = deployment or DeploymentConfig()
                 require_memory(engines_bytes(folder, config, deployment), self._taken_bytes(owner))
                 making = (deployment, base_model, tenant)
-                model = self._made(name, source or name, folder, config, *making)
+                model = self._made(name, source or name, folder, config.replace(fingerprint=fingerprint), *making)
                 model.fingerprint = fingerprint
                 await self._start(model)
                 self._share(model, traffic)
@@ -361,7 +361,7 @@ class Fleet:
         if known is None:
             return False
         config = await self._with_draft(one.config, None)
-        if (known.info.source, known.config) != (one.source, config):
+        if (known.info.source, known.config.replace(fingerprint="")) != (one.source, config):
             allowed = "those that it is served with; unload it first, or use a version NAME@VERSION"
             raise InvalidValue.of(f"models.{name}", "another source or engine", allowed)
         if known.deployment != one.deployment and not one.deployment.deployed:

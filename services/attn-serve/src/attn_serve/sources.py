@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from attn_engine.host.loading import CONFIGS, path_of
 from attn_gateway.call import CALLER
 from attn_gateway.records import ArtifactStore, ModelRecords, Owners
 from attn_models.lora.files import is_adapter
-from attn_models.weights.manifest import file_sha256
+from attn_models.weights.manifest import fingerprint
 from attn_schema import DeploymentConfig, EngineConfig
 from attn_schema.engine import KV_CACHE_BYTES
 from attn_schema.home import model_folder_name, model_names, models_folder
@@ -40,8 +39,8 @@ class ModelSources:
 
     @staticmethod
     async def fingerprint(folder: Path) -> str:
-        """What `fingerprint_of` returns, without blocking the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(WAITING, fingerprint_of, folder)
+        """The fingerprint of a folder's files, without blocking the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(WAITING, fingerprint, folder)
 
     async def find(self, source: str, tenant: str | None = None) -> Path:
         """The folder for a name that this tenant may use, or for an absolute path; tenant None is an admin.
@@ -103,18 +102,3 @@ def require_memory(wanted: int, taken: int) -> None:
         text = f"{wanted} bytes for weights and KV caches, besides {taken} of other models of this tenant"
         text = f"{text}, exceed its limit max_memory_bytes={most:g}"
         raise OutOfCapacity(text, limit="max_memory_bytes", allowed=f"{most:g}")
-
-
-def fingerprint_of(folder: Path) -> str:
-    """A text that changes with the files of a model folder; empty if the folder is gone.
-
-    Of an adapter's files it is the content that counts. Those of a model may be large: their sizes and times count.
-    """
-    contents = is_adapter(folder)
-    digest = hashlib.sha256()
-    files = sorted(path for path in folder.glob("*") if path.is_file())
-    for path in files:
-        found = path.stat()
-        digest.update(f"{path.name}\0{found.st_size}\0".encode())
-        digest.update((file_sha256(path) if contents else str(found.st_mtime_ns)).encode())
-    return digest.hexdigest() if files else ""
