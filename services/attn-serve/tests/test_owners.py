@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from asking_inference import ask, refused
 from attn.v1 import common_pb2, inference_pb2, model_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
-from attn_core.errors import InvalidValue, PermissionDenied, Unauthenticated, UnknownName
+from attn_core.errors import AlreadyExists, InvalidValue, PermissionDenied, Unauthenticated, UnknownName
 from attn_gateway import Gateway, GatewaySettings, read_tenants, serving
 from attn_gateway.interceptors.limits import Limits, TenantUse
 from attn_gateway.records import ArtifactStore, Database, ModelRecord, ModelRecords
+from attn_models.weights.manifest import fingerprint
+from attn_schema import EngineConfig
+from attn_serve.fleet import Fleet
 from attn_serve.sources import ModelSources
 from low_rank import make_adapter
 
@@ -272,6 +276,28 @@ async def test_every_name_and_link_of_a_tenants_model_is_hidden_from_others(home
             with pytest.raises(UnknownName):
                 await sources.find(name, "bob")
         assert await sources.find("tiny", "bob") == home / "models" / "tiny"
+
+
+async def test_an_artifact_published_anew_is_never_taken_for_the_one_that_is_served(
+    home: Path, tmp_path: Path, inference: Any
+) -> None:
+    for name in ("tiny", "tiny-linear"):
+        shutil.copytree(home / "models" / name, tmp_path / name)
+    store = ArtifactStore(f"file://{tmp_path}/store", tmp_path / "cache")
+    with Database(f"sqlite:///{tmp_path}/records.sqlite3") as database:
+        records = ModelRecords(database)
+        records.record(ModelRecord("trained", "", artifact="trained"))
+        fleet = Fleet(ModelSources(tmp_path / "home", records, store), inference._make)
+        store.publish("trained", tmp_path / "tiny", "ann")
+        first = await fleet.load("trained", "", EngineConfig(num_threads=1))
+        assert await fleet.load("trained", "", EngineConfig(num_threads=1)) is first
+        store.publish("trained", tmp_path / "tiny-linear", "ann")
+        with pytest.raises(AlreadyExists):
+            await fleet.load("trained", "", EngineConfig(num_threads=1))
+        assert fingerprint(first.folder) == first.fingerprint, "what is served stays as it is"
+        await fleet.unload("trained", 0)
+        assert (await fleet.load("trained", "", EngineConfig(num_threads=1))).info.mechanisms != first.info.mechanisms
+        await fleet.stop(0)
 
 
 async def test_trained_models_are_found_by_their_owner_on_any_machine(home: Path, tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ class Fleet:
                 return model
         if known.info.source != (source or name):
             raise served_from(name, known.info.source)
-        if known.fingerprint and await self._sources.fingerprint(known.folder) not in {"", known.fingerprint}:
+        if known.fingerprint and await self._sources.current(source or name, tenant) not in {"", known.fingerprint}:
             raise AlreadyExists(f"the files of {name!r} have changed since it was loaded; unload it first", name=name)
         await known.ready.wait()
         return self.find(name, known.owner or None)

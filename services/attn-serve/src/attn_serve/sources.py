@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from attn_core.errors import InvalidValue, OutOfCapacity, UnknownName
+from attn_core.errors import InvalidValue, OutOfCapacity, Unavailable, UnknownName, UserError
 from attn_engine.host import find_folder
 from attn_engine.host.loading import CONFIGS, path_of
 from attn_gateway.call import CALLER
@@ -57,6 +57,13 @@ class ModelSources:
         if isinstance(found, Path) or self._artifacts is None:
             return Path(found)
         return await asyncio.get_running_loop().run_in_executor(WAITING, self._artifacts.fetch, found)
+
+    async def current(self, source: str, tenant: str | None = None) -> str:
+        """The fingerprint of the files that `find` would return now; empty if it finds none."""
+        try:
+            return await self.fingerprint(await self.find(source, tenant))
+        except (UserError, Unavailable):
+            return ""
 
     def _found(self, source: str, tenant: str | None) -> Path | str:
         """The folder on this machine, or else the artefact that holds it."""
