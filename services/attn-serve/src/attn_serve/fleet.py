@@ -173,7 +173,7 @@ class Fleet:
         return self.find(name, tenant).now()
 
     async def publish(self) -> None:
-        """Publish changes to other gateways; does nothing here, as only this server serves these models."""
+        """Record changes of models; does nothing here, where models end with the server."""
 
     def choose(self, name: str, prompt: Prompt, tenant: str | None = None) -> ServedModel:
         """The version of a model that serves a request; raises as `engine`."""
