@@ -144,28 +144,19 @@ class DeploymentBackend:
         """The process ids of the replicas that accept tasks, for monitoring or killing the processes."""
         return [replica.address.pid for replica in self._replicas.values() if not replica.draining]
 
-    def adopt(self, deployment: DeploymentConfig) -> None:
-        """Use the deployment config that another gateway has set when it changed the number of replicas."""
-        self._deployment = deployment
-        self._changed.set()
-
-    def forget_adapter(self, name: str) -> None:
-        """Stop loading an adapter on new replicas, because another gateway has unloaded it."""
-        self._adapters.remove(name)
-
     async def release(self, shutdown_timeout: float) -> None:
         """Like `stop`, but keep the deployment if other gateways use its replicas."""
         others = any(replica.gateways > 1 for replica in self._replicas.values())
-        await self.leave(shutdown_timeout)
+        await self._leave(shutdown_timeout)
         if not others:
             await asyncio.to_thread(self._delete)
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Let running tasks finish, then delete the deployment."""
-        await self.leave(shutdown_timeout)
+        await self._leave(shutdown_timeout)
         await asyncio.to_thread(self._delete)
 
-    async def leave(self, shutdown_timeout: float) -> None:
+    async def _leave(self, shutdown_timeout: float) -> None:
         """Let running tasks finish and disconnect from the replicas, without deleting the deployment."""
         end = asyncio.get_running_loop().time() + shutdown_timeout
         self._handle = None

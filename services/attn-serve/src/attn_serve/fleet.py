@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,14 +25,9 @@ from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState, P
 
 from attn_serve.engine_client import EngineClient
 from attn_serve.sources import ModelSources, engines_bytes, require_memory
-from attn_serve.versions import base_name, conversation_key, new_shares, pick, shares_wanted
+from attn_serve.versions import base_name, conversation_key, new_shares, pick, require_name, shares_wanted
 
 log = logging.getLogger(__name__)
-
-ALLOWED_NAMES = (
-    "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters; or NAME@VERSION"
-)
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9._-]{1,64})?")
 
 EngineMaker = Callable[[str, Path, EngineConfig, DeploymentConfig], EngineClient]
 """Creates the client of an engine, not yet started, for a model's name, folder, engine and deployment config."""
@@ -48,12 +42,6 @@ IDLE_SECONDS = 2.0
 def engine_name(owner: str, name: str) -> str:
     """A name for the engine that is unique across the owners of models and adapters."""
     return f"{owner}.{name}" if owner else name
-
-
-def require_name(name: str, field: str = "name") -> None:
-    """Raise `InvalidValue` for an invalid model name."""
-    if not NAME.fullmatch(name):
-        raise InvalidValue.of(field, name, ALLOWED_NAMES)
 
 
 def served_from(name: str, source: str) -> AlreadyExists:

@@ -20,8 +20,9 @@ from attn_gateway.records import Database, ServedModels
 from attn_gateway.records import ServedModel as Record
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 
-from attn_serve.fleet import EngineMaker, Fleet, ServedModel, require_name
+from attn_serve.fleet import EngineMaker, Fleet, ServedModel
 from attn_serve.sources import ModelSources
+from attn_serve.versions import require_name
 
 log = logging.getLogger(__name__)
 
@@ -211,8 +212,14 @@ class RecordedFleet(Fleet):
         await self._database.write(self._records.put, record)
 
     def _fail(self, record: Record, detail: str) -> None:
-        state = {"state": ModelState.FAILED, "state_detail": detail, "load_time": datetime.now(UTC)}
-        self._failed[record.key] = ModelInfo(name=record.name, source=record.source, base_model=record.base, **state)
+        self._failed[record.key] = ModelInfo(
+            name=record.name,
+            source=record.source,
+            base_model=record.base,
+            state=ModelState.FAILED,
+            state_detail=detail,
+            load_time=datetime.now(UTC),
+        )
 
     def _failures(self, tenant: str | None) -> dict[Key, ModelInfo]:
         """The failed models that the tenant may see, and that have not been loaded since."""
