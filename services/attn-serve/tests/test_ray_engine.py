@@ -61,6 +61,7 @@ async def eventually(engine: EngineClient) -> str:
     pytest.fail("the engine did not come back")
 
 
+@pytest.mark.ray
 @pytest.mark.asyncio(loop_scope="module")
 class TestRayEngine:
     """One cluster for all."""

@@ -1,6 +1,6 @@
 """A fleet whose models outlive the server: what calls have loaded is recorded, and loaded again at the next start.
 
-See docs/decisions/0021-loaded-models-outlive-a-server.md and 0022-gateways-do-not-follow-one-another.md.
+See docs/decisions/0021-loaded-models-outlive-a-server.md and 0023-gateways-do-not-follow-one-another.md.
 """
 
 from __future__ import annotations
