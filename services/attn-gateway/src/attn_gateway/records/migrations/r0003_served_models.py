@@ -8,16 +8,18 @@ from alembic import op
 revision = "0003"
 down_revision = "0002"
 
-KEY = ("place", "owner", "name")
-TEXTS = ("source", "base", "engine", "deployment")
-
 
 def upgrade() -> None:
     """Create the table."""
     op.create_table(
         "served_models",
-        *(sa.Column(name, sa.Text, primary_key=True) for name in KEY),
-        *(sa.Column(name, sa.Text, nullable=False) for name in TEXTS),
+        sa.Column("place", sa.Text, primary_key=True),
+        sa.Column("owner", sa.Text, primary_key=True),
+        sa.Column("name", sa.Text, primary_key=True),
+        sa.Column("source", sa.Text, nullable=False),
+        sa.Column("base", sa.Text, nullable=False),
+        sa.Column("engine", sa.Text, nullable=False),
+        sa.Column("deployment", sa.Text, nullable=False),
         sa.Column("traffic", sa.Double, nullable=False),
         sa.Column("serving", sa.Integer, nullable=False),
     )
