@@ -1,4 +1,7 @@
-"""Add the models that calls have loaded, so that a server loads them again when it is started again."""
+"""Add the models that calls have loaded, so that a server loads them again when it is started again.
+
+A model is known by its server's place, its owner and its name; how it was loaded is JSON.
+"""
 
 from __future__ import annotations
 
