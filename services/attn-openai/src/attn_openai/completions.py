@@ -18,7 +18,6 @@ from attn_schema import (
     EmbedRequest,
     GenerateRequest,
     ModelInfo,
-    ModelState,
     OutputDelta,
     Prompt,
     ScoreRequest,
@@ -305,8 +304,7 @@ def model_of(info: ModelInfo) -> dict[str, Any]:
 async def models(caller: HttpCaller) -> dict[str, Any]:
     """All models that this server serves."""
     listed = await caller.unary(LIST_MODELS, ListModelsRequest(page_size=PAGE_SIZE))
-    here = [info for info in listed.models if info.state is not ModelState.ELSEWHERE]
-    return {"object": "list", "data": [model_of(info) for info in here]}
+    return {"object": "list", "data": [model_of(info) for info in listed.models]}
 
 
 async def tokenize(values: dict[str, Any], caller: HttpCaller) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from attn_schema.methods import (
 from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
 from attn_serve.refusals import RequestSize, estimated_tokens, most_new_tokens
+from attn_serve.sources import MOST_BYTES
 from attn_serve.versions import base_name
 
 DEFAULT_SHUTDOWN_TIMEOUT = 30.0
@@ -151,6 +152,7 @@ class ModelHandlers:
     async def load_model(self, request: LoadModelRequest, call: Call) -> LoadModelResponse:
         """Load a model and return when it serves: for all tenants if an admin calls, else for the caller's tenant."""
         sees = call.caller.sees
+        MOST_BYTES.set(call.caller.max_memory_bytes)
         with self._within_limit(call.caller, request.name):
             model = await self._fleet.load(
                 request.name,
@@ -185,6 +187,7 @@ class ModelHandlers:
 
     async def scale_model(self, request: ScaleModelRequest, call: Call) -> ScaleModelResponse:
         """Change how many engines serve a model."""
+        MOST_BYTES.set(call.caller.max_memory_bytes)
         model = await self._fleet.scale(request.name, request.deployment, call.caller.sees)
         return ScaleModelResponse(model=model.now())
 

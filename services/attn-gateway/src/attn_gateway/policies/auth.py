@@ -38,8 +38,10 @@ class BearerToken:
         found = self._tenants.of(authorization_in(metadata))
         if found is None:
             raise Unauthenticated(REFUSAL)
-        most = None if found.is_admin else found.max_models
-        return Caller(tenant=found.name, owner=found.name, is_admin=found.is_admin, max_models=most)
+        if found.is_admin:
+            return Caller(tenant=found.name, owner=found.name, is_admin=True)
+        limits = {"max_models": found.max_models, "max_memory_bytes": found.max_memory_bytes}
+        return Caller(tenant=found.name, owner=found.name, is_admin=False, **limits)
 
     @asynccontextmanager
     async def __call__(self, _: Row, call: Call) -> AsyncIterator[None]:
