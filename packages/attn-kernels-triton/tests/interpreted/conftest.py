@@ -44,8 +44,7 @@ if INTERPRETED:
     @pytest.fixture
     def few_processors(monkeypatch):
         """An interpreter's time goes by programs, and there are as many as processors are to be kept busy."""
-        for module in ("bucket", "mixed"):
-            monkeypatch.setattr(f"attn_kernels_triton.paged.{module}.processors", lambda _: 6)
+        monkeypatch.setattr("attn_kernels_triton.paged.step.processors", lambda _: 6)
 
     @pytest.fixture
     def programs(monkeypatch):
