@@ -35,7 +35,7 @@ class TritonPaged(PagedAttendKernel):
 
     name = "triton_paged"
     summary = "attention over a paged KV cache on a GPU, for decoding and prompt chunks, also in int8 and int4"
-    graph_queries = None
+    graph_queries: ClassVar[int | None] = None
     accepts: ClassVar[Mapping[str, Condition]] = {
         "score": OneOf("scaled_dot", "dot"),
         "modifiers": MODIFIERS,
