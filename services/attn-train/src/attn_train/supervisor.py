@@ -20,11 +20,11 @@ from attn_train.attempt import (
     Backend,
     Failed,
     Finished,
-    GoesOn,
     Heartbeat,
     Lost,
     Message,
     Outcome,
+    Resumed,
     Stalled,
     Stopped,
     TrainingStarted,
@@ -62,7 +62,7 @@ class SupervisorSettings:
 CHECK_NOW = None
 SERVER_STOPS = "the server is shutting down; the job continues when it starts again"
 
-Recorded: TypeAlias = TrainingStarted | Metrics | Checkpoint | LogLine | Stalled | GoesOn
+Recorded: TypeAlias = TrainingStarted | Metrics | Checkpoint | LogLine | Stalled | Resumed
 """The messages of a worker that are recorded."""
 Result = TypeVar("Result")
 
@@ -135,7 +135,7 @@ class Supervisor:
             self._store.begin(self.job_id, attempt, message.step, message.checkpoint)
         elif isinstance(message, Stalled):
             self._store.stall(self.job_id, attempt, message.error)
-        elif isinstance(message, GoesOn):
+        elif isinstance(message, Resumed):
             self._store.go_on(self.job_id, attempt)
         else:
             self._store.append(self.job_id, attempt, [message])
