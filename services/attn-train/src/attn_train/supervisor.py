@@ -43,7 +43,7 @@ class SupervisorSettings:
 
     `poll` is the interval in seconds between reads of the record. A worker that was asked to stop is killed after
     `shutdown_timeout` seconds; one that sends nothing for `stall_timeout` seconds is killed and replaced. On a CUDA
-    device, a worker reserves `gpus` of a GPU in Ray, such as 1 or 0.5. `database` is the URL of the records; None means
+    device, a worker takes `gpus` of a GPU, such as 1 or 0.5. `database` is the URL of the records; None means
     that of the environment or home. With `artifacts`, a URL, checkpoints are kept there, and finished models are
     published there for servers on other machines. With `log_to` "wandb", metrics are also written to a W&B run.
     """

@@ -18,7 +18,7 @@ from attn.v1 import training_pb2 as pb
 from attn.v1.training_pb2_grpc import TrainingServiceStub
 from attn_core.errors import MissingPackage
 from attn_gateway import Cluster, ClusterSettings, serving
-from attn_storage import Database, database_url
+from attn_gateway.records import Database, database_url
 from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
 from attn_train.store import JobStore
