@@ -35,7 +35,7 @@ def attn_commands() -> list[Command]:
         Command(
             name="data",
             summary="Prepare training data that does not fit into memory, and inspect it.",
-            target="attn_train.prepared.command:app",
+            target="attn_train.data.token_shards.command:app",
         ),
         Command(
             name="evaluate",

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 from attn_core.errors import InvalidValue, UserError
 from attn_models.tokenizers import Tokenizer
-from attn_train.prepared import prepare as preparation
-from attn_train.prepared.pools import processes
-from attn_train.prepared.shards import PreparedData
+from attn_train.data.token_shards import prepare as preparation
+from attn_train.data.token_shards.pools import processes
+from attn_train.data.token_shards.shards import PreparedData
 from pyarrow import ipc, parquet
 
 
@@ -121,8 +121,8 @@ KILLED = """
 import sys
 from pathlib import Path
 from attn_schema.prepared import PrepareConfig
-from attn_train.prepared.pools import inline
-from attn_train.prepared.prepare import Request, prepare
+from attn_train.data.token_shards.pools import inline
+from attn_train.data.token_shards.prepare import Request, prepare
 data, tokenizer, out = sys.argv[1:]
 request = Request([data], PrepareConfig(tokenizer=tokenizer, validation_fraction=0.2), {}, 1500)
 def tell(done, units, tokens):
