@@ -9,7 +9,7 @@ from attn_core.errors import InvalidValue, KernelRefused, UnknownName
 from attn_core.kernels import dispatch
 from attn_core.kernels.attend import AttendKernel, AttendProblem, attend_problem
 from attn_core.kernels.base import Anything, AtMost, Kernel, MultipleOf, OneOf, Problem
-from attn_core.kernels.dispatch import KernelTable, Replaceable, choose, explain
+from attn_core.kernels.dispatch import Operation, Replaceable, choose, explain
 from attn_core.modifiers import Alibi
 from attn_core.plugins.registry import Registry
 from attn_core.scores import General
@@ -218,14 +218,14 @@ def test_an_operator_that_the_chip_cannot_run_is_replaced_for_all_later_calls_of
         operator.run("large", lambda: 1 // 0, lambda: 0)
 
 
-def test_a_kernel_that_is_left_out_of_a_table_is_chosen_for_no_call():
+def test_a_kernel_that_is_left_out_of_a_operation_is_chosen_for_no_call():
     registry = Registry("kernel")
     for name, price in (("slow", 0.9), ("quick", 0.1)):
         registry.register(kernel(name, price), "tests")
-    table = KernelTable(registry, AttendKernel, lambda *_: AttendProblem())
-    assert table.require().name == "quick"
-    table.leave_out("quick")
-    assert table.require().name == "slow"
-    assert table.find("another").name == "slow"
-    table.leave_out("slow")
-    assert table.find() is None
+    operation = Operation(registry, AttendKernel, lambda **_: AttendProblem())
+    assert operation.require().name == "quick"
+    operation.leave_out("quick")
+    assert operation.require().name == "slow"
+    assert operation.find(padded=True).name == "slow"
+    operation.leave_out("slow")
+    assert operation.find() is None

@@ -15,11 +15,10 @@ from attn_core.graph_safety import plans_on_the_host
 from attn_core.kernels.attend import (
     LATENT,
     PagedAttendKernel,
-    PagedAttendProblem,
     PagedAttentionInputs,
     paged_problem,
 )
-from attn_core.kernels.dispatch import KernelTable
+from attn_core.kernels.dispatch import Operation
 from torch import Tensor
 
 PLAIN, CODED = ("plain",), ("int8", "int4")
@@ -55,7 +54,9 @@ class PagedPlan:
     def __init__(self, spec: AttentionSpec, *, latent: bool = False) -> None:
         self.spec = spec
         self._forms: Mapping[str, str] = {"plain": LATENT} if latent else {form: form for form in (*PLAIN, *CODED)}
-        self._table = KernelTable(installed().kernels, PagedAttendKernel, partial(_problem, spec))
+        self._operation: Operation[Any] = Operation(
+            installed().kernels, PagedAttendKernel, partial(paged_problem, spec)
+        )
 
     def reach(self, query: Tensor, view: Any) -> Reached | None:
         """The rows of a view in place, for queries of this dtype and device; None if no kernel reads them in place.
@@ -79,16 +80,16 @@ class PagedPlan:
     def run(self, operands: PagedAttentionInputs) -> Tensor | None:
         """The output of the cheapest kernel that runs on this chip; None if there is none."""
         call = self._call(operands.query, operands.rows.form)
-        return self._table.run_below(call, lambda kernel: kernel.run(self.spec, operands))
+        return self._operation.run(lambda kernel: kernel.run(self.spec, operands), **call)
 
     def kernel(self, query: Tensor, form: str) -> PagedAttendKernel | None:
         """The kernel for queries of this dtype and device over rows of this form, or None."""
-        if form not in self._forms or not self._table.kernels:
+        if form not in self._forms or not self._operation.kernels:
             return None
-        return self._table.find(*self._call(query, form))
+        return self._operation.find(**self._call(query, form))
 
-    def _call(self, query: Tensor, form: str) -> tuple[torch.dtype, str, str]:
-        return query.dtype, query.device.type, self._forms[form]
+    def _call(self, query: Tensor, form: str) -> dict[str, Any]:
+        return {"dtype": query.dtype, "device": query.device.type, "rows": self._forms[form]}
 
 
 def reads(kernel: PagedAttendKernel, rows: RowsInPlace | None) -> bool:
@@ -96,7 +97,3 @@ def reads(kernel: PagedAttendKernel, rows: RowsInPlace | None) -> bool:
     if isinstance(rows, StaticMixedRows):
         return kernel.static_mixed
     return kernel.static or not isinstance(rows, StaticRows)
-
-
-def _problem(spec: AttentionSpec, dtype: torch.dtype, device: str, rows: str) -> PagedAttendProblem:
-    return paged_problem(spec, dtype=str(dtype).removeprefix("torch."), device=device, rows=rows)

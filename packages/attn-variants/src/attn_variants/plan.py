@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, installed
-from attn_core.kernels.attend import AttendKernel, AttendProblem, attend_problem, named_spec, replaceable_spec, texts
-from attn_core.kernels.dispatch import KernelTable, say_once
+from attn_core.kernels.attend import AttendKernel, attend_problem, named_spec, replaceable_spec, texts
+from attn_core.kernels.dispatch import Operation, say_once
 from torch import Tensor
 
 from attn_variants.kernels.attend import MANY_KEYS, BlockSparse
@@ -20,15 +20,6 @@ ALL_SEEN = frozenset({"full", "causal"})
 COMPILED = 4096
 """The number of queries and keys for which the kernel of a compiled graph, which serves all lengths, is chosen."""
 
-VARLEN = True
-"""The last item of the key of a call whose sequences hold several documents."""
-
-Flags = tuple[bool, bool, bool, bool, bool]
-"""Whether there are gradients, padding, given positions (of queries or keys), given key positions, and dropout."""
-
-Lengths = tuple[int, int]
-"""The numbers of queries and keys, rounded up to powers of two; zeros if they do not matter."""
-
 
 class KernelPlan:
     """The kernels of one spec. With `name` only that kernel is used, and calls it does not support raise."""
@@ -36,7 +27,8 @@ class KernelPlan:
     def __init__(self, spec: AttentionSpec, name: str | None = None) -> None:
         self.spec = spec
         self.name = name
-        self._table = KernelTable(installed().kernels, AttendKernel, partial(_problem, spec), name)
+        describe = partial(attend_problem, spec)
+        self._operation: Operation[Any] = Operation(installed().kernels, AttendKernel, describe, name)
         self._cautioned: set[tuple[Any, ...]] = set()
         self._without: dict[str, KernelPlan] = {}
 
@@ -68,29 +60,43 @@ class KernelPlan:
                 apart: Tensor = uncompiled(self.run, operands)
                 return apart
             return torch.cat([operands.query.new_empty(no_rows(operands)), *map(self.run, texts(operands))], dim=1)
-        query = operands.query
-        kv_unordered = operands.key_positions is not None
-        has_positions = kv_unordered or operands.query_positions is not None
-        padded, drops = has_positions or operands.key_padding_mask is not None, operands.dropout is not None
-        flags = torch.is_grad_enabled(), padded, has_positions, kv_unordered, drops
-        if kv_unordered or (self.spec.mask.kind in ALL_SEEN and device == "cpu"):
-            lengths = (0, 0)
-        elif torch.compiler.is_compiling():
-            lengths = (COMPILED, COMPILED)
-        else:
-            lengths = (rounded(query.shape[1]), rounded(operands.key.shape[1]))
-        call = query.dtype, device, flags, lengths
+        call = self._call(operands)
         if torch.compiler.is_compiling():
-            return self._compiled(self._table.require(*call), spec, operands)
-        if operands.key.shape[1] > MANY_KEYS:
+            return self._compiled(self._operation.require(**call), spec, operands)
+        if operands.key.shape[1] > MANY_KEYS and self.name is None:
             self._caution(call, operands.key.shape[1])
-        return self._table.run(call, lambda kernel: kernel.run(spec, operands))
+        out: Tensor | None = self._operation.run(lambda kernel: kernel.run(spec, operands), **call)
+        if out is None:
+            self._operation.refuse(**call)
+        return out
+
+    def _call(self, operands: AttentionInputs) -> dict[str, Any]:
+        """The fields of `AttendProblem` for a call; lengths are powers of two, or 0 if they do not matter."""
+        device, kv_unordered = operands.query.device.type, operands.key_positions is not None
+        has_positions = kv_unordered or operands.query_positions is not None
+        if kv_unordered or (self.spec.mask.kind in ALL_SEEN and device == "cpu"):
+            queries = keys = 0
+        elif torch.compiler.is_compiling():
+            queries = keys = COMPILED
+        else:
+            queries, keys = rounded(operands.query.shape[1]), rounded(operands.key.shape[1])
+        return {
+            "dtype": operands.query.dtype,
+            "device": device,
+            "gradients": torch.is_grad_enabled(),
+            "padded": has_positions or operands.key_padding_mask is not None,
+            "has_positions": has_positions,
+            "kv_unordered": kv_unordered,
+            "dropout": operands.dropout is not None,
+            "queries": queries,
+            "keys": keys,
+        }
 
     def run_without(self, operands: AttentionInputs, kernel: str) -> Tensor:
         """Like `run`, but without the kernel of this name."""
         if kernel not in self._without:
             self._without[kernel] = KernelPlan(self.spec)
-            self._without[kernel]._table.leave_out(kernel)  # noqa: SLF001 -- of this class
+            self._without[kernel]._operation.leave_out(kernel)  # noqa: SLF001 -- of this class
         return self._without[kernel].run(operands)
 
     def _compiled(self, kernel: AttendKernel, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
@@ -103,26 +109,30 @@ class KernelPlan:
             return attend(spec, names, operands)
         return kernel.run_in_graph(spec, self.spec_name() if spec is self.spec else "", operands)
 
-    def _caution(self, call: tuple[Any, ...], keys: int) -> None:
-        """Log, once, the remark of the kernel chosen for a call over many keys, unless it was chosen by name."""
-        if self.name is not None or call in self._cautioned:
-            return
-        self._cautioned.add(call)
-        kernel = self._table.require(*call)
-        if remark := kernel.remark(dataclasses.replace(_problem(self.spec, *call), keys=keys)):
-            say_once(remark)
+    def _caution(self, call: dict[str, Any], keys: int) -> None:
+        """Log, once, the remark of the kernel chosen for a call over many keys."""
+        kind = tuple(call.items())
+        if kind not in self._cautioned:
+            self._cautioned.add(kind)
+            kernel = self._operation.require(**call)
+            if remark := kernel.remark(self._operation.problem(**call | {"keys": keys})):
+                say_once(remark)
 
     def run_together(self, operands: AttentionInputs, spec: AttentionSpec | None = None) -> Tensor | None:
         """The output for several documents in one call of the cheapest kernel that supports it, or of the kernel
         named by this plan; None if there is none."""
-        query = operands.query
-        padded, drops = operands.key_padding_mask is not None, operands.dropout is not None
-        flags = torch.is_grad_enabled(), padded, False, False, drops
-        call = query.dtype, query.device.type, flags, (0, 0), VARLEN
+        call = {
+            "dtype": operands.query.dtype,
+            "device": operands.query.device.type,
+            "gradients": torch.is_grad_enabled(),
+            "padded": operands.key_padding_mask is not None,
+            "dropout": operands.dropout is not None,
+            "varlen": True,
+        }
         if torch.compiler.is_compiling():
-            kernel = self._table.find(*call)
+            kernel = self._operation.find(**call)
             return None if kernel is None else self._compiled(kernel, spec or self.spec, operands)
-        return self._table.run_below(call, lambda kernel: kernel.run(spec or self.spec, operands))
+        return self._operation.run(lambda kernel: kernel.run(spec or self.spec, operands), **call)
 
     def spec_name(self) -> str:
         """The name under which compiled graphs refer to the spec; "" if it has none.
@@ -135,30 +145,6 @@ class KernelPlan:
         from attn_variants.compute.block_sparse.compiled import named
 
         return named(self.spec.mask)
-
-
-def _problem(
-    spec: AttentionSpec,
-    dtype: torch.dtype,
-    device: str,
-    flags: Flags,
-    lengths: Lengths,
-    varlen: bool = False,  # noqa: FBT001, FBT002 -- part of a key
-) -> AttendProblem:
-    gradients, padded, has_positions, kv_unordered, drops = flags
-    return attend_problem(
-        spec,
-        dtype=str(dtype).removeprefix("torch."),
-        device=device,
-        gradients=gradients,
-        padded=padded,
-        has_positions=has_positions,
-        kv_unordered=kv_unordered,
-        dropout=drops,
-        varlen=varlen,
-        queries=lengths[0],
-        keys=lengths[1],
-    )
 
 
 def of_one_type(operands: AttentionInputs, dtype: torch.dtype) -> AttentionInputs:
@@ -179,6 +165,6 @@ def rounded(length: int) -> int:
     return 1 << (length - 1).bit_length() if length else 0
 
 
-# torch.compile calls these while tracing and keeps their results as constants, as for `KernelTable.index`.
+# torch.compile calls these while tracing and keeps their results as constants, as for `Operation.index`.
 KernelPlan.spec_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
 KernelPlan.masks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001

@@ -60,11 +60,11 @@ def test_graphs_are_priced_for_long_sequences(monkeypatch):
     heads = Heads(query=1, key_value=1, key_size=8, value_size=8)
     plan, asked = KernelPlan(AttentionSpec(heads=heads, mask=Window(left=2))), []
 
-    def require(dtype, device, flags, lengths):
-        asked.append(lengths)
+    def require(queries, keys, **_others):
+        asked.append((queries, keys))
         return installed().kernels.get("plain")
 
-    monkeypatch.setattr(plan._table, "require", require)
+    monkeypatch.setattr(plan._operation, "require", require)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     plan.run(AttentionInputs(query=rows, key=rows, value=rows))
     assert asked == [(COMPILED, COMPILED)]

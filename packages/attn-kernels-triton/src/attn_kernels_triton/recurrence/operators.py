@@ -37,7 +37,7 @@ def by_chunks(steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, 
 def dispatcher() -> RecurrenceDispatcher:
     """The dispatcher that chooses the next kernel, without this one."""
     found = RecurrenceDispatcher(installed().kernels)
-    found.table.leave_out(OPERATOR.kernel)
+    found.operation.leave_out(OPERATOR.kernel)
     return found
 
 
