@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from attn_client import AsyncClient, ClientSettings
-from attn_host import TextTask
+from attn_engine.host import TextTask
 from attn_schema import EngineConfig, Prompt, SamplingParams
 from attn_serve.engine_client import EngineClient
 from attn_serve.in_process import InProcessBackend

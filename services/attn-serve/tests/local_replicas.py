@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from attn_engine.host import open_host
 from attn_gateway import ReplicaTls
-from attn_host import open_host
 from attn_schema import DeploymentConfig, EngineConfig
 from attn_serve.deployment import DeploymentBackend
 from attn_serve.disaggregation import DisaggregatedBackend

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from attn_host import TextTask
+from attn_engine.host import TextTask
 from attn_schema import Prompt, SamplingParams, ScoringParams, StructuredOutput
 from attn_serve.deployment import DeploymentBackend
 from attn_serve.engine_client import EngineClient

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from attn_core.errors import DeadlineExceeded, InvalidValue, Unavailable
+from attn_engine.host import EmbedTask, TextTask
 from attn_gateway import Cluster, ClusterSettings
 from attn_gateway.ray_gpus import known_gpus
-from attn_host import EmbedTask, TextTask
 from attn_schema import AttentionMapsRequest, EngineConfig, Prompt, SamplingParams, ScoringParams
 from attn_serve.engine_client import EngineClient
 from attn_serve.in_process import InProcessBackend

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from attn_core.errors import cleaning_up
-from attn_host import EmbedTask, TextTask
+from attn_engine.host import EmbedTask, TextTask
 from attn_schema import (
     AttentionMap,
     AttentionMapsRequest,
@@ -39,7 +39,7 @@ class Backend(Protocol):
         ...
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `attn_host.ModelHost` and return its result."""
+        """Call a method of `attn_engine.host.ModelHost` and return its result."""
         ...
 
     async def stop(self, shutdown_timeout: float) -> None:

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from attn_core.errors import Unavailable
 from attn_engine import RequestOutput
-from attn_host import ModelHost, Preparation, open_host
+from attn_engine.host import ModelHost, Preparation, open_host
 from attn_schema import EngineConfig, ModelInfo
 
 from attn_serve.streams import Streams

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias, cast
 import msgspec
 from attn_core.errors import AttnError, Unavailable, cleaning_up
 from attn_engine import RequestOutput
+from attn_engine.host import ModelHost, PromptTokenizer, open_host
+from attn_engine.host.ranks import require_tensor_parallel
 from attn_gateway.gc_heap import freeze_gc_heap
 from attn_gateway.ray_gpus import gpu_request, known_gpus, require_free
-from attn_host import ModelHost, PromptTokenizer, open_host
-from attn_host.ranks import require_tensor_parallel
 from attn_models.tokenizers import Tokenizer
 from attn_schema import EngineConfig, ModelInfo, OutputDelta
 

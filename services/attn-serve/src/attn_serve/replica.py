@@ -20,9 +20,9 @@ import grpc
 import grpc.aio
 from attn_core.errors import AttnError, InternalError, Unavailable, cleaning_up
 from attn_engine import PromptState, RequestOutput
+from attn_engine.host import ModelHost, TextTask, open_host
 from attn_gateway import ReplicaTls
 from attn_gateway.gc_heap import freeze_gc_heap
-from attn_host import ModelHost, TextTask, open_host
 from attn_schema import EngineConfig
 
 from attn_serve import replica_messages as messages

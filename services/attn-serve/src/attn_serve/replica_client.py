@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
+from attn_engine.host import TextTask
 from attn_gateway import ReplicaTls
-from attn_host import TextTask
 from attn_schema import EngineStats
 
 from attn_serve import replica_messages as messages

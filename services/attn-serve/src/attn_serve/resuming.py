@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 
-from attn_host import TextTask
+from attn_engine.host import TextTask
 from attn_schema import OutputDelta, SamplingParams
 from attn_schema.resuming import StreamProgress, seeded
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
 from attn_core.errors import AttnError, Unavailable, cleaning_up
 from attn_engine import RequestOutput
-from attn_host import TextTask
+from attn_engine.host import TextTask
 from attn_schema import OutputDelta
 
 
