@@ -1,4 +1,4 @@
-"""A program that the chip cannot compile is found by the operator of a graph, where another kernel computes."""
+"""A program that the chip cannot compile is found when its kernel is chosen for a graph, where another computes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from attn_core.kernels import dispatch
 from attn_core.kernels.recurrence import RecurrenceDispatcher
 from attn_core.modifiers import Alibi, T5Bias
 from attn_kernels_triton import launch
-from attn_kernels_triton.attention import operators as attention
 from attn_kernels_triton.attention.attend import attend
 from attn_kernels_triton.launch import Launch
-from attn_kernels_triton.recurrence import operators as recurrence
 from attn_kernels_triton.recurrence.compute import by_chunks
 from attn_variants.plan import KernelPlan
 from calls import Call, results
@@ -55,8 +53,6 @@ def refused(monkeypatch, caplog):
     torch._dynamo.reset()
     with caplog.at_level(logging.WARNING):
         yield refuse
-    for operator in (attention.OPERATOR, recurrence.OPERATOR):
-        operator.forget()
 
 
 def compiled(backend="aot_eager"):

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, installed
-from attn_core.kernels.attend import AttendKernel, attend_problem, named_spec, replaceable_spec, texts
+from attn_core.kernels.attend import AttendKernel, Varlen, attend_problem, named_spec, texts
 from attn_core.kernels.dispatch import Operation, say_once
 from torch import Tensor
 
+from attn_variants.compute.dropout import new_dropout
 from attn_variants.kernels.attend import MANY_KEYS, BlockSparse
 
 ALL_SEEN = frozenset({"full", "causal"})
@@ -21,6 +22,10 @@ COMPILED = 4096
 """The number of queries and keys for which the kernel of a compiled graph, which serves all lengths, is chosen."""
 
 
+TRIAL = 128
+"""The number of tokens of a trial: as many as the largest tiles of kernels have."""
+
+
 class KernelPlan:
     """The kernels of one spec. With `name` only that kernel is used, and calls it does not support raise."""
 
@@ -28,9 +33,10 @@ class KernelPlan:
         self.spec = spec
         self.name = name
         describe = partial(attend_problem, spec)
-        self._operation: Operation[Any] = Operation(installed().kernels, AttendKernel, describe, name)
+        self._operation: Operation[Any] = Operation(
+            installed().kernels, AttendKernel, describe, name, partial(trial, spec)
+        )
         self._cautioned: set[tuple[Any, ...]] = set()
-        self._without: dict[str, KernelPlan] = {}
 
     def __reduce__(self) -> Any:
         """Copied and pickled as a new plan of the same spec."""
@@ -92,13 +98,6 @@ class KernelPlan:
             "keys": keys,
         }
 
-    def run_without(self, operands: AttentionInputs, kernel: str) -> Tensor:
-        """Like `run`, but without the kernel of this name."""
-        if kernel not in self._without:
-            self._without[kernel] = KernelPlan(self.spec)
-            self._without[kernel]._operation.leave_out(kernel)  # noqa: SLF001 -- of this class
-        return self._without[kernel].run(operands)
-
     def _compiled(self, kernel: AttendKernel, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """Run a kernel while torch.compile traces."""
         if kernel.name == BlockSparse.name:
@@ -121,7 +120,7 @@ class KernelPlan:
     def run_together(self, operands: AttentionInputs, spec: AttentionSpec | None = None) -> Tensor | None:
         """The output for several documents in one call of the cheapest kernel that supports it, or of the kernel
         named by this plan; None if there is none."""
-        call = {
+        call: dict[str, Any] = {
             "dtype": operands.query.dtype,
             "device": operands.query.device.type,
             "gradients": torch.is_grad_enabled(),
@@ -135,16 +134,39 @@ class KernelPlan:
         return self._operation.run(lambda kernel: kernel.run(spec or self.spec, operands), **call)
 
     def spec_name(self) -> str:
-        """The name under which compiled graphs refer to the spec; "" if it has none.
-
-        Unless the plan names a kernel, another one replaces a kernel that this chip cannot run."""
-        return named_spec(self.spec) if self.name else replaceable_spec(self.spec, self.run_without)
+        """The name under which compiled graphs refer to the spec; "" if it has none."""
+        return named_spec(self.spec)
 
     def masks(self) -> str:
         """The name under which compiled graphs refer to the mask of the spec."""
         from attn_variants.compute.block_sparse.compiled import named
 
         return named(self.spec.mask)
+
+
+def trial(spec: AttentionSpec, kernel: AttendKernel, **call: Any) -> None:
+    """Run a kernel, and its backward pass if there are gradients, on zeros of `TRIAL` tokens of this kind of call."""
+
+    def zeros(*shape: int) -> Tensor:
+        dtype, device = call["dtype"], call["device"]
+        return torch.zeros(shape, dtype=dtype, device=device, requires_grad=call["gradients"])
+
+    heads, positions = spec.heads, torch.arange(TRIAL, device=call["device"])[None]
+    inputs = AttentionInputs(
+        query=zeros(1, TRIAL, heads.query, heads.key_size),
+        key=zeros(1, TRIAL, heads.key_value, heads.key_size),
+        value=zeros(1, TRIAL, heads.key_value, heads.value_size),
+        query_positions=positions if call.get("has_positions") else None,
+        key_positions=positions if call.get("kv_unordered") else None,
+        key_padding_mask=positions >= 0 if call["padded"] else None,
+        parameters={name: zeros(*shape) for name, shape in spec.weights.items()},
+        varlen=Varlen.of([TRIAL]) if call.get("varlen") else None,
+        dropout=new_dropout(0.5) if call["dropout"] else None,
+    )
+    with torch.set_grad_enabled(call["gradients"]):
+        out = kernel.run(spec, inputs)
+        if out.requires_grad:
+            torch.autograd.backward(out.sum())
 
 
 def of_one_type(operands: AttentionInputs, dtype: torch.dtype) -> AttentionInputs:

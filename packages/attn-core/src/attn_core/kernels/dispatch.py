@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -89,48 +90,6 @@ def say_once(text: str) -> None:
         log.warning("%s", text)
 
 
-def say_replaced(kernel: str, why: str) -> None:
-    """Warn once that this device cannot run a kernel, so that another kernel is used."""
-    say_once(f"kernel {kernel} cannot run on this device, the next one is used instead: {why}")
-
-
-class Replaceable:
-    """An operator of compiled graphs that runs one kernel, or the next one on a device that cannot run the first.
-
-    A graph is compiled before its kernels run, so that the operator has to detect this. `kind` in `run` identifies a
-    kind of call, the same in the forward and the backward pass: after a first failure, all later calls of the kind use
-    the next kernel, because its results lack what the first kernel's backward pass reads.
-    """
-
-    def __init__(self, kernel: str, unsupported: Callable[[Exception], str | None]) -> None:
-        self.kernel = kernel
-        self.unsupported = unsupported
-        self._replaced: set[Hashable] = set()
-
-    def run(self, kind: Hashable, compute: Callable[[], Result], replace: Callable[[], Result] | None) -> Result:
-        """The result of `compute`, or, if its error means that this device cannot run the kernel, of `replace`.
-
-        The replacement is logged once. Other errors are raised, and all errors if `replace` is None, as for a kernel
-        that was selected by name.
-        """
-        if replace is None:
-            return compute()
-        if kind not in self._replaced:
-            try:
-                return compute()
-            except Exception as error:
-                why = self.unsupported(error)
-                if why is None:
-                    raise
-            self._replaced.add(kind)
-            say_replaced(self.kernel, why)
-        return replace()
-
-    def forget(self) -> None:
-        """Clear the recorded failures, so that the kernel is tried again for calls of every kind."""
-        self._replaced.clear()
-
-
 NONE = -1
 """The index that stands for no kernel."""
 
@@ -141,8 +100,10 @@ class Operation(Generic[K]):
     `kernel_class` is the class of the operation's kernels. A kind of call is given by keywords, hashable fields from
     which `describe` makes the problem, by default `kernel_class.problem`; a `dtype` may be one of the tensor library.
     `name` selects one kernel; a name of none raises `UnknownName`. A layer keeps an operation and queries it in every
-    call: the problem is made and the kernels are compared only for the first call of a kind. It may be used while
-    torch.compile traces.
+    call: the problem is made and the kernels are compared only for the first call of a kind.
+
+    It may be used while torch.compile traces. A graph is compiled before its kernels run: so that a kernel which this
+    device cannot run is found when it is chosen, `trial` then runs it on a small call of the given fields.
     """
 
     def __init__(
@@ -151,11 +112,13 @@ class Operation(Generic[K]):
         kernel_class: Callable[..., K],
         describe: Callable[..., Problem] | None = None,
         name: str | None = None,
+        trial: Callable[..., None] | None = None,
     ) -> None:
         self.registry = registry
         kind: Any = kernel_class  # a class, which may be abstract: type[K] would be refused
         self.kernel_class = kernel_class
         self.describe: Callable[..., Problem] = describe or kind.problem
+        self.trial = trial
         selected = list(registry) if name is None else [registry.get(name)]
         self.name = None if name is None else selected[0].name
         self.kernels: tuple[K, ...] = tuple(kernel for kernel in selected if isinstance(kernel, kind))
@@ -164,7 +127,7 @@ class Operation(Generic[K]):
 
     def __reduce__(self) -> Any:
         """Copied and pickled as a new operation of the same registry; choices and failures belong to this process."""
-        return Operation, (self.registry, self.kernel_class, self.describe, self.name)
+        return Operation, (self.registry, self.kernel_class, self.describe, self.name, self.trial)
 
     @property
     def able(self) -> bool:
@@ -212,23 +175,32 @@ class Operation(Generic[K]):
         """Do not choose this kernel again for this kind of call; logs once that it is replaced, and `why`."""
         kind = tuple(call.items())
         self._failed.setdefault(kind, set()).add(kernel.name)
-        self._chosen = {key: index for key, index in self._chosen.items() if key[1:] != kind}
+        self._chosen = {key: index for key, index in self._chosen.items() if key[2:] != kind}
         say_once(f"kernel {kernel.name} cannot run on this device, the next one is used instead: {why}")
-
-    def leave_out(self, name: str) -> None:
-        """Remove the kernel of this name, for all kinds of calls."""
-        self.kernels = tuple(kernel for kernel in self.kernels if kernel.name != name)
-        self._chosen.clear()
 
     def index(self, below: float, **call: Any) -> int:
         """The index of the chosen kernel in `kernels`, or `NONE`."""
-        key = (below, *call.items())
-        index = self._chosen.get(key)
-        if index is None:
+        compiling = self.trial is not None and sys.modules["torch"].compiler.is_compiling()
+        key = (below, compiling, *call.items())
+        while key not in self._chosen:
             best = next(iter(self.verdicts(**call)), None)
             acceptable = best is not None and best.cost is not None and best.cost < below
-            index = self._chosen[key] = self.kernels.index(best.kernel) if acceptable and best is not None else NONE
-        return index
+            self._chosen[key] = self.kernels.index(best.kernel) if acceptable and best is not None else NONE
+            why = self.failure(best.kernel, **call) if compiling and acceptable and best is not None else None
+            if why is not None and best is not None:
+                self.exclude(best.kernel, why, **call)
+        return self._chosen[key]
+
+    def failure(self, kernel: K, **call: Any) -> str | None:
+        """Why this device cannot run a kernel, by a trial; None if it can, and for errors with another meaning, which
+        are left to the call itself."""
+        if self.trial is None or self.name or type(kernel).unsupported is Kernel.unsupported:
+            return None
+        try:
+            self.trial(kernel, **call)
+        except Exception as error:  # noqa: BLE001 -- a kernel may raise anything
+            return kernel.unsupported(error)
+        return None
 
     def verdicts(self, **call: Any) -> list[Verdict[K]]:
         """The verdict, as from `explain`, of every kernel that has not failed to run calls of this kind."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -140,11 +141,9 @@ class RecurrenceKernel(Kernel[RecurrenceProblem]):
         `before`.
         """
 
-    def run_replaceable(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-        """Like `run`, for a kernel that was not selected by name: an operator of a compiled graph, which runs it later,
-        may use the next kernel if this device cannot run it."""
-        return self.run(steps, before, chunk)
 
+TRIAL = 64
+"""The number of tokens of a trial."""
 
 NARROW = 2
 """Bytes of a 16-bit element."""
@@ -158,7 +157,7 @@ class RecurrenceDispatcher:
 
     def __init__(self, kernels: Registry[Kernel[Any]], name: str | None = None) -> None:
         self.name = name
-        self.operation: Operation[Any] = Operation(kernels, RecurrenceKernel, name=name)
+        self.operation: Operation[Any] = Operation(kernels, RecurrenceKernel, name=name, trial=_trial)
 
     def run(self, steps: Steps, before: Tensor | None, chunk: int, computed: Any = None) -> tuple[Tensor, Tensor]:
         """Outputs and memory, see `RecurrenceKernel.run`; raises `KernelRefused` where no kernel accepts.
@@ -194,16 +193,13 @@ class RecurrenceDispatcher:
         call = _call(steps, before, single=single)
         if computed is not None and computed.itemsize == NARROW and not single:
             mixed = self.operation.run(
-                lambda kernel: self._run(kernel, steps.narrowed(computed), before, chunk) if kernel.mixes else None,
+                lambda kernel: kernel.run(steps.narrowed(computed), before, chunk) if kernel.mixes else None,
                 below,
                 **call | {"dtype": computed},
             )
             if mixed is not None:
                 return mixed[0].to(steps.value.dtype), mixed[1]
-        return self.operation.run(lambda kernel: self._run(kernel, steps, before, chunk), below, **call)
-
-    def _run(self, kernel: RecurrenceKernel, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-        return (kernel.run if self.name else kernel.run_replaceable)(steps, before, chunk)
+        return self.operation.run(lambda kernel: kernel.run(steps, before, chunk), below, **call)
 
     def _refused(self) -> KernelRefused:
         refusal = f"kernel {self.name!r} does not compute" if self.name else "no installed kernel computes"
@@ -225,3 +221,27 @@ def _call(steps: Steps, before: Tensor | None, *, single: bool) -> dict[str, Any
         "device": value.device.type,
         "tokens": int(single),
     }
+
+
+def _trial(kernel: RecurrenceKernel, **call: Any) -> None:
+    """Run a kernel, and its backward pass if there are gradients, on zeros of `TRIAL` tokens of this kind of call."""
+    torch: Any = sys.modules["torch"]  # loaded by the caller; the contract itself needs no tensor library
+    narrow = call["dtype"]
+    wide = torch.float32 if kernel.mixes else narrow
+
+    def rows(size: int | None, dtype: Any) -> Any:
+        sizes = (1, call["tokens"] or TRIAL, call["query_heads"], *(() if size is None else (size,)))
+        return torch.zeros(sizes, dtype=dtype, device=call["device"], requires_grad=call["gradients"])
+
+    channels = {"none": None, "head": 1, "channel": call["key_size"]}[call["decay"]]
+    steps = Steps(
+        rows(call["key_size"], narrow),
+        rows(call["key_size"], narrow),
+        rows(call["value_size"], narrow),
+        None if channels is None else rows(channels, wide),
+        rows(None, wide) if call["delta_rule"] else None,
+    )
+    with torch.set_grad_enabled(call["gradients"]):
+        out, after = kernel.run(steps, None, TRIAL)
+        if call["gradients"]:
+            torch.autograd.backward(out.sum() + after.sum())
