@@ -11,7 +11,7 @@ from attn_core import AttentionInputs
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from attn_variants.compute.kept import in_trace
+from attn_variants.compute.constants import in_trace
 
 _warm: set[tuple[Hashable, ...]] = set()
 

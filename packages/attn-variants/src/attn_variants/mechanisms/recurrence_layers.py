@@ -22,7 +22,7 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from attn_variants.layer_utils import (
+from attn_variants.attention.projections import (
     QUERY_KEY_VALUE,
     JointProjection,
     by_heads,

@@ -1,14 +1,29 @@
-"""The choice of the kernel that computes a spec, made once per kind of call."""
+"""The choice of the kernels that compute a spec, on whole sequences and on a cache in place: once per kind of call."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from attn_core import AttentionInputs, AttentionSpec, installed
-from attn_core.kernels.attend import AttendKernel, Varlen, attend_problem, named_spec, texts
+from attn_core import AttentionInputs, AttentionSpec, RaggedBatch, installed
+from attn_core.batch import RowsInPlace, StaticMixedRows, StaticRows
+from attn_core.errors import NotGraphSafe
+from attn_core.graph_safety import plans_on_the_host
+from attn_core.kernels.attend import (
+    LATENT,
+    AttendKernel,
+    PagedAttendKernel,
+    PagedAttentionInputs,
+    Varlen,
+    attend_problem,
+    named_spec,
+    paged_problem,
+    texts,
+)
 from attn_core.kernels.dispatch import Operation, say_once
 from torch import Tensor
 
@@ -26,7 +41,7 @@ TRIAL = 128
 """The number of tokens of a trial: as many as the largest tiles of kernels have."""
 
 
-class KernelPlan:
+class AttentionKernels:
     """The kernels of one spec. With `name` only that kernel is used, and calls it does not support raise."""
 
     def __init__(self, spec: AttentionSpec, name: str | None = None) -> None:
@@ -39,15 +54,15 @@ class KernelPlan:
         self._cautioned: set[tuple[Any, ...]] = set()
 
     def __reduce__(self) -> Any:
-        """Copied and pickled as a new plan of the same spec."""
-        return KernelPlan, (self.spec, self.name)
+        """Copied and pickled as a new choice for the same spec."""
+        return AttentionKernels, (self.spec, self.name)
 
     def run(self, operands: AttentionInputs, spec: AttentionSpec | None = None) -> Tensor:
         """Compute the output [batch, query, heads, value_size] by the chosen kernel.
 
         Documents packed end to end (varlen) that no kernel computes in one call are computed one by one. `spec`, which
-        may differ from the plan's own in tensors only, is computed in its place; see `tensor_masks.without_tensors`.
-        Raises `KernelRefused` if the plan's kernel does not support the call.
+        may differ from the own one in tensors only, is computed in its place; see `tensor_masks.without_tensors`.
+        Raises `KernelRefused` if the kernel called `name` does not support the call.
         """
         spec = spec or self.spec
         device = operands.query.device.type
@@ -119,7 +134,7 @@ class KernelPlan:
 
     def run_together(self, operands: AttentionInputs, spec: AttentionSpec | None = None) -> Tensor | None:
         """The output for several documents in one call of the cheapest kernel that supports it, or of the kernel
-        named by this plan; None if there is none."""
+        called `name`; None if there is none."""
         call: dict[str, Any] = {
             "dtype": operands.query.dtype,
             "device": operands.query.device.type,
@@ -187,6 +202,84 @@ def rounded(length: int) -> int:
     return 1 << (length - 1).bit_length() if length else 0
 
 
+PLAIN, CODED = ("plain",), ("int8", "int4")
+"""The forms of rows that the methods `in_place` and `coded_in_place` of a view return; see `RowsInPlace`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InPlaceAttention:
+    """Rows of a cache that a kernel can read in place, and the kernels of the spec."""
+
+    kernels: PagedKernels
+    rows: RowsInPlace
+
+    def attend(
+        self, query: Tensor, batch: RaggedBatch, parameters: Mapping[str, Tensor], requests: Iterable[int]
+    ) -> Tensor | None:
+        """Outputs [tokens, heads, value_size] of queries [tokens, heads, key_size], defined for these requests only.
+
+        All rows of the step must already be in the cache. None, with one log message, if no kernel runs on this chip.
+        """
+        operands = PagedAttentionInputs(
+            query=query, batch=batch, rows=self.rows, requests=tuple(requests), parameters=parameters
+        )
+        return self.kernels.run(operands)
+
+
+class PagedKernels:
+    """The paged attention kernels for one spec; if none supports it, rows are gathered instead.
+
+    `latent` is True for the cached rows of latent attention (MLA).
+    """
+
+    def __init__(self, spec: AttentionSpec, *, latent: bool = False) -> None:
+        self.spec = spec
+        self._forms: Mapping[str, str] = {"plain": LATENT} if latent else {form: form for form in (*PLAIN, *CODED)}
+        self._operation: Operation[Any] = Operation(
+            installed().kernels, PagedAttendKernel, partial(paged_problem, spec)
+        )
+
+    def in_place_attention(self, query: Tensor, view: Any) -> InPlaceAttention | None:
+        """The rows of a view in place, for queries of this dtype and device; None if no kernel reads them in place.
+
+        Raises `NotGraphSafe` if the kernel cannot read them in a step that is recorded as a graph.
+        """
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return None
+        for method, forms in (("in_place", PLAIN), ("coded_in_place", CODED)):
+            # Checked before calling the view, as usually no kernel supports the form.
+            if not any(self.kernel(query, form) for form in forms) or not hasattr(view, method):
+                continue
+            rows: RowsInPlace | None = getattr(view, method)()
+            kernel = None if rows is None else self.kernel(query, rows.form)
+            if kernel is not None and not reads(kernel, rows):
+                raise NotGraphSafe(plans_on_the_host(kernel.name))
+            if rows is not None and kernel is not None:
+                return InPlaceAttention(kernels=self, rows=rows)
+        return None
+
+    def run(self, operands: PagedAttentionInputs) -> Tensor | None:
+        """The output of the cheapest kernel that runs on this chip; None if there is none."""
+        call = self._call(operands.query, operands.rows.form)
+        return self._operation.run(lambda kernel: kernel.run(self.spec, operands), **call)
+
+    def kernel(self, query: Tensor, form: str) -> PagedAttendKernel | None:
+        """The kernel for queries of this dtype and device over rows of this form, or None."""
+        if form not in self._forms or not self._operation.kernels:
+            return None
+        return self._operation.find(**self._call(query, form))
+
+    def _call(self, query: Tensor, form: str) -> dict[str, Any]:
+        return {"dtype": query.dtype, "device": query.device.type, "rows": self._forms[form]}
+
+
+def reads(kernel: PagedAttendKernel, rows: RowsInPlace | None) -> bool:
+    """Whether a kernel can read rows of this class; static rows are those of steps recorded as a graph."""
+    if isinstance(rows, StaticMixedRows):
+        return kernel.static_mixed
+    return kernel.static or not isinstance(rows, StaticRows)
+
+
 # torch.compile calls these while tracing and keeps their results as constants, as for `Operation.index`.
-KernelPlan.spec_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
-KernelPlan.masks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
+AttentionKernels.spec_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
+AttentionKernels.masks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
