@@ -49,6 +49,7 @@ async def text_of(engine: EngineClient, wanted: TextTask) -> str:
     return "".join([delta.text async for delta in engine.generate(wanted)])
 
 
+@pytest.mark.ray
 @pytest.mark.asyncio(loop_scope="module")
 class TestRayEngine:
     """One cluster for all."""

@@ -52,6 +52,7 @@ async def engine(cluster: Cluster, home: Path) -> AsyncIterator[EngineClient]:
     await made.stop(5)
 
 
+@pytest.mark.ray
 @pytest.mark.asyncio(loop_scope="module")
 class TestReplicas:
     """In this order: each leaves two replicas."""

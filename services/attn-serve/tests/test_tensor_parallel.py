@@ -93,6 +93,8 @@ async def survives_a_killed_rank(engine: EngineClient, leader: int, expected: li
     await until(lambda: gone(leader))
 
 
+@pytest.mark.ray
+@pytest.mark.cluster
 @pytest.mark.asyncio(loop_scope="module")
 class TestRanks:
     """One cluster for all."""
@@ -120,7 +122,6 @@ class TestRanks:
         with pytest.raises(InvalidValue, match="tensor_parallel_size: 64 is not allowed; allowed: a divisor"):
             await EngineClient(backend).start()
 
-    @pytest.mark.cluster
     async def test_a_replica_with_ranks_is_replaced_as_a_whole(self, cluster: Cluster, home: Path) -> None:
         folder = home / "models" / "tiny"
         expected = await whole_tokens(folder)

@@ -15,7 +15,7 @@ from attn_gateway import Cluster, ClusterSettings, serving
 from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def process_of(word: str) -> psutil.Process:
