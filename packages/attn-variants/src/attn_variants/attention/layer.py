@@ -45,6 +45,7 @@ class SpecLayer(Projections):
 
     only_spec: ClassVar[bool] = True
     own_positions: ClassVar[bool] = False
+    splits_tokens: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class SpecLayer(Projections):
         heads = spec.heads
         super().__init__(spec, hidden_size=hidden_size, bias=bias, shares_kv=shares_kv, projected=projected)
         self.dropout = dropout
+        self.takes_lengths = not spec.cross
         self.score = part_weights(spec.score, heads, without="key_weight" if shares_kv else None)
         modifiers = {modifier.kind: part_weights(modifier, heads) for modifier in spec.modifiers}
         self.modifiers = nn.ModuleDict({kind: found for kind, found in modifiers.items() if found is not None})

@@ -26,6 +26,7 @@ class LongformerLayer(SpecLayer):
     """A `SpecLayer` around `GlobalAttention` that also accepts different global tokens for each sequence."""
 
     only_spec = False
+    takes_global_tokens = True
 
     def forward(
         self,
