@@ -140,7 +140,7 @@ def test_a_kernel_that_is_chosen_again_after_it_failed_as_in_a_graph_that_is_tra
     unable = Unable(MemoryError())
     of = plan(unable, Anywhere())
     # torch.compile makes a constant of the first choice.
-    monkeypatch.setattr(of.operation, "index", lambda _below, **_call: 0)
+    monkeypatch.setattr(of.operation, "index", lambda _below, _call: 0)
     with pytest.raises(MemoryError):
         read(of)
     assert unable.tried == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -142,12 +142,12 @@ class Operation(Generic[K]):
 
     def find(self, below: float = math.inf, **call: Any) -> K | None:
         """The accepting kernel of the lowest cost; None where all refuse or cost no less than `below`."""
-        index: int = self.index(below, **call)
+        index: int = self.index(below, call)
         return None if index == NONE else self.kernels[index]
 
     def require(self, **call: Any) -> K:
         """The accepting kernel of the lowest cost; raises `KernelRefused` if there is none."""
-        index: int = self.index(math.inf, **call)
+        index: int = self.index(math.inf, call)
         if index == NONE:
             self.refuse(**call)
         return self.kernels[index]
@@ -160,36 +160,37 @@ class Operation(Generic[K]):
         as while torch.compile traces, where the first selection is a constant.
         """
         failed: K | None = None
-        while (kernel := self.find(below, **call)) is not None:
+        while (index := self.index(below, call)) != NONE:
+            kernel = self.kernels[index]
             try:
                 return compute(kernel)
             except Exception as error:
                 why = None if self.name else kernel.unsupported(error)
                 if why is None or kernel is failed:
                     raise
-            self.exclude(kernel, why, **call)
+            self.exclude(kernel, why, call)
             failed = kernel
         return None
 
-    def exclude(self, kernel: K, why: str, **call: Any) -> None:
+    def exclude(self, kernel: K, why: str, call: Mapping[str, Any]) -> None:
         """Do not choose this kernel again for this kind of call; logs once that it is replaced, and `why`."""
-        kind = tuple(call.items())
+        kind = (*call, *call.values())
         self._failed.setdefault(kind, set()).add(kernel.name)
         self._chosen = {key: index for key, index in self._chosen.items() if key[2:] != kind}
         say_once(f"kernel {kernel.name} cannot run on this device, the next one is used instead: {why}")
 
-    def index(self, below: float, **call: Any) -> int:
+    def index(self, below: float, call: Mapping[str, Any]) -> int:
         """The index of the chosen kernel in `kernels`, or `NONE`."""
         compiling = self.trial is not None and sys.modules["torch"].compiler.is_compiling()
-        key = (below, compiling, *call.items())
-        while key not in self._chosen:
+        key = (below, compiling, *call, *call.values())
+        while (index := self._chosen.get(key)) is None:
             best = next(iter(self.verdicts(**call)), None)
             acceptable = best is not None and best.cost is not None and best.cost < below
             self._chosen[key] = self.kernels.index(best.kernel) if acceptable and best is not None else NONE
             why = self.failure(best.kernel, **call) if compiling and acceptable and best is not None else None
             if why is not None and best is not None:
-                self.exclude(best.kernel, why, **call)
-        return self._chosen[key]
+                self.exclude(best.kernel, why, call)
+        return index
 
     def failure(self, kernel: K, **call: Any) -> str | None:
         """Why this device cannot run a kernel, by a trial; None if it can, and for errors with another meaning, which
@@ -204,7 +205,7 @@ class Operation(Generic[K]):
 
     def verdicts(self, **call: Any) -> list[Verdict[K]]:
         """The verdict, as from `explain`, of every kernel that has not failed to run calls of this kind."""
-        failed = self._failed.get(tuple(call.items()), ())
+        failed = self._failed.get((*call, *call.values()), ())
         return explain(
             [kernel for kernel in self.kernels if kernel.name not in failed], self.problem(**call), self.name
         )

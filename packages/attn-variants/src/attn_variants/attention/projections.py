@@ -280,8 +280,6 @@ class Projections(nn.Module):
 
     def project(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, [..., heads, size] of rows [..., tokens, hidden_size]."""
-        if self.joint is None and not self.joint_layers():
-            return self.project_rotated(rows, cos_sin), *self.project_memory(rows, cos_sin)
         query, key, value = self._projected(rows)
         return self._rotated(query, cos_sin), self._rotated(key, cos_sin), value
 
