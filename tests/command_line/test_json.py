@@ -31,7 +31,7 @@ from attn_serve.fleet import Fleet
 from attn_serve.in_process import InProcessBackend
 from attn_serve.servicers import InferenceServicer, ModelServicer
 from attn_serve.sources import ModelSources
-from attn_train.service import InProcessTrainingGrpc
+from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
 
 LAYER = ("--hidden-size", "8", "--num-layers", "1", "--num-heads", "2", "--max-seq-len", "8", "--batch-size", "2")
@@ -66,7 +66,6 @@ CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "reproduce": (ARRAY, ("--list",)),
     "roofline": (OBJECT, ()),
     "show": (OBJECT, ("sliding_window", "--option", "window=4")),
-    "sweep": (ARRAY, ("--vary", "learning_rate=1e-3,1e-2", "--dry-run", "--dataset", "TEXT", *LAYER, "--steps", "2")),
     "top": (OBJECT, ()),
     "train": (LINES, ("--job", "one", "--dataset", "TEXT", "--mechanism", "mha", *LAYER, "--steps", "2")),
 }  # fmt: skip
@@ -123,7 +122,7 @@ class LocalInference:
 
 @asynccontextmanager
 async def served(home: Path) -> AsyncIterator[str]:
-    training = InProcessTrainingGrpc(Cluster(ClusterSettings(home=home)), TrainSettings(data_roots=(home,)))
+    training = TrainingGrpc(Cluster(ClusterSettings(home=home)), TrainSettings(data_roots=(home,)))
     async with serving([LocalInference(home), training], shutdown_timeout=20.0) as gateway:
         yield gateway.address
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from attn_core.errors import DeadlineExceeded, InvalidValue, Unavailable
+from attn_core.errors import DeadlineExceeded, InvalidValue, Unavailable, WrongState
 from attn_engine.host import EmbedTask, TextTask
 from attn_gateway import Cluster, ClusterSettings
 from attn_gateway.ray_gpus import known_gpus
+from attn_models.weights.manifest import fingerprint
 from attn_schema import AttentionMapsRequest, EngineConfig, Prompt, SamplingParams, ScoringParams
 from attn_serve.engine_client import EngineClient
 from attn_serve.in_process import InProcessBackend
@@ -47,6 +49,16 @@ def generation(tokens: int = 24, n: int = 1) -> TextTask:
 
 async def text_of(engine: EngineClient, wanted: TextTask) -> str:
     return "".join([delta.text async for delta in engine.generate(wanted)])
+
+
+async def eventually(engine: EngineClient) -> str:
+    """The answer of an engine that was killed, when it has been started again."""
+    for _ in range(300):
+        try:
+            return await text_of(engine, generation())
+        except Unavailable:
+            await asyncio.sleep(0.1)
+    pytest.fail("the engine did not come back")
 
 
 @pytest.mark.ray
@@ -153,14 +165,29 @@ class TestRayEngine:
         before = await text_of(adapted, generation())
         assert before != await text_of(engine, generation())
         os.kill(await engine.backend.pid(), signal.SIGKILL)
-        for _ in range(300):
-            try:
-                assert await text_of(adapted, generation()) == before
-                break
-            except Unavailable:
-                await asyncio.sleep(0.1)
-        else:
-            pytest.fail("the engine did not come back")
+        assert await eventually(adapted) == before
+        await engine.stop(0)
+
+    async def test_an_engine_that_comes_back_serves_what_was_loaded_or_refuses_it_by_name(
+        self, cluster: Cluster, home: Path, tmp_path: Path
+    ) -> None:
+        """An adapter whose files have changed is refused, and the model goes on; then the model's files change."""
+        shutil.copytree(home / "models" / "tiny", tmp_path / "tiny")
+        for seed, name in enumerate(("fourth", "other")):
+            make_adapter(tmp_path / "tiny", name, seed)
+        config = ONE_THREAD.replace(fingerprint=fingerprint(tmp_path / "tiny"))
+        engine = EngineClient(RayBackend("kept", tmp_path / "tiny", config))
+        await engine.start()
+        adapted = await engine.load_adapter("fourth", tmp_path / "fourth")
+        plain = await text_of(engine, generation())
+        for source, target, again in (("other", "fourth", plain), ("fourth-merged", "tiny", None)):
+            for file in (tmp_path / source).iterdir():
+                (tmp_path / target / file.name).write_bytes(file.read_bytes())
+            os.kill(await engine.backend.pid(), signal.SIGKILL)
+            if again is not None:
+                assert await eventually(engine) == again
+            with pytest.raises(WrongState, match=target):
+                await eventually(adapted if again is not None else engine)
         await engine.stop(0)
 
     async def test_the_streams_of_a_killed_engine_go_on_when_it_is_back(self, cluster: Cluster, home: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attn_core.errors import InvalidValue, Unavailable
+from attn_core.errors import InvalidValue, MissingPackage, Unavailable
 from attn_schema import ClusterConfig, DeploymentConfig, EngineConfig
 from attn_schema.home import home_folder
 
@@ -61,11 +62,14 @@ class ModelToLoad:
 class ClusterSettings:
     """How to reach or start the Ray cluster, and the settings of this installation that services need.
 
-    Without `address` a private cluster is started on this machine, with `cpus` logical CPUs (None: all) and an object
-    store of `object_store_bytes`. `models` are loaded at the start, with the configs `engine` and `deployment`, then
-    the LoRA `adapters` on them. With `replica_tls`, gateways and replicas communicate over TLS.
+    Training jobs run on the cluster with `ray` or an `address`, else as processes of this machine; raises
+    `MissingPackage` if Ray is then not installed. Without `address` a private cluster is started on this machine, with
+    `cpus` logical CPUs (None: all), also those of jobs without Ray, and an object store of `object_store_bytes`.
+    `models` are loaded at the start, with the configs `engine` and `deployment`, then the LoRA `adapters` on them. With
+    `replica_tls`, gateways and replicas communicate over TLS.
     """
 
+    ray: bool = False
     address: str | None = None
     cpus: int | None = None
     object_store_bytes: int = 256 * 2**20
@@ -75,6 +79,23 @@ class ClusterSettings:
     engine: EngineConfig = field(default_factory=EngineConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
     replica_tls: ReplicaTls | None = None
+
+    def __post_init__(self) -> None:
+        if self.uses_ray and not is_installed("ray"):
+            raise MissingPackage.of("ray", "--ray" if self.address is None else "RAY_ADDRESS")
+
+    @property
+    def uses_ray(self) -> bool:
+        """Whether jobs run on Ray, even if this machine is enough for them."""
+        return self.ray or self.address is not None
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 class Cluster:

@@ -9,11 +9,12 @@ import logging
 import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable
+from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable, UserError
 from attn_engine.host import PromptTokenizer, TextTask
 from attn_engine.host.ranks import require_tensor_parallel
 from attn_gateway import ReplicaTls
@@ -21,11 +22,13 @@ from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus
 from attn_models.tokenizers import Tokenizer
 from attn_schema import DeploymentConfig, EngineConfig, EngineStats, ModelInfo, ReplicaStats
 
+from attn_serve.adapter_folders import AdapterFolders
 from attn_serve.rank_actors import actor_environment, with_threads
 from attn_serve.replica import ModelReplica
 from attn_serve.replica_client import ReplicaClient
 from attn_serve.replica_messages import ReplicaAddress, StateTicket
 from attn_serve.routing import PrefixRouter, block_hashes
+from attn_serve.sources import weight_files
 from attn_serve.streams import EngineLost, Streams
 
 log = logging.getLogger(__name__)
@@ -41,7 +44,6 @@ HEALTH_SECONDS = 2.0
 SHUTDOWN_SECONDS = 30.0
 """How long a replica that is being stopped may take to hand over its requests."""
 MAX_CONTROL_CALLS = 1000
-WEIGHTS = ("*.safetensors", "*.gguf")
 APP_PREFIX = "attn-"
 SERVE_CALLS = threading.Lock()
 """Lock held while a model is deployed: Ray Serve fails if two threads start it, or deploy, at the same time."""
@@ -70,7 +72,9 @@ class DeploymentBackend:
         self._handle: Any = None
         self._watcher: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        self._adapters: dict[str, Path] = {}
+        self._adapters = AdapterFolders()
+        self._refused: AttnError | None = None
+        """Why no replica that was started last could load the model, such as that its files have changed."""
         self._tokenizer: PromptTokenizer | None = None
         self._joined = self._deployed = False
         self._wake_requested = False
@@ -140,28 +144,19 @@ class DeploymentBackend:
         """The process ids of the replicas that accept tasks, for monitoring or killing the processes."""
         return [replica.address.pid for replica in self._replicas.values() if not replica.draining]
 
-    def adopt(self, deployment: DeploymentConfig) -> None:
-        """Use the deployment config that another gateway has set when it changed the number of replicas."""
-        self._deployment = deployment
-        self._changed.set()
-
-    def forget_adapter(self, name: str) -> None:
-        """Stop loading an adapter on new replicas, because another gateway has unloaded it."""
-        self._adapters.pop(name, None)
-
     async def release(self, shutdown_timeout: float) -> None:
         """Like `stop`, but keep the deployment if other gateways use its replicas."""
         others = any(replica.gateways > 1 for replica in self._replicas.values())
-        await self.leave(shutdown_timeout)
+        await self._leave(shutdown_timeout)
         if not others:
             await asyncio.to_thread(self._delete)
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Let running tasks finish, then delete the deployment."""
-        await self.leave(shutdown_timeout)
+        await self._leave(shutdown_timeout)
         await asyncio.to_thread(self._delete)
 
-    async def leave(self, shutdown_timeout: float) -> None:
+    async def _leave(self, shutdown_timeout: float) -> None:
         """Let running tasks finish and disconnect from the replicas, without deleting the deployment."""
         end = asyncio.get_running_loop().time() + shutdown_timeout
         self._handle = None
@@ -179,13 +174,15 @@ class DeploymentBackend:
         """Load or unload an adapter on all replicas; those that start later load the adapters registered by then."""
         await asyncio.gather(*(replica.call(method, name, *folder) for replica in self._replicas.values()))
         if method == "load_adapter":
-            self._adapters[name] = folder[0]
+            await self._adapters.add(name, folder[0])
         else:
-            self._adapters.pop(name, None)
+            self._adapters.remove(name)
 
     def _choose(self, blocks: Sequence[bytes], without: Collection[str] = ()) -> ReplicaClient:
         free = {name: one for name, one in self._replicas.items() if not one.draining and name not in without}
         loads = {name: replica.load for name, replica in free.items()}
+        if not loads and self._refused is not None:
+            raise self._refused
         if not loads:
             self._wake_requested = True
             self._changed.set()
@@ -194,6 +191,7 @@ class DeploymentBackend:
 
     async def submit(self, task: TextTask, ticket: StateTicket | None = None) -> None:
         """Submit a task to a suitable replica, with a ticket for the state of its prompt if there is one."""
+        self._adapters.require_unchanged(task.adapter)
         replica = self.choose_for(task)
         self._replica_of_task[task.id] = replica
         await replica.submit(task, ticket)
@@ -231,8 +229,11 @@ class DeploymentBackend:
             self._changed.clear()
             try:
                 await self._connect(await self._addresses())
+                self._refused = None
                 if self._wake_requested and not self.replicas:
                     await self._wake()
+            except UserError as error:
+                self._refused = error
             except Exception as error:  # noqa: BLE001 - Ray has many; those of a control plane that is busy pass
                 log.warning("replicas of %s: %s", self._name, error)
                 await asyncio.sleep(POLL_SECONDS)
@@ -273,8 +274,7 @@ class DeploymentBackend:
             replica = ReplicaClient(address, self._streams, self._lost, self._tls)
             try:
                 await replica.connect()
-                for name, folder in self._adapters.items():
-                    await replica.call("load_adapter", name, folder)
+                await self._adapters.load_into(partial(replica.call, "load_adapter"))
             except AttnError as error:
                 log.warning("replica %s is not used: %s", address.id, error.message)
                 await replica.close()
@@ -406,11 +406,6 @@ def replicas_for_load(context: Any) -> tuple[int, dict[str, Any]]:
     wanted = math.ceil(requests / config.target_ongoing_requests)
     least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
     return max(least, min(most, wanted)), {}
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The weight files in a model's folder."""
-    return [path for pattern in WEIGHTS for path in folder.glob(pattern)]
 
 
 def replica_bytes(folder: Path, config: EngineConfig) -> int:

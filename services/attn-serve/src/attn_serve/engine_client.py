@@ -144,15 +144,6 @@ class EngineClient:
         """Like `stop`, but engines that other gateways use keep running."""
         await getattr(self.backend, "release", self.backend.stop)(shutdown_timeout)
 
-    async def leave(self, shutdown_timeout: float) -> None:
-        """Like `stop`, but without ending shared engines: another gateway has ended them, or still uses them."""
-        await getattr(self.backend, "leave", self.backend.stop)(shutdown_timeout)
-
-    def adopt(self, deployment: DeploymentConfig) -> None:
-        """Use the deployment config that another gateway has set when it changed the number of engines."""
-        if hasattr(self.backend, "adopt"):
-            self.backend.adopt(deployment)
-
     async def _score(self, task: TextTask) -> SequenceScore:
         tokens: list[Token] = []
         async with aclosing(self.generate(task)) as deltas:
@@ -179,11 +170,6 @@ class AdapterClient(EngineClient):
     async def stop(self, shutdown_timeout: float) -> None:  # noqa: ARG002 -- requests that run go on
         """Unload the adapter; the model stays."""
         await self.backend.call("unload_adapter", self.adapter)
-
-    async def leave(self, shutdown_timeout: float) -> None:  # noqa: ARG002 -- requests that run go on
-        """Stop using the adapter, which another gateway has unloaded."""
-        if hasattr(self.backend, "forget_adapter"):
-            self.backend.forget_adapter(self.adapter)
 
     async def scale(self, deployment: DeploymentConfig) -> bool:  # noqa: ARG002
         """Return False: the engines belong to the base model."""

@@ -19,6 +19,7 @@ from attn_gateway.ray_gpus import gpu_request, known_gpus, require_free
 from attn_models.tokenizers import Tokenizer
 from attn_schema import EngineConfig, ModelInfo, OutputDelta
 
+from attn_serve.adapter_folders import AdapterFolders
 from attn_serve.in_process import call_host
 from attn_serve.rank_actors import actor_environment, actor_ranks, with_threads
 from attn_serve.streams import EngineLost, Streams
@@ -110,7 +111,9 @@ class RayBackend:
         self._listener: asyncio.Task[None] | None = None
         self._tokenizer: PromptTokenizer | None = None
         self._streams = Streams()
-        self._adapters: dict[str, Path] = {}
+        self._adapters = AdapterFolders()
+        self._refused: AttnError | None = None
+        """Why the engine could not be started again, such as that the model's files have changed."""
 
     async def start(self, streams: Streams) -> ModelInfo:
         """Start the actor, load the model in it and deliver its outputs to `streams` from now on.
@@ -132,7 +135,7 @@ class RayBackend:
             runtime_env={"env_vars": {**actor_environment(self._config), **gpu.env_vars}},
         )
         self._actor = kind.remote(self._folder, self._config.replace(device=gpu.device))
-        info = await self._remote("start", self._adapters)
+        info = await self._remote("start", {})
         self._tokenizer = PromptTokenizer(await asyncio.to_thread(Tokenizer.from_folder, self._folder))
         self._listener = asyncio.create_task(self._listen(), name=f"outputs of {self._name}")
         return cast("ModelInfo", info)
@@ -143,12 +146,16 @@ class RayBackend:
             if self._tokenizer is None:
                 raise Unavailable(f"model {self._name!r} is not running")
             return await asyncio.to_thread(self._tokenizer.tokenize, *arguments)
+        if self._refused is not None:
+            raise self._refused
+        if method == "submit":
+            self._adapters.require_unchanged(arguments[0].adapter)
         with contextlib.suppress(*([Unavailable] if method == "cancel" else [])):  # a dead engine holds nothing
             answer = await self._remote("call", method, *arguments)
             if method == "load_adapter":
-                self._adapters[arguments[0]] = arguments[1]
+                await self._adapters.add(*arguments)
             elif method == "unload_adapter":
-                self._adapters.pop(arguments[0], None)
+                self._adapters.remove(*arguments)
             return answer
 
     async def pid(self) -> int:
@@ -202,8 +209,12 @@ class RayBackend:
     async def _wait_for_restart(self) -> None:
         while self._actor is not None:
             try:
-                await self._remote("start", self._adapters)
+                await self._remote("start", await self._adapters.unchanged())
             except EngineLost:
                 await asyncio.sleep(RESTART_POLL_SECONDS)
+            except AttnError as error:
+                self._refused = error
+                self._streams.fail(error)
+                return
             else:
                 return
