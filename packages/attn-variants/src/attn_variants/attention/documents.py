@@ -17,6 +17,7 @@ from attn_variants.compute.constants import in_trace
 from attn_variants.compute.dropout import with_dropout
 from attn_variants.compute.rotary import cos_sin_to
 
+
 def forward_documents(
     layer: Any, rows: Tensor, lengths: Sequence[int] | Tensor, others: Mapping[str, object | None]
 ) -> Tensor:
