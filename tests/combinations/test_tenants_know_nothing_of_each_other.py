@@ -9,15 +9,14 @@ from typing import Any
 import grpc.aio
 import pytest
 from attn.v1 import catalog_pb2, inference_pb2, model_pb2, training_pb2
-from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
-from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
-from attn_gateway import Cluster, ClusterSettings, GatewaySettings, serving
-from attn_gateway.catalog import CatalogGrpc
+from attn_gateway import Cluster, ClusterSettings, GatewaySettings, handlers_of, serving
+from attn_gateway.catalog import CatalogService
 from attn_schema import ModelInfo
+from attn_schema.methods import INFERENCE, MODELS
 from attn_serve.fleet import Fleet
-from attn_serve.servicers import InferenceServicer, ModelServicer
+from attn_serve.handlers import InferenceHandlers, ModelHandlers
 from attn_serve.sources import ModelSources
-from attn_train.service import InProcessTrainingGrpc
+from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
 from google.protobuf import message_factory
 
@@ -51,14 +50,14 @@ class Idle:
 class Inference:
     """The inference and model services over engines that do nothing."""
 
-    names = ("attn.v1.InferenceService", "attn.v1.ModelService")
+    names = (INFERENCE, MODELS)
 
     def __init__(self, home: Path) -> None:
         self.fleet = Fleet(ModelSources(home), lambda *_: Idle())
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        add_InferenceServiceServicer_to_server(InferenceServicer(self.fleet), server)
-        add_ModelServiceServicer_to_server(ModelServicer(self.fleet), server)
+    def handlers(self) -> Any:
+        inference, models = InferenceHandlers(self.fleet), ModelHandlers(self.fleet)
+        return handlers_of(INFERENCE, inference) | handlers_of(MODELS, models)
 
     async def start(self) -> None:
         """Nothing is served to all."""
@@ -126,8 +125,8 @@ async def test_no_answer_depends_on_what_another_tenant_has(method: Any, tmp_pat
     (home / "models" / "m" / "config.json").write_text("{}")
     (home / "data").mkdir()
     (home / "data" / "words.txt").write_text("to be or not to be " * 100)
-    training = InProcessTrainingGrpc(Cluster(ClusterSettings(home=home)), TrainSettings())
-    services = [CatalogGrpc(), Inference(home), training]
+    training = TrainingGrpc(Cluster(ClusterSettings(home=home)), TrainSettings())
+    services = [CatalogService(), Inference(home), training]
     job = training_pb2.TrainingConfig(
         model=training_pb2.ModelConfig(hidden_size=16, num_layers=1, num_heads=2, max_seq_len=8, mechanism="mha"),
         data=training_pb2.DataConfig(dataset=str(home / "data" / "words.txt")),

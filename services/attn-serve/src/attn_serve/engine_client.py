@@ -1,4 +1,4 @@
-"""The client through which the servicers call a model, whether its host is in this process or in actors."""
+"""The client through which the handlers call a model, whether its host is in this process or in actors."""
 
 from __future__ import annotations
 

@@ -6,20 +6,18 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-import grpc.aio
-from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
-from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
-from attn_gateway import Cluster, ModelToLoad
+from attn_gateway import Cluster, Handler, ModelToLoad, handlers_of
 from attn_gateway.records import ArtifactStore, Database, ModelRecords, database_url
 from attn_gateway.records.database import CALL_SECONDS
 from attn_gateway.records.leases import this_process
 from attn_schema import DeploymentConfig, EngineConfig, ModelState
+from attn_schema.methods import INFERENCE, MODELS, Row
 
 from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import WantedModel, require_adaptable
+from attn_serve.handlers import InferenceHandlers, ModelHandlers
 from attn_serve.ray_backend import RayBackend
 from attn_serve.recorded_fleet import RecordedFleet
-from attn_serve.servicers import InferenceServicer, ModelServicer
 from attn_serve.sources import ModelSources
 
 EVERYBODY = ""
@@ -29,7 +27,7 @@ EVERYBODY = ""
 class InferenceGrpc:
     """The inference and model services, whose engines run in Ray actors."""
 
-    names: Sequence[str] = ("attn.v1.InferenceService", "attn.v1.ModelService")
+    names: Sequence[str] = (INFERENCE, MODELS)
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -44,10 +42,10 @@ class InferenceGrpc:
         """Store the address at which the gateway listens; see `attn_gateway.service.KnowsItsAddress`."""
         self._address, self._chosen = address, chosen
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Add both servicers to the server."""
-        add_InferenceServiceServicer_to_server(InferenceServicer(self.fleet), server)
-        add_ModelServiceServicer_to_server(ModelServicer(self.fleet), server)
+    def handlers(self) -> dict[Row, Handler]:
+        """The handlers of the calls of both services."""
+        inference, models = InferenceHandlers(self.fleet), ModelHandlers(self.fleet)
+        return handlers_of(INFERENCE, inference) | handlers_of(MODELS, models)
 
     async def start(self) -> None:
         """Start Ray and load the configured models.
