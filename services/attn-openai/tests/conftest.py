@@ -14,6 +14,7 @@ import pytest
 import torch
 from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
+from attn_engine.client import EngineClient
 from attn_gateway import Gateway, GatewaySettings, TlsFiles, serving
 from attn_gateway.catalog import CatalogGrpc
 from attn_models.adapters.bert import BertAdapter
@@ -28,9 +29,8 @@ from attn_models.tokenizers.learned import byte_pair_tokenizer
 from attn_models.weights import write_folder
 from attn_openai.server import UvicornServer
 from attn_schema import EngineConfig
-from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
-from attn_serve.in_process import InProcessBackend
+from attn_serve.in_process import InProcess
 from attn_serve.servicers import InferenceServicer, ModelServicer
 from attn_serve.sources import ModelSources
 
@@ -103,7 +103,7 @@ class LocalInference:
 
     @staticmethod
     def _make(name: str, folder: Path, config: EngineConfig, deployment: Any) -> EngineClient:
-        return EngineClient(InProcessBackend(folder, config))
+        return InProcess(folder, config)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ asyncio.run(serve(settings, announce, lambda cluster: []))
 ACTOR = """
 import asyncio
 from attn_schema import EngineConfig
-from attn_serve.ray_backend import HostActor
+from attn_serve.child_process import HostActor
 
 async def run():
     actor = HostActor(folder, EngineConfig(num_threads=1))

@@ -18,12 +18,12 @@ import pytest
 from asking_inference import until
 from attn_client import Client, ClientSettings
 from attn_core.errors import AlreadyExists, AttnError, PermissionDenied, Unavailable, UnknownName, WrongState
+from attn_engine.client import EngineClient
 from attn_gateway import Cluster, ClusterSettings
 from attn_host import TextTask
 from attn_schema import DeploymentConfig, EngineConfig, ModelState, Prompt, SamplingParams
 from attn_serve import shared_fleet
-from attn_serve.engine_client import EngineClient
-from attn_serve.in_process import InProcessBackend
+from attn_serve.in_process import InProcess
 from attn_serve.other_models import ServedElsewhere
 from attn_serve.service import InferenceGrpc
 from attn_serve.shared_fleet import SharedFleet
@@ -80,7 +80,7 @@ class Gateways:
     @staticmethod
     def _own(name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> EngineClient:
         del name, deployment
-        return EngineClient(InProcessBackend(folder, config))
+        return InProcess(folder, config)
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ import psutil
 import pytest
 import pytest_asyncio
 from attn_core.errors import InvalidValue
+from attn_engine.client import EngineClient
 from attn_gateway import Cluster, ClusterSettings
 from attn_host import TextTask
 from attn_schema import DeploymentConfig, EngineConfig, Prompt, SamplingParams
-from attn_serve.deployment import DeploymentBackend
+from attn_serve.child_process import ChildProcess
 from attn_serve.disaggregation import require_movable
-from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import require_adaptable
-from attn_serve.in_process import InProcessBackend
-from attn_serve.ray_backend import RayBackend
+from attn_serve.in_process import InProcess
+from attn_serve.replicas import Replicas
 
 SECONDS = 120
 """How long anything may take; nothing is expected to."""
@@ -46,7 +46,7 @@ async def tokens_of(engine: EngineClient, wanted: TextTask) -> list[int]:
 
 async def whole_tokens(folder: Path) -> list[list[int]]:
     """The tokens of one process, greedy and sampled."""
-    engine = EngineClient(InProcessBackend(folder, WHOLE))
+    engine = InProcess(folder, WHOLE)
     await engine.start()
     found = [await tokens_of(engine, generation(**params)) for params in WAYS]
     await engine.stop(0)
@@ -102,8 +102,8 @@ class TestRanks:
     ) -> None:
         folder = home / "models" / "tiny"
         expected = await whole_tokens(folder)
-        backend = RayBackend(folder.name, folder, SPLIT)
-        engine = EngineClient(backend)
+        backend = ChildProcess(folder.name, folder, SPLIT)
+        engine = backend
         await engine.start()
         assert [await tokens_of(engine, generation(**params)) for params in WAYS] == expected
         leader = await backend.pid()
@@ -116,16 +116,16 @@ class TestRanks:
 
     async def test_ranks_that_do_not_divide_the_heads_start_nothing(self, cluster: Cluster, home: Path) -> None:
         folder = home / "models" / "tiny"
-        backend = RayBackend(folder.name, folder, WHOLE.replace(tensor_parallel_size=64))
+        backend = ChildProcess(folder.name, folder, WHOLE.replace(tensor_parallel_size=64))
         with pytest.raises(InvalidValue, match="tensor_parallel_size: 64 is not allowed; allowed: a divisor"):
-            await EngineClient(backend).start()
+            await backend.start()
 
     @pytest.mark.cluster
     async def test_a_replica_with_ranks_is_replaced_as_a_whole(self, cluster: Cluster, home: Path) -> None:
         folder = home / "models" / "tiny"
         expected = await whole_tokens(folder)
-        backend = DeploymentBackend("split", folder, SPLIT, DeploymentConfig(replicas=1))
-        engine = EngineClient(backend)
+        backend = Replicas("split", folder, SPLIT, DeploymentConfig(replicas=1))
+        engine = backend
         await engine.start()
         assert [await tokens_of(engine, generation(**params)) for params in WAYS] == expected
         (leader,) = await backend.pids()

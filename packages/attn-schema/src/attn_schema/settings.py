@@ -113,6 +113,10 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
             description="Folder for models and jobs; ~/.local/share/attn if not given.", extra={"envvar": "ATTN_HOME"}
         ),
     ] | None = None  # fmt: skip
+    ray: Annotated[
+        bool,
+        Meta(description="Run models and jobs on Ray: on an instance that the server starts, or at RAY_ADDRESS."),
+    ] = False  # fmt: skip
     cpus: Annotated[
         int, Meta(ge=1, le=MAX_CPUS, description="CPUs of the server's own Ray instance; all if not given.")
     ] | None = None  # fmt: skip

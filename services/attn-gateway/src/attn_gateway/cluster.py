@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attn_core.errors import InvalidValue, Unavailable
+from attn_core.errors import InvalidValue, MissingPackage, Unavailable
 from attn_schema import ClusterConfig, DeploymentConfig, EngineConfig
 from attn_schema.home import home_folder
 
@@ -61,12 +61,15 @@ class ModelToLoad:
 class ClusterSettings:
     """How to reach or start the Ray cluster, and the settings of this installation that services need.
 
-    Without `address` a private cluster is started on this machine, with `cpus` logical CPUs (None: all) and an object
-    store of `object_store_bytes`. `models` are loaded at the start, with the configs `engine` and `deployment`, then
-    the LoRA `adapters` on them. With `replica_tls`, gateways and replicas communicate over TLS.
+    Services run everything in processes of this machine unless an `address` of a cluster is given, `ray` is set, or
+    they need more than this machine has. Without `address` a private cluster is then started on this machine, with `cpus`
+    logical CPUs (None: all) and an object store of `object_store_bytes`. `models` are loaded at the start, with the
+    configs `engine` and `deployment`, then the LoRA `adapters` on them. With `replica_tls`, gateways and replicas
+    communicate over TLS.
     """
 
     address: str | None = None
+    ray: bool = False
     cpus: int | None = None
     object_store_bytes: int = 256 * 2**20
     home: Path = field(default_factory=home_folder)
@@ -75,6 +78,11 @@ class ClusterSettings:
     engine: EngineConfig = field(default_factory=EngineConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
     replica_tls: ReplicaTls | None = None
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether services run everything on Ray."""
+        return self.ray or self.address is not None
 
 
 class Cluster:
@@ -101,7 +109,8 @@ class Cluster:
     async def start(self) -> None:
         """Start or join Ray, unless that is done already; afterwards Ray can be used in this process.
 
-        Takes 2 to 10 seconds. Raises `Unavailable` if Ray cannot be started or reached.
+        Takes 2 to 10 seconds. Raises `MissingPackage` if Ray is not installed, `Unavailable` if it cannot be started or
+        reached.
         """
         async with self._lock:
             if self._started:
@@ -109,6 +118,8 @@ class Cluster:
             try:
                 await _finish(asyncio.wrap_future(self._thread.submit(self._ray.start)))
                 self._started = True
+            except ImportError as error:
+                raise MissingPackage.of("ray", "distributing work over processes and machines by Ray") from error
             except Exception as error:
                 # Ray has no exception class of its own for a failed start.
                 address = self.settings.address

@@ -8,6 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,11 +21,12 @@ from attn_core.errors import (
     UnknownName,
     cleaning_up,
 )
+from attn_engine.client import EngineClient
 from attn_host.ranks import require_tensor_parallel
 from attn_models.lora.files import base_of, is_adapter
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState, Prompt
 
-from attn_serve.engine_client import EngineClient
+from attn_serve.refusals import RecentRefusals
 from attn_serve.sources import ModelSources
 from attn_serve.versions import base_name, conversation_key, new_shares, pick, shares_wanted
 
@@ -94,8 +96,9 @@ class WantedModel(NamedTuple):
 class ServedModel:
     """One model and its engine; `info` describes the model and its state.
 
-    `owner` is the tenant that owns the model, empty if all tenants may use it; an adapter has a `base`, and the
-    `config` of its base. `fingerprint` is that of the files that were loaded, empty if another gateway did it.
+    `owner` is the tenant that owns the model, empty if all tenants may use it; an adapter has a `base`, and its engine,
+    refusals and `config` are those of its base. `fingerprint` is that of the files that were loaded, empty if another
+    gateway did it.
     """
 
     info: ModelInfo
@@ -106,7 +109,27 @@ class ServedModel:
     owner: str = ""
     base: ServedModel | None = None
     fingerprint: str = ""
+    refusals: RecentRefusals = field(default_factory=RecentRefusals)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def adapter(self) -> str:
+        """The name of the adapter that tasks use in the engine; empty for none."""
+        return "" if self.base is None else engine_name(self.owner, self.name)
+
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Stop the engine, as `EngineClient.stop`; of an adapter only unload it: requests that run go on."""
+        if self.base is None:
+            await self.engine.stop(shutdown_timeout)
+        else:
+            await self.engine.unload_adapter(self.adapter)
+
+    async def leave(self, shutdown_timeout: float) -> None:
+        """Stop using engines, or an adapter, that another gateway has ended or still uses."""
+        if self.base is None:
+            await self.engine.leave(shutdown_timeout)
+        else:
+            self.engine.forget_adapter(self.adapter)
 
     @property
     def name(self) -> str:
@@ -299,19 +322,22 @@ class Fleet:
         if model.base is not None:
             raise InvalidValue.of("name", name, f"{model.base.name!r}, the model that the adapter is loaded on")
         deployment = rescaled(model.deployment, deployment)
-        if not await model.engine.scale(deployment):
-            # A single engine in an actor of its own is replaced by a deployment.
+        if model.engine.scalable:
+            await model.engine.scale(deployment)
+        else:
+            # A single engine in a process of its own is replaced by a deployment.
             engine = self._make(engine_name(model.owner, name), model.folder, model.config, deployment)
             try:
                 await engine.start()
                 for adapter in self._adapters_of(model):
-                    named = engine_name(adapter.owner, adapter.name)
-                    adapter.engine = await engine.load_adapter(named, adapter.folder)
+                    await engine.load_adapter(adapter.adapter, adapter.folder)
             except BaseException:
                 with cleaning_up("the deployment that did not start"):
                     await asyncio.shield(engine.stop(0))
                 raise
             former, model.engine = model.engine, engine
+            for adapter in self._adapters_of(model):
+                adapter.engine = engine
             await former.stop(HANDOVER_SECONDS)
         model.deployment = deployment
         return model
@@ -385,7 +411,7 @@ class Fleet:
             self.set_traffic(base_name(model.name), {}, model.owner or None)
         for adapter in self._adapters_of(model):
             del self._models[adapter.owner, adapter.name]
-        await self._end(model, model.engine.stop(shutdown_timeout))
+        await self._end(model, model.stop(shutdown_timeout))
 
     def _changeable(self, name: str, tenant: str | None, what: str) -> ServedModel:
         """The model of this name; raises `PermissionDenied` unless the tenant owns it or is None."""
@@ -438,6 +464,7 @@ class Fleet:
             )
             self.engine(base.name, tenant)  # raises if the base does not serve
             model = ServedModel(info, base.engine, folder, base.config, base.deployment, owner, base)
+            model.refusals = base.refusals  # of one engine
         else:
             if base_model:
                 raise InvalidValue.of("base_model", base_model, "none, as the source is not an adapter")
@@ -449,7 +476,8 @@ class Fleet:
 
     async def _start_adapter(self, model: ServedModel, base: ServedModel, folder: Path) -> None:
         try:
-            model.engine = await base.engine.load_adapter(engine_name(model.owner, model.name), folder)
+            await base.engine.load_adapter(model.adapter, folder)
+            model.engine = base.engine  # which may have been replaced meanwhile
             model.info = model.info.replace(state=ModelState.SERVING)
         except BaseException:
             del self._models[model.owner, model.name]
@@ -483,6 +511,7 @@ class Fleet:
         if model.base is not None:
             await self._start_adapter(model, model.base, model.folder)
             return
+        model.engine.on_failure = partial(self._fail, model)
         try:
             known = {name: getattr(model.info, name) for name in ("name", "source", "load_time")}
             model.info = (await model.engine.start()).replace(state=ModelState.SERVING, **known)
@@ -497,3 +526,8 @@ class Fleet:
             raise
         finally:
             model.ready.set()
+
+    def _fail(self, model: ServedModel, detail: str) -> None:
+        """Mark a model whose engine cannot be started again, and its adapters; the name can be loaded again."""
+        for one in (model, *self._adapters_of(model)):
+            one.info = one.info.replace(state=ModelState.FAILED, state_detail=detail)

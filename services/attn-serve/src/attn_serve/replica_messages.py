@@ -23,6 +23,7 @@ from attn_schema import (
     AttentionMap,
     AttentionMapsRequest,
     Embeddings,
+    EngineConfig,
     EngineStats,
     ModelInfo,
     OutputDelta,
@@ -102,6 +103,20 @@ class SentError(msgspec.Struct, frozen=True):
     def received(self) -> AttnError:
         """The error that was sent, as the most specific class that is known in this process."""
         return error_of_reasons(self.reasons, self.message, self.metadata)
+
+
+class EngineTask(msgspec.Struct, frozen=True):
+    """What a child process gets: the model that it serves."""
+
+    folder: str
+    config: EngineConfig
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What a child process answers: its address, or the error of loading its model."""
+
+    address: ReplicaAddress | None = None
+    error: SentError | None = None
 
 
 class SentTask(msgspec.Struct, frozen=True):

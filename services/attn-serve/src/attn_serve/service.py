@@ -12,15 +12,16 @@ from pathlib import Path
 import grpc.aio
 from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
+from attn_engine.client import EngineClient
 from attn_gateway import Cluster, ModelToLoad
 from attn_schema import DeploymentConfig, EngineConfig, ModelState
 from attn_storage import ArtifactStore, Database, GatewayRecord, ModelRecords, database_url
 from attn_storage.database import CALL_SECONDS
 from attn_storage.leases import this_process
 
-from attn_serve.engine_client import EngineClient
+from attn_serve.child_process import ChildProcess
 from attn_serve.fleet import WantedModel, require_adaptable
-from attn_serve.ray_backend import RayBackend
+from attn_serve.placement import GpuShares, fits_here
 from attn_serve.servicers import InferenceServicer, ModelServicer
 from attn_serve.shared_fleet import SharedFleet
 from attn_serve.sources import ModelSources
@@ -30,13 +31,14 @@ EVERYBODY = ""
 
 
 class InferenceGrpc:
-    """The inference and model services, whose engines run in Ray actors."""
+    """The inference and model services, whose engines run in child processes, or on Ray where that is needed."""
 
     names: Sequence[str] = ("attn.v1.InferenceService", "attn.v1.ModelService")
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._applied: set[str] = set()
+        self._gpus = GpuShares()
         self._database = Database(database_url(cluster.home), patience=CALL_SECONDS)
         self._artifacts = ArtifactStore.from_environment(cluster.home)
         sources = ModelSources(cluster.home, ModelRecords(self._database), self._artifacts)
@@ -53,7 +55,7 @@ class InferenceGrpc:
         add_ModelServiceServicer_to_server(ModelServicer(self.fleet), server)
 
     async def start(self) -> None:
-        """Start Ray and load the configured models.
+        """Join or start Ray if the settings ask for it, and load the configured models.
 
         Before that, raises errors for invalid models, and `Unavailable` if the artefact store does not answer.
         """
@@ -63,7 +65,8 @@ class InferenceGrpc:
         for adapter in settings.adapters if len(wanted) == 1 else ():
             require_adaptable(adapter.name, next(iter(wanted.values())).config)
         await self.fleet.require_sources(wanted)
-        await self._cluster.start()
+        if settings.on_ray:
+            await self._cluster.start()
         shared = settings.address is not None
         configured = {*wanted, *(adapter.name for adapter in settings.adapters)}
         await self.fleet.join(self._gateway(shared=shared), configured, shared=shared)
@@ -120,16 +123,18 @@ class InferenceGrpc:
         return found[0].info.state is ModelState.SERVING if found else None
 
     def _engine(self, name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> EngineClient:
-        """Create the client of an engine in an actor, or of a deployment.
+        """Create the client of an engine in a child process, or of a deployment on Ray.
 
-        A deployment is used if the config asks for several engines, or if other gateways may share this Ray cluster.
+        A deployment is used if Ray is asked for or other gateways may share it, and for several engines, or more ranks
+        than this machine has devices.
         """
         # The weights of tenants are always the server's, whoever loads the model.
-        config = config.replace(tenant_weights=self._cluster.settings.engine.tenant_weights)
-        if deployment.deployed or self._cluster.settings.address is not None:
-            from attn_serve.deployment import DeploymentBackend
-            from attn_serve.disaggregation import DisaggregatedBackend
+        settings = self._cluster.settings
+        config = config.replace(tenant_weights=settings.engine.tenant_weights)
+        if not (settings.on_ray or deployment.deployed) and fits_here(config):
+            return ChildProcess(name, folder, config, self._gpus)
+        from attn_serve.disaggregation import DisaggregatedReplicas
+        from attn_serve.replicas import Replicas
 
-            kind = DeploymentBackend if deployment.prefill_replicas is None else DisaggregatedBackend.of
-            return EngineClient(kind(name, folder, config, deployment, self._cluster.settings.replica_tls))
-        return EngineClient(RayBackend(name, folder, config))
+        kind = Replicas if deployment.prefill_replicas is None else DisaggregatedReplicas.of
+        return kind(name, folder, config, deployment, settings.replica_tls, start_ray=self._cluster.start)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from attn.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 from attn_core.errors import InvalidValue, OutOfCapacity, UserError
+from attn_engine.client import EngineClient
 from attn_gateway import Call, Context, call_of, page_of
 from attn_gateway.call import Caller, Charge
 from attn_gateway.interceptors.wire import LARGE_BYTES
@@ -32,8 +33,7 @@ from attn_schema import (
 from attn_schema.codec import from_message, to_message
 from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS
 
-from attn_serve.engine_client import EngineClient
-from attn_serve.fleet import Fleet
+from attn_serve.fleet import Fleet, require_serving
 from attn_serve.refusals import RequestSize
 from attn_serve.versions import base_name
 
@@ -46,10 +46,13 @@ def text_task(
     prompt: Prompt,
     params: SamplingParams | ScoringParams,
     call: Call,
+    adapter: str,
     resume: Resumption | None = None,
 ) -> TextTask:
     """A task with a new id, and the deadline and tenant of the call."""
-    return TextTask(prompt=prompt, params=params, timeout=call.remaining(), tenant=call.tenant, resume=resume)
+    return TextTask(
+        prompt=prompt, params=params, timeout=call.remaining(), tenant=call.tenant, adapter=adapter, resume=resume
+    )
 
 
 BYTES_PER_TOKEN = 4
@@ -109,13 +112,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             raise InvalidValue.of("resume.model", first_version, f"a version of {decoded.model!r}")
         model = self._fleet.choose(first_version or decoded.model, decoded.prompt, call.caller.sees)
         served_name = "" if model.name == decoded.model else model.name
-        task = text_task(decoded.prompt, decoded.sampling, call, decoded.resume)
+        task = text_task(decoded.prompt, decoded.sampling, call, model.adapter, decoded.resume)
         most = most_new_tokens(decoded.sampling)
         call.charge.reserve(estimated_tokens(decoded.prompt), most)
         # Beams show their tokens only at the end: who hangs up before pays for all.
         shown = not decoded.sampling.num_beams
         call.charge.new_tokens = 0 if shown else most
-        with refused_is_free(call.charge), model.engine.refusals.apply(size):
+        with refused_is_free(call.charge), model.refusals.apply(size):
             async with aclosing(model.engine.generate(task)) as deltas:
                 async for delta in deltas:
                     call.charge.new_tokens += len(delta.tokens) if shown else 0
@@ -131,11 +134,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._engine(request.model, call)
         size = self._size_of(request, call)
         decoded = await read(ScoreRequest, request)
-        engine = self._fleet.choose(decoded.model, decoded.prompts[0], call.caller.sees).engine
+        model = self._fleet.choose(decoded.model, decoded.prompts[0], call.caller.sees)
         params = ScoringParams(top_logprobs=decoded.top_logprobs)
         call.charge.reserve(sum(map(estimated_tokens, decoded.prompts)))
-        with refused_is_free(call.charge), engine.refusals.apply(size):
-            scores = await engine.score([text_task(prompt, params, call) for prompt in decoded.prompts])
+        with refused_is_free(call.charge), model.refusals.apply(size):
+            tasks = [text_task(prompt, params, call, model.adapter) for prompt in decoded.prompts]
+            scores = await model.engine.score(tasks)
         usage = Usage(prompt_tokens=sum(len(score.tokens) for score in scores))
         call.charge.prompt_tokens = usage.prompt_tokens
         return inference_pb2.ScoreResponse(scores=map(to_message, scores), usage=to_message(usage))
@@ -173,10 +177,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.AttentionMapsResponse]:
         """Stream attention weights, one message per layer."""
         call = call_of(context)
-        engine, decoded = self._engine(request.model, call), await read(AttentionMapsRequest, request)
+        model = require_serving(self._fleet.find(request.model, call.caller.sees))
+        decoded = await read(AttentionMapsRequest, request)
         call.charge.reserve(estimated_tokens(decoded.prompt))
         with refused_is_free(call.charge):
-            maps = await engine.attention_maps(decoded)
+            maps = await model.engine.attention_maps(decoded, model.adapter)
         for found in maps:
             yield await asyncio.to_thread(to_message, found)
 
@@ -198,7 +203,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         size = RequestSize.of(request, call.tenant, call.remaining())
         versions = self._fleet.versions(request.model, call.caller.sees)
         if len(versions) == 1:
-            versions[0].engine.refusals.check(size)
+            versions[0].refusals.check(size)
         return size
 
     def _engine(self, model: str, call: Call) -> EngineClient:

@@ -412,7 +412,7 @@ class SharedFleet(Fleet):
         """Stop serving a model, and its adapters, that another gateway has unloaded."""
         for one in (*self._adapters_of(model), model):
             self._claims.pop((one.owner, one.name), None)
-            await self._end(one, one.engine.leave(HANDOVER_SECONDS))
+            await self._end(one, one.leave(HANDOVER_SECONDS))
 
     async def _serve_again(self, left: Sequence[Record]) -> None:
         """Load the models that a former gateway served at its end; failures are logged and stay recorded."""
