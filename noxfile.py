@@ -200,7 +200,7 @@ def triton(session: nox.Session) -> None:
 def proof(session: nox.Session) -> None:
     """Run all tests of mechanisms with all oracles, and write the results to docs/proof.md and the mechanisms' pages.
 
-    With tests given after --, only their results are updated: nox -s proof -- plugins/attn-moba/tests.
+    With tests given after --, only their results are updated: nox -s proof -- plugins/attn-sparse/tests.
     """
     report = Path(session.create_tmp()).resolve() / "report.xml"
     tests = session.posargs or ["packages/attn-variants/tests", *map(str, sorted(ROOT.glob("plugins/*/tests")))]

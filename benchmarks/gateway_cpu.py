@@ -20,7 +20,7 @@ from pathlib import Path
 
 from attn_client import AsyncClient, ClientSettings
 from attn_engine.client import EngineClient
-from attn_host import TextTask
+from attn_engine.host import TextTask
 from attn_schema import EngineConfig, Prompt, SamplingParams
 from attn_serve.in_process import InProcess
 

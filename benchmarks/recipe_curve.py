@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from attn_client.recipe import read_recipe
+from attn_cli.recipe import read_recipe
 from attn_schema.home import home_folder
 from attn_schema.training import LogLine, Metrics, TrainingConfig
 from attn_train.attempt import Assignment, Message

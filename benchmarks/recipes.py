@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_client.recipe import located, recipe_under
+from attn_cli.recipe import located, recipe_under
 from attn_core.options import parse_options
 from attn_schema.flags import merged_values
 from attn_schema.home import home_folder

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_client.recipe import read_recipe
+from attn_cli.recipe import read_recipe
 from attn_schema.home import home_folder
 from attn_schema.training import DataConfig, EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.load import load_dataset

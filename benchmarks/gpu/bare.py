@@ -18,7 +18,6 @@ NEEDED = (
     "attn-kernels-triton",
     "attn-models",
     "attn-engine",
-    "attn-host",
 )
 
 

@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 from attn_core.errors import InvalidValue
-from attn_host import find_folder
-from attn_local import LocalClient
+from attn_engine import LocalClient
+from attn_engine.host import find_folder
 from attn_models.sources import convert
 from attn_schema import EngineConfig, SamplingParams
 from attn_serve.sources import ModelSources

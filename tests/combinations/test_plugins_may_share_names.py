@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from attn_cli.main import application
-from attn_client.recipe import read_recipe, recipe_names
+from attn_cli.recipe import read_recipe, recipe_names
 from attn_core import installed
 from attn_core.errors import AmbiguousName
 from attn_core.plugins.catalog import BUILT_IN

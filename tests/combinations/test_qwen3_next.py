@@ -206,7 +206,7 @@ def test_a_crowd_in_little_room_is_served_the_tokens_that_transformers_generates
     assert (engine.stats().running, engine.stats().kv_tokens_used) == (0, 0)
 
 
-@pytest.mark.parametrize(("name", "package"), [("gated", "attn-gated"), ("gated_deltanet", "attn-gated-deltanet")])
+@pytest.mark.parametrize(("name", "package"), [("gated", "attn-gated"), ("gated_deltanet", "attn-recurrent")])
 def test_without_a_plugin_a_folder_says_what_to_install(name, package, tmp_path, monkeypatch):
     shaken().save_pretrained(tmp_path)
     monkeypatch.delitem(installed().mechanisms._items, f"{package}/{name}")
@@ -266,7 +266,7 @@ def test_a_config_of_the_first_generation_is_read():
     read = decoder_adapter("qwen3_next").from_hf_config(TINY | beside)
     assert (read.rope_theta, read.partial_rotary_factor) == (3e4, 0.5)
     assert [read.choice(layer).mechanism for layer in range(4)] == [
-        "attn-gated-deltanet/gated_deltanet",
+        "attn-recurrent/gated_deltanet",
         "attn-gated/gated",
     ] * 2
     assert decoder_adapter("qwen3_next").from_hf_config(TINY).partial_rotary_factor == 0.25

@@ -74,9 +74,9 @@ ELSEWHERE = {
     "check": "tests/command_line/test_answers.py",
     "convert heads": "packages/attn-models/tests/networks/conversion/test_convert_command.py",
     "convert latent": "packages/attn-models/tests/networks/conversion/test_convert_command.py",
-    "embed": "packages/attn-local/tests/test_embed.py",
-    "transcribe": "packages/attn-local/tests/test_transcribe.py",
-    "translate": "packages/attn-local/tests/test_translate.py",
+    "embed": "packages/attn-engine/tests/local/test_embed.py",
+    "transcribe": "packages/attn-engine/tests/local/test_transcribe.py",
+    "translate": "packages/attn-engine/tests/local/test_translate.py",
 }
 """Commands that take long or want a model of another kind, and the tests that read their JSON."""
 NAMED_BY_DATA = {"options", "fields", "last_metrics", "values", "shares", "sets", "percentiles"}

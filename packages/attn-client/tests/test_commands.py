@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import typer
 from attn.v1 import training_pb2
-from attn_client.commands.follow import BarView, describe
+from attn_cli.commands.follow import BarView, describe
+from attn_cli.recipe import read_recipe
 from attn_client.plugin import attn_commands
-from attn_client.recipe import read_recipe
 from attn_core.errors import AttnError, UserError
 from attn_schema import output
 from attn_schema.codec import from_message
@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 
 START = """
 import sys
-from attn_client.commands.generate import generate_command
+from attn_cli.commands.generate import generate_command
 import typer
 app = typer.Typer()
 app.command()(generate_command)

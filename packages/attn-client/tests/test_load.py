@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from attn_client import ClientSettings
-from attn_client.commands.bench import parse_goodput, read_requests
-from attn_client.serving_load import (
+from attn_cli.commands.bench import parse_goodput, read_requests
+from attn_cli.serving_load import (
     AttnBackend,
     LoadRequest,
     RequestTimes,
@@ -25,6 +24,7 @@ from attn_client.serving_load import (
     run_requests,
     summary,
 )
+from attn_client import ClientSettings
 from attn_core.errors import InvalidValue
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,7 +118,7 @@ def test_a_goal_that_is_no_metric_and_milliseconds_is_refused(goal: str) -> None
 def test_commands_print_vllms_report_and_write_its_figures(server, tmp_path, monkeypatch) -> None:
     import json
 
-    from attn_client.commands.bench import app
+    from attn_cli.commands.bench import app
     from typer.testing import CliRunner
 
     monkeypatch.chdir(tmp_path)
@@ -140,8 +140,8 @@ def test_commands_print_vllms_report_and_write_its_figures(server, tmp_path, mon
 
 
 def test_top_shows_models_and_open_jobs_and_rates_since_the_last_look(server) -> None:
+    from attn_cli.commands.top import Snapshot
     from attn_client import Client
-    from attn_client.commands.top import Snapshot
     from attn_schema import EngineStats, ModelInfo, ModelState
 
     with Client(ClientSettings(address=server.address, timeout=60)) as client:

@@ -1,11 +1,11 @@
-import attn_gated
+import attn_gated.gated
 import pytest
 import torch
 from attn_core import Rotary, configure, installed
 from attn_core.errors import InvalidValue
 from attn_testing import Agreement
 
-GATED = attn_gated.Gated()
+GATED = attn_gated.gated.Gated()
 
 
 def build(options=None, **shared):

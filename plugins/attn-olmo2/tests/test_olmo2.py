@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible
-from attn_local import LocalClient
+from attn_engine import LocalClient
 from attn_models.adapters.registry import decoder_adapter
 from attn_models.loading import load_model, save_model
 from attn_models.sources import convert

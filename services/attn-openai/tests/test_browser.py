@@ -1,7 +1,7 @@
 """The pages in Chromium, against a real server: what is shown, what keys do, and that nothing is refused or missing.
 
 Needs Chromium (Debian's package `chromium`, or ATTN_CHROMIUM); without it these tests are skipped, and test_pages.py
-and attn-ui's tests still read every file and every answer.
+and attn-cli's tests still read every file and every answer.
 """
 
 from __future__ import annotations
@@ -250,8 +250,8 @@ async def test_every_page_fits_in_light_and_dark_on_a_desk_and_on_a_phone(page: 
 
 
 async def test_the_single_file_needs_no_server(page: Any, url: str, tmp_path: Path) -> None:
+    from attn_cli.pages import explore
     from attn_schema import AttentionMap, Tensor
-    from attn_ui import explore
 
     tokens = ("<b>", "b")
     weights = torch.tensor([[[1.0, 0.0], [0.25, 0.75]]])

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx2
 import pytest
+from attn_cli.serving_load import AttnBackend, LoadRequest, OpenAIBackend, arrivals, run_requests
 from attn_client import ClientSettings
-from attn_client.serving_load import AttnBackend, LoadRequest, OpenAIBackend, arrivals, run_requests
 from attn_core.errors import UserError
 from attn_gateway import Gateway, GatewaySettings, TlsFiles, serving
 from attn_openai.server import UvicornServer

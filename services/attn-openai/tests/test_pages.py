@@ -8,14 +8,14 @@ from typing import Any
 
 import httpx2
 import pytest
+from attn_cli.pages import assets
+from attn_cli.pages.assets import CONTENT_SECURITY_POLICY
 from attn_core import installed
 from attn_core.errors import InvalidValue
 from attn_core.masks import Fixed, Strided
 from attn_gateway import GatewaySettings
 from attn_openai import catalogue
 from attn_openai.catalogue import MechanismView
-from attn_ui import assets
-from attn_ui.assets import CONTENT_SECURITY_POLICY
 
 TOKEN = "a-token-of-sixteen-or-more"
 

@@ -108,8 +108,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Any]:
-    """A running PostgreSQL server, by the helper of attn-storage's own tests."""
-    path = ROOT / "packages/attn-storage/tests/postgres_server.py"
+    """A running PostgreSQL server, by the helper of attn-gateway's own tests."""
+    path = ROOT / "services/attn-gateway/tests/records/postgres_server.py"
     spec = importlib.util.spec_from_file_location("postgres_server", path)
     assert spec is not None
     assert spec.loader is not None

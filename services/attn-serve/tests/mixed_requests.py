@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attn_engine.client import EngineClient
-from attn_host import TextTask
+from attn_engine.host import TextTask
 from attn_schema import Prompt, SamplingParams, ScoringParams, StructuredOutput
 
 AT_ONCE = ("beams", "scores")

@@ -16,7 +16,7 @@ import pytest
 from asking_inference import until
 from attn_core.errors import AttnError, DeadlineExceeded, InvalidValue, OutOfCapacity, Unavailable
 from attn_engine.client import EngineClient
-from attn_host import EmbedTask, TextTask
+from attn_engine.host import EmbedTask, TextTask
 from attn_schema import AttentionMapsRequest, EngineConfig, ModelState, Prompt, SamplingParams, ScoringParams
 from attn_serve import child_process, replica_client
 from attn_serve.child_process import ChildProcess

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from asking_inference import until
 from attn_core.errors import Incompatible, InvalidValue
-from attn_host import TextTask
+from attn_engine.host import TextTask
 from attn_schema import DeploymentConfig, EngineConfig, Prompt, SamplingParams, ScoringParams, StructuredOutput
 from attn_serve import moved_states
 from attn_serve import replica_messages as messages

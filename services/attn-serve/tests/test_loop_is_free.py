@@ -22,9 +22,9 @@ from attn.v1 import common_pb2, inference_pb2, model_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_gateway import Gateway, serving
+from attn_gateway.records import ArtifactStore, Database, ModelRecord, ModelRecords
 from attn_serve.fleet import Fleet
 from attn_serve.sources import ModelSources
-from attn_storage import ArtifactStore, Database, ModelRecord, ModelRecords
 from low_rank import make_adapter
 
 LIMIT = 0.1

@@ -18,8 +18,8 @@ from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core.errors import InvalidValue, PermissionDenied, Unauthenticated, UnknownName
 from attn_gateway import Gateway, GatewaySettings, read_tenants, serving
 from attn_gateway.interceptors.limits import Limits, TenantUse
+from attn_gateway.records import ArtifactStore, Database, ModelRecord, ModelRecords
 from attn_serve.sources import ModelSources
-from attn_storage import ArtifactStore, Database, ModelRecord, ModelRecords
 from low_rank import make_adapter
 
 TOKENS = (

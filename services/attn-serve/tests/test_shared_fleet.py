@@ -19,8 +19,11 @@ from asking_inference import until
 from attn_client import Client, ClientSettings
 from attn_core.errors import AlreadyExists, AttnError, PermissionDenied, Unavailable, UnknownName, WrongState
 from attn_engine.client import EngineClient
+from attn_engine.host import TextTask
 from attn_gateway import Cluster, ClusterSettings
-from attn_host import TextTask
+from attn_gateway.records import Database, GatewayRecord, GatewayRecords, ServedModel, ServedState
+from attn_gateway.records.leases import this_process
+from attn_gateway.records.tables import served_models
 from attn_schema import DeploymentConfig, EngineConfig, ModelState, Prompt, SamplingParams
 from attn_serve import shared_fleet
 from attn_serve.in_process import InProcess
@@ -28,9 +31,6 @@ from attn_serve.other_models import ServedElsewhere
 from attn_serve.service import InferenceGrpc
 from attn_serve.shared_fleet import SharedFleet
 from attn_serve.sources import ModelSources
-from attn_storage import Database, GatewayRecord, GatewayRecords, ServedModel, ServedState
-from attn_storage.leases import this_process
-from attn_storage.tables import served_models
 from local_cluster import LocalCluster
 from low_rank import make_adapter
 from sqlalchemy import delete

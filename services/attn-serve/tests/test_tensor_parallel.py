@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 from attn_core.errors import InvalidValue
 from attn_engine.client import EngineClient
+from attn_engine.host import TextTask
 from attn_gateway import Cluster, ClusterSettings
-from attn_host import TextTask
 from attn_schema import DeploymentConfig, EngineConfig, Prompt, SamplingParams
 from attn_serve.child_process import ChildProcess
 from attn_serve.disaggregation import require_movable

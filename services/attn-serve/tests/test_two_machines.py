@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from attn_client import Client, ClientSettings
+from attn_gateway.records import ArtifactStore, Database, ModelRecord, ModelRecords
 from attn_schema import SamplingParams, StructuredOutput
-from attn_storage import ArtifactStore, Database, ModelRecord, ModelRecords
 from two_machines import CACHE_BYTES, Gateway, Machines, wait_for, why_no_network
 
 pytest.importorskip("fastapi", reason="needs attn-serve[replicas]")
@@ -41,8 +41,8 @@ OUTAGE_SECONDS = 20.0
 
 
 def storage_helper(name: str) -> ModuleType:
-    """A module beside the tests of attn-storage."""
-    path = ROOT / f"packages/attn-storage/tests/{name}.py"
+    """A module beside the tests of the records."""
+    path = ROOT / f"services/attn-gateway/tests/records/{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

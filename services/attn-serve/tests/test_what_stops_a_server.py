@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy
 from attn_core.errors import AttnError, InvalidValue, Unavailable, UnknownName, WrongState
 from attn_gateway import Cluster, ClusterSettings, ModelToLoad
+from attn_gateway.records import Database
 from attn_serve.service import InferenceGrpc
-from attn_storage import Database
 
 
 class Recorded(Cluster):

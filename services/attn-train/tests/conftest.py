@@ -152,8 +152,8 @@ def until() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Any]:
-    """A running PostgreSQL server, by the helper of attn-storage's own tests."""
-    path = ROOT / "packages/attn-storage/tests/postgres_server.py"
+    """A running PostgreSQL server, by the helper of attn-gateway's own tests."""
+    path = ROOT / "services/attn-gateway/tests/records/postgres_server.py"
     spec = importlib.util.spec_from_file_location("postgres_server", path)
     helper = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(helper)

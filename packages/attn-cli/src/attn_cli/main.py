@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "attn-client": ("bench", "chat", "embed", "generate", "jobs", "map", "models", "top", "train", "translate"),
     "attn-experiments": ("attribute", "energy", "reproduce", "roofline"),
-    "attn-local": ("run", "transcribe"),
+    "attn-engine": ("run", "transcribe"),
     "attn-models": ("convert", "pull"),
     "attn-serve": ("serve",),
     "attn-train": ("compare-training", "data", "evaluate", "sweep"),

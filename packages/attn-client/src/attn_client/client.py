@@ -22,16 +22,16 @@ from attn_schema import (
     Tokenization,
 )
 from attn_schema.estimate import JobEstimate
+from attn_schema.text_client import TextClient
 from attn_schema.training import JobEvent, TrainingConfig, TrainingJob
 
 from attn_client.connection import Connection
 from attn_client.operations import inference, jobs, models
 from attn_client.resuming import GenerateState, WatchState
 from attn_client.settings import ClientSettings
-from attn_client.writer import Writer
 
 
-class Client(Writer):
+class Client(TextClient):
     """A connection to one server. Use it in a `with` block, or call `close`. Threads may share it.
 
     Every call takes `timeout` in seconds and raises the errors of `attn_core.errors`: those that the server reports,

@@ -1,4 +1,4 @@
-"""The attn plugin of the client: the commands that call a server."""
+"""The attn plugin of the client: the commands of attn-cli that it makes possible, those that call a server."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ COMMANDS = {
 
 @hookimpl
 def attn_commands() -> list[Command]:
-    """The commands of this package; each is imported only when it is used."""
+    """The commands that need this package; attn-cli imports each when it is used."""
     return [
-        Command(name=name, summary=summary, target=f"attn_client.commands.{target}")
+        Command(name=name, summary=summary, target=f"attn_cli.commands.{target}")
         for name, (summary, target) in COMMANDS.items()
     ]

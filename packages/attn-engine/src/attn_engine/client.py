@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from attn_core.errors import AttnError, Incompatible, Unavailable, cleaning_up
-from attn_host.host import EmbedTask, TextTask
 from attn_schema import (
     AttentionMap,
     AttentionMapsRequest,
@@ -28,6 +27,7 @@ from attn_schema import (
 )
 from attn_schema.resuming import StreamProgress, seeded
 
+from attn_engine.host.host import EmbedTask, TextTask
 from attn_engine.request import RequestOutput
 
 Answer = TypeVar("Answer")

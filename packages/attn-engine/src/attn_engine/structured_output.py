@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from attn_core.errors import InvalidValue, MissingPackage, UserError
+from attn_core.errors import InvalidValue, UserError
 from attn_core.models import Tokenizer
 from attn_schema import StructuredOutput
 from numpy.typing import NDArray
@@ -92,10 +92,8 @@ class GrammarCompiler:
         return matcher, first
 
     def _read_vocabulary(self) -> Any:
-        try:
-            from llguidance import LLTokenizer, TokenizerWrapper
-        except ImportError as error:
-            raise MissingPackage.of("attn-engine[grammar]", "structured_output") from error
+        from llguidance import LLTokenizer, TokenizerWrapper
+
         tokenizer = self._tokenizer
         if tokenizer is None or not isinstance(tokenizer, ByteTokenizer) or not tokenizer.joins_tokens:
             allowed = "none, as texts are not the bytes of their tokens with the engine's tokenizer"

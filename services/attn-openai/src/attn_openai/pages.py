@@ -1,4 +1,4 @@
-"""The web pages: the files of attn-ui below /ui, and the data of the page of mechanisms that is no gRPC call."""
+"""The web pages: the files of attn-cli below /ui, and the data of the page of mechanisms that is no gRPC call."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 from attn.v1 import catalog_pb2
+from attn_cli.pages import assets
+from attn_cli.pages.assets import HEADERS, INDEX
 from attn_core.errors import DeadlineExceeded, InternalError, OutOfCapacity, UserError
-from attn_ui import assets
-from attn_ui.assets import HEADERS, INDEX
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 from attn_core.errors import AttnError, Unavailable, cleaning_up
 from attn_engine.client import EngineClient, EngineLost
+from attn_engine.host import EmbedTask, TextTask
 from attn_engine.processes import Child
-from attn_host import EmbedTask, TextTask
 from attn_schema import (
     AttentionMap,
     AttentionMapsRequest,

@@ -18,8 +18,8 @@ from pathlib import Path
 from attn_core import installed
 from attn_core.errors import AttnError, DeadlineExceeded, Incompatible, InvalidValue, Unavailable
 from attn_engine.client import EngineClient, EngineLost
+from attn_engine.host import EmbedTask, TextTask
 from attn_gateway import ReplicaTls
-from attn_host import EmbedTask, TextTask
 from attn_models.adapters.native import SOURCE
 from attn_models.loading.encoders import is_encoder
 from attn_models.weights.safe_files import read_config

@@ -21,13 +21,13 @@ import grpc.aio
 from attn_core.errors import AttnError, InternalError, Unavailable, cleaning_up
 from attn_engine import PromptState, RequestOutput
 from attn_engine.client import EngineLost
+from attn_engine.host import TextTask
+from attn_engine.host.engine import OpenRanks
+from attn_engine.host.rank_processes import RankProcesses
+from attn_engine.host.ranks import RankGroup
 from attn_engine.processes import answer, read_task
 from attn_gateway import ReplicaTls
 from attn_gateway.gc_heap import freeze_gc_heap
-from attn_host import TextTask
-from attn_host.engine import OpenRanks
-from attn_host.rank_processes import RankProcesses
-from attn_host.ranks import RankGroup
 from attn_schema import EngineConfig
 
 from attn_serve import replica_messages as messages

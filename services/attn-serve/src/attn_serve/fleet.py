@@ -22,7 +22,7 @@ from attn_core.errors import (
     cleaning_up,
 )
 from attn_engine.client import EngineClient
-from attn_host.ranks import require_tensor_parallel
+from attn_engine.host.ranks import require_tensor_parallel
 from attn_models.lora.files import base_of, is_adapter
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState, Prompt
 

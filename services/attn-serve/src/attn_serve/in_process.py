@@ -11,8 +11,8 @@ from typing import Any
 from attn_core.errors import Unavailable
 from attn_engine import PromptState, RequestOutput
 from attn_engine.client import EngineClient
-from attn_host import EmbedTask, ModelHost, Preparation, TextTask, open_host
-from attn_host.engine import OpenRanks
+from attn_engine.host import EmbedTask, ModelHost, Preparation, TextTask, open_host
+from attn_engine.host.engine import OpenRanks
 from attn_schema import (
     AttentionMap,
     AttentionMapsRequest,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import msgspec
 from attn_core.errors import Unavailable, WrongState
+from attn_gateway.records import GatewayRecord, ServedState
+from attn_gateway.records import ServedModel as Record
+from attn_gateway.records.gateways import World
 from attn_schema import ModelInfo, ModelState
-from attn_storage import GatewayRecord, ServedState
-from attn_storage import ServedModel as Record
-from attn_storage.gateways import World
 
 from attn_serve.versions import base_name
 

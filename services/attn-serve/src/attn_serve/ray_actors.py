@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from attn_core.errors import AttnError, InternalError
+from attn_engine.host.ranks import RankGroup, RankTask, run_rank
 from attn_gateway import ReplicaTls
 from attn_gateway.gc_heap import freeze_gc_heap
 from attn_gateway.ray_gpus import gpu_request, known_gpus
-from attn_host.ranks import RankGroup, RankTask, run_rank
 from attn_schema import EngineConfig
 
 from attn_serve.engine_server import EngineServer, exit_without_rank
@@ -35,7 +35,7 @@ class RankActor:
 
 
 class RankActors:
-    """Implements `attn_host.ranks.RankLauncher` with Ray actors. On GPUs each rank has a whole one to itself."""
+    """Implements `attn_engine.host.ranks.RankLauncher` with Ray actors. On GPUs each rank has a whole one to itself."""
 
     def __init__(self) -> None:
         import ray.util

@@ -11,8 +11,8 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 from attn_engine.client import EngineLost, Streams
+from attn_engine.host import EmbedTask, TextTask
 from attn_gateway import ReplicaTls
-from attn_host import EmbedTask, TextTask
 from attn_schema import Embeddings, EngineStats
 
 from attn_serve import replica_messages as messages

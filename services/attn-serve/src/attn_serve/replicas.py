@@ -15,10 +15,10 @@ from typing import Any, cast
 import msgspec
 from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable
 from attn_engine.client import EngineClient, EngineLost
+from attn_engine.host import EmbedTask, PromptTokenizer, TextTask
+from attn_engine.host.ranks import require_tensor_parallel
 from attn_gateway import ReplicaTls
 from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus
-from attn_host import EmbedTask, PromptTokenizer, TextTask
-from attn_host.ranks import require_tensor_parallel
 from attn_models.tokenizers import Tokenizer
 from attn_schema import (
     AttentionMap,

@@ -14,10 +14,10 @@ from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
 from attn_engine.client import EngineClient
 from attn_gateway import Cluster, ModelToLoad
+from attn_gateway.records import ArtifactStore, Database, GatewayRecord, ModelRecords, database_url
+from attn_gateway.records.database import CALL_SECONDS
+from attn_gateway.records.leases import this_process
 from attn_schema import DeploymentConfig, EngineConfig, ModelState
-from attn_storage import ArtifactStore, Database, GatewayRecord, ModelRecords, database_url
-from attn_storage.database import CALL_SECONDS
-from attn_storage.leases import this_process
 
 from attn_serve.child_process import ChildProcess
 from attn_serve.fleet import WantedModel, require_adaptable

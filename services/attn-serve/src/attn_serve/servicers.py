@@ -12,10 +12,10 @@ import msgspec
 from attn.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 from attn_core.errors import InvalidValue, OutOfCapacity, UserError
 from attn_engine.client import EngineClient
+from attn_engine.host import EmbedTask, TextTask
 from attn_gateway import Call, Context, call_of, page_of
 from attn_gateway.call import Caller, Charge
 from attn_gateway.interceptors.wire import LARGE_BYTES
-from attn_host import EmbedTask, TextTask
 from attn_schema import (
     AttentionMapsRequest,
     DeploymentConfig,

@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 from attn_core.errors import AttnError, PermissionDenied, Unavailable, UnknownName, cleaning_up
+from attn_gateway.records import Database, GatewayRecord, GatewayRecords, ServedState
+from attn_gateway.records import ServedModel as Record
+from attn_gateway.records.gateways import HEARTBEAT_SECONDS, World
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
-from attn_storage import Database, GatewayRecord, GatewayRecords, ServedState
-from attn_storage import ServedModel as Record
-from attn_storage.gateways import HEARTBEAT_SECONDS, World
 
 from attn_serve.fleet import HANDOVER_SECONDS, EngineMaker, Fleet, ServedModel, require_name, served_from
 from attn_serve.other_models import Key, OtherModels, ServedElsewhere

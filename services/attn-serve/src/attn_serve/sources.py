@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
-from attn_host import find_folder
-from attn_host.loading import CONFIGS, path_of
+from attn_engine.host import find_folder
+from attn_engine.host.loading import CONFIGS, path_of
+from attn_gateway.records import ArtifactStore, ModelRecords, Owners
 from attn_models.lora.files import is_adapter
 from attn_models.weights.manifest import file_sha256
 from attn_schema.home import model_folder_name, model_names, models_folder
-from attn_storage import ArtifactStore, ModelRecords, Owners
 
 WAITING = ThreadPoolExecutor(32, thread_name_prefix="attn-sources")
 """Threads for artefact stores, which may block for minutes when these fail.

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
+from attn_gateway.records import ModelRecords, Owners
+from attn_gateway.records.artifacts import ARTIFACTS
+from attn_gateway.records.owners import reached
 from attn_schema.home import model_names, models_folder
 from attn_schema.prepared import prepared_sources
 from attn_schema.schema import DATASET, PREPARED, TOKENIZER, Reference, references_of
 from attn_schema.training import TrainingConfig
-from attn_storage import ModelRecords, Owners
-from attn_storage.artifacts import ARTIFACTS
-from attn_storage.owners import reached
 
 from attn_train.data.load import model_folder
 from attn_train.settings import DATA_ROOTS, Layout, TrainSettings

@@ -25,8 +25,8 @@ import msgspec
 import obstore
 import torch.distributed as dist
 from attn_core.errors import AttnError, CheckpointInvalid, CheckpointWriteFailed, Unavailable
+from attn_gateway.records.artifacts import CHUNK, LARGEST_MANIFEST, StoredFile
 from attn_schema.locks import exclusive
-from attn_storage.artifacts import CHUNK, LARGEST_MANIFEST, StoredFile
 from obstore.exceptions import BaseError
 from obstore.store import ObjectStore, from_url
 

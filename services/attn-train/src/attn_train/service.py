@@ -18,13 +18,13 @@ from attn.v1.training_pb2_grpc import TrainingServiceServicer, add_TrainingServi
 from attn_core.errors import AttnError, InvalidValue, Unavailable, UnknownName
 from attn_gateway import Cluster
 from attn_gateway.call import Caller, Context, call_of
+from attn_gateway.records import Database, ModelRecord, ModelRecords, database_url
+from attn_gateway.records.artifacts import ARTIFACTS
+from attn_gateway.records.database import CALL_SECONDS
+from attn_gateway.records.leases import LEASE_SECONDS
 from attn_gateway.settings import is_loopback
 from attn_schema.codec import from_message, to_message
 from attn_schema.training import JobError, JobState, TrainingConfig, TrainingJob, field_path
-from attn_storage import Database, ModelRecord, ModelRecords, database_url
-from attn_storage.artifacts import ARTIFACTS
-from attn_storage.database import CALL_SECONDS
-from attn_storage.leases import LEASE_SECONDS
 
 from attn_train.access import Access
 from attn_train.admission import check_config, check_job_id, check_model_name_is_free, new_job_id

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 from attn_core.errors import AlreadyExists, UnknownName, WrongState
+from attn_gateway.records import Database, Leases
+from attn_gateway.records.tables import events, jobs
 from attn_schema.json_text import json_text, number
 from attn_schema.training import Checkpoint, JobError, JobEvent, JobState, LogLine, Metrics, StateChange, TrainingConfig
-from attn_storage import Database, Leases
-from attn_storage.tables import events, jobs
 from sqlalchemy import Connection, RowMapping, Select, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from attn_core.errors import AttnError, Unavailable, WrongState
+from attn_gateway.records import ArtifactStore, Database, Leases, ModelRecord, ModelRecords, database_url
 from attn_schema.training import Checkpoint, JobError, JobState, LogLine, Metrics
-from attn_storage import ArtifactStore, Database, Leases, ModelRecord, ModelRecords, database_url
 
 from attn_train.attempt import (
     Assignment,

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import torch
 from attn_core.errors import AttnError, CheckpointWriteFailed, InternalError, OutOfCapacity, Unavailable
+from attn_gateway.records import ArtifactStore
 from attn_models.device import resolve_device
 from attn_schema.locks import exclusive
 from attn_schema.training import Checkpoint, JobError, LogLine, Metrics, TrainingConfig
-from attn_storage import ArtifactStore
 
 from attn_train.attempt import (
     Assignment,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attn_gateway.records import Database, database_url
 from attn_schema.training import LogLine, Metrics, TrainingConfig
-from attn_storage import Database, database_url
 from attn_train.attempt import Finished, Lost, TrainingStarted
 from attn_train.store import JobStore
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 from attn_core.errors import Unavailable
+from attn_gateway.records import ArtifactStore, Database, Leases, database_url
 from attn_schema.training import JobError, JobState, Metrics
-from attn_storage import ArtifactStore, Database, Leases, database_url
 from attn_train import object_checkpoints, stalls
 from attn_train.attempt import Finished, TrainingStarted
 from attn_train.checkpoint import CheckpointFolder
@@ -252,7 +252,7 @@ class Killable:
 
 
 def test_a_postgresql_that_is_away_for_a_while_loses_nothing(tmp_path, postgres, supervise, monkeypatch, request):
-    from attn_storage import database
+    from attn_gateway.records import database
 
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
     postgres.execute("CREATE DATABASE away")

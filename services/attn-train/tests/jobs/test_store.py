@@ -7,9 +7,9 @@ import threading
 
 import pytest
 from attn_core.errors import AlreadyExists, OutOfCapacity, UnknownName, WrongState
+from attn_gateway.records import Database
+from attn_gateway.records.tables import events, jobs
 from attn_schema.training import Checkpoint, JobError, JobState, LogLine, Metrics, StateChange
-from attn_storage import Database
-from attn_storage.tables import events, jobs
 from attn_train.records import TRANSITIONS, Stop
 from attn_train.store import JobStore, Superseded
 from attn_train.trainer import TrainingDiverged

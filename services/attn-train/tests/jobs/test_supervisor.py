@@ -12,9 +12,9 @@ import time
 
 import pytest
 from attn_core.errors import Unavailable
+from attn_gateway.records import Database, Leases, database_url
 from attn_schema.locks import exclusive
 from attn_schema.training import JobError, JobState, LogLine, Metrics
-from attn_storage import Database, Leases, database_url
 from attn_train.attempt import Failed, Finished, Heartbeat, Lost, Stalled, Stopped, TrainingStarted
 from attn_train.records import Stop
 from attn_train.store import JobStore

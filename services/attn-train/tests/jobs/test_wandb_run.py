@@ -21,7 +21,7 @@ from attn_train.supervisor import Supervisor, SupervisorSettings
 KILLED = """
 import os, sys
 from pathlib import Path
-from attn_storage import Database, database_url
+from attn_gateway.records import Database, database_url
 from attn_train.job_metrics import WandbRun
 from attn_train.store import JobStore
 

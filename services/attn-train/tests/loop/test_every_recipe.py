@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from attn_client.recipe import read_recipe, recipe_names
+from attn_cli.recipe import read_recipe, recipe_names
 from attn_core import installed
 from attn_models.adapters.family import FamilyAdapter
 from attn_models.adapters.native import NativeAdapter

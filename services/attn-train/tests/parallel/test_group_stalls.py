@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from attn_gateway.records import ArtifactStore
 from attn_schema.training import Metrics, TrainingConfig
-from attn_storage import ArtifactStore
 from attn_train.attempt import Assignment, Finished, TrainingStarted
 from attn_train.checkpoint import CheckpointFolder
 from attn_train.model import resolved

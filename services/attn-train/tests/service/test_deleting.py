@@ -8,8 +8,8 @@ import grpc
 import grpc.aio
 import pytest
 from attn.v1 import training_pb2 as pb
-from attn_storage import Database, ModelRecords, database_url
-from attn_storage.tables import events, jobs
+from attn_gateway.records import Database, ModelRecords, database_url
+from attn_gateway.records.tables import events, jobs
 from attn_train.settings import Layout
 from sqlalchemy import select
 

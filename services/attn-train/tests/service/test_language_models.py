@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 from attn.v1 import training_pb2 as pb
-from attn_client.recipe import read_recipe
+from attn_cli.recipe import read_recipe
 from attn_engine import Request, SamplingParams, build_engine
 from attn_models.loading import load_model
 from attn_schema.codec import to_message

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from attn_gateway.records import Database, database_url
 from attn_schema.training import JobState
-from attn_storage import Database, database_url
 from attn_train.store import JobStore
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]

@@ -6,7 +6,7 @@ import grpc
 import grpc.aio
 import pytest
 from attn.v1 import training_pb2 as pb
-from attn_storage import ArtifactStore, Database, ModelRecord, ModelRecords, database_url
+from attn_gateway.records import ArtifactStore, Database, ModelRecord, ModelRecords, database_url
 
 
 async def test_a_job_of_one_tenant_does_not_exist_for_another(shared, by, home, tmp_path, wire_config, monkeypatch):

@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 from attn.v1 import training_pb2 as pb
-from attn_client.recipe import read_recipe, recipe_names
+from attn_cli.recipe import read_recipe, recipe_names
 from attn_models.loading import load_model
 from attn_schema.codec import to_message
 from attn_train.tasks.seq2seq import translate

@@ -11,9 +11,9 @@ import grpc.aio
 import pytest
 from attn.v1 import training_pb2 as pb
 from attn.v1.training_pb2_grpc import TrainingServiceStub
+from attn_gateway.records import Database, ModelRecord, ModelRecords, database_url
 from attn_schema.schema import fields_of, is_noun
 from attn_schema.training import TrainingConfig
-from attn_storage import Database, ModelRecord, ModelRecords, database_url
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 from attn_gateway.ray_process import RayProcess
-from attn_storage import Database
+from attn_gateway.records import Database
 from attn_train.store import JobStore
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]

@@ -103,7 +103,7 @@ def attn_local_clients() -> list[Callable[[Any], Any]]:  # type: ignore[empty-bo
 
 @hookspec
 def attn_local_stores() -> list[Callable[[], Any]]:  # type: ignore[empty-body]
-    """Functions that open the store of the models of this machine; see `attn_client.commands.models`."""
+    """Functions that open the store of the models of this machine; see `attn_cli.commands.models`."""
 
 
 @hookspec

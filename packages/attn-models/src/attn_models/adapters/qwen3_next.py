@@ -111,7 +111,7 @@ def hf_name(rest: str) -> str:
 
 
 FULL, LINEAR = "full_attention", "linear_attention"
-SOFTMAX, DELTA = "attn-gated/gated", "attn-gated-deltanet/gated_deltanet"
+SOFTMAX, DELTA = "attn-gated/gated", "attn-recurrent/gated_deltanet"
 PERIOD = 4
 ROTATED = 0.25
 # Keys of config.json, and the options of the recurrent mechanism that they set.

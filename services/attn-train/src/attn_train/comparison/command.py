@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
+from attn_cli.recipe import located, recipe_names, recipe_under
 from attn_client.client import Client
-from attn_client.recipe import located, recipe_names, recipe_under
 from attn_client.settings import ClientSettings
 from attn_core.errors import WrongState
 from attn_schema import ConnectionOptions

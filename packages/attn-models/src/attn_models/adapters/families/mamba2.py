@@ -56,7 +56,7 @@ class Mamba2Adapter(FamilyAdapter):
     allowed = {"hidden_act": ("silu", "swish"), "use_conv_bias": (True,), "rms_norm": (True, None)} | {
         "rescale_prenorm_residual": (False, None)
     }
-    mechanism = "attn-mamba2/mamba2"
+    mechanism = "attn-recurrent/mamba2"
     reads = frozenset({"chunk_size", "residual_in_fp32", "time_step_limit"}) | {
         f"time_step_{word}" for word in ("rank", "min", "max", "floor")
     }

@@ -1,0 +1,131 @@
+"""`attn jobs`."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Annotated
+
+import typer
+from attn_schema import ConnectionOptions
+from attn_schema.flags import with_flags
+from attn_schema.output import Json, print_json, print_table
+from attn_schema.training import JobEvent, TrainingJob
+
+from attn_cli.commands.follow import follow
+from attn_cli.commands.options import connect
+
+app = typer.Typer(no_args_is_help=True, help="The training jobs of a server.")
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job; see `attn jobs list`.")]
+
+
+@app.command("list")
+@with_flags
+def list_command(*, json: Json = False, connection: ConnectionOptions) -> None:
+    """List jobs, newest first."""
+    with connect(connection) as client:
+        jobs = client.jobs.list()
+    if json:
+        print_json(jobs)
+    else:
+        print_table([_row(job) for job in jobs], "no job yet; start one with: attn train")
+
+
+@app.command("show")
+@with_flags
+def show_command(*, job: JobId, connection: ConnectionOptions) -> None:
+    """Show all fields of a job, as JSON."""
+    with connect(connection) as client:
+        print_json(client.jobs.get(job))
+
+
+@app.command("watch")
+@with_flags
+def watch_command(
+    *,
+    job: JobId,
+    after: Annotated[int, typer.Option(help="Show only events with a higher id.", min=0)] = 0,
+    json: Json = False,
+    connection: ConnectionOptions,
+) -> None:
+    """Follow a job until it ends, reconnecting if the connection breaks. Ctrl-C leaves the job running."""
+    with connect(connection) as client:
+        follow(client, job, after=after, json=json)
+
+
+@app.command("cancel")
+@with_flags
+def cancel_command(
+    *,
+    job: JobId,
+    discard: Annotated[bool, typer.Option("--discard", help="Stop without a last checkpoint.")] = False,
+    connection: ConnectionOptions,
+) -> None:
+    """Cancel a job. It writes a last checkpoint before it stops, unless `--discard` is given."""
+    with connect(connection) as client:
+        typer.echo(f"{job} is {client.jobs.cancel(job, discard=discard).state}")
+
+
+@app.command("resume")
+@with_flags
+def resume_command(
+    *,
+    job: JobId,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not follow it.")] = False,
+    connection: ConnectionOptions,
+) -> None:
+    """Restart a failed or cancelled job from its newest checkpoint."""
+    with connect(connection) as client:
+        resumed = client.jobs.resume(job)
+        if detach:
+            typer.echo(f"{job} is {resumed.state}")
+        else:
+            follow(client, job, after=resumed.last_event_id, json=False)
+
+
+@app.command("rm")
+@with_flags
+def rm_command(
+    *,
+    job: JobId,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Stop it first if it has not ended.")] = False,
+    connection: ConnectionOptions,
+) -> None:
+    """Delete a job that has ended: its record, events, checkpoints and other files. Its finished model is kept."""
+    with connect(connection) as client:
+        model = client.jobs.delete(job, cancel=cancel)
+    typer.echo(f"{job} is deleted" + (f"; its model stays in {model}" if model else ""))
+
+
+@app.command("metrics")
+@with_flags
+def metrics_command(*, job: JobId, connection: ConnectionOptions) -> None:
+    """Print a job's metrics so far as JSON lines, one for each measured step, as in its metrics.jsonl."""
+    last = -1
+    with connect(connection) as client:
+        end = client.jobs.get(job).last_event_id
+        with closing(client.jobs.watch(job)) as updates:
+            for update in updates if end else ():
+                if not isinstance(update, JobEvent):
+                    continue
+                found = update.metrics
+                if found is not None and found.step > last:
+                    last = found.step
+                    print_json({"event": update.id, "attempt": update.attempt, "step": found.step} | found.values)
+                if update.id >= end:
+                    break
+
+
+def _row(job: TrainingJob) -> dict[str, str]:
+    losses = (job.last_metrics.get(name) for name in ("loss", "validation_loss"))
+    loss, validation = ("" if value is None else f"{value:.4f}" for value in losses)
+    return {
+        "job": job.id,
+        "state": f"{job.state}, {job.queue_position}." if job.queue_position else job.state,
+        "priority": str(job.priority),
+        "steps": f"{job.step}/{job.config.optimizer.steps}",
+        "loss": loss,
+        "validation loss": validation,
+        "model": job.config.model.label,
+        "why": job.error.message if job.error else job.waiting_for,
+        "created": f"{job.create_time:%Y-%m-%d %H:%M}" if job.create_time else "",
+    }

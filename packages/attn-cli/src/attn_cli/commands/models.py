@@ -1,0 +1,231 @@
+"""`attn models`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import msgspec
+import typer
+from attn_core import installed
+from attn_core.errors import InvalidValue, MissingPackage, UnknownName
+from attn_schema import ConnectionOptions, DeploymentConfig, EngineConfig, ModelInfo
+from attn_schema.flags import with_flags
+from attn_schema.output import Json, note, print_json, print_table
+
+from attn_cli.commands.options import connect
+
+app = typer.Typer(no_args_is_help=True, help="The models of a server, and of this machine.")
+
+
+@app.command("list")
+@with_flags
+def list_command(*, json: Json = False, connection: ConnectionOptions) -> None:
+    """List the models that the server has loaded."""
+    with connect(connection) as client:
+        models = client.models.list()
+    if json:
+        print_json(models)
+    else:
+        print_table([_row(model) for model in models], "no model is loaded; load one with: attn models load NAME")
+
+
+@app.command("load")
+@with_flags
+def load_command(
+    *,
+    name: Annotated[str, typer.Argument(help="Name that requests will use.")],
+    source: Annotated[str, typer.Argument(help="Folder on the server, registered name, or id of a finished job.")] = "",
+    base_model: Annotated[
+        str, typer.Option(help="For a LoRA adapter: the loaded model that it is for, if the adapter does not say.")
+    ] = "",
+    version: Annotated[str, typer.Option(help="Load it as this version of NAME; the same as NAME@VERSION.")] = "",
+    traffic: Annotated[
+        float | None,
+        typer.Option(help="Of a version, the fraction of the requests for NAME that go to it; 0 if others serve."),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Unload the other versions once their requests have ended.")
+    ] = False,
+    engine: EngineConfig,
+    deployment: DeploymentConfig,
+    connection: ConnectionOptions,
+) -> None:
+    """Load a model, a version of a model, or a LoRA adapter on a model; returns once it answers requests.
+
+    Example: `attn models load chat ./new --version 2 --traffic 0.1`, or with `--replace` to replace the old version
+    """
+    if version:
+        name, source = f"{name}@{version}", source or name
+    if replace and (traffic is not None or base_model or "@" not in name):
+        raise InvalidValue.of("replace", "true", "given with --version alone, which then gets all traffic")
+    # The server has another working directory, so local paths are made absolute.
+    folder, draft = (
+        str(Path(text).resolve()) if text and Path(text).exists() else text for text in (source, engine.draft_model)
+    )
+    with connect(connection) as client:
+        engine = engine.replace(draft_model=draft)
+        if replace:
+            model = client.models.replace(name, folder or "", engine=engine, deployment=deployment)
+        else:
+            model = client.models.load(
+                name,
+                folder or "",
+                engine=engine,
+                base_model=base_model,
+                deployment=deployment,
+                traffic=traffic,
+            )
+    typer.echo(f"{model.name} is {model.state}: {model.num_parameters:,} parameters, max_seq_len {model.max_seq_len}")
+    if model.note:
+        note(f"attn: {model.note}")
+
+
+@app.command("scale")
+@with_flags
+def scale_command(
+    *,
+    name: Annotated[str, typer.Argument(help="Name of the model.")],
+    number: Annotated[int | None, typer.Argument(help="Number of engines.", metavar="N")] = None,
+    deployment: DeploymentConfig,
+    connection: ConnectionOptions,
+) -> None:
+    """Change the number of engines that serve a model; running requests are not interrupted.
+
+    Example: `attn models scale chat 3`, or `attn models scale chat --min-replicas 0 --max-replicas 4`
+    """
+    if number is not None:
+        if deployment.replicas not in (None, number):
+            raise InvalidValue.of("replicas", deployment.replicas, f"left out with N, which is {number}")
+        # Construct a new object, because `replace` does not validate.
+        deployment = DeploymentConfig(**msgspec.structs.asdict(deployment) | {"replicas": number})
+    with connect(connection) as client:
+        model = client.models.scale(name, deployment)
+    typer.echo(f"{model.name} is {model.state}: {model.replicas} engines")
+
+
+@app.command("traffic")
+@with_flags
+def traffic_command(
+    *,
+    name: Annotated[str, typer.Argument(help="Name of the model, without a version.")],
+    traffic: Annotated[
+        list[str], typer.Argument(metavar="VERSION=FRACTION...", help="From 0 to 1; others share the rest.")
+    ],
+    connection: ConnectionOptions,
+) -> None:
+    """Divide the requests for a model among its versions; each conversation stays with one version.
+
+    Example: `attn models traffic chat 2=0.5`; to roll back, `attn models traffic chat 1=1`
+    """
+    given = {}
+    for text in traffic:
+        version, _, share = text.partition("=")
+        try:
+            given[version] = float(share)
+        except ValueError:
+            raise InvalidValue.of("traffic", text, "VERSION=FRACTION, such as 2=0.1") from None
+    with connect(connection) as client:
+        models = client.models.set_traffic(name, given)
+    print_table([{"name": model.name, "traffic": f"{model.traffic:.4g}"} for model in models], "no model is loaded")
+
+
+@app.command("unload")
+@with_flags
+def unload_command(
+    *,
+    name: Annotated[str, typer.Argument(help="Name of the model.")],
+    shutdown_timeout: Annotated[
+        float | None, typer.Option(help="Seconds that running requests may take to finish.")
+    ] = None,
+    connection: ConnectionOptions,
+) -> None:
+    """Unload a model."""
+    with connect(connection) as client:
+        client.models.unload(name, shutdown_timeout=shutdown_timeout)
+    typer.echo(f"{name} is unloaded")
+
+
+@app.command("local")
+def local_command(*, json: Json = False) -> None:
+    """List the models on this machine: pulled, converted or trained ones, and incomplete downloads."""
+    models = _store().models()
+    if json:
+        print_json([_local_facts(model) for model in models])
+        return
+    rows = [
+        {
+            "name": model.name,
+            "size": f"{model.nbytes / 1e6:.1f} MB",
+            "family": model.family,
+            "from": model.origin,
+            "state": "" if model.complete else "incomplete",
+        }
+        for model in models
+    ]
+    print_table(rows, "no model is on this machine; fetch one with: attn pull NAME")
+
+
+def _local_facts(model: LocalModel) -> dict[str, Any]:
+    facts = {"name": model.name, "path": str(model.path), "bytes": model.nbytes, "family": model.family}
+    return facts | {"origin": model.origin, "complete": model.complete}
+
+
+@app.command("rm")
+def rm_command(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names, as `attn models local` lists them.")],
+) -> None:
+    """Delete models from this machine, including incomplete downloads."""
+    store = _store()
+    known = [model.name for model in store.models()]
+    for name in names:  # check all names first, so that all or none are deleted
+        if name not in known:
+            raise UnknownName.of("model on this machine", name, known)
+    for name in dict.fromkeys(names):
+        typer.echo(f"{name} is removed, {store.remove(name) / 1e6:.1f} MB are free again")
+
+
+class LocalStore(Protocol):
+    """The store of the models on this machine."""
+
+    def models(self) -> Sequence[LocalModel]:
+        """All models, sorted by name."""
+        ...
+
+    def remove(self, name: str) -> int:
+        """Delete the model of this name; returns the number of bytes freed."""
+        ...
+
+
+class LocalModel(Protocol):
+    """A model on this machine; `nbytes` is its size on disk, `origin` a text that describes where it came from."""
+
+    name: str
+    path: Path
+    nbytes: int
+    family: str
+    origin: str
+    complete: bool
+
+
+def _store() -> LocalStore:
+    """The store of the first plugin that provides one; raises `MissingPackage` if none does."""
+    for _, open_store in installed().offers("attn_local_stores"):
+        store: LocalStore = open_store()
+        return store
+    raise MissingPackage.of("attn-models", "the models of this machine")
+
+
+def _row(model: ModelInfo) -> dict[str, str]:
+    return {
+        "name": model.name,
+        "state": f"{model.state}: {model.state_detail}" if model.state_detail else model.state,
+        "engines": str(model.replicas),
+        "traffic": f"{model.traffic:.4g}",
+        "parameters": f"{model.num_parameters:,}",
+        "quantization": model.quantization,
+        "max_seq_len": str(model.max_seq_len),
+        "attention": ", ".join(model.mechanisms),
+        "source": f"{model.source} on {model.base_model}" if model.base_model else model.source,
+    }

@@ -1,0 +1,135 @@
+"""The common interface of all hosts, and the tasks that they take."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import psutil
+from attn_core.errors import Incompatible
+from attn_schema import (
+    AttentionMap,
+    AttentionMapsRequest,
+    Embeddings,
+    EngineStats,
+    ModelInfo,
+    Prompt,
+    Resumption,
+    SamplingParams,
+    ScoringParams,
+    Tokenization,
+)
+
+from attn_engine.moved_prompts import PromptState
+from attn_engine.request import RequestOutput
+
+Deliver = Callable[[Sequence[RequestOutput]], None]
+"""Called on the engine's thread with all outputs of a step; must return at once."""
+
+
+def new_id() -> str:
+    """A new, unique id for a task."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTask:
+    """A prompt to complete (`params` are `SamplingParams`) or to score (`params` are `ScoringParams`).
+
+    `timeout` is the time left until the caller's deadline, in seconds. Requests of one `tenant` share a prefix cache
+    and a weight in fair queueing. `adapter` is the name of a loaded adapter; the base model is used if it is empty.
+    `resume` is the part of the outputs that has already been received from another host.
+    """
+
+    prompt: Prompt
+    params: SamplingParams | ScoringParams
+    timeout: float | None = None
+    tenant: str = ""
+    adapter: str = ""
+    resume: Resumption | None = None
+    id: str = field(default_factory=new_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedTask:
+    """Texts to embed; `timeout` is the time left until the caller's deadline, in seconds."""
+
+    texts: tuple[str, ...]
+    timeout: float | None = None
+    id: str = field(default_factory=new_id)
+
+
+class ModelHost:
+    """Base class of hosts of a loaded model. Calls that its kind of model does not support raise `Incompatible`.
+
+    All methods may be called from any thread.
+    """
+
+    REFUSAL = "the model does not support this call"
+
+    @property
+    def info(self) -> ModelInfo:
+        """A description of the model."""
+        raise NotImplementedError
+
+    def submit(self, task: TextTask, state: PromptState | None = None) -> None:
+        """Start a task before the next engine step; its outputs are delivered. Raises a `UserError` if it is refused.
+
+        With a `state` of its prompt, which another host of the same model has computed, only the last prompt token is
+        computed.
+        """
+        raise Incompatible(self.REFUSAL, request=task.id, state=state is not None)
+
+    def prefill(self, task: TextTask) -> None:
+        """Like `submit`, but only compute the prompt: the only output has its state, for `submit` of another host."""
+        raise Incompatible(self.REFUSAL, request=task.id)
+
+    def cancel(self, task_id: str) -> None:
+        """Stop a task before the next engine step or batch; unknown ids are ignored."""
+        raise NotImplementedError
+
+    def embed(self, task: EmbedTask) -> Future[Embeddings]:
+        """Compute a unit vector for each text, in a future that may be cancelled."""
+        raise Incompatible(self.REFUSAL, texts=len(task.texts))
+
+    def tokenize(self, prompt: Prompt) -> Tokenization:
+        """The tokens of a prompt and the text that was tokenised."""
+        raise NotImplementedError
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Load the adapter in a folder, for tasks to use by this name; raises a `UserError` if it is refused."""
+        raise Incompatible(f"adapter {name!r}: only decoders support adapters", adapter=name, folder=folder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Remove an adapter: no further task can use it; running ones continue. Unknown names are ignored."""
+        del name
+
+    def attention_maps(self, request: AttentionMapsRequest, adapter: str = "") -> list[AttentionMap]:
+        """The attention weights of a prompt, one map per layer, with the adapter if one is named."""
+        del adapter
+        raise Incompatible(self.REFUSAL, layers=request.layers)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the host can still process tasks."""
+        return True
+
+    def stats(self) -> EngineStats:
+        """The current load of the model, and its counters."""
+        raise NotImplementedError
+
+    def stop(self, timeout: float) -> None:
+        """Refuse new tasks, let running ones finish for up to `timeout` seconds, then end the thread."""
+        raise NotImplementedError
+
+
+def with_process(stats: EngineStats) -> EngineStats:
+    """The stats with the resident memory and the CPU time of this process filled in."""
+    process = psutil.Process()
+    with process.oneshot():
+        times, memory = process.cpu_times(), process.memory_info().rss
+    return msgspec.structs.replace(stats, resident_memory_bytes=memory, cpu_seconds=times.user + times.system)

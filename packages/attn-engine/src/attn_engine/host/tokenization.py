@@ -1,0 +1,111 @@
+"""Converts prompts of any form to token ids, and single tokens to text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attn_core.errors import InvalidValue
+from attn_models.tokenizers import Tokenizer
+from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
+from attn_models.vision_language.prompts import ImagePrompt, ImagePrompts
+from attn_schema import ChatMessage, Prompt, Token, Tokenization
+
+from attn_engine.detokenizer import token_text
+
+
+class PromptTokenizer:
+    """Tokenizes prompts for one model.
+
+    `encoder` says whether the model takes an encoder prompt; `images` encodes the conversations of a model that takes
+    images.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, encoder: bool = True, images: ImagePrompts | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._images = images
+        self._text = token_text(tokenizer)
+
+    @property
+    def chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._tokenizer.settings.chat_template is not None
+
+    def ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """The token ids of a prompt; with an encoder prompt, those that the decoder starts with.
+
+        Raises `InvalidValue` for an empty prompt, for an encoder prompt if the model has no encoder, and for images if
+        it takes none.
+        """
+        return self.with_images(prompt).token_ids
+
+    def with_images(self, prompt: Prompt) -> ImagePrompt:
+        """The token ids of a prompt with the pixels of its images; raises as `ids` does."""
+        if self._images is not None and prompt.chat:
+            return self._images.encode(self._messages(prompt), [message.images for message in prompt.chat])
+        for place, message in enumerate(prompt.chat or ()):
+            if message.images:
+                given, allowed = f"{len(message.images)} images", "none, as the model takes no images"
+                raise InvalidValue.of(f"prompt.chat[{place}].images", given, allowed)
+        ids = self._ids(prompt)
+        if self._images is not None:
+            self._images.require_none(ids)
+        return ImagePrompt(ids)
+
+    def _ids(self, prompt: Prompt) -> tuple[int, ...]:
+        if prompt.encoder_prompt is not None:
+            if not self._encoder:
+                raise InvalidValue.of("prompt.encoder_prompt", "a prompt", "none, as the model has no encoder")
+            if prompt.chat is None and not prompt.token_ids:
+                text = self._tokenizer.encode(prompt.text or "", add_special=False)
+                return decoder_start_ids(self._tokenizer, text)
+        if prompt.token_ids is not None:
+            ids = prompt.token_ids
+        elif prompt.chat is not None:
+            ids = tuple(self._tokenizer.encode_chat(self._messages(prompt)))
+        else:
+            ids = tuple(self._tokenizer.encode(prompt.text or ""))
+        if not ids:
+            raise InvalidValue.of("prompt", "no tokens", "at least one token")
+        return ids
+
+    def encoder_ids(self, prompt: Prompt) -> tuple[int, ...] | None:
+        """The token ids of the encoder prompt, None without one; raises `InvalidValue` for an empty text."""
+        if prompt.encoder_prompt is None:
+            return None
+        if prompt.encoder_prompt.token_ids is not None:
+            return prompt.encoder_prompt.token_ids
+        return encoder_input_ids(self._tokenizer, prompt.encoder_prompt.text or "")
+
+    def tokenize(self, prompt: Prompt) -> Tokenization:
+        """The tokens of a prompt and the text that was tokenised; raises as `ids` does."""
+        ids = self.ids(prompt)
+        text = prompt.text
+        if text is None and prompt.chat is not None:
+            text = self._rendered(prompt.chat, self._messages(prompt))
+        elif text is None:
+            text = self._tokenizer.decode(ids, skip_special=False)
+        unknown = self._unknown(prompt.text, ids)
+        if prompt.encoder_prompt is not None and prompt.encoder_prompt.text:
+            unknown += self._unknown(prompt.encoder_prompt.text, self.encoder_ids(prompt) or ())
+        tokens = tuple(Token(id=i, text=self._text(i)) for i in ids)
+        return Tokenization(tokens=tokens, text=text, unknown=tuple(dict.fromkeys(unknown)))
+
+    def _rendered(self, chat: Sequence[ChatMessage], messages: Sequence[Mapping[str, str]]) -> str:
+        if self._images is None:
+            return self._tokenizer.render_chat(messages)
+        shown = self._images.with_places(messages, [message.images for message in chat])
+        return self._tokenizer.render_chat(shown, images=True)
+
+    def _unknown(self, text: str | None, ids: Sequence[int]) -> tuple[str, ...]:
+        """The pieces of a text that the vocabulary cannot spell; only looked up if its `ids` have the unknown token."""
+        return self._tokenizer.unknown(text) if text and self._tokenizer.unk_id in ids else ()
+
+    def text(self, token: int) -> str:
+        """The text of a token decoded by itself; U+FFFD for part of a character."""
+        return self._text(token)
+
+    def _messages(self, prompt: Prompt) -> list[dict[str, str]]:
+        if not prompt.chat:
+            raise InvalidValue.of("prompt.chat", "no messages", "at least one")
+        return [{"role": message.role, "content": message.content} for message in prompt.chat]

@@ -1,0 +1,126 @@
+"""`attn translate` and `attn generate --encoder-prompt` with a model that runs here."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import pytest
+import torch
+from attn_cli.main import load
+from attn_core import installed
+from attn_core.errors import InvalidValue
+from attn_engine import LocalClient
+from attn_models.loading import save_model
+from attn_models.tokenizers.learned import word_tokenizer
+from attn_schema import Prompt, SamplingParams
+from click.testing import CliRunner
+
+
+def sourced(line):
+    return Prompt.of("", encoder_prompt=line)
+
+
+LINES = ["the dog sees the cat", "a cat runs", "the dog runs"]
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    tokenizer = word_tokenizer(["the a dog cat runs sees der die hund katze rennt sieht"])
+    family = installed().models.get("rnnsearch")
+    sizes = {"max_seq_len": 24, "max_encoder_len": 12, "hidden_size": 16, "embedding": 8, "maxout": 8}
+    torch.manual_seed(4)
+    model = family.build(family.configure(sizes | {"vocab_size": tokenizer.vocab_size}))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    home = tmp_path_factory.mktemp("home")
+    save_model(home / "models" / "searcher", model, tokenizer)
+    return home
+
+
+@pytest.fixture
+def attn(shelf):
+    def run(name, *words, text=""):
+        environment = {"ATTN_HOME": str(shelf), "ATTN_ADDRESS": "127.0.0.1:1"}
+        command = load(installed().commands.get(name))
+        return CliRunner().invoke(command, words, input=text, env=environment, catch_exceptions=False)
+
+    return run
+
+
+def test_each_line_is_translated_in_order_whatever_runs_beside_it(attn, shelf):
+    with LocalClient(shelf) as client:
+        greedy = SamplingParams(temperature=0, max_new_tokens=6)
+        alone = [client.complete("searcher", sourced(line), greedy).text.strip() for line in LINES]
+    assert len(set(alone)) == len(LINES)
+    lines = [LINES[0], "", *LINES[1:]]
+    done = attn("translate", "--model", "searcher", "-", "--max-new-tokens", "6", text="\n".join(lines))
+    assert done.stdout.splitlines() == [alone[0], "", *alone[1:]]
+    begun = attn(
+        "generate", "--model", "searcher", "--encoder-prompt", LINES[0], "--temperature", "0", "--max-new-tokens", "6"
+    )
+    assert begun.stdout.strip() == alone[0]
+
+
+def test_words_that_the_model_does_not_know_are_named_and_the_others_translated(attn, shelf):
+    done = attn("translate", "--model", "searcher", "-", text="the zebra sees a cat\n\na yak runs\nthe zebra runs\n")
+    assert len(done.stdout.splitlines()) == 4
+    assert "'zebra', 'yak'" in done.stderr
+    assert "searcher" in done.stderr
+    assert not attn("translate", "--model", "searcher", "-", text="\n".join(LINES)).stderr
+    with LocalClient(shelf) as client:
+        assert client.tokenize("searcher", sourced("a yak, no cat")).unknown == ("yak,", "no")
+
+
+def test_beams_find_what_is_likelier_than_the_likeliest_words(attn, shelf):
+    lines = [" ".join(words) for words in product(["a", "dog", "cat", "runs", "sees"], repeat=2)]
+    words = ("translate", "--model", "searcher", "-", "--max-new-tokens", "5")
+    found = attn(*words, "--num-beams", "5", "--length-penalty", "0", text="\n".join(lines)).stdout.splitlines()
+    assert found != attn(*words, text="\n".join(lines)).stdout.splitlines()
+    with LocalClient(shelf) as client:
+        scores = []
+        for chosen in (SamplingParams(num_beams=5, length_penalty=0), SamplingParams(temperature=0)):
+            sampling = chosen.replace(max_new_tokens=5, top_logprobs=0)
+            written = [client.complete("searcher", sourced(line), sampling) for line in lines]
+            scores.append([sum(token.logprob for token in each.tokens) for each in written])
+            if chosen.num_beams > 1:
+                assert [each.text.strip() for each in written] == found
+    assert sum(scores[0]) > sum(scores[1])
+
+
+def test_bleu_is_sacrebleus(attn, tmp_path):
+    from sacrebleu.metrics import BLEU
+
+    text = "\n".join(LINES)
+    ours = attn("translate", "--model", "searcher", "-", text=text).stdout.splitlines()
+    file = tmp_path / "references"
+    file.write_text("\n".join(ours))
+    done = attn("translate", "--model", "searcher", "-", "--references", str(file), text=text)
+    assert done.stderr.startswith("BLEU 100.00 (nrefs:1|case:mixed")
+    others = [ours[0], "x y z w v", ours[2]]
+    file.write_text("\n".join(others))
+    told = json.loads(
+        attn(
+            "translate", "--model", "searcher", "-", "--references", str(file), "--json", text=text
+        ).stdout.splitlines()[-1]
+    )
+    assert told["bleu"] == pytest.approx(BLEU().corpus_score(ours, [others]).score)
+
+
+def test_bad_input_is_named(attn, tmp_path):
+    file = tmp_path / "references"
+    file.write_text("one\ntwo")
+    for words, said in (
+        (("--model", "searcher", "the dog", "--references", str(file)), "as many as the 1 lines"),
+        (("--model", "searcher", "the dog", "--references", str(tmp_path / "none")), "a readable file"),
+        (("the dog",), "a server's model and a text"),
+        (("--model", "searcher", "the " * 40), "at most 12 tokens"),
+        (("--model", "searcher", "the dog", "--num-beams", "0"), "a whole number from 1 to 64"),
+        (("--model", "searcher", "the dog", "--num-beams", "2", "--length-penalty", "nan"), "-10 to 10"),
+    ):
+        with pytest.raises(InvalidValue, match=said):
+            attn("translate", *words)
+    with pytest.raises(InvalidValue, match="without --chat"):
+        attn("generate", "--model", "searcher", "--encoder-prompt", "the dog", "--chat")
+    with pytest.raises(InvalidValue, match="at least one token"):
+        attn("generate", "--model", "searcher", "--encoder-prompt", " ")

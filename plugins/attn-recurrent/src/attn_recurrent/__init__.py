@@ -1,0 +1,1 @@
+"""Mixers with a matrix as state: Gated DeltaNet and Mamba-2."""

@@ -1,0 +1,140 @@
+"""Gated DeltaNet: linear attention with the delta rule and a data-dependent decay."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from attn_core import (
+    Capability,
+    Computation,
+    ComputedMechanism,
+    Cost,
+    Field,
+    Heads,
+    Mechanism,
+    MechanismConfig,
+    Paper,
+    Shape,
+    Slot,
+    StateSpecs,
+    Step,
+    hookimpl,
+)
+from attn_core.errors import InvalidValue
+from attn_core.kernels.recurrence import RecurrenceSpec
+from attn_core.kernels.recurrent_step import RecurrentStepSpec
+
+from attn_recurrent.gated_deltanet.config import GatedDeltaConfig, gated_delta_step
+
+
+class GatedDeltaNet(ComputedMechanism):
+    """The delta rule on a memory that decays by one factor per head and token, computed from the token.
+
+    Queries, keys and values pass a short convolution and SiLU; queries and keys are normalised to length one. The
+    output is normalised per head and gated by SiLU.
+    """
+
+    name = "gated_deltanet"
+    splits_heads = True
+    summary = "the delta rule with a data-dependent decay of the state"
+    paper = Paper(
+        title="Gated Delta Networks: Improving Mamba2 with Delta Rule",
+        authors="Yang et al.",
+        year=2024,
+        arxiv="2412.06464",
+    )
+    equation = (
+        r"S_t = \alpha_t (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top,\quad"
+        r" o_t = \frac{S_t^\top q_t}{\sqrt{d_k}},\quad \beta_t = \sigma(w_\beta^\top x_t),\quad"
+        r" \alpha_t = \exp\left(-e^{a_h}\,\mathrm{softplus}(w_\alpha^\top x_t + b_h)\right),\quad"
+        r" y_t = W_O\left(\mathrm{norm}(o_t) \odot \mathrm{silu}(W_G x_t)\right)"
+    )
+    capabilities = frozenset(
+        {
+            Capability.BIAS,
+            Capability.HEAD_DIM,
+            Capability.CAUSAL,
+            Capability.INCREMENTAL,
+            Capability.EXACT,
+            Capability.PADDING,
+            Capability.WEIGHTS,
+        }
+    )
+
+    Config = GatedDeltaConfig
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A new `GatedDeltaLayer`; raises `InvalidValue` or `Incompatible` for a config that it does not support."""
+        from attn_recurrent.gated_deltanet.layer import GatedDeltaLayer
+
+        own = GatedDeltaConfig.of(config)
+        return GatedDeltaLayer(
+            own.sizes, hidden_size=own.hidden_size, bias=own.bias, taps=own.taps, chunk=own.chunk, eps=own.norm_eps
+        )
+
+    def joint_parameters(self, config: MechanismConfig) -> Mapping[str, tuple[int, ...]]:
+        """The sizes of queries, keys and values in `filters`, the convolution that they share."""
+        sizes = GatedDeltaConfig.of(config).sizes
+        return {"filters": (sizes.into, sizes.into, sizes.out)}
+
+    def split_options(self, config: MechanismConfig, ranks: int) -> Mapping[str, Any]:
+        """The option `key_heads` for a rank, which has an equal share of them.
+
+        Raises `InvalidValue` if the ranks do not divide `key_heads`.
+        """
+        shared = GatedDeltaConfig.of(config).key_heads
+        if shared is not None and shared % ranks:
+            raise InvalidValue.of("tp", ranks, f"a divisor of the {shared} key_heads of mechanism {self.name!r}")
+        return {} if shared is None else {"key_heads": shared // ranks}
+
+    def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
+        """The recurrence that kernels may compute in place of the layer."""
+        heads, _, key, value = GatedDeltaConfig.of(config).sizes
+        layout = Heads(query=heads, key_value=heads, key_size=key, value_size=value)
+        return RecurrenceSpec(heads=layout, decay="head", delta_rule=True)
+
+    def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
+        """The decode step that kernels may compute with in-place update of the states."""
+        own = GatedDeltaConfig.of(config)
+        return gated_delta_step(own.sizes, own.taps)
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
+        """The recurrence, by a kernel only if it costs less than the layer's own plain computation."""
+        return tuple(dataclasses.replace(call, below=1.0) for call in super().computations(config, tokens))
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """One matrix per head in float32, and the last inputs of the convolution in the model's dtype."""
+        own = GatedDeltaConfig.of(config)
+        sizes = own.sizes
+        memory = {"S": Field((sizes.heads, sizes.key, sizes.value), dtype="float32")}
+        if own.taps > 1:
+            memory["tail"] = Field((own.taps - 1, sizes.channels))
+        return {"memory": Slot(memory)}
+
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """The cost of projections and the chunked rule as torch counts it: matrix products, no triangular solves."""
+        own = GatedDeltaConfig.of(config)
+        sizes = own.sizes
+        heads, _, key, value = sizes
+        weights = own.hidden_size * (sizes.channels + 2 * sizes.out + 2 * heads)
+        whole, rest = divmod(shape.query, own.chunk)
+        pairs = 2 * (whole * own.chunk**2 + rest**2) * (2 * key + value)
+        memory = 3 * 2 * shape.query * key * value
+        projected = shape.batch * shape.query * 2 * weights
+        return Cost(
+            flops=projected + shape.batch * heads * (pairs + memory),
+            allowed_flops=projected + shape.batch * heads * memory,
+            parameters=weights
+            + (sizes.channels + own.hidden_size if own.bias else 0)
+            + own.taps * sizes.channels
+            + 2 * heads
+            + value,
+        )
+
+
+@hookimpl
+def attn_mechanisms() -> list[Mechanism]:
+    """The mechanisms of this plugin."""
+    return [GatedDeltaNet()]

@@ -1,0 +1,278 @@
+"""The layer of Gated DeltaNet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from attn_core import LayerState, RaggedBatch, installed
+from attn_core.batch import SlotsInPlace, Span
+from attn_core.errors import InvalidValue
+from attn_core.kernels.linear import Pack
+from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
+from attn_core.kernels.recurrent_step import (
+    ConvolutionInputs,
+    DecayInputs,
+    OutputInputs,
+    RecurrentStepDispatcher,
+    RecurrentStepInputs,
+)
+from attn_core.masking import wide
+from torch import Tensor, nn
+from torch.nn.functional import pad, silu, softplus
+
+from attn_recurrent.gated_deltanet.config import Sizes, gated_delta_step
+from attn_recurrent.gated_deltanet.rule import Rule, by_chunks, weights
+
+UNIT_EPS = 1e-6
+
+
+class Projected(NamedTuple):
+    """The outputs of the linear layers of these names for hidden states [..., hidden_size]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    gate: Tensor
+    fade: Tensor
+    strength: Tensor
+
+
+class Joint(nn.Module):
+    """Several layers that read the same input, joined to `whole`, which returns their outputs, of `sizes` elements
+    each, concatenated."""
+
+    def __init__(self, whole: nn.Module, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.whole = whole
+        self.sizes = list(sizes)
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """The outputs [..., size] of each layer."""
+        return torch.split(self.whole(rows), self.sizes, dim=-1)
+
+
+class JointPart(nn.Module):
+    """One of the layers of a `Joint`; a call computes the others too."""
+
+    def __init__(self, joint: Joint, index: int) -> None:
+        super().__init__()
+        self.joint = joint
+        self.index = index
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The outputs [..., size] of this layer alone."""
+        parts: tuple[Tensor, ...] = self.joint(rows)
+        return parts[self.index]
+
+
+class GatedDeltaLayer(nn.Module):
+    """Gated DeltaNet over inputs of `hidden_size`.
+
+    Learned: `query`, `key`, `value`, `gate`, `fade` (decay), `strength` (β), `output` (`nn.Linear`), `filters`
+    [channels, taps], with the newest token last, `rate` [heads], as natural logarithms, `fade_bias` [heads] and `norm`
+    [value_size].
+    """
+
+    def __init__(self, sizes: Sizes, *, hidden_size: int, bias: bool, taps: int, chunk: int, eps: float) -> None:
+        super().__init__()
+        self.sizes, self.chunk, self.eps = sizes, chunk, eps
+        self.plan = RecurrenceDispatcher(installed().kernels)
+        self.step_plan = RecurrentStepDispatcher(installed().kernels)
+        self.step_spec = gated_delta_step(sizes, taps)
+        self.joint: Joint | None = None
+        self.query = nn.Linear(hidden_size, sizes.into, bias=bias)
+        self.key = nn.Linear(hidden_size, sizes.into, bias=bias)
+        self.value = nn.Linear(hidden_size, sizes.out, bias=bias)
+        self.gate = nn.Linear(hidden_size, sizes.out, bias=False)
+        self.fade = nn.Linear(hidden_size, sizes.heads, bias=False)
+        self.strength = nn.Linear(hidden_size, sizes.heads, bias=False)
+        self.output: nn.Module = nn.Linear(sizes.out, hidden_size, bias=bias)
+        self.filters = nn.Parameter(torch.empty(sizes.channels, taps).uniform_(-(taps**-0.5), taps**-0.5))
+        self.rate = nn.Parameter(torch.empty(sizes.heads).uniform_(0.01, 16).log())
+        self.fade_bias = nn.Parameter(torch.ones(sizes.heads))
+        self.norm = nn.Parameter(torch.ones(sizes.value))
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Compute whole sequences, [batch, tokens, hidden_size] to [batch, tokens, hidden_size].
+
+        `key_padding_mask` [batch, tokens], bool, is True for real tokens. Raises `InvalidValue` if a source is given.
+        """
+        refuse_source(source)
+        projected = self._projected(query)
+        rule, _ = self._rule(projected, key_padding_mask, None)
+        return self._out(self._read(rule, self._empty(rule), query)[0], projected.gate, query.dtype)
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The effective weights [batch, heads, query, key] of the values in each head's output, before its norm."""
+        refuse_source(source)
+        return weights(self._rule(self._projected(query), key_padding_mask, None)[0])
+
+    def join(self, pack: Pack) -> None:
+        """Join all layers that read the input to one matrix of floats, so that no format rounds their outputs."""
+        layers = [getattr(self, name) for name in Projected._fields]
+        self.joint = Joint(pack(layers), [layer.out_features for layer in layers])
+        for index, name in enumerate(Projected._fields):
+            setattr(self, name, JointPart(self.joint, index))
+        self.output = pack([cast("nn.Linear", self.output)])
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """Compute the new tokens of many requests, [tokens, hidden_size] to [tokens, hidden_size].
+
+        Reads and replaces the state "memory": "S" [requests, heads, key_size, value_size], float32, and "tail"
+        [requests, taps - 1, channels].
+        """
+        if batch.decoding:
+            in_place = self._step_in_place(query, state["memory"])
+            if in_place is not None:
+                return in_place
+
+        def step(span: Span, _: RaggedBatch) -> Tensor | None:
+            return self._step_in_place(query[span.start : span.stop], state["memory"], span.request)
+
+        done = {} if batch.decoding else {s.request: out for s, out in self.step_plan.single_tokens(batch, step)}
+        held = state["memory"].read()
+        outs, memories, tails = [], [], []
+        for rows, requests in pieces(query, batch):
+            tail = held["tail"][requests] if "tail" in held else None
+            if requests.start in done:
+                outs.append(done[requests.start])
+                memories.append(held["S"][requests])
+                tails.append(tail)
+                continue
+            projected = self._projected(rows)
+            rule, tail = self._rule(projected, None, tail)
+            out, memory = self._read(rule, held["S"][requests].to(rule.value.dtype), rows)
+            outs.append(self._out(out, projected.gate, rows.dtype).flatten(0, 1))
+            memories.append(memory.to(held["S"].dtype))
+            tails.append(tail if "tail" not in held else tail.to(held["tail"].dtype))
+        after = {"S": torch.cat(memories)}
+        if "tail" in held:
+            after["tail"] = torch.cat(tails)  # type: ignore[arg-type]
+        state["memory"].write(after)
+        return torch.cat(outs)
+
+    def _step_in_place(self, rows: Tensor, view: Any, request: int | None = None) -> Tensor | None:
+        """The output of a decode step by a kernel that updates states in place, for all requests of a view or for one
+        of them; None if there is no such kernel, or if another kernel was chosen by name."""
+        if self.plan.name is not None:
+            return None
+
+        def inputs(state: SlotsInPlace) -> RecurrentStepInputs:
+            return self._step_inputs(self._projected(rows), state)
+
+        gradients = torch.is_grad_enabled()
+        out = self.step_plan.run(self.step_spec, rows, view, inputs, gradients=gradients, request=request)
+        if out is None:
+            return None
+        found: Tensor = self.output(out.to(rows.dtype))
+        return found
+
+    def _step_inputs(self, projected: Projected, state: SlotsInPlace) -> RecurrentStepInputs:
+        sizes = self.sizes
+        query, key = (part.reshape(len(part), sizes.key_heads, sizes.key) for part in projected[:2])
+        value, gate = (part.reshape(len(part), sizes.heads, sizes.value) for part in projected[2:4])
+        return RecurrentStepInputs(
+            spec=self.step_spec,
+            query=query,
+            key=key,
+            value=value,
+            state=state,
+            scales=(sizes.key**-0.5, 1.0),
+            convolution=ConvolutionInputs(self.filters, None, (0, sizes.into, 2 * sizes.into)),
+            decay=DecayInputs(projected.fade[..., None], self.rate, self.fade_bias[:, None]),
+            strength=projected.strength,
+            output=OutputInputs(norm=self.norm, eps=self.eps, gate=gate),
+        )
+
+    def _projected(self, rows: Tensor) -> Projected:
+        """The outputs of all layers that read the input, for `rows` [..., hidden_size]."""
+        if self.joint is not None:
+            return Projected(*self.joint(rows))
+        return Projected(*(getattr(self, name)(rows) for name in Projected._fields))
+
+    def _read(self, rule: Rule, memory: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The result of `by_chunks`, computed by a kernel if that is faster; `rows` [batch, tokens, hidden_size] are
+        the layer's input.
+        """
+        query, key, value, decay, strength = (part.transpose(1, 2) for part in rule)
+        steps = Steps(query, key, value, decay, strength[..., 0])
+        single = rows.shape[1] == 1
+        found = self.plan.run_below(steps, memory, self.chunk, multiplied_in(rows), single=single, below=1.0)
+        if found is None:
+            return by_chunks(rule, memory, self.chunk)
+        out, memory = found
+        return out.transpose(1, 2).to(rule.value.dtype), memory
+
+    def _rule(self, projected: Projected, key_padding_mask: Tensor | None, tail: Tensor | None) -> tuple[Rule, Tensor]:
+        mixed = wide(torch.cat(projected[:3], dim=-1))
+        mixed = mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0)
+        mixed, tail = self._convolved(mixed, tail)
+        sizes = self.sizes
+        query, key, value = torch.split(mixed, [sizes.into, sizes.into, sizes.out], dim=-1)
+        query, key = (self._for_each_head(unit(by_heads(part, sizes.key_heads))) for part in (query, key))
+        decay = -wide(self.rate).exp() * softplus(wide(projected.fade) + wide(self.fade_bias))
+        strength = wide(projected.strength).sigmoid()
+        if key_padding_mask is not None:
+            decay, strength = (torch.where(key_padding_mask[..., None], part, 0) for part in (decay, strength))
+        decay, strength = (part.transpose(1, 2)[..., None] for part in (decay, strength))
+        return Rule(query * sizes.key**-0.5, key, by_heads(value, sizes.heads), decay, strength), tail
+
+    def _for_each_head(self, rows: Tensor) -> Tensor:
+        """Repeat queries or keys [batch, key_heads, tokens, key] for each head, [batch, heads, tokens, key]."""
+        repeats = self.sizes.heads // self.sizes.key_heads
+        return rows if repeats == 1 else rows.repeat_interleave(repeats, dim=1)
+
+    def _convolved(self, rows: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The output of the convolution and SiLU for `rows` [batch, tokens, channels], and its last taps - 1 inputs."""
+        taps, tokens = self.filters.shape[1], rows.shape[1]
+        known = pad(rows, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(rows.dtype), rows], dim=1)
+        filters = wide(self.filters)
+        summed = known[:, :tokens] * filters[:, 0]
+        for tap in range(1, taps):
+            summed = torch.addcmul(summed, known[:, tap : tap + tokens], filters[:, tap])
+        return silu(summed), known[:, tokens:]
+
+    def _empty(self, rule: Rule) -> Tensor:
+        return rule.value.new_zeros(rule.value.shape[0], self.sizes.heads, self.sizes.key, self.sizes.value)
+
+    def _out(self, read: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
+        normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + self.eps) * wide(self.norm)
+        gated = normed.transpose(1, 2).flatten(-2) * silu(wide(gate))
+        projected: Tensor = self.output(gated.to(dtype))
+        return projected
+
+
+def refuse_source(source: Tensor | None) -> None:
+    """Raise `InvalidValue` if a source is given."""
+    if source is not None:
+        raise InvalidValue.of("source", tuple(source.shape), "None, as 'gated_deltanet' is self-attention")
+
+
+def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
+    """Split `rows` [tokens, hidden_size] into groups of sequences of the same length [requests, tokens, hidden_size],
+    each with the slice of its requests.
+    """
+    if batch.decoding:
+        yield rows[:, None], slice(0, batch.requests)
+        return
+    for span in batch.spans():
+        yield rows[None, span.start : span.stop], slice(span.request, span.request + 1)
+
+
+def multiplied_in(rows: Tensor) -> torch.dtype:
+    """The dtype in which linear layers multiply `rows`: that of autocast if it is on, else that of `rows`."""
+    kind = rows.device.type
+    # The meta device has no autocast, and torch raises when asked for it.
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else rows.dtype
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Normalise `rows` [..., size] to length one."""
+    return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + UNIT_EPS)
+
+
+def by_heads(rows: Tensor, heads: int) -> Tensor:
+    """Reshape `rows` [batch, tokens, heads · size] to [batch, heads, tokens, size]."""
+    return rows.reshape(*rows.shape[:-1], heads, rows.shape[-1] // heads).transpose(1, 2)

@@ -1,0 +1,211 @@
+"""The layer of Mamba-2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from attn_core import LayerState, RaggedBatch, installed
+from attn_core.batch import SlotsInPlace, Span
+from attn_core.errors import InvalidValue
+from attn_core.kernels.recurrent_step import (
+    ConvolutionInputs,
+    DecayInputs,
+    OutputInputs,
+    RecurrentStepDispatcher,
+    RecurrentStepInputs,
+)
+from attn_core.masking import wide
+from torch import Tensor, nn
+from torch.nn.functional import pad, silu, softplus
+
+from attn_recurrent.mamba2.config import Sizes, mamba2_step
+from attn_recurrent.mamba2.duality import System, by_chunks, weights
+
+STEPS = (1e-3, 1e-1)
+"""The range of initial step sizes, which are log-uniform, as in the authors' code."""
+
+
+class Mamba2Layer(nn.Module):
+    """The mixer of Mamba-2 over inputs of `hidden_size`.
+
+    Learned: `input` (`nn.Linear` to gate, x, B, C and step sizes, in this order), `output`, `filters` [channels, taps],
+    with the newest token last, `filter_bias` [channels], `rate` [heads], as natural logarithms, `step_bias` and `skip`
+    [heads], and `norm` [inner].
+    """
+
+    def __init__(self, sizes: Sizes, *, hidden_size: int, bias: bool, chunk: int, norm_eps: float) -> None:
+        super().__init__()
+        self.sizes, self.chunk, self.norm_eps = sizes, chunk, norm_eps
+        self.step_plan = RecurrentStepDispatcher(installed().kernels)
+        self.step_spec = mamba2_step(sizes)
+        self.input = nn.Linear(hidden_size, sizes.inner + sizes.channels + sizes.num_heads, bias=bias)
+        self.output = nn.Linear(sizes.inner, hidden_size, bias=bias)
+        spread = sizes.taps**-0.5
+        self.filters = nn.Parameter(torch.empty(sizes.channels, sizes.taps).uniform_(-spread, spread))
+        self.filter_bias = nn.Parameter(torch.empty(sizes.channels).uniform_(-spread, spread))
+        self.rate = nn.Parameter(torch.arange(1.0, sizes.num_heads + 1).log())
+        step = torch.empty(sizes.num_heads).uniform_(*(math.log(size) for size in STEPS)).exp()
+        # The inverse of softplus, so that the bias alone results in the step that was drawn.
+        self.step_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
+        self.skip = nn.Parameter(torch.ones(sizes.num_heads))
+        self.norm = nn.Parameter(torch.ones(sizes.inner))
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Compute whole sequences, [batch, tokens, hidden_size] to [batch, tokens, hidden_size].
+
+        `key_padding_mask` [batch, tokens], bool, is True for real tokens. Raises `InvalidValue` if a source is given.
+        """
+        self._refuse(source)
+        return self._run(query, key_padding_mask, None, None)[0]
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The effective weights [batch, heads, query, key] of x in the output of each head, before skip and gate."""
+        self._refuse(source)
+        _, mixed, step = self._projected(query, key_padding_mask)
+        system, _ = self._system(self._convolved(mixed, key_padding_mask, None)[0], step)
+        step = step.transpose(1, 2)[:, :, None]
+        return weights(system) * step
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """Compute the new tokens of many requests, [tokens, hidden_size] to [tokens, hidden_size].
+
+        Reads and replaces the state "memory": "S" [requests, heads, state_size, head_dim], float32, and "tail"
+        [requests, taps - 1, channels].
+        """
+        if batch.decoding:
+            in_place = self._step_in_place(query, state["memory"])
+            if in_place is not None:
+                return in_place
+
+        def step(span: Span, _: RaggedBatch) -> Tensor | None:
+            return self._step_in_place(query[span.start : span.stop], state["memory"], span.request)
+
+        done = {} if batch.decoding else {s.request: out for s, out in self.step_plan.single_tokens(batch, step)}
+        held = state["memory"].read()
+        outs: list[Tensor] = []
+        after: dict[str, list[Tensor]] = {name: [] for name in held}
+        for rows, requests in pieces(query, batch):
+            mine = {name: part[requests] for name, part in held.items()}
+            if requests.start in done:
+                outs.append(done[requests.start])
+                for name, part in mine.items():
+                    after[name].append(part)
+                continue
+            out, memory, tail = self._run(rows, None, mine["S"], mine.get("tail"))
+            outs.append(out.flatten(0, 1))
+            for name, part in (("S", memory), ("tail", tail)):
+                if name in after:
+                    after[name].append(part.to(held[name].dtype))
+        state["memory"].write({name: torch.cat(parts) for name, parts in after.items()})
+        return torch.cat(outs)
+
+    def _step_in_place(self, rows: Tensor, view: Any, request: int | None = None) -> Tensor | None:
+        """The output of a decode step by a kernel that updates states in place, for all requests of a view or for one
+        of them; None if there is no such kernel."""
+        out = self.step_plan.run(
+            self.step_spec,
+            rows,
+            view,
+            lambda memory: self._step_inputs(rows, memory),
+            gradients=torch.is_grad_enabled(),
+            request=request,
+        )
+        if out is None:
+            return None
+        found: Tensor = self.output(out.to(rows.dtype))
+        return found
+
+    def _step_inputs(self, rows: Tensor, state: SlotsInPlace) -> RecurrentStepInputs:
+        """The inputs of a kernel for a decode step with hidden states `rows` [requests, hidden_size]."""
+        sizes, shared = self.sizes, self.sizes.groups * self.sizes.state
+        parts = torch.split(self.input(rows), [sizes.inner, sizes.inner, shared, shared, sizes.num_heads], dim=-1)
+        gate, value = (part.reshape(len(rows), sizes.num_heads, sizes.head) for part in parts[:2])
+        writing, reading = (part.reshape(len(rows), sizes.groups, sizes.state) for part in parts[2:4])
+        return RecurrentStepInputs(
+            spec=self.step_spec,
+            query=reading,
+            key=writing,
+            value=value,
+            state=state,
+            convolution=ConvolutionInputs(self.filters, self.filter_bias, (sizes.inner + shared, sizes.inner, 0)),
+            decay=DecayInputs(parts[4][..., None], self.rate, self.step_bias[:, None]),
+            output=OutputInputs(skip=self.skip, norm=self.norm, eps=self.norm_eps, gate=gate),
+        )
+
+    def _run(
+        self, rows: Tensor, key_padding_mask: Tensor | None, memory: Tensor | None, tail: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs [batch, tokens, hidden_size], and the memory and the convolution's last inputs after them."""
+        gate, mixed, step = self._projected(rows, key_padding_mask)
+        mixed, tail = self._convolved(mixed, key_padding_mask, tail)
+        system, value = self._system(mixed, step)
+        if memory is None:
+            memory = value.new_zeros(rows.shape[0], self.sizes.num_heads, self.sizes.state, self.sizes.head)
+        out, memory = by_chunks(system, memory.to(value.dtype), self.chunk)
+        out = out + wide(self.skip)[:, None, None] * value
+        return self._out(out.transpose(1, 2).flatten(-2), gate, rows.dtype), memory, tail
+
+    def _projected(self, rows: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Gates, the input of the convolution, and step sizes, which are zero for padding."""
+        sizes = self.sizes
+        parts = torch.split(wide(self.input(rows)), [sizes.inner, sizes.channels, sizes.num_heads], dim=-1)
+        step = softplus(parts[2] + wide(self.step_bias))
+        return (
+            parts[0],
+            parts[1],
+            step if key_padding_mask is None else torch.where(key_padding_mask[..., None], step, 0),
+        )
+
+    def _convolved(self, rows: Tensor, key_padding_mask: Tensor | None, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The output of the convolution and SiLU for `rows` [batch, tokens, channels], and its last taps - 1 inputs."""
+        taps, tokens, filters = self.sizes.taps, rows.shape[1], wide(self.filters)
+        rows = rows if key_padding_mask is None else torch.where(key_padding_mask[..., None], rows, 0)
+        known = pad(rows, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(rows.dtype), rows], dim=1)
+        summed = wide(self.filter_bias) + known[:, :tokens] * filters[:, 0]
+        for tap in range(1, taps):
+            summed = torch.addcmul(summed, known[:, tap : tap + tokens], filters[:, tap])
+        mixed = silu(summed)
+        return mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0), known[
+            :, tokens:
+        ]
+
+    def _system(self, mixed: Tensor, step: Tensor) -> tuple[System, Tensor]:
+        """The `System` from the output of the convolution and step sizes, and x [batch, heads, tokens, head_dim]."""
+        sizes = self.sizes
+        shared = sizes.groups * sizes.state
+        value, writing, reading = torch.split(mixed, [sizes.inner, shared, shared], dim=-1)
+        value = by_heads(value, sizes.num_heads)
+        step = step.transpose(1, 2)[..., None]
+        decay = -wide(self.rate).exp()[:, None, None] * step
+        system = System(by_heads(reading, sizes.groups), by_heads(writing, sizes.groups), value * step, decay)
+        return system, value
+
+    def _out(self, out: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
+        gated = out * silu(gate)
+        groups = gated.reshape(*gated.shape[:-1], self.sizes.groups, self.sizes.inner // self.sizes.groups)
+        normed = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.norm_eps)
+        projected: Tensor = self.output((normed.flatten(-2) * wide(self.norm)).to(dtype))
+        return projected
+
+    def _refuse(self, source: Tensor | None) -> None:
+        if source is not None:
+            raise InvalidValue.of("source", tuple(source.shape), "None, as 'mamba2' is self-attention")
+
+
+def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
+    """Split `rows` [tokens, hidden_size] into groups of sequences of the same length [requests, tokens, hidden_size],
+    each with the slice of its requests.
+    """
+    if batch.decoding:
+        yield rows[:, None], slice(0, batch.requests)
+        return
+    for span in batch.spans():
+        yield rows[None, span.start : span.stop], slice(span.request, span.request + 1)
+
+
+def by_heads(rows: Tensor, heads: int) -> Tensor:
+    """Reshape `rows` [batch, tokens, heads · size] to [batch, heads, tokens, size]."""
+    return rows.reshape(*rows.shape[:-1], heads, rows.shape[-1] // heads).transpose(1, 2)

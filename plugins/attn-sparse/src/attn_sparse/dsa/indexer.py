@@ -1,0 +1,95 @@
+"""The lightning indexer, which scores the past tokens of each query, and the loss that trains it."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import Rotary
+from attn_core.masking import wide
+from torch import Tensor, nn
+
+from attn_sparse.dsa.options import DsaConfig
+
+
+def turn(rows: Tensor, positions: Tensor, rotary: Rotary, turned: int) -> Tensor:
+    """Apply rotary positions [batch or 1, token] to the first `turned` elements of `rows` [batch, token, heads, size].
+
+    Element i is paired with element i + turned / 2, as in the indexer of DeepSeek-V3.2, even if the attention's own
+    keys use another pairing.
+    """
+    frequencies = torch.tensor(rotary.frequencies(turned), dtype=torch.float64, device=rows.device)
+    angles = positions.to(torch.float64)[..., None, None] * frequencies
+    factor = rotary.attention_factor
+    cosines, sines = (angles.cos() * factor).to(rows.dtype), (angles.sin() * factor).to(rows.dtype)
+    first, second = rows[..., :turned].chunk(2, dim=-1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines, rows[..., turned:]], dim=-1)
+
+
+EPSILON = 1e-6
+
+
+class Indexer(nn.Module):
+    """I = Σ_j w_j ReLU(q_j · k / √size) / √heads over a few small heads that share one normalised key per token.
+
+    Learned: `query`, `key` and `weight` (`nn.Linear` without bias) and `norm` (`nn.LayerNorm`). Inputs are detached: no
+    gradient flows to them.
+    """
+
+    def __init__(self, options: DsaConfig) -> None:
+        super().__init__()
+        self.options = options
+        heads, size = options.index_heads, options.index_size
+        self.query = nn.Linear(options.hidden_size, heads * size, bias=False)
+        self.key = nn.Linear(options.hidden_size, size, bias=False)
+        self.norm = nn.LayerNorm(size, eps=EPSILON)
+        self.weight = nn.Linear(options.hidden_size, heads, bias=False)
+        self.scale: float = (size * heads) ** -0.5
+
+    def keys(self, rows: Tensor) -> Tensor:
+        """Index keys [..., size] of hidden states [..., hidden_size], before rotary positions are applied."""
+        keys: Tensor = self.norm(self.key(rows.detach()))
+        return keys
+
+    def queries(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Index queries [batch, query, heads, size] of hidden states [batch, query, hidden_size], with rotary
+        positions, at least float32."""
+        query = torch.unflatten(wide(self.query(rows.detach())), -1, (self.options.index_heads, -1))
+        return self._turned(query, positions)
+
+    def turned_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Index keys [batch, key, size] with rotary positions [batch or 1, key] applied, at least float32."""
+        return self._turned(wide(keys)[:, :, None], positions)[:, :, 0]
+
+    def weights(self, rows: Tensor) -> Tensor:
+        """The weights of index heads [batch, query, heads], at least float32, times 1 / √(size · heads)."""
+        return wide(self.weight(rows.detach())) * self.scale
+
+    def _turned(self, rows: Tensor, positions: Tensor) -> Tensor:
+        turned = self.options.turned
+        if self.options.rotary is None or turned == 0:
+            return rows
+        return turn(rows, positions, self.options.rotary, turned)
+
+
+def index_scores(query: Tensor, weights: Tensor, key: Tensor) -> Tensor:
+    """The index scores I [batch, query, key].
+
+    They are computed from index queries [batch, query, heads, size], head weights [batch, query, heads] and index keys
+    [batch, key, size].
+    """
+    products = torch.relu(query.flatten(1, 2) @ key.transpose(1, 2))
+    per_head = torch.unflatten(products, 1, query.shape[1:3])
+    scores: Tensor = (weights[:, :, None] @ per_head)[:, :, 0]
+    return scores
+
+
+def divergence(scores: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """KL(p ‖ softmax(I)) over the chosen keys, [batch, query], 0 for queries without any (equation 4 of the paper).
+
+    `scores` are I [batch, query, key]; p is the mean over heads of the attention's `weights` [batch, heads, query,
+    key], which get no gradient.
+    """
+    target = weights.detach().mean(1)
+    lowest = torch.finfo(scores.dtype).min / 2
+    logs = scores.masked_fill(~chosen, lowest).log_softmax(-1)
+    found: Tensor = (torch.xlogy(target, target) - target * logs.masked_fill(~chosen, 0.0)).sum(-1)
+    return found

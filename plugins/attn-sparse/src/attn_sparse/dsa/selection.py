@@ -1,0 +1,184 @@
+"""Attention to the tokens that the indexer selects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention, Mask
+from attn_core.auxiliary_loss import KeepsAuxiliaryLoss
+from attn_core.masking import of_query_heads, positions, seen_pairs, shares, wide
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from attn_sparse.dsa.indexer import Indexer, divergence, index_scores
+from attn_sparse.dsa.options import DsaConfig
+
+NEVER = float("-inf")
+
+
+def choose(scores: Tensor, allowed: Tensor, top: int) -> Tensor:
+    """A mask [batch, query, key], bool, of the `top` allowed keys with the largest scores, or of all if they are fewer.
+
+    Of equal scores, which are common because ReLU gives 0, the last keys are chosen, so that the choice does not depend
+    on how many tokens are computed at once. There must be at least `top` keys.
+    """
+    with torch.no_grad():
+        scores = scores.masked_fill(~allowed, NEVER)
+        least = scores.topk(top, dim=-1).values[..., -1:]
+        better, equal = scores > least, scores == least
+        places = top - better.sum(-1, keepdim=True)
+        behind = equal.sum(-1, keepdim=True) - equal.cumsum(-1)
+        return (better | equal & (behind < places)) & allowed
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """A tile of queries: `query` [batch, query, heads, size], scaled; index queries `index` [batch, query, index_heads,
+    index_size] with `weights` [batch, query, index_heads]; `positions` [batch, query]. Floats are at least float32."""
+
+    query: Tensor
+    index: Tensor
+    weights: Tensor
+    positions: Tensor
+
+    def pieces(self, length: int) -> Iterator[Tile]:
+        """Split into tiles of at most `length` queries, in order."""
+        for start in range(0, self.positions.shape[1], length):
+            at = slice(start, start + length)
+            yield Tile(self.query[:, at], self.index[:, at], self.weights[:, at], self.positions[:, at])
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Keys and values [batch, key, groups, size], index keys `index` [batch, key, index_size] with rotary positions,
+    all at least float32; `positions` [batch or 1, key]; `key_padding_mask` [batch, key], or None if all keys are
+    real."""
+
+    key: Tensor
+    value: Tensor
+    index: Tensor
+    positions: Tensor
+    key_padding_mask: Tensor | None
+
+
+def chosen_keys(tile: Tile, memory: Memory, mask: Mask, top: int) -> tuple[Tensor, Tensor]:
+    """The mask of the keys that each query attends to, bool, and index scores, both [batch, query, key]."""
+    scores = index_scores(tile.index, tile.weights, memory.index)
+    allowed = seen_pairs(mask, tile.positions, memory.positions, memory.key_padding_mask)[:, 0]
+    return choose(scores, allowed, min(top, scores.shape[-1])), scores
+
+
+def masked_weights(tile: Tile, memory: Memory, spec: AttentionSpec, chosen: Tensor) -> Tensor:
+    """Attention weights [batch, heads, query, key], zero outside the mask `chosen` [batch, query, key]."""
+    key = of_query_heads(spec.heads, memory.key.transpose(1, 2))
+    return shares(tile.query.transpose(1, 2) @ key.transpose(-1, -2), chosen[:, None])
+
+
+def masked(tile: Tile, memory: Memory, spec: AttentionSpec, top: int) -> Tensor:
+    """Outputs [batch, query, heads, value_size], computed with all keys and a mask of the chosen ones."""
+    chosen, _ = chosen_keys(tile, memory, spec.mask, top)
+    return _summed(masked_weights(tile, memory, spec, chosen), memory, spec)
+
+
+def masked_and_far(tile: Tile, memory: Memory, spec: AttentionSpec, top: int) -> tuple[Tensor, Tensor]:
+    """The outputs of `masked`, and the divergence of the indexer from the attention, [batch, query]."""
+    chosen, scores = chosen_keys(tile, memory, spec.mask, top)
+    weights = masked_weights(tile, memory, spec, chosen)
+    return _summed(weights, memory, spec), divergence(scores, weights, chosen)
+
+
+def gathered(tile: Tile, memory: Memory, spec: AttentionSpec, top: int) -> Tensor:
+    """Outputs [batch, 1, heads, value_size] of one query per sequence, which only reads the chosen keys and values."""
+    chosen, _ = chosen_keys(tile, memory, spec.mask, top)
+    found = chosen[:, 0].byte().topk(top, dim=-1)
+    sequence = torch.arange(len(chosen), device=chosen.device)[:, None]
+    key, value = memory.key[sequence, found.indices], memory.value[sequence, found.indices]
+    near = Memory(key, value, memory.index, memory.positions, None)
+    weights = masked_weights(tile, near, spec, found.values[:, None].bool())
+    return _summed(weights, near, spec)
+
+
+def _summed(weights: Tensor, memory: Memory, spec: AttentionSpec) -> Tensor:
+    return (weights @ of_query_heads(spec.heads, memory.value.transpose(1, 2))).transpose(1, 2)
+
+
+Read = TypeVar("Read")
+
+PIECE = 1 << 21
+"""The largest number of scores that are held at once, except in compiled code."""
+
+
+class SelectedTokens(KeepsAuxiliaryLoss, InnerAttention, nn.Module):
+    """Each query attends to the `top` tokens with the largest scores of `indexer`, the same in all heads.
+
+    A training pass with gradients stores the loss of the indexer for `take_auxiliary_loss`.
+    """
+
+    computes_itself = True
+
+    def __init__(self, spec: AttentionSpec, options: DsaConfig) -> None:
+        super().__init__()
+        self.spec = spec
+        self.options = options
+        self.indexer = Indexer(options)
+
+    def remember(self, rows: Tensor) -> Fields:
+        """The field "index": index keys [..., index_size] of hidden states [..., hidden_size]."""
+        return {"index": self.indexer.keys(rows)}
+
+    def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
+        """Outputs [batch, query, heads, value_size]; by `attend`, causal attention, if all tokens are chosen."""
+        if self.training and self.options.align > 0 and torch.is_grad_enabled():
+            return self._aligned(rows, operands)
+        if operands.key.shape[1] <= self.options.top:
+            return attend(operands)
+        tile, memory = self._tile(rows, operands), self._memory(operands)
+        if operands.query.shape[1] == 1:
+            return gathered(tile, memory, self.spec, self.options.top).to(rows.dtype)
+        return torch.cat(self._in_pieces(masked, tile, memory), dim=1).to(rows.dtype)
+
+    def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
+        """Attention weights [batch, heads, query, key], zero for tokens that are not chosen."""
+        if operands.key.shape[1] <= self.options.top:
+            return attend(operands)
+        tile, memory = self._tile(rows, operands), self._memory(operands)
+        chosen, _ = chosen_keys(tile, memory, self.spec.mask, self.options.top)
+        return masked_weights(tile, memory, self.spec, chosen)
+
+    def _aligned(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
+        """The outputs; the mean `divergence` of real queries, times `align`, is kept as the auxiliary loss."""
+        tile, memory = self._tile(rows, operands), self._memory(operands)
+        outputs, losses = zip(*self._in_pieces(masked_and_far, tile, memory), strict=True)
+        loss = torch.cat(losses, dim=1)
+        real = (
+            torch.ones_like(loss)
+            if operands.key_padding_mask is None
+            else operands.key_padding_mask[:, -rows.shape[1] :]
+        )
+        self.keep_auxiliary_loss(self.options.align * (loss * real).sum() / real.sum().clamp(min=1))
+        return torch.cat(outputs, dim=1).to(rows.dtype)
+
+    def _in_pieces(self, read: Callable[..., Read], tile: Tile, memory: Memory) -> list[Read]:
+        """The results of `read` for the tile, split into pieces so that at most `PIECE` scores are held at once."""
+        largest = max(self.options.index_heads, self.spec.heads.query)
+        length = max(1, PIECE // max(1, largest * memory.key[:, :, 0, 0].numel()))
+        further = memory, self.spec, self.options.top
+        if torch.compiler.is_compiling() or length >= tile.positions.shape[1]:
+            return [read(tile, *further)]
+        if not torch.is_grad_enabled():
+            return [read(piece, *further) for piece in tile.pieces(length)]
+        # Scores are not stored for the backward pass, which recomputes them piece by piece.
+        return [checkpoint(read, piece, *further, use_reentrant=False) for piece in tile.pieces(length)]
+
+    def _tile(self, rows: Tensor, operands: AttentionInputs) -> Tile:
+        places = positions(operands)[0].expand(rows.shape[0], -1)
+        query = wide(operands.query) * self.spec.heads.key_size**-0.5
+        return Tile(query, self.indexer.queries(rows, places), self.indexer.weights(rows), places)
+
+    def _memory(self, operands: AttentionInputs) -> Memory:
+        places = positions(operands)[1]
+        index = self.indexer.turned_keys(operands.fields["index"], places)
+        return Memory(wide(operands.key), wide(operands.value), index, places, operands.key_padding_mask)

@@ -1,0 +1,54 @@
+"""Show or upgrade the database at ATTN_DATABASE or of a home folder: `python -m attn_gateway.records show|upgrade`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from attn_core.errors import AttnError
+from sqlalchemy import func, select
+
+from attn_gateway.records import schema_version
+from attn_gateway.records.database import Database, database_url
+from attn_gateway.records.gateways import GatewayRecords
+from attn_gateway.records.leases import database_time
+from attn_gateway.records.tables import metadata
+
+
+def show(database: Database) -> None:
+    """Print the URL, the schema version, how many records there are, and the gateways with their heartbeats."""
+    sys.stdout.write(f"{database.shown}\nschema version {schema_version.NEWEST}\n")
+    with database.reading() as connection:
+        for table in metadata.sorted_tables:
+            count = connection.execute(select(func.count()).select_from(table)).scalar_one()
+            sys.stdout.write(f"{table.name:13} {count}\n")
+        now = database_time(connection)
+    for gateway in GatewayRecords(database).world().gateways.values():
+        state, age = "gone" if gateway.gone else "runs", now - gateway.heartbeat
+        sys.stdout.write(f"gateway {gateway.address} on {gateway.host}: {state}, heartbeat {age:.0f} s ago\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m attn_gateway.records", description=__doc__)
+    parser.add_argument("action", choices=["show", "upgrade"])
+    parser.add_argument(
+        "home", type=Path, nargs="?", default=Path(), help="home folder, used if ATTN_DATABASE is not set"
+    )
+    args = parser.parse_args(arguments)
+    try:
+        with Database(database_url(args.home.resolve()), upgrade=args.action == "upgrade") as database:
+            if args.action == "show":
+                show(database)
+            else:
+                done = ", ".join(database.upgraded) or "nothing to do"
+                sys.stdout.write(f"schema version {schema_version.NEWEST}: {done}\n")
+    except AttnError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
