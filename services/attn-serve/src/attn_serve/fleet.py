@@ -22,8 +22,7 @@ from attn_core.errors import (
     cleaning_up,
 )
 from attn_engine.client import EngineClient
-from attn_engine.host.ranks import require_tensor_parallel
-from attn_models.lora.files import base_of, is_adapter
+from attn_models.lora.peft_config import base_of, is_adapter
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState, Prompt
 
 from attn_serve.refusals import RecentRefusals
@@ -370,7 +369,10 @@ class Fleet:
         for name, one in wanted.items():
             require_name(name, "models")
             folder = await self._sources.find(one.source)
-            await asyncio.to_thread(require_tensor_parallel, folder, one.config)
+            if one.config.tensor_parallel_size > 1:
+                from attn_engine.host.ranks import require_tensor_parallel
+
+                await asyncio.to_thread(require_tensor_parallel, folder, one.config)
             if one.deployment.prefill_replicas is not None:
                 from attn_serve.disaggregation import require_movable
 
