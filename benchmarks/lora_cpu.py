@@ -41,7 +41,7 @@ from attn_schema.training import (
 )
 from attn_serve.in_process import InProcess
 from attn_serve.service import InferenceGrpc
-from attn_train.service import InProcessTrainingGrpc
+from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
 from report import write_report
 
@@ -180,7 +180,7 @@ async def measured(given: argparse.Namespace, home: Path) -> list[dict[str, Any]
     write_dataset(home / "orders.jsonl", texts[:TRAINING])
     cluster = Cluster(ClusterSettings(home=home))
     services = [
-        InProcessTrainingGrpc(
+        TrainingGrpc(
             cluster, TrainSettings(threads=given.threads, data_roots=(home, models_folder(home_folder())))
         ),
         InProcessInference(cluster),

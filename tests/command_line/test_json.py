@@ -30,7 +30,7 @@ from attn_serve.fleet import Fleet
 from attn_serve.in_process import InProcess
 from attn_serve.servicers import InferenceServicer, ModelServicer
 from attn_serve.sources import ModelSources
-from attn_train.service import InProcessTrainingGrpc
+from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
 
 LAYER = ("--hidden-size", "8", "--num-layers", "1", "--num-heads", "2", "--max-seq-len", "8", "--batch-size", "2")
@@ -122,7 +122,7 @@ class LocalInference:
 
 @asynccontextmanager
 async def served(home: Path) -> AsyncIterator[str]:
-    training = InProcessTrainingGrpc(Cluster(ClusterSettings(home=home)), TrainSettings(data_roots=(home,)))
+    training = TrainingGrpc(Cluster(ClusterSettings(home=home)), TrainSettings(data_roots=(home,)))
     async with serving([LocalInference(home), training], shutdown_timeout=20.0) as gateway:
         yield gateway.address
 

@@ -115,10 +115,10 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
     ] | None = None  # fmt: skip
     ray: Annotated[
         bool,
-        Meta(description="Run models and jobs on Ray: on an instance that the server starts, or at RAY_ADDRESS."),
-    ] = False  # fmt: skip
+        Meta(description="Run models and jobs on Ray, which is started on this machine unless RAY_ADDRESS is set."),
+    ] = False
     cpus: Annotated[
-        int, Meta(ge=1, le=MAX_CPUS, description="CPUs of the server's own Ray instance; all if not given.")
+        int, Meta(ge=1, le=MAX_CPUS, description="CPUs for the workers of training jobs; all if not given.")
     ] | None = None  # fmt: skip
     shutdown_timeout: Annotated[
         float, Meta(ge=0, description="Seconds that running calls may take to finish at shutdown.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -61,15 +62,15 @@ class ModelToLoad:
 class ClusterSettings:
     """How to reach or start the Ray cluster, and the settings of this installation that services need.
 
-    Services run everything in processes of this machine unless an `address` of a cluster is given, `ray` is set, or
-    they need more than this machine has. Without `address` a private cluster is then started on this machine, with `cpus`
-    logical CPUs (None: all) and an object store of `object_store_bytes`. `models` are loaded at the start, with the
-    configs `engine` and `deployment`, then the LoRA `adapters` on them. With `replica_tls`, gateways and replicas
-    communicate over TLS.
+    Models and jobs run on the cluster with `ray` or an `address`, or if they need more than this machine has, else as
+    processes of this machine; raises `MissingPackage` if Ray is asked for and not installed. Without `address` a private cluster is started on this machine, with
+    `cpus` logical CPUs (None: all), also those of jobs without Ray, and an object store of `object_store_bytes`.
+    `models` are loaded at the start, with the configs `engine` and `deployment`, then the LoRA `adapters` on them. With
+    `replica_tls`, gateways and replicas communicate over TLS.
     """
 
-    address: str | None = None
     ray: bool = False
+    address: str | None = None
     cpus: int | None = None
     object_store_bytes: int = 256 * 2**20
     home: Path = field(default_factory=home_folder)
@@ -79,10 +80,22 @@ class ClusterSettings:
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
     replica_tls: ReplicaTls | None = None
 
+    def __post_init__(self) -> None:
+        if self.uses_ray and not is_installed("ray"):
+            raise MissingPackage.of("ray", "--ray" if self.address is None else "RAY_ADDRESS")
+
     @property
-    def on_ray(self) -> bool:
-        """Whether services run everything on Ray."""
+    def uses_ray(self) -> bool:
+        """Whether everything runs on Ray, even if this machine is enough for it."""
         return self.ray or self.address is not None
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 class Cluster:
@@ -119,7 +132,7 @@ class Cluster:
                 await _finish(asyncio.wrap_future(self._thread.submit(self._ray.start)))
                 self._started = True
             except ImportError as error:
-                raise MissingPackage.of("ray", "distributing work over processes and machines by Ray") from error
+                raise MissingPackage.of("ray", "using more than this machine") from error
             except Exception as error:
                 # Ray has no exception class of its own for a failed start.
                 address = self.settings.address

@@ -73,8 +73,8 @@ def serve_command(
             otlp_traces_endpoint=server.otlp_traces_endpoint,
         ),
         cluster=ClusterSettings(
-            address=os.environ.get("RAY_ADDRESS") or None,
             ray=server.ray,
+            address=os.environ.get("RAY_ADDRESS") or None,
             cpus=server.cpus,
             home=private_folder(server.home or home_folder()),
             models=(*given, *ModelToLoad.of(cluster)),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Mapping
-from contextlib import ExitStack
+from concurrent.futures import Future, InvalidStateError
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import msgspec
-from attn_core.errors import AttnError, Unavailable, cleaning_up
+from attn_core.errors import AttnError, Unavailable
 from attn_engine.client import EngineClient, EngineLost
 from attn_engine.host import EmbedTask, TextTask
-from attn_engine.processes import Child
 from attn_schema import (
     AttentionMap,
     AttentionMapsRequest,
@@ -23,6 +23,7 @@ from attn_schema import (
     Prompt,
     Tokenization,
 )
+from attn_schema.child_process import Child
 
 from attn_serve.placement import GpuShares, engine_environment, with_threads
 from attn_serve.replica_client import ReplicaClient
@@ -138,9 +139,8 @@ class ChildProcess(EngineClient):
     async def _launch(self, environment: Mapping[str, str]) -> ModelInfo:
         """Start a child and connect to it; raises the error of loading, `Unavailable` if it died of that."""
         task = EngineTask(str(self._folder), self._config)
-        child = self._child = Child("attn_serve.engine_server:main", task, environment)
-        answered = await asyncio.shield(asyncio.wrap_future(child.answer))
-        loaded = msgspec.json.decode(answered, type=Loaded) if answered else Loaded()
+        child = self._child = await asyncio.to_thread(Child, "attn_serve.engine_server:main", environment)
+        loaded = await asyncio.wrap_future(_loaded(child, task))
         if loaded.address is None:
             words = await self._end_child(EXIT_SECONDS)
             raise (
@@ -199,7 +199,18 @@ class ChildProcess(EngineClient):
         child, self._child = self._child, None
         if child is None:
             return ""
-        child.close()
-        with cleaning_up("a child process"):
-            await asyncio.to_thread(child.stop, seconds)
-        return await asyncio.to_thread(child.last_words)
+        return await asyncio.to_thread(child.stop, seconds)
+
+
+def _loaded(child: Child, task: EngineTask) -> Future[Loaded]:
+    """What a child answers to its task, in a future: loading may take minutes; nothing is set if it dies first."""
+    answer: Future[Loaded] = Future()
+
+    def run() -> None:
+        child.send(task)
+        loaded = next(child.messages(Loaded), Loaded())
+        with suppress(InvalidStateError):  # nobody waits any more
+            answer.set_result(loaded)
+
+    threading.Thread(target=run, name=f"start of {child.pid}", daemon=True).start()
+    return answer

@@ -25,10 +25,10 @@ from attn_engine.host import TextTask
 from attn_engine.host.engine import OpenRanks
 from attn_engine.host.rank_processes import RankProcesses
 from attn_engine.host.ranks import RankGroup
-from attn_engine.processes import answer, read_task
 from attn_gateway import ReplicaTls
 from attn_gateway.gc_heap import freeze_gc_heap
 from attn_schema import EngineConfig
+from attn_schema.child_process import Parent
 
 from attn_serve import replica_messages as messages
 from attn_serve.in_process import InProcess
@@ -310,19 +310,22 @@ def _answered() -> Iterator[None]:
 
 
 def main() -> None:
-    """The entry point of the child."""
-    asyncio.run(_serve(read_task(EngineTask)))
+    """The entry point of a child process: serve the model of its `EngineTask`."""
+    parent = Parent()
+    task = parent.task(EngineTask)
+    parent.follow(EngineTask, lambda _: None)  # there is one; this process ends with its parent
+    asyncio.run(_serve(parent, task))
 
 
-async def _serve(task: EngineTask) -> None:
+async def _serve(parent: Parent, task: EngineTask) -> None:
     server = EngineServer(Path(task.folder), task.config, _ranks)
     try:
         address = await server.start("127.0.0.1")
     except AttnError as error:
-        answer(Loaded(error=SentError.of(error)))
+        parent.send(Loaded(error=SentError.of(error)))
         return
     freeze_gc_heap()
-    answer(Loaded(address=address))
+    parent.send(Loaded(address=address))
     while server.engine.alive:  # noqa: ASYNC110 -- threads end without telling the loop
         await asyncio.sleep(WATCH_SECONDS)
     log.error("the engine has ended")

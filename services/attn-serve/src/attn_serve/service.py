@@ -65,7 +65,7 @@ class InferenceGrpc:
         for adapter in settings.adapters if len(wanted) == 1 else ():
             require_adaptable(adapter.name, next(iter(wanted.values())).config)
         await self.fleet.require_sources(wanted)
-        if settings.on_ray:
+        if settings.uses_ray:
             await self._cluster.start()
         shared = settings.address is not None
         configured = {*wanted, *(adapter.name for adapter in settings.adapters)}
@@ -131,7 +131,7 @@ class InferenceGrpc:
         # The weights of tenants are always the server's, whoever loads the model.
         settings = self._cluster.settings
         config = config.replace(tenant_weights=settings.engine.tenant_weights)
-        if not (settings.on_ray or deployment.deployed) and fits_here(config):
+        if not (settings.uses_ray or deployment.deployed) and fits_here(config):
             return ChildProcess(name, folder, config, self._gpus)
         from attn_serve.disaggregation import DisaggregatedReplicas
         from attn_serve.replicas import Replicas

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import time
@@ -24,6 +25,7 @@ from attn_gateway.records.database import CALL_SECONDS
 from attn_gateway.records.leases import LEASE_SECONDS
 from attn_gateway.settings import is_loopback
 from attn_schema.codec import from_message, to_message
+from attn_schema.cores import usable_cores
 from attn_schema.training import JobError, JobState, TrainingConfig, TrainingJob, field_path
 
 from attn_train.access import Access
@@ -32,6 +34,7 @@ from attn_train.base_model import completed
 from attn_train.checking import Checks
 from attn_train.dispatcher import Dispatcher, Host
 from attn_train.estimate import estimated_apart
+from attn_train.job_queue import Room
 from attn_train.model import resolved
 from attn_train.records import JobRecord, Stop
 from attn_train.settings import Layout, TrainSettings
@@ -336,7 +339,7 @@ def _message(job: JobRecord) -> pb.TrainingJob:
 
 
 class TrainingGrpc:
-    """The training service with jobs as Ray actors of the gateway's cluster, started when the first job needs it."""
+    """The training service, with jobs as processes of this machine, or as actors of the gateway's Ray cluster."""
 
     names = ("attn.v1.TrainingService",)
 
@@ -379,12 +382,18 @@ class TrainingGrpc:
         self._store.close()
 
     async def make_host(self) -> Host:
-        """Start the cluster, and return a host that runs supervisors on Ray."""
-        await self._cluster.start()
-        from attn_train.on_ray import RayHost
+        """Return a host that runs supervisors and workers on this machine, or on Ray, which is started or joined."""
+        settings = self._cluster.settings
+        if settings.uses_ray:
+            await self._cluster.start()
+            from attn_train.on_ray import RayHost
 
-        private = self._cluster.settings.address is None
-        return RayHost(self.supervisor_settings(), private=private)
+            return RayHost(self.supervisor_settings(), private=settings.address is None)
+        from attn_train.processes import Gpus, LocalHost, ProcessBackend
+
+        gpus = Gpus()
+        room = Room(jobs=math.inf, cpus=settings.cpus or usable_cores(), gpus=gpus.count)
+        return LocalHost(self.supervisor_settings(), ProcessBackend(gpus), room)
 
     def supervisor_settings(self) -> SupervisorSettings:
         """Return the settings of supervisors."""
@@ -397,13 +406,3 @@ class TrainingGrpc:
             gpus=self._settings.gpus,
             log_to=self._settings.log_to,
         )
-
-
-class InProcessTrainingGrpc(TrainingGrpc):
-    """The training service without Ray: everything runs in threads of this process."""
-
-    async def make_host(self) -> Host:
-        """Return a host that runs supervisors as threads."""
-        from attn_train.in_process import ThreadHost
-
-        return ThreadHost(self.supervisor_settings())

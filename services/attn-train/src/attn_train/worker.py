@@ -23,10 +23,10 @@ from attn_train.attempt import (
     Assignment,
     Failed,
     Finished,
-    GoesOn,
     Heartbeat,
     Lost,
     Outcome,
+    Resumed,
     SendMessage,
     Stalled,
     Stopped,
@@ -180,7 +180,7 @@ class Waiting:
         finally:
             if self._stalled:
                 self._stalled = False
-                self._reporter.send(GoesOn())
+                self._reporter.send(Resumed())
 
     def _report_stall(self, error: AttnError) -> None:
         if not self._stalled:

@@ -27,7 +27,7 @@ from attn_train.comparison.plan import Question, parse_entries, parse_sizes, pla
 from attn_train.comparison.report import page, picture, png
 from attn_train.comparison.results import as_json, grouped, scaling, table
 from attn_train.comparison.runs import ComparisonFolder, RunsHere, RunsOnServer, trained
-from attn_train.service import InProcessTrainingGrpc
+from attn_train.service import TrainingGrpc
 from attn_train.settings import Layout, TrainSettings
 
 
@@ -174,7 +174,7 @@ async def test_on_a_server_each_run_is_a_job_with_the_same_losses(ask, home, tmp
     _, local = here(question, home)
     other = tmp_path / "server"
     shutil.copytree(home / "data", other / "data")
-    service = InProcessTrainingGrpc(Cluster(ClusterSettings(home=other)), TrainSettings(data_roots=(home, other)))
+    service = TrainingGrpc(Cluster(ClusterSettings(home=other)), TrainSettings(data_roots=(home, other)))
 
     def compare(address):
         with Client(ClientSettings(address=address)) as client:

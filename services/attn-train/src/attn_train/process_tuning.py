@@ -10,7 +10,7 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
 LARGEST_KEPT = 1 << 30
-SPINS = "10000"
+SPIN_COUNT, SPINS = "GOMP_SPINCOUNT", "10000"
 
 
 def keep_freed_memory() -> None:
@@ -34,4 +34,4 @@ def spin_briefly() -> None:
     threads were ten times slower than one. With this setting threads spin for some ten microseconds, which is longer
     than the others take on an idle machine.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    os.environ.setdefault(SPIN_COUNT, SPINS)

@@ -13,7 +13,7 @@ import pytest
 PROGRAM = textwrap.dedent(
     """
     import sys, threading, psutil, torch
-    from attn_train.process import keep_freed_memory
+    from attn_train.process_tuning import keep_freed_memory
 
     def run():
         made = [torch.ones(1 << 18) for _ in range(64)]
