@@ -63,10 +63,10 @@ class ClusterSettings:
     """How to reach or start the Ray cluster, and the settings of this installation that services need.
 
     Models and jobs run on the cluster with `ray` or an `address`, or if they need more than this machine has, else as
-    processes of this machine; raises `MissingPackage` if Ray is asked for and not installed. Without `address` a private cluster is started on this machine, with
-    `cpus` logical CPUs (None: all), also those of jobs without Ray, and an object store of `object_store_bytes`.
-    `models` are loaded at the start, with the configs `engine` and `deployment`, then the LoRA `adapters` on them. With
-    `replica_tls`, gateways and replicas communicate over TLS.
+    processes of this machine; raises `MissingPackage` if Ray is asked for and not installed. Without `address` a
+    private cluster is started on this machine, with `cpus` logical CPUs (None: all), also those of jobs without Ray,
+    and an object store of `object_store_bytes`. `models` are loaded at the start, with the configs `engine` and
+    `deployment`, then the LoRA `adapters` on them. With `replica_tls`, gateways and replicas communicate over TLS.
     """
 
     ray: bool = False

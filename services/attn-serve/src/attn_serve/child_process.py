@@ -173,7 +173,7 @@ class ChildProcess(EngineClient):
             self._deaths = [*(at for at in self._deaths if now - at < DEATHS_SECONDS), now]
             if len(self._deaths) >= MAX_DEATHS:
                 break
-            log.warning("the engine of model %s died (%s); it is started again", self._name, words)
+            log.warning("the engine of model %s died: it %s; it is started again", self._name, words)
             try:
                 await self._launch(environment)
             except AttnError as error:
@@ -181,7 +181,7 @@ class ChildProcess(EngineClient):
                 words = error.message
             else:
                 return
-        words = f"its engine died {MAX_DEATHS} times within {DEATHS_SECONDS:g} seconds: {words}"
+        words = f"its engine died {MAX_DEATHS} times within {DEATHS_SECONDS:g} seconds; the last one {words}"
         log.error("model %s has failed: %s", self._name, words)
         self._end = Unavailable(f"model {self._name!r} has failed: {words}", model=self._name)
         self.streams.fail(self._end)
