@@ -180,9 +180,7 @@ async def measured(given: argparse.Namespace, home: Path) -> list[dict[str, Any]
     write_dataset(home / "orders.jsonl", texts[:TRAINING])
     cluster = Cluster(ClusterSettings(home=home))
     services = [
-        TrainingGrpc(
-            cluster, TrainSettings(threads=given.threads, data_roots=(home, models_folder(home_folder())))
-        ),
+        TrainingGrpc(cluster, TrainSettings(threads=given.threads, data_roots=(home, models_folder(home_folder())))),
         InProcessInference(cluster),
     ]
     async with serving(services) as gateway, AsyncClient(ClientSettings(address=gateway.address)) as client:

@@ -65,7 +65,6 @@ CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "reproduce": (ARRAY, ("--list",)),
     "roofline": (OBJECT, ()),
     "show": (OBJECT, ("sliding_window", "--option", "window=4")),
-    "sweep": (ARRAY, ("--vary", "learning_rate=1e-3,1e-2", "--dry-run", "--dataset", "TEXT", *LAYER, "--steps", "2")),
     "top": (OBJECT, ()),
     "train": (LINES, ("--job", "one", "--dataset", "TEXT", "--mechanism", "mha", *LAYER, "--steps", "2")),
 }  # fmt: skip

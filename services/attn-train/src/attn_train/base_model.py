@@ -27,7 +27,7 @@ from torch import nn
 
 from attn_train.data.load import tokenizer_folder
 from attn_train.data.synthetic import TASKS
-from attn_train.prepared.shards import PreparedData
+from attn_train.data.token_shards.shards import PreparedData
 from attn_train.tasks.base import derived
 from attn_train.tasks.language_modeling import CHARACTER
 

@@ -24,9 +24,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from attn_train.group import Group, Tensors
 from attn_train.layout import MeshLayout
 from attn_train.precision import blocks_of, set_up_blocks
+from attn_train.process_group import Group, Tensors
 from attn_train.records import Stop
 from attn_train.sharded_checkpoint import Block, Held, Pieces
 

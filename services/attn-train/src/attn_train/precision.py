@@ -28,8 +28,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
+from attn_train.fused_linears import join_products
 from attn_train.gpu_products import GpuProducts, HalfWeights
-from attn_train.joint import join_products
 
 Precision = Callable[[], AbstractContextManager[object]]
 """Returns a context for forward passes in some precision."""

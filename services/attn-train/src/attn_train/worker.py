@@ -35,9 +35,9 @@ from attn_train.attempt import (
 from attn_train.base_model import load_base
 from attn_train.checkpoint import Saved
 from attn_train.data.load import load_dataset
-from attn_train.group import Group
 from attn_train.model import configured
 from attn_train.object_checkpoints import checkpoints_of
+from attn_train.process_group import Group
 from attn_train.records import Stop, StopFlag
 from attn_train.settings import Layout
 from attn_train.stalls import is_disk_error, is_file_error, pausing, with_retries

@@ -103,10 +103,10 @@ def test_an_interrupted_run_goes_on_to_what_it_would_have_found(ask, home):
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(ask, home):
     class Broken(RunsHere):
-        def train(self, run, say, until=None):
+        def train(self, run, say):
             if run.label == "linear":
                 raise InternalError("no luck")
-            return super().train(run, say, until)
+            return super().train(run, say)
 
     question = ask(seeds=1)
     folder = ComparisonFolder(home, question.title)

@@ -17,8 +17,8 @@ from attn_schema.prepared import PreparedSource
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
-from attn_train.prepared.order import MixedSource, Mixture, Reader, RecordReader, WindowReader
-from attn_train.prepared.shards import FIELD, TRAIN, PreparedData, PreparedSet
+from attn_train.data.token_shards.order import MixedSource, Mixture, Reader, RecordReader, WindowReader
+from attn_train.data.token_shards.shards import FIELD, TRAIN, PreparedData, PreparedSet
 from attn_train.tasks.base import (
     PADDED,
     VALIDATION_ROWS,

@@ -19,8 +19,8 @@ from attn_train.data.conversations import (
     require_template,
     tokenized_chat,
 )
-from attn_train.prepared.inputs import Row
-from attn_train.prepared.shards import KINDS
+from attn_train.data.token_shards.inputs import Row
+from attn_train.data.token_shards.shards import KINDS
 from attn_train.tasks.seq2seq import token_pairs
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {

@@ -15,9 +15,9 @@ from attn_schema.flags import with_flags
 from attn_schema.output import Json, note, print_json
 from attn_schema.prepared import PrepareConfig
 
-from attn_train.prepared.pools import inline, processes, ray_tasks
-from attn_train.prepared.prepare import Pool, Progress, Request, prepare
-from attn_train.prepared.shards import TRAIN, VALIDATION, PreparedData
+from attn_train.data.token_shards.pools import inline, processes, ray_tasks
+from attn_train.data.token_shards.prepare import Pool, Progress, Request, prepare
+from attn_train.data.token_shards.shards import TRAIN, VALIDATION, PreparedData
 from attn_train.tasks.seq2seq import is_byte_pairs
 
 app = typer.Typer(no_args_is_help=True, help="Prepare training data that does not fit into memory, and inspect it.")

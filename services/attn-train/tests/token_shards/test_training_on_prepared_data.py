@@ -23,8 +23,8 @@ from attn_schema.training import (
 )
 from attn_train.admission import check_config
 from attn_train.checkpoint import CheckpointFolder
-from attn_train.prepared.order import MixedSource, Mixture, RecordReader, WindowReader, shuffled
-from attn_train.prepared.shards import TRAIN
+from attn_train.data.token_shards.order import MixedSource, Mixture, RecordReader, WindowReader, shuffled
+from attn_train.data.token_shards.shards import TRAIN
 from attn_train.records import Stop, StopFlag
 from attn_train.tasks.base import PADDED, VALIDATION_ROWS, on_host, to_device
 from attn_train.tasks.distillation import DistillationTask

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -177,21 +176,20 @@ def rows_of(unit: Unit, columns: Sequence[str] = (), *, lines: bool = False) -> 
     Raises `InvalidValue`, which names the file and the line, for content that cannot be read.
     """
     path = Path(unit.file)
-    if unit.format == "parquet":
-        yield from _parquet_rows(path, unit, columns)
-    elif unit.format == "arrow":
-        yield from _arrow_rows(path, columns)
-    elif unit.format == "jsonl":
-        with _reading(path):
+    with _reading(path):
+        if unit.format == "parquet":
+            yield from _parquet_rows(path, unit, columns)
+        elif unit.format == "arrow":
+            yield from _arrow_rows(path, columns)
+        elif unit.format == "jsonl":
             yield from _json_rows(path, unit)
-    else:
-        with _reading(path):
+        else:
             yield from (_text_lines if lines else _text_pieces)(path, unit)
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """A context in which errors of damaged files become `InvalidValue` with the file's path."""
+    """A context in which errors of files that are damaged or cut off become `InvalidValue` with the file's path."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -199,65 +197,22 @@ def _reading(path: Path) -> Iterator[None]:
         raise InvalidValue.of(
             FIELD, f"{path} with the bytes {error.object[error.start : error.start + 4]!r}", allowed
         ) from error
-    except (OSError, EOFError) as error:
-        raise InvalidValue.of(FIELD, str(path), f"a complete, readable file ({error})") from error
     except Exception as error:
-        if type(error).__module__.startswith("zstandard"):
-            raise InvalidValue.of(FIELD, str(path), f"a complete zstd file ({error})") from error
-        raise
+        if not isinstance(error, OSError) and not type(error).__module__.startswith("pyarrow"):
+            raise
+        why = " ".join(str(error).split())[:200]
+        raise InvalidValue.of(FIELD, str(path), f"a complete, readable file ({why})") from error
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    ending = path.suffix.lower()
-    if ending == ".zst":
-        try:
-            import zstandard
-        except ImportError as error:
-            raise MissingPackage.of("attn-train[data]", "reading .zst files") from error
-        with path.open("rb") as raw, _Whole(zstandard, raw) as file:
-            yield file
-    elif ending == ".gz":
-        with gzip.open(path) as unpacked:
-            yield unpacked  # type: ignore[misc]
-    else:
+    """Give the content of a file, unpacked if it is compressed; reading one that was cut off raises `OSError`."""
+    if path.suffix.lower() not in COMPRESSED:
         with path.open("rb") as file:
             yield file
-
-
-class _Whole(io.BufferedReader):
-    """The content of a zstd file; raises `EOFError` for an incomplete last frame, which the library would ignore."""
-
-    def __init__(self, library: Any, raw: BinaryIO) -> None:
-        super().__init__(_Frames(library, raw), buffer_size=1 << 20)
-
-
-class _Frames(io.RawIOBase):
-    def __init__(self, library: Any, raw: BinaryIO) -> None:
-        super().__init__()
-        self._library, self._raw = library, raw
-        self._frame: Any = None
-        self._fed, self._rest = b"", b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            data = self._fed or self._raw.read(1 << 17)
-            self._fed = b""
-            if not data:
-                if self._frame is not None:
-                    raise EOFError("the last frame is incomplete")
-                return 0
-            if self._frame is None:
-                self._frame = self._library.ZstdDecompressor(max_window_size=1 << 30).decompressobj()
-            self._rest = self._frame.decompress(data)
-            if self._frame.eof:
-                self._fed, self._frame = self._frame.unused_data, None
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count
+        return
+    with _arrow().input_stream(str(path)) as unpacked, io.BufferedReader(unpacked, buffer_size=1 << 20) as file:
+        yield file
 
 
 def _lines(path: Path, unit: Unit) -> Iterator[tuple[int, bytes]]:
@@ -341,20 +296,17 @@ def _arrow() -> Any:
     try:
         import pyarrow as pa
     except ImportError as error:
-        raise MissingPackage.of("attn-train[data]", "reading Parquet and Arrow files") from error
+        raise MissingPackage.of("attn-train[data]", "reading Parquet, Arrow and compressed files") from error
     return pa
 
 
 @contextmanager
 def _table(path: Path) -> Iterator[Any]:
-    arrow = _arrow()
+    _arrow()
     from pyarrow import parquet
 
-    try:
-        with parquet.ParquetFile(path, memory_map=True) as file:
-            yield file
-    except (arrow.ArrowException, OSError) as error:
-        raise InvalidValue.of(FIELD, str(path), f"a complete Parquet file ({_one_line(error)})") from error
+    with _reading(path), parquet.ParquetFile(path, memory_map=True) as file:
+        yield file
 
 
 def _parquet_rows(path: Path, unit: Unit, columns: Sequence[str]) -> Iterator[Row]:
@@ -369,16 +321,13 @@ def _parquet_rows(path: Path, unit: Unit, columns: Sequence[str]) -> Iterator[Ro
 
 def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     arrow, number = _arrow(), 0
-    try:
-        with arrow.memory_map(str(path)) as file, _arrow_batches(arrow, file) as batches:
-            for batch in batches:
-                wanted = batch.select([name for name in columns if name in batch.schema.names]) if columns else batch
-                for start in range(0, wanted.num_rows, ROWS):
-                    for values in wanted.slice(start, ROWS).to_pylist():
-                        yield Row(values, f"{path}, row {number}")
-                        number += 1
-    except (arrow.ArrowException, OSError) as error:
-        raise InvalidValue.of(FIELD, str(path), f"a complete Arrow file ({_one_line(error)})") from error
+    with arrow.memory_map(str(path)) as file, _arrow_batches(arrow, file) as batches:
+        for batch in batches:
+            wanted = batch.select([name for name in columns if name in batch.schema.names]) if columns else batch
+            for start in range(0, wanted.num_rows, ROWS):
+                for values in wanted.slice(start, ROWS).to_pylist():
+                    yield Row(values, f"{path}, row {number}")
+                    number += 1
 
 
 @contextmanager
@@ -391,7 +340,3 @@ def _arrow_batches(arrow: Any, file: Any) -> Iterator[Iterator[Any]]:
         file.seek(0)
         with arrow.ipc.open_stream(file) as stream:
             yield iter(stream)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

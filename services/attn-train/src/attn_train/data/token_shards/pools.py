@@ -13,9 +13,9 @@ from pathlib import Path
 from attn_core.errors import AttnError, Unavailable, UserError, cleaning_up
 from attn_gateway import Cluster, ClusterSettings
 
-from attn_train.prepared.inputs import Unit
-from attn_train.prepared.prepare import UnitMaker
-from attn_train.prepared.shards import Shard
+from attn_train.data.token_shards.inputs import Unit
+from attn_train.data.token_shards.prepare import UnitMaker
+from attn_train.data.token_shards.shards import Shard
 
 
 def inline(folder: Path, units: Sequence[tuple[int, Unit]], workers: int) -> Iterator[list[Shard]]:  # noqa: ARG001

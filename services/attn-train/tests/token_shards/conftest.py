@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from attn_models.tokenizers.learned import byte_pair_tokenizer
 from attn_schema.prepared import PrepareConfig
-from attn_train.prepared.pools import inline
-from attn_train.prepared.prepare import Request, prepare
+from attn_train.data.token_shards.pools import inline
+from attn_train.data.token_shards.prepare import Request, prepare
 
 WORDS = ["query", "key", "value", "softmax", "head", "über", "日本", "norm", "rotary", "'quoted'", "mask"]
 

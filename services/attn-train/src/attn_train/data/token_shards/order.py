@@ -16,7 +16,7 @@ from attn_core.errors import InvalidValue
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attn_train.prepared.shards import FIELD, PreparedSet
+from attn_train.data.token_shards.shards import FIELD, PreparedSet
 from attn_train.tasks.base import PADDED
 
 ROUNDS = 4

@@ -17,9 +17,9 @@ from attn_schema.locks import exclusive
 from attn_schema.prepared import PrepareConfig
 
 from attn_train.data.conversations import require_template
-from attn_train.prepared.encoders import COLUMNS, ENCODERS, Record, affixes, text_in
-from attn_train.prepared.inputs import FIELD, Row, Unit, columns_of, input_files, rows_of, units_of
-from attn_train.prepared.shards import (
+from attn_train.data.token_shards.encoders import COLUMNS, ENCODERS, Record, affixes, text_in
+from attn_train.data.token_shards.inputs import FIELD, Row, Unit, columns_of, input_files, rows_of, units_of
+from attn_train.data.token_shards.shards import (
     MANIFEST,
     MASKED,
     PLAN,
