@@ -5,30 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from attn_core.errors import OutOfCapacity
 from attn_schema import EngineConfig
 from attn_schema.cores import rank_cores
-from attn_schema.device import AUTO
+from attn_schema.device import AUTO, VISIBLE, visible_gpus
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-GPUS = Path("/proc/driver/nvidia/gpus")
 ROUNDING = 1e-6
 SPIN_COUNT = "10000"
-
-
-def visible_gpus() -> list[str]:
-    """The GPUs that processes of this server may use, as `CUDA_VISIBLE_DEVICES` names them; without importing torch."""
-    if VISIBLE in os.environ:
-        return [name.strip() for name in os.environ[VISIBLE].split(",") if name.strip() not in {"", "-1"}]
-    return [str(index) for index, _ in enumerate(GPUS.iterdir())] if GPUS.is_dir() else []
 
 
 def fits_here(config: EngineConfig) -> bool:
     """Whether this machine has a device for each rank of an engine; ranks on the CPU share it."""
     on_gpu = config.device.startswith("cuda") or (config.device == AUTO and bool(visible_gpus()))
-    return not on_gpu or config.tensor_parallel_size in range(2) or config.tensor_parallel_size <= len(visible_gpus())
+    return not on_gpu or config.tensor_parallel_size <= max(1, len(visible_gpus()))
 
 
 class GpuShares:

@@ -10,7 +10,9 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc.aio
 import msgspec
@@ -28,20 +30,20 @@ from attn_schema.codec import from_message, to_message
 from attn_schema.cores import usable_cores
 from attn_schema.training import JobError, JobState, TrainingConfig, TrainingJob, field_path
 
-from attn_train.access import Access
-from attn_train.admission import check_config, check_job_id, check_model_name_is_free, new_job_id
-from attn_train.base_model import completed
 from attn_train.checking import Checks
 from attn_train.dispatcher import Dispatcher, Host
-from attn_train.estimate import estimated_apart
 from attn_train.job_queue import Room
-from attn_train.model import resolved
 from attn_train.records import JobRecord, Stop
 from attn_train.settings import Layout, TrainSettings
 from attn_train.stalls import AT_WORK
 from attn_train.store import JobStore
 from attn_train.supervisor import SupervisorSettings
 
+if TYPE_CHECKING:
+    from attn_train.access import Access
+
+CHECKS = "attn_train.admission"
+"""The module of the checks of submissions. It is imported by the first of them, in a thread, as it imports torch."""
 POLL_SECONDS = 0.05
 
 
@@ -86,6 +88,8 @@ class ChangeNotifier:
 
 def config_of(message: pb.TrainingConfig) -> TrainingConfig:
     """Return the configuration of a message, with defaults filled in; raises `InvalidValue` with the field's path."""
+    from attn_train.model import resolved
+
     try:
         config = from_message(TrainingConfig, message)
     except InvalidValue as error:
@@ -130,6 +134,8 @@ class TrainingServicer(TrainingServiceServicer):
         """Validate and record a job, and wake the dispatcher; returns the existing job for a repeated request."""
         caller = call_of(context).caller
         config = await self._config(request, caller)
+        from attn_train.admission import check_model_name_is_free, new_job_id
+
         if not -HIGHEST_PRIORITY <= request.priority <= HIGHEST_PRIORITY:
             raise InvalidValue.of("priority", request.priority, f"-{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
         if request.priority > 0:
@@ -153,6 +159,9 @@ class TrainingServicer(TrainingServiceServicer):
         """Validate like a submission, and run a few steps in a separate process; one estimate at a time."""
         caller = call_of(context).caller
         config = await self._config(request, caller)
+        from attn_train.admission import check_model_name_is_free
+        from attn_train.estimate import estimated_apart
+
         if await self._repeated(request.job_id, config, caller.owner) is None:
             await self._check(config, caller)
             if request.job_id:
@@ -304,6 +313,8 @@ class TrainingServicer(TrainingServiceServicer):
         return msgspec.structs.replace(job, state=JobState.STALLED, error=JobError.of(Unavailable(message)))
 
     def _access(self, caller: Caller) -> Access:
+        from attn_train.access import Access
+
         trusted = self.only_this_machine or caller.owner != ""
         return Access(self._home, self._settings, self._models, caller.sees, trusted=trusted)
 
@@ -311,14 +322,19 @@ class TrainingServicer(TrainingServiceServicer):
         self, request: pb.SubmitTrainingJobRequest | pb.EstimateTrainingJobRequest, caller: Caller
     ) -> TrainingConfig:
         """Return the configuration of a request, with the fields that follow from its base model."""
+        admission = await asyncio.to_thread(import_module, CHECKS)
+        from attn_train.base_model import completed
+
         config = config_of(request.config)
         if request.job_id:
-            check_job_id(request.job_id)
+            admission.check_job_id(request.job_id)
         async with self.checks.turn(caller.tenant):
             await self.checks.run(self._access(caller).require, config)
             return await self.checks.run(completed, config, home=self._home)
 
     async def _check(self, config: TrainingConfig, caller: Caller) -> None:
+        from attn_train.admission import check_config
+
         async with self.checks.turn(caller.tenant):
             await self.checks.run(check_config, config, home=self._home)
 
