@@ -10,7 +10,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from attn_core.errors import AttnError, Unavailable
+from attn_core.errors import AttnError, Unavailable, cleaning_up
 from attn_engine.client import EngineClient, EngineLost
 from attn_engine.host import EmbedTask, TextTask
 from attn_schema import (
@@ -79,7 +79,8 @@ class ChildProcess(EngineClient):
         try:
             return await self._launch(environment)
         except BaseException:
-            await self.stop(0)
+            with cleaning_up("the child that did not start"):
+                await asyncio.shield(self.stop(0))
             raise
 
     async def submit(self, task: TextTask) -> None:
@@ -152,7 +153,8 @@ class ChildProcess(EngineClient):
             for name, folder in self._adapters.items():
                 await client.call("load_adapter", name, folder)
         except AttnError:
-            await client.close()
+            with cleaning_up("the connection to a child"):
+                await client.close()
             raise
         self._client = client
         return loaded.address.info

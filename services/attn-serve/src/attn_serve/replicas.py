@@ -18,7 +18,7 @@ from attn_engine.client import EngineClient, EngineLost
 from attn_engine.host import EmbedTask, PromptTokenizer, TextTask
 from attn_engine.host.ranks import require_tensor_parallel
 from attn_gateway import ReplicaTls
-from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus
+from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus, require_free
 from attn_models.tokenizers import Tokenizer
 from attn_schema import (
     AttentionMap,
@@ -338,6 +338,7 @@ class Replicas(EngineClient):
         require_places(self._folder, self._config, self._deployment)
         self._deployed = True
         gpu = gpu_request(self._config.device, self._config.gpu_memory_utilization, known_gpus())
+        require_free(gpu, "use a smaller --gpu-memory-utilization, or fewer models and jobs")
         config = self._config.replace(device=gpu.device)
         bundle = rank_resources(self._folder, config, gpu)
         ranks = config.tensor_parallel_size

@@ -33,8 +33,9 @@ from attn_schema import (
 from attn_schema.codec import from_message, to_message
 from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS
 
-from attn_serve.fleet import Fleet, require_serving
+from attn_serve.fleet import Fleet
 from attn_serve.refusals import RequestSize
+from attn_serve.served_model import require_serving
 from attn_serve.versions import base_name
 
 DEFAULT_SHUTDOWN_TIMEOUT = 30.0

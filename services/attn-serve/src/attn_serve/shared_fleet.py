@@ -24,8 +24,9 @@ from attn_gateway.records import ServedModel as Record
 from attn_gateway.records.gateways import HEARTBEAT_SECONDS, World
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 
-from attn_serve.fleet import HANDOVER_SECONDS, EngineMaker, Fleet, ServedModel, require_name, served_from
+from attn_serve.fleet import HANDOVER_SECONDS, EngineMaker, Fleet, require_name, served_from
 from attn_serve.other_models import Key, OtherModels, ServedElsewhere
+from attn_serve.served_model import ServedModel
 from attn_serve.sources import ModelSources
 from attn_serve.versions import base_name
 

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 HEADER_LIMIT = 16 << 20
 """The limit on the size of a header in bytes; a header of 100,000 tensors has about 12 MB."""
 SMAPS = Path("/proc/self/smaps")
-MAPPING = re.compile(r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) \S+ \S+ \S+ \S+ +(?P<file>/.*)")
+MAPPING = re.compile(
+    r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) .* (?P<file>/.*)\n(?:[A-Z]\w+:.*\n)*?Anonymous: +0 kB$", re.MULTILINE
+)
+"""An unchanged mapping of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +208,7 @@ def release_read_pages(folder: Path) -> None:
         return
     files = {str(path.resolve()) for path in folder.glob("*.safetensors")}
     madvise = ctypes.CDLL(None).madvise
-    mapping: re.Match[str] | None = None
-    for line in SMAPS.read_text().splitlines():
-        if (found := MAPPING.match(line)) is not None:
-            mapping = found if found["file"] in files else None
-        elif mapping is not None and line.split() == ["Anonymous:", "0", "kB"]:
+    for mapping in MAPPING.finditer(SMAPS.read_text()):
+        if mapping["file"] in files:
             start, end = int(mapping["start"], 16), int(mapping["end"], 16)
             madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
