@@ -39,6 +39,9 @@ PYTHON = PYTHONS[0]  # the only one with a CPU wheel of torch available; package
 CONSTRAINTS = ROOT / "constraints.txt"
 WHEELS = ROOT / "dist"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+ON_TWO_CORES = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--longest-first"]
+ON_TWO_CORES += ["--record-durations", str(WHEELS / "durations.json")]
+"""How a whole run is shared out; `python tools/durations.py dist/durations.json` keeps what it took."""
 
 
 def group(*names: str) -> tuple[str, ...]:
@@ -116,8 +119,14 @@ def dev(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["dev"])
 def tests(session: nox.Session) -> None:
     """Run all tests, or those given after --: nox -s tests -- packages/attn-core -k mask."""
-    everything = ["-n", "2", "--dist", "loadfile", "--durations", "15"]
-    run_in("dev", session, "python", "-m", "pytest", *(session.posargs or everything))
+    run_in("dev", session, "python", "-m", "pytest", *(session.posargs or [*ON_TWO_CORES, "--durations", "15"]))
+
+
+@nox.session(venv_backend="none", requires=["dev"], default=False)
+def nightly(session: nox.Session) -> None:
+    """Run all tests with every case of the laws, and those whose package has no minutes for them in `tests`."""
+    options = ["-m", "not oracle and not cluster", "--every-case", *ON_TWO_CORES]
+    run_in("dev", session, "python", "-m", "pytest", *options, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["dev"], default=False)
@@ -334,7 +343,9 @@ def run_tests_of(session: nox.Session, package: workspace.Package, wheels: dict[
         install_exactly(session, local, wheels)
     others = [str(need) for need in package.test_needs if need.name not in PACKAGES]
     install(session, *group("test"), *others)
-    session.run("python", "-m", "pytest", str(package.tests.relative_to(ROOT)), *session.posargs, env=ENVIRONMENT)
+    every = ["--every-case"] if package.is_plugin else []
+    tests = str(package.tests.relative_to(ROOT))
+    session.run("python", "-m", "pytest", tests, *every, *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session(requires=["wheels"], default=False)

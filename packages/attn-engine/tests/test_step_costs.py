@@ -17,7 +17,7 @@ from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import join_projections, quantize_model
 from attn_schema import StructuredOutput
 from attn_testing.pretend_cuda import H200, PretendCuda, pretended_gpu, to_pretended
-from pretended import gpu
+from pretended import gpu, require_triton
 from small_models import Bytes
 
 __all__ = ["gpu"]
@@ -233,6 +233,7 @@ def test_packed_weights_are_multiplied_by_one_program_each_and_cost_no_more_kern
     ("chip", "rounded"), [(H200, 1), (Gpu("NVIDIA A100", (8, 0)), 0)], ids=["rows in FP8 too", "weights alone"]
 )
 def test_weights_in_fp8_take_one_program_a_product_and_one_more_where_rows_are_rounded(chip, rounded):
+    require_triton()
     with pretended_gpu(chip) as gpu, torch.inference_mode():
         assert kernels_a_layer(gpu, "fp8", rounded) <= 10 + 4 * rounded
 

@@ -74,6 +74,8 @@ def wait_until_free(gpus: float) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.ray
+@pytest.mark.cluster
 @pytest.mark.slow
 async def test_actors_see_what_they_asked_for(two_gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = two_gpus

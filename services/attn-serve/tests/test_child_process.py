@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 from asking_inference import until
-from attn_core.errors import AttnError, DeadlineExceeded, InvalidValue, OutOfCapacity, Unavailable
+from attn_core.errors import AttnError, DeadlineExceeded, InvalidValue, OutOfCapacity, Unavailable, WrongState
 from attn_engine.client import EngineClient
 from attn_engine.host import EmbedTask, TextTask
+from attn_models.weights.manifest import fingerprint
 from attn_schema import AttentionMapsRequest, EngineConfig, ModelState, Prompt, SamplingParams, ScoringParams
 from attn_serve import child_process, replica_client
 from attn_serve.child_process import ChildProcess
@@ -136,6 +138,29 @@ async def test_an_engine_that_comes_back_has_the_adapters_that_it_had(home: Path
     assert before != await text_of(engine, generation())
     os.kill((await engine.pids())[0], signal.SIGKILL)
     assert await text_of(engine, adapted) == before
+    await engine.stop(0)
+
+
+async def test_an_engine_that_comes_back_serves_what_was_loaded_or_refuses_it_by_name(
+    home: Path, tmp_path: Path
+) -> None:
+    """An adapter whose files have changed is refused, and the model goes on; then the model's files change."""
+    shutil.copytree(home / "models" / "tiny", tmp_path / "tiny")
+    for seed, name in enumerate(("fourth", "other")):
+        make_adapter(tmp_path / "tiny", name, seed)
+    engine = ChildProcess("kept", tmp_path / "tiny", ONE_THREAD.replace(fingerprint=fingerprint(tmp_path / "tiny")))
+    await engine.start()
+    await engine.load_adapter("fourth", tmp_path / "fourth")
+    plain = await text_of(engine, generation())
+    for source, target, again in (("other", "fourth", plain), ("fourth-merged", "tiny", None)):
+        for file in (tmp_path / source).iterdir():
+            (tmp_path / target / file.name).write_bytes(file.read_bytes())
+        os.kill((await engine.pids())[0], signal.SIGKILL)
+        await until(lambda: not engine.replicas)
+        if again is not None:
+            assert await text_of(engine, generation()) == again
+        with pytest.raises(WrongState, match=target):
+            await text_of(engine, generation() if again is None else replace(generation(), adapter="fourth"))
     await engine.stop(0)
 
 

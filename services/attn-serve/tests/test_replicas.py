@@ -20,7 +20,7 @@ from asking_inference import ask, complete, until
 from attn.v1 import model_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
-from attn_core.errors import AttnError, InvalidValue, OutOfCapacity, UserError
+from attn_core.errors import AttnError, InvalidValue, OutOfCapacity, UserError, WrongState
 from attn_engine.client import EngineClient
 from attn_gateway import Cluster, ClusterSettings, ModelToLoad, serving
 from attn_schema import DeploymentConfig, EngineConfig
@@ -53,6 +53,7 @@ async def engine(cluster: Cluster, home: Path) -> AsyncIterator[EngineClient]:
     await made.stop(5)
 
 
+@pytest.mark.ray
 @pytest.mark.asyncio(loop_scope="module")
 class TestReplicas:
     """In this order: each leaves two replicas."""
@@ -111,6 +112,13 @@ class TestReplicas:
         os.kill(before[1], signal.SIGKILL)
         assert await found() == wanted, "the new replica has the adapter too"
         await until(lambda: engine.replicas == 2)
+        make_adapter(home / "models" / "tiny", "spread", 4)
+        for pid in await engine.pids():
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: engine.replicas == 2)
+        with pytest.raises(WrongState, match="spread"):
+            await found()
+        assert (await outcome(engine, tasks["greedy"])).said, "the model goes on"
         await engine.unload_adapter("spread")
         with pytest.raises(UserError, match="spread"):
             await outcome(engine, replace(tasks["greedy"], adapter="spread"))

@@ -105,6 +105,7 @@ async def test_ranks_that_do_not_divide_the_heads_are_refused(home: Path) -> Non
     assert refused.value.metadata["field"] == "tensor_parallel_size"
 
 
+@pytest.mark.ray
 @pytest.mark.cluster
 async def test_a_replica_with_ranks_is_replaced_as_a_whole(home: Path, tmp_path: Path) -> None:
     cluster = Cluster(ClusterSettings(cpus=2, home=tmp_path))

@@ -169,16 +169,6 @@ class EngineClient(ABC):
         """Like `stop`, but engines that other gateways use keep running."""
         await self.stop(shutdown_timeout)
 
-    async def leave(self, shutdown_timeout: float) -> None:
-        """Like `stop`, but without ending shared engines: another gateway has ended them, or still uses them."""
-        await self.stop(shutdown_timeout)
-
-    def adopt(self, deployment: DeploymentConfig) -> None:  # noqa: B027 -- only shared engines
-        """Use the deployment config that another gateway has set when it changed the number of engines."""
-
-    def forget_adapter(self, name: str) -> None:  # noqa: B027 -- only shared engines
-        """Stop loading an adapter on engines that start, because another gateway has unloaded it."""
-
     @property
     def open_requests(self) -> int:
         """The number of requests whose outputs are still awaited."""

@@ -74,8 +74,9 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
         Path,
         Meta(
             description="File with bearer tokens, one per line, each followed by settings of its tenant, such as "
-            "`tenant=ann role=user weight=2 max_running=4 requests_per_minute=60 tokens_per_minute=20000 max_models=2`;"
-            " it must be readable by its owner only, and is read again when it changes or at SIGHUP.",
+            "`tenant=ann role=user weight=2 max_running=4 requests_per_minute=60 tokens_per_minute=20000 max_models=2 "
+            "max_memory_bytes=8e9`; it must be readable by its owner only, and is read again when it changes or at "
+            "SIGHUP.",
         ),
     ] | None = None  # fmt: skip
     tls_cert: Annotated[Path, Meta(description="Certificate chain for TLS (PEM).")] | None = None

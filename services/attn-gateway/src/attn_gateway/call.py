@@ -30,13 +30,15 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class Caller:
     """The caller, identified by its token. `owner` is the tenant that owns what it creates; empty means all tenants.
 
-    `max_models` is the number of models of its own that it may have loaded; None without a limit.
+    `max_models` is the number of models of its own that it may have loaded, `max_memory_bytes` the memory that their
+    weights and KV caches may take; None without a limit.
     """
 
     tenant: str
     owner: str
     is_admin: bool
     max_models: float | None = None
+    max_memory_bytes: float | None = None
 
     @property
     def sees(self) -> str | None:

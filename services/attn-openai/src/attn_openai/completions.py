@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from attn_core.errors import InvalidValue
-from attn_schema import ModelInfo, ModelState, OutputDelta, Prompt, SequenceScore, Token, Usage
+from attn_schema import ModelInfo, OutputDelta, Prompt, SequenceScore, Token, Usage
 
 from attn_openai.caller import HttpCaller
 from attn_openai.chat import BROKEN_CHARACTER, FINISH_REASONS, usage_of
@@ -289,8 +289,7 @@ def model_of(info: ModelInfo) -> dict[str, Any]:
 
 async def models(caller: HttpCaller) -> dict[str, Any]:
     """All models that this server serves."""
-    here = [info for info in await caller.models() if info.state is not ModelState.ELSEWHERE]
-    return {"object": "list", "data": [model_of(info) for info in here]}
+    return {"object": "list", "data": [model_of(info) for info in await caller.models()]}
 
 
 async def tokenize(values: dict[str, Any], caller: HttpCaller) -> dict[str, Any]:

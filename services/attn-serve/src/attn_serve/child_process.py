@@ -10,7 +10,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from attn_core.errors import AttnError, Unavailable, cleaning_up
+from attn_core.errors import AttnError, Unavailable, UserError, cleaning_up
 from attn_engine.client import EngineClient, EngineLost
 from attn_engine.host import EmbedTask, TextTask
 from attn_schema import (
@@ -178,17 +178,24 @@ class ChildProcess(EngineClient):
             log.warning("the engine of model %s died: it %s; it is started again", self._name, words)
             try:
                 await self._launch(environment)
+            except UserError as error:  # such as files of the model that have changed
+                await self._end_child(0)
+                self._fail(error)
+                return
             except AttnError as error:
                 await self._end_child(0)
                 words = error.message
             else:
                 return
         words = f"its engine died {MAX_DEATHS} times within {DEATHS_SECONDS:g} seconds; the last one {words}"
-        log.error("model %s has failed: %s", self._name, words)
-        self._end = Unavailable(f"model {self._name!r} has failed: {words}", model=self._name)
-        self.streams.fail(self._end)
+        self._fail(Unavailable(f"model {self._name!r} has failed: {words}", model=self._name))
+
+    def _fail(self, error: AttnError) -> None:
+        log.error("model %s is not started again: %s", self._name, error.message)
+        self._end = error
+        self.streams.fail(error)
         self._reserved.close()
-        self.on_failure(words)
+        self.on_failure(error.message)
 
     async def _end_child(self, seconds: float) -> str:
         """End the child and wait until it has ended, as its memory must be free for the next; returns its last words.

@@ -155,21 +155,6 @@ class DisaggregatedReplicas(EngineClient):
         """The process ids of the replicas that accept tasks, for monitoring or killing the processes."""
         return [pid for group in self._groups for pid in await group.pids()]
 
-    def adopt(self, deployment: DeploymentConfig) -> None:
-        """Use the deployment config that another gateway has set when it changed the number of replicas."""
-        self._deployment = deployment
-        self.decode.adopt(deployment.decode)
-        self.prefill.adopt(deployment.prefill)
-
-    def forget_adapter(self, name: str) -> None:
-        """Stop loading an adapter on new replicas, because another gateway has unloaded it."""
-        for group in self._groups:
-            group.forget_adapter(name)
-
-    async def leave(self, shutdown_timeout: float) -> None:
-        """Let running tasks finish and disconnect from the replicas, without deleting the deployments."""
-        await asyncio.gather(*(group.leave(shutdown_timeout) for group in self._groups))
-
     async def release(self, shutdown_timeout: float) -> None:
         """Like `stop`, but keep the deployments if other gateways use their replicas."""
         await asyncio.gather(*(group.release(shutdown_timeout) for group in self._groups))

@@ -9,11 +9,12 @@ import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable
+from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable, UserError
 from attn_engine.client import EngineClient, EngineLost
 from attn_engine.host import EmbedTask, PromptTokenizer, TextTask
 from attn_engine.host.ranks import require_tensor_parallel
@@ -33,11 +34,13 @@ from attn_schema import (
     Tokenization,
 )
 
+from attn_serve.adapter_folders import AdapterFolders
 from attn_serve.placement import engine_environment, with_threads
 from attn_serve.ray_actors import ModelReplica
 from attn_serve.replica_client import ReplicaClient
 from attn_serve.replica_messages import ReplicaAddress, StateTicket
 from attn_serve.routing import PrefixRouter, block_hashes
+from attn_serve.sources import weight_files
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +55,6 @@ HEALTH_SECONDS = 2.0
 SHUTDOWN_SECONDS = 30.0
 """How long a replica that is being stopped may take to hand over its requests."""
 MAX_CONTROL_CALLS = 1000
-WEIGHTS = ("*.safetensors", "*.gguf")
 APP_PREFIX = "attn-"
 SERVE_CALLS = threading.Lock()
 """Lock held while a model is deployed: Ray Serve fails if two threads start it, or deploy, at the same time."""
@@ -84,7 +86,9 @@ class Replicas(EngineClient):
         self._handle: Any = None
         self._watcher: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        self._adapters: dict[str, Path] = {}
+        self._adapters = AdapterFolders()
+        self._refused: AttnError | None = None
+        """Why no replica that was started last could load the model, such as that its files have changed."""
         self._tokenizer: PromptTokenizer | None = None
         self._joined = self._deployed = False
         self._wake_requested = False
@@ -151,28 +155,19 @@ class Replicas(EngineClient):
         """The process ids of the replicas that accept tasks, for monitoring or killing the processes."""
         return [replica.address.pid for replica in self._replicas.values() if not replica.draining]
 
-    def adopt(self, deployment: DeploymentConfig) -> None:
-        """Use the deployment config that another gateway has set when it changed the number of replicas."""
-        self._deployment = deployment
-        self._changed.set()
-
-    def forget_adapter(self, name: str) -> None:
-        """Stop loading an adapter on new replicas, because another gateway has unloaded it."""
-        self._adapters.pop(name, None)
-
     async def release(self, shutdown_timeout: float) -> None:
         """Like `stop`, but keep the deployment if other gateways use its replicas."""
         others = any(replica.gateways > 1 for replica in self._replicas.values())
-        await self.leave(shutdown_timeout)
+        await self._leave(shutdown_timeout)
         if not others:
             await asyncio.to_thread(self._delete)
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Let running tasks finish, then delete the deployment."""
-        await self.leave(shutdown_timeout)
+        await self._leave(shutdown_timeout)
         await asyncio.to_thread(self._delete)
 
-    async def leave(self, shutdown_timeout: float) -> None:
+    async def _leave(self, shutdown_timeout: float) -> None:
         """Let running tasks finish and disconnect from the replicas, without deleting the deployment."""
         self._handle = None
         if self._watcher is not None:
@@ -185,12 +180,12 @@ class Replicas(EngineClient):
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter on all replicas; those that start later load it too."""
         await self._call_all("load_adapter", name, folder)
-        self._adapters[name] = folder
+        await self._adapters.add(name, folder)
 
     async def unload_adapter(self, name: str) -> None:
         """Remove an adapter from all replicas; running tasks go on."""
         await self._call_all("unload_adapter", name)
-        self._adapters.pop(name, None)
+        self._adapters.remove(name)
 
     async def _call_all(self, method: str, *arguments: Any) -> None:
         if self._handle is None:
@@ -205,6 +200,8 @@ class Replicas(EngineClient):
             raise self._stopped()
         free = {name: one for name, one in self._replicas.items() if not one.draining and name not in without}
         loads = {name: replica.load for name, replica in free.items()}
+        if not loads and self._refused is not None:
+            raise self._refused
         if not loads:
             self._wake_requested = True
             self._changed.set()
@@ -213,6 +210,7 @@ class Replicas(EngineClient):
 
     async def submit(self, task: TextTask, ticket: StateTicket | None = None) -> None:
         """Submit a task to a suitable replica, with a ticket for the state of its prompt if there is one."""
+        self._adapters.require_unchanged(task.adapter)
         replica = self.choose_for(task)
         self._replica_of_task[task.id] = replica
         await replica.submit(task, ticket)
@@ -247,8 +245,11 @@ class Replicas(EngineClient):
             self._changed.clear()
             try:
                 await self._connect(await self._addresses())
+                self._refused = None
                 if self._wake_requested and not self.replicas:
                     await self._wake()
+            except UserError as error:
+                self._refused = error
             except Exception as error:  # noqa: BLE001 - Ray has many; those of a control plane that is busy pass
                 log.warning("replicas of %s: %s", self._name, error)
                 await asyncio.sleep(POLL_SECONDS)
@@ -289,8 +290,7 @@ class Replicas(EngineClient):
             replica = ReplicaClient(address, self.streams, self._lost, self._tls)
             try:
                 await replica.connect()
-                for name, folder in self._adapters.items():
-                    await replica.call("load_adapter", name, folder)
+                await self._adapters.load_into(partial(replica.call, "load_adapter"))
             except AttnError as error:
                 log.warning("replica %s is not used: %s", address.id, error.message)
                 await replica.close()
@@ -423,11 +423,6 @@ def replicas_for_load(context: Any) -> tuple[int, dict[str, Any]]:
     wanted = math.ceil(requests / config.target_ongoing_requests)
     least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
     return max(least, min(most, wanted)), {}
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The weight files in a model's folder."""
-    return [path for pattern in WEIGHTS for path in folder.glob(pattern)]
 
 
 def replica_bytes(folder: Path, config: EngineConfig) -> int:

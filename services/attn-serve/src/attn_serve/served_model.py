@@ -50,13 +50,6 @@ class ServedModel:
         else:
             await self.engine.unload_adapter(self.adapter)
 
-    async def leave(self, shutdown_timeout: float) -> None:
-        """Stop using engines, or an adapter, that another gateway has ended or still uses."""
-        if self.base is None:
-            await self.engine.leave(shutdown_timeout)
-        else:
-            self.engine.forget_adapter(self.adapter)
-
     @property
     def name(self) -> str:
         """The name that requests use."""

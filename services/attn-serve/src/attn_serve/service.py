@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import uuid
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 import grpc.aio
@@ -14,7 +11,7 @@ from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
 from attn_engine.client import EngineClient
 from attn_gateway import Cluster, ModelToLoad
-from attn_gateway.records import ArtifactStore, Database, GatewayRecord, ModelRecords, database_url
+from attn_gateway.records import ArtifactStore, Database, ModelRecords, database_url
 from attn_gateway.records.database import CALL_SECONDS
 from attn_gateway.records.leases import this_process
 from attn_schema import DeploymentConfig, EngineConfig, ModelState
@@ -22,8 +19,8 @@ from attn_schema import DeploymentConfig, EngineConfig, ModelState
 from attn_serve.child_process import ChildProcess
 from attn_serve.fleet import WantedModel, require_adaptable
 from attn_serve.placement import GpuShares, fits_here
+from attn_serve.recorded_fleet import RecordedFleet
 from attn_serve.servicers import InferenceServicer, ModelServicer
-from attn_serve.shared_fleet import SharedFleet
 from attn_serve.sources import ModelSources
 
 EVERYBODY = ""
@@ -42,7 +39,7 @@ class InferenceGrpc:
         self._database = Database(database_url(cluster.home), patience=CALL_SECONDS)
         self._artifacts = ArtifactStore.from_environment(cluster.home)
         sources = ModelSources(cluster.home, ModelRecords(self._database), self._artifacts)
-        self.fleet = SharedFleet(sources, self._engine, self._database)
+        self.fleet = RecordedFleet(sources, self._engine, self._database)
         self._address, self._chosen = "", False
 
     def listens(self, address: str, *, chosen: bool) -> None:
@@ -67,32 +64,20 @@ class InferenceGrpc:
         await self.fleet.require_sources(wanted)
         if settings.uses_ray:
             await self._cluster.start()
-        shared = settings.address is not None
         configured = {*wanted, *(adapter.name for adapter in settings.adapters)}
-        await self.fleet.join(self._gateway(shared=shared), configured, shared=shared)
-        # Models that other gateways of this Ray cluster serve under these names are not changed.
-        lacking = self.fleet.unserved(wanted)
-        await self.fleet.apply({name: one for name, one in wanted.items() if name in lacking}, ())
+        await self.fleet.join(self._place(), configured)
+        await self.fleet.apply(wanted, ())
         self._applied = set(wanted)
         for adapter in settings.adapters:
             await self.fleet.load(adapter.name, adapter.source, settings.engine)
 
-    def _gateway(self, *, shared: bool) -> GatewayRecord:
-        """The record of this gateway; gateways with the same place share its engines, or succeed it after it ended."""
-        process = this_process()
-        gateway_id = uuid.uuid4().hex
-        place = f"gateway/{gateway_id}"
-        if shared:
+    def _place(self) -> str:
+        """What this gateway and its successors have in common: their Ray cluster, or else the address, if chosen."""
+        if self._cluster.settings.address is not None:
             import ray
 
-            place = f"ray/{ray.get_runtime_context().gcs_address}"
-        elif self._chosen:
-            place = f"gateway/{process.split('/', 1)[0]}/{self._address}"
-        host = socket.gethostname()
-        version = metadata.version("attn-serve")
-        return GatewayRecord(
-            id=gateway_id, place=place, address=self._address, host=host, process=process, version=version
-        )
+            return f"ray/{ray.get_runtime_context().gcs_address}"
+        return f"gateway/{this_process().split('/', 1)[0]}/{self._address}" if self._chosen else ""
 
     async def apply(self, models: Sequence[ModelToLoad]) -> None:
         """Serve these models of a changed config file; see `attn_gateway.service.ServesModels`."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from attn_core.errors import CheckpointInvalid, InvalidValue, UnknownName
+from attn_core.errors import CheckpointInvalid, InvalidValue, OutOfCapacity, Unavailable, UnknownName, UserError
+from attn_gateway.call import CALLER
 from attn_gateway.records import ArtifactStore, ModelRecords, Owners
 from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME, is_adapter
-from attn_models.weights.manifest import file_sha256
+from attn_models.weights.manifest import fingerprint
+from attn_schema import DeploymentConfig, EngineConfig
+from attn_schema.engine import KV_CACHE_BYTES
 from attn_schema.home import model_folder_name, model_names, models_folder
 
 CONFIGS = ("config.json", ADAPTER_CONFIG_NAME)
@@ -22,6 +24,8 @@ WAITING = ThreadPoolExecutor(32, thread_name_prefix="attn-sources")
 
 asyncio's own few threads stay free for tokenisation.
 """
+
+WEIGHTS = ("*.safetensors", "*.gguf")
 
 
 class ModelSources:
@@ -37,8 +41,8 @@ class ModelSources:
 
     @staticmethod
     async def fingerprint(folder: Path) -> str:
-        """What `fingerprint_of` returns, without blocking the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(WAITING, fingerprint_of, folder)
+        """The fingerprint of a folder's files, without blocking the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(WAITING, fingerprint, folder)
 
     async def find(self, source: str, tenant: str | None = None) -> Path:
         """The folder for a name that this tenant may use, or for an absolute path; tenant None is an admin.
@@ -55,6 +59,13 @@ class ModelSources:
         if isinstance(found, Path) or self._artifacts is None:
             return Path(found)
         return await asyncio.get_running_loop().run_in_executor(WAITING, self._artifacts.fetch, found)
+
+    async def current(self, source: str, tenant: str | None = None) -> str:
+        """The fingerprint of the files that `find` would return now; empty if it finds none."""
+        try:
+            return await self.fingerprint(await self.find(source, tenant))
+        except (UserError, Unavailable):
+            return ""
 
     def _found(self, source: str, tenant: str | None) -> Path | str:
         """The folder on this machine, or else the artefact that holds it."""
@@ -75,19 +86,31 @@ class ModelSources:
         return {name for name in names if not owners.may_use(models / model_folder_name(name), tenant)}
 
 
-def fingerprint_of(folder: Path) -> str:
-    """A text that changes with the files of a model folder; empty if the folder is gone.
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files in a model's folder; of a GGUF file that file."""
+    return [folder] if folder.is_file() else [path for pattern in WEIGHTS for path in folder.glob(pattern)]
 
-    Of an adapter's files it is the content that counts. Those of a model may be large: their sizes and times count.
+
+def engines_bytes(folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> int:
+    """The memory for the weights and KV caches of all engines of a model, or for the weights of an adapter.
+
+    A KV cache whose size is not given counts with the default of a CPU.
     """
-    contents = is_adapter(folder)
-    digest = hashlib.sha256()
-    files = sorted(path for path in folder.glob("*") if path.is_file())
-    for path in files:
-        found = path.stat()
-        digest.update(f"{path.name}\0{found.st_size}\0".encode())
-        digest.update((file_sha256(path) if contents else str(found.st_mtime_ns)).encode())
-    return digest.hexdigest() if files else ""
+    weights = sum(path.stat().st_size for path in weight_files(folder))
+    if is_adapter(folder):
+        return weights
+    cache = KV_CACHE_BYTES if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
+    return (weights + cache + config.kv_offload_bytes) * deployment.together.at_first
+
+
+def require_memory(wanted: int, taken: int) -> None:
+    """Raise `OutOfCapacity` if the caller's models may not take `wanted` bytes more than the `taken` ones."""
+    caller = CALLER.get()
+    most = None if caller is None else caller.max_memory_bytes
+    if most is not None and taken + wanted > most:
+        text = f"{wanted} bytes for weights and KV caches, besides {taken} of other models of this tenant"
+        text = f"{text}, exceed its limit max_memory_bytes={most:g}"
+        raise OutOfCapacity(text, limit="max_memory_bytes", allowed=f"{most:g}")
 
 
 def find_folder(source: str, home: Path, hidden: Collection[str] = ()) -> Path:

@@ -31,7 +31,7 @@ LAYOUTS = "attn-models"
 BUILT_IN = frozenset(
     f"attn-{name}"
     for name in (
-        *("cache", "cli", "client", "experiments", "gateway", "kernels-cpu", "kernels-triton", "local", "models"),
+        *("cache", "cli", "client", "engine", "experiments", "gateway", "kernels-cpu", "kernels-triton", "models"),
         *("openai", "serve", "train", "variants"),
     )
 )

@@ -58,8 +58,10 @@ class BearerToken(grpc.aio.ServerInterceptor):
 
 
 def _caller_of(tenant: Tenant) -> Caller:
-    most = None if tenant.is_admin else tenant.max_models
-    return Caller(tenant=tenant.name, owner=tenant.name, is_admin=tenant.is_admin, max_models=most)
+    if tenant.is_admin:
+        return Caller(tenant=tenant.name, owner=tenant.name, is_admin=True)
+    limits = {"max_models": tenant.max_models, "max_memory_bytes": tenant.max_memory_bytes}
+    return Caller(tenant=tenant.name, owner=tenant.name, is_admin=False, **limits)
 
 
 async def _refuse(_requests: Any, _context: Context) -> AsyncIterator[bytes]:
