@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from attn_core.errors import AttnError, Unavailable, UserError, cleaning_up
@@ -25,6 +26,7 @@ from attn_schema import (
 )
 from attn_schema.child_process import Child
 
+from attn_serve.adapter_folders import AdapterFolders
 from attn_serve.placement import GpuShares, engine_environment, with_threads
 from attn_serve.replica_client import ReplicaClient
 from attn_serve.replica_messages import EngineTask, Loaded
@@ -52,7 +54,7 @@ class ChildProcess(EngineClient):
         self._folder = folder
         self._config = with_threads(config)
         self._gpus = gpus or GpuShares()
-        self._adapters: dict[str, Path] = {}
+        self._adapters = AdapterFolders()
         self._child: Child | None = None
         self._client: ReplicaClient | None = None
         self._restarting: asyncio.Task[None] | None = None
@@ -85,7 +87,9 @@ class ChildProcess(EngineClient):
 
     async def submit(self, task: TextTask) -> None:
         """Start a task, whose outputs go to `streams`."""
-        await self._running().submit(task)
+        client = self._running()
+        self._adapters.require_unchanged(task.adapter)
+        await client.submit(task)
 
     async def cancel(self, task_id: str) -> None:
         """Stop a task; unknown ids are ignored."""
@@ -100,11 +104,11 @@ class ChildProcess(EngineClient):
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter, also on a child that is started later."""
         await self._running().call("load_adapter", name, folder)
-        self._adapters[name] = folder
+        await self._adapters.add(name, folder)
 
     async def unload_adapter(self, name: str) -> None:
         """Remove an adapter; running tasks go on."""
-        self._adapters.pop(name, None)
+        self._adapters.remove(name)
         await self._running().call("unload_adapter", name)
 
     async def stats(self) -> EngineStats:
@@ -150,8 +154,7 @@ class ChildProcess(EngineClient):
         client = ReplicaClient(loaded.address, self.streams, lambda client: self._lost(client, environment))
         await client.connect()
         try:
-            for name, folder in self._adapters.items():
-                await client.call("load_adapter", name, folder)
+            await self._adapters.load_into(partial(client.call, "load_adapter"))
         except AttnError:
             with cleaning_up("the connection to a child"):
                 await client.close()
