@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -27,7 +26,7 @@ from attn_schema import (
 from attn_schema.child_process import Child
 
 from attn_serve.adapter_folders import AdapterFolders
-from attn_serve.placement import GpuShares, engine_environment, with_threads
+from attn_serve.placement import EngineProcesses, GpuShares, engine_environment, with_threads
 from attn_serve.replica_client import ReplicaClient
 from attn_serve.replica_messages import EngineTask, Loaded
 
@@ -48,12 +47,20 @@ class ChildProcess(EngineClient):
     there; if it dies too often, the model has failed.
     """
 
-    def __init__(self, name: str, folder: Path, config: EngineConfig, gpus: GpuShares | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        config: EngineConfig,
+        gpus: GpuShares | None = None,
+        processes: EngineProcesses | None = None,
+    ) -> None:
         super().__init__()
         self._name = name
         self._folder = folder
         self._config = with_threads(config)
         self._gpus = gpus or GpuShares()
+        self._processes = processes or EngineProcesses()
         self._adapters = AdapterFolders()
         self._child: Child | None = None
         self._client: ReplicaClient | None = None
@@ -73,13 +80,11 @@ class ChildProcess(EngineClient):
 
     async def start(self) -> ModelInfo:
         """Start the child; returns when it has loaded the model, and raises the errors of loading."""
-        environment = {
-            **engine_environment(self._config),
-            **self._reserved.enter_context(self._gpus.taken(self._config)),
-        }
+        gpu = self._reserved.enter_context(self._gpus.taken(self._config))
+        task = EngineTask(str(self._folder), self._config, gpu)
         self._end = None
         try:
-            return await self._launch(environment)
+            return await self._launch(task)
         except BaseException:
             with cleaning_up("the child that did not start"):
                 await asyncio.shield(self.stop(0))
@@ -141,17 +146,16 @@ class ChildProcess(EngineClient):
             raise EngineLost(f"the engine of model {self._name!r} is being started again")
         return self._client
 
-    async def _launch(self, environment: Mapping[str, str]) -> ModelInfo:
+    async def _launch(self, task: EngineTask) -> ModelInfo:
         """Start a child and connect to it; raises the error of loading, `Unavailable` if it died of that."""
-        task = EngineTask(str(self._folder), self._config)
-        child = self._child = await asyncio.to_thread(Child, "attn_serve.engine_server:main", environment)
+        child = self._child = await asyncio.to_thread(self._processes.start, engine_environment(task.config))
         loaded = await asyncio.wrap_future(_loaded(child, task))
         if loaded.address is None:
             words = await self._end_child(EXIT_SECONDS)
             raise (
                 loaded.error.received() if loaded.error else Unavailable(f"the engine of {self._name!r} died: {words}")
             )
-        client = ReplicaClient(loaded.address, self.streams, lambda client: self._lost(client, environment))
+        client = ReplicaClient(loaded.address, self.streams, lambda client: self._lost(client, task))
         await client.connect()
         try:
             await self._adapters.load_into(partial(client.call, "load_adapter"))
@@ -162,14 +166,14 @@ class ChildProcess(EngineClient):
         self._client = client
         return loaded.address.info
 
-    def _lost(self, client: ReplicaClient, environment: Mapping[str, str]) -> None:
+    def _lost(self, client: ReplicaClient, task: EngineTask) -> None:
         if client is not self._client or self._end is not None:
             return
         self._client = None
         self.streams.fail(EngineLost(f"the engine of model {self._name!r} died; it is being started again"))
-        self._restarting = asyncio.create_task(self._restart(client, environment), name=f"restart of {self._name}")
+        self._restarting = asyncio.create_task(self._restart(client, task), name=f"restart of {self._name}")
 
-    async def _restart(self, lost: ReplicaClient, environment: Mapping[str, str]) -> None:
+    async def _restart(self, lost: ReplicaClient, task: EngineTask) -> None:
         """Start the child until it runs; what keeps it from loading counts as its death."""
         now = asyncio.get_running_loop().time()
         await lost.close()
@@ -180,7 +184,7 @@ class ChildProcess(EngineClient):
                 break
             log.warning("the engine of model %s died: it %s; it is started again", self._name, words)
             try:
-                await self._launch(environment)
+                await self._launch(task)
             except UserError as error:  # such as files of the model that have changed
                 await self._end_child(0)
                 self._fail(error)

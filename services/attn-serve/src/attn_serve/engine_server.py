@@ -313,6 +313,7 @@ def main() -> None:
     """The entry point of a child process: serve the model of its `EngineTask`."""
     parent = Parent()
     task = parent.task(EngineTask)
+    os.environ.update(task.environment)  # torch reads them when a GPU is first used
     parent.follow(EngineTask, lambda _: None)  # there is one; this process ends with its parent
     asyncio.run(_serve(parent, task))
 

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 
 from attn_core.errors import OutOfCapacity
 from attn_schema import EngineConfig
+from attn_schema.child_process import Child
 from attn_schema.cores import rank_cores
 from attn_schema.device import AUTO, VISIBLE, visible_gpus
 
 ROUNDING = 1e-6
 SPIN_COUNT = "10000"
+ENGINE = "attn_serve.engine_server:main"
 
 
 def fits_here(config: EngineConfig) -> bool:
@@ -66,3 +68,26 @@ def engine_environment(config: EngineConfig) -> dict[str, str]:
 def with_threads(config: EngineConfig) -> EngineConfig:
     """The config with `num_threads` set; by default each rank's share of the cores of this machine."""
     return config.replace(num_threads=config.num_threads or rank_cores(config.tensor_parallel_size))
+
+
+class EngineProcesses:
+    """Starts the processes of engines; the first one early, so that it imports torch while the server starts."""
+
+    def __init__(self, early: EngineConfig | None = None) -> None:
+        self._spare: tuple[Mapping[str, str], Child] | None = None
+        if early is not None:
+            environment = engine_environment(with_threads(early))
+            self._spare = environment, Child(ENGINE, environment)
+
+    def start(self, environment: Mapping[str, str]) -> Child:
+        """Return a process that waits for an `EngineTask`."""
+        spare, self._spare = self._spare, None
+        if spare is not None and spare[0] == environment:
+            return spare[1]
+        return Child(ENGINE, environment)
+
+    def stop(self) -> None:
+        """End a process that has got no task."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare[1].stop(0.0)

@@ -7,7 +7,7 @@ run the same release.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,10 +106,11 @@ class SentError(msgspec.Struct, frozen=True):
 
 
 class EngineTask(msgspec.Struct, frozen=True):
-    """What a child process gets: the model that it serves."""
+    """What a child process gets: the model that it serves, and environment variables that choose its GPU."""
 
     folder: str
     config: EngineConfig
+    environment: Mapping[str, str] = {}
 
 
 class Loaded(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from attn_schema import DeploymentConfig, EngineConfig, ModelState
 
 from attn_serve.child_process import ChildProcess
 from attn_serve.fleet import WantedModel, require_adaptable
-from attn_serve.placement import GpuShares, fits_here
+from attn_serve.placement import EngineProcesses, GpuShares, fits_here
 from attn_serve.recorded_fleet import RecordedFleet
 from attn_serve.servicers import InferenceServicer, ModelServicer
 from attn_serve.sources import ModelSources
@@ -32,7 +32,8 @@ class InferenceGrpc:
 
     names: Sequence[str] = ("attn.v1.InferenceService", "attn.v1.ModelService")
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, processes: EngineProcesses | None = None) -> None:
+        self._processes = processes or EngineProcesses()
         self._cluster = cluster
         self._applied: set[str] = set()
         self._gpus = GpuShares()
@@ -70,6 +71,7 @@ class InferenceGrpc:
         self._applied = set(wanted)
         for adapter in settings.adapters:
             await self.fleet.load(adapter.name, adapter.source, settings.engine)
+        await asyncio.to_thread(self._processes.stop)
 
     def _place(self) -> str:
         """What this gateway and its successors have in common: their Ray cluster, or else the address, if chosen."""
@@ -99,6 +101,7 @@ class InferenceGrpc:
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Unload all models."""
+        await asyncio.to_thread(self._processes.stop)
         await self.fleet.stop(shutdown_timeout)
         self._database.close()
 
@@ -117,7 +120,7 @@ class InferenceGrpc:
         settings = self._cluster.settings
         config = config.replace(tenant_weights=settings.engine.tenant_weights)
         if not (settings.uses_ray or deployment.deployed) and fits_here(config):
-            return ChildProcess(name, folder, config, self._gpus)
+            return ChildProcess(name, folder, config, self._gpus, self._processes)
         from attn_serve.disaggregation import DisaggregatedReplicas
         from attn_serve.replicas import Replicas
 
