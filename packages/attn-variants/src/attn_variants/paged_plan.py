@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from attn_core import AttentionSpec, RaggedBatch, installed
-from attn_core.batch import RowsInPlace, StaticMixedRows, StaticRows
+from attn_core.batch import RowsInPlace, StaticRows
 from attn_core.errors import NotGraphSafe
 from attn_core.graph_safety import plans_on_the_host
 from attn_core.kernels.attend import (
@@ -92,10 +92,8 @@ class PagedPlan:
 
 
 def reads(kernel: PagedAttendKernel, rows: RowsInPlace | None) -> bool:
-    """Whether a kernel can read rows of this class; static rows are those of steps recorded as a graph."""
-    if isinstance(rows, StaticMixedRows):
-        return kernel.static_mixed
-    return kernel.static or not isinstance(rows, StaticRows)
+    """Whether a kernel can read these rows; static rows are those of steps recorded as a graph."""
+    return not isinstance(rows, StaticRows) or kernel.records(rows.max_query_len)
 
 
 def _problem(spec: AttentionSpec, dtype: torch.dtype, device: str, rows: str) -> PagedAttendProblem:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Fields, LayerState, RaggedBatch, Rotary
-from attn_core.batch import PagedView, Rows, Span, StaticBatch, StaticMixedBatch
+from attn_core.batch import PagedView, Rows, Span, StaticBatch
 from attn_core.errors import NotGraphSafe
 from attn_core.graph_safety import gathers
 from attn_core.kernels.attend import Varlen
@@ -94,8 +94,13 @@ def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: Lay
     """
     query, view, fresh = remember(layer, rows, batch, state)
     reached = layer.reach(query, view)
-    if isinstance(batch, StaticMixedBatch):
-        return attend_mixed(layer, query, batch, reached)
+    if isinstance(batch, StaticBatch):
+        out = None if reached is None else reached.attend(query, batch, layer.part_weights(), ())
+        if out is None and batch.decoding:
+            out = attend_last(layer, rows, query, batch.positions, view.rows(range(batch.requests)))
+        if out is None:
+            raise NotGraphSafe(gathers("cached rows"))
+        return out
     starts, others = prefills_and_rest(batch)
     if fresh is None:
         starts, others = [], list(batch.spans())
@@ -107,17 +112,6 @@ def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: Lay
     if out is None:
         out = attend_gathered(layer, (rows, query), batch, view, others)
     attend_starts(layer, (rows, query, fresh or {}), starts, out)
-    return out
-
-
-def attend_mixed(layer: StepLayer, query: Tensor, batch: StaticMixedBatch, reached: Reached | None) -> Tensor:
-    """`attend_ragged` for a step recorded as a graph: tokens that start a sequence read their keys from the cache too.
-
-    Raises `NotGraphSafe` if no kernel reads the cache in place.
-    """
-    out = None if reached is None else reached.attend(query, batch, layer.part_weights(), ())
-    if out is None:
-        raise NotGraphSafe(gathers("cached rows"))
     return out
 
 
@@ -172,7 +166,7 @@ def remember(
     cos_sin, view = cos_sin_of_batch(layer, rows, batch), kept_rows(layer.spec.mask, batch, state)
     if layer.shares_kv:
         return layer.project_rotated(rows, cos_sin), view, None
-    if isinstance(batch, StaticBatch | StaticMixedBatch):
+    if isinstance(batch, StaticBatch):
         appended = layer.project_appended(rows, cos_sin, view)
         if appended is not None:
             return appended, view, None

@@ -9,7 +9,7 @@ import torch
 from attn_core.joint import joint_outputs
 from attn_models.decoder.decoder import Decoder
 from attn_testing.pretend_cuda import DEVICE, PretendCudaTensor, pretended_gpu, to_pretended, unwrapped
-from attn_train import joint
+from attn_train import fused_linears
 from attn_train.fused_linears import can_join, have_plain_parameters, join_products, joined
 from attn_train.gpu_products import HalfWeights
 from attn_train.model import configured
@@ -197,7 +197,7 @@ def test_a_step_launches_three_products_for_each_joint_matrix(
 ):
     asked = changed(config, model=MODELS[name], precision="bfloat16", evaluation__logging_steps=30)
     found, launches = products_of_step(gpu, text, asked)
-    monkeypatch.setattr(joint, "can_join", lambda _: False)
+    monkeypatch.setattr(fused_linears, "can_join", lambda _: False)
     apart, more = products_of_step(gpu, text, asked)
     assert apart - found == 3 * fewer * LAYERS
     assert found == products

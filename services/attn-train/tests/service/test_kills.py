@@ -26,7 +26,7 @@ from attn_train.store import JobStore
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-RAY = pytest.param(True, id="ray")
+RAY = pytest.param(True, id="ray", marks=pytest.mark.ray)
 PROCESSES = pytest.param(False, id="processes")
 WORKER = "attn_train.group_worker"
 """What the command line of a worker's process contains."""

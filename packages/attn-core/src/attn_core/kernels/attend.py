@@ -354,14 +354,17 @@ class PagedAttentionInputs:
 class PagedAttendKernel(Kernel[PagedAttendProblem]):
     """Computes attention to cached rows in the cache's memory.
 
-    Where no kernel accepts, rows are gathered and an `AttendKernel` computes the same. `static` says that the kernel
-    also supports `StaticRows`: its work on the host then depends only on the number of requests. `static_mixed` says
-    the same for `StaticMixedRows` and the number of tokens.
+    Where no kernel accepts, rows are gathered and an `AttendKernel` computes the same. `graph_queries` is the largest
+    number of tokens of a request in `StaticRows` that the kernel supports, None for any: its work on the host then
+    depends only on the numbers of tokens and requests. It is 0 if the kernel plans each step on the host.
     """
 
     problem: ClassVar[type[Problem]] = PagedAttendProblem
-    static: ClassVar[bool] = False
-    static_mixed: ClassVar[bool] = False
+    graph_queries: ClassVar[int | None] = 0
+
+    def records(self, max_query_len: int) -> bool:
+        """Whether steps with up to `max_query_len` tokens of a request can be recorded as graphs."""
+        return self.graph_queries is None or max_query_len <= self.graph_queries
 
     @abstractmethod
     def run(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:

@@ -1,7 +1,4 @@
-"""Add the models that calls have loaded, so that a server loads them again when it is started again.
-
-A model is known by its server's place, its owner and its name; how it was loaded is JSON.
-"""
+"""Add gateways and the models that they serve, so that gateways on several machines show the same."""
 
 from __future__ import annotations
 
@@ -11,23 +8,33 @@ from alembic import op
 revision = "0003"
 down_revision = "0002"
 
+LARGE = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+GATEWAY_TEXTS = ("place", "address", "host", "process", "version")
+MODEL_KEY = ("place", "owner", "name")
+MODEL_TEXTS = ("gateway", "state", "detail", "source", "base", "engine", "deployment", "info")
+
 
 def upgrade() -> None:
-    """Create the table."""
+    """Create both tables; gateways of older versions are not recorded in them."""
+    op.create_table(
+        "gateways",
+        sa.Column("id", sa.Text, primary_key=True),
+        *(sa.Column(name, sa.Text, nullable=False) for name in GATEWAY_TEXTS),
+        sa.Column("started", sa.Double, nullable=False),
+        sa.Column("heartbeat", sa.Double, nullable=False),
+    )
     op.create_table(
         "served_models",
-        sa.Column("place", sa.Text, primary_key=True),
-        sa.Column("owner", sa.Text, primary_key=True),
-        sa.Column("name", sa.Text, primary_key=True),
-        sa.Column("source", sa.Text, nullable=False),
-        sa.Column("base", sa.Text, nullable=False),
-        sa.Column("engine", sa.Text, nullable=False),
-        sa.Column("deployment", sa.Text, nullable=False),
+        *(sa.Column(name, sa.Text, primary_key=True) for name in MODEL_KEY),
+        *(sa.Column(name, sa.Text, nullable=False) for name in MODEL_TEXTS),
+        sa.Column("generation", LARGE, nullable=False),
         sa.Column("traffic", sa.Double, nullable=False),
-        sa.Column("serving", sa.Integer, nullable=False),
+        sa.Column("configured", sa.Integer, nullable=False),
+        sa.Column("changed", sa.Double, nullable=False),
     )
 
 
 def downgrade() -> None:
-    """Drop the table."""
-    op.drop_table("served_models")
+    """Drop both tables."""
+    for name in ("served_models", "gateways"):
+        op.drop_table(name)

@@ -1,4 +1,4 @@
-"""Splitting steps with chunks of any lengths into work items (tiles of tokens, splits of keys) on the device."""
+"""Splitting recorded steps into work items (tiles of tokens, splits of keys) on the device."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-LAID = tl.constexpr(16)
+ITEMS = tl.constexpr(16)
 """The number of items that one program writes; each is compared with all requests."""
 
 
-class MixedLayout(NamedTuple):
+class Schedule(NamedTuple):
     """The argument of the kernel that splits a step of `requests` requests, each with a chunk of tokens, into work
     items.
 
     `starts` [request + 1] are the first token of each request, and the end; `contexts` [request] is the number of
     cached rows before the chunk, -1 if there is no request, whose tokens attend to no keys. `items` [room, 7] and
-    `merges` [merged, 5] are written, see `Paged` and `Merge`. Tiles have `tile` rows, tokens times `group` heads. About
-    `wanted` splits are made in all, none shorter than `shortest`, each of whole tiles of `tile_keys`. `left` is the
-    window of a query, `width` a power of two that is not smaller than `requests`.
+    `merges` [merged, 5] are written, see `Paged` and `Merge`. Tiles have `tile` rows, tokens times `group` heads, of up
+    to `tile_tokens` tokens. About `wanted` splits are made in all, none shorter than `shortest`, each of whole tiles of
+    `tile_keys`. `left` is the window of a query, `width` a power of two that is not smaller than `requests`.
     """
 
     starts: Any
@@ -33,6 +33,7 @@ class MixedLayout(NamedTuple):
     owners: Any
     left: Any
     tile: Any
+    tile_tokens: Any
     group: Any
     shortest: Any
     tile_keys: Any
@@ -40,8 +41,8 @@ class MixedLayout(NamedTuple):
 
 
 @triton.jit
-def lay_out_mixed(call):
-    """Write the items and merges of a mixed step. Grid: blocks of `LAID` items; surplus items have no rows."""
+def schedule_step(call):
+    """Write the items and merges of a step. Grid: blocks of `ITEMS` items; surplus items have no rows."""
     request = tl.arange(0, call.width)
     known = request < call.requests
     begin = tl.load(call.starts + request, mask=known, other=0).to(tl.int32)
@@ -51,7 +52,7 @@ def lay_out_mixed(call):
     # The largest number of keys that a tile of a request sees: that of its last tile, bounded by the window.
     seen = tl.where(context < 0, 0, context + tokens)
     if call.left is not None:
-        seen = tl.minimum(seen, call.left + tl.cdiv(call.tile, call.group) + 1)
+        seen = tl.minimum(seen, call.left + call.tile_tokens)
     length = tl.cdiv(tl.sum(seen.to(tl.int64) * tiles, 0), call.wanted).to(tl.int32)
     length = tl.cdiv(tl.maximum(length, 1), call.shortest) * call.shortest
     # Rounded to the nearest number of splits: a little more than one split's length is not split.
@@ -60,9 +61,9 @@ def lay_out_mixed(call):
     ends, slot_ends, merge_ends = tl.cumsum(tiles * pieces, 0), tl.cumsum(cut * pieces, 0), tl.cumsum(cut, 0)
     firsts = (ends - tiles * pieces, slot_ends - cut * pieces, merge_ends - cut)
     lengths = (begin, tokens, context, pieces)
-    number = tl.program_id(0) * LAID + tl.arange(0, LAID)
-    lay_items(call, request, number, ends, firsts, lengths)
-    lay_merges_of_tiles(call, request, number, merge_ends, firsts, lengths)
+    number = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
+    schedule_items(call, request, number, ends, firsts, lengths)
+    schedule_merges(call, request, number, merge_ends, firsts, lengths)
 
 
 @triton.jit
@@ -72,7 +73,7 @@ def of_owner(own, values):
 
 
 @triton.jit
-def lay_items(call, request, number, ends, firsts, lengths):
+def schedule_items(call, request, number, ends, firsts, lengths):
     """Write the items with these numbers."""
     begin, tokens, context, pieces = lengths
     who = tl.sum((ends[None, :] <= number[:, None]).to(tl.int32), 1)
@@ -106,7 +107,7 @@ def lay_items(call, request, number, ends, firsts, lengths):
 
 
 @triton.jit
-def lay_merges_of_tiles(call, request, number, ends, firsts, lengths):
+def schedule_merges(call, request, number, ends, firsts, lengths):
     """Write the merge entries with these numbers, one for each tile whose keys are split; surplus ones have no rows."""
     begin, tokens, _, pieces = lengths
     who = tl.sum((ends[None, :] <= number[:, None]).to(tl.int32), 1)

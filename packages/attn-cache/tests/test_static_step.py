@@ -1,4 +1,4 @@
-"""Inputs of decode steps that stay in place say the same as those of steps that are made anew."""
+"""Inputs of steps that stay in place say the same as those of steps that are made anew."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ def addresses(store, names: list[int], contexts: list[int]) -> dict[str, tuple[l
 
 def static_addresses(store, static, names: list[int], contexts: list[int], padded: int):
     """The same of inputs in place."""
-    static.load([7] * len(names), contexts, names, padded)
-    views, found = static.view(padded), {}
+    static.load([7] * len(names), contexts, [1] * len(names), names, padded)
+    views, found = static.view(padded, 1), {}
     for layer, states in SPECS.items():
         rows, window = views[layer]["kv"].in_place(), states["kv"].window
-        assert rows.contexts.tolist() == [*contexts, *[-1] * (padded - len(names))]
+        assert rows.contexts.tolist() == [*contexts, *[-1] * (padded + 1 - len(names))]
+        assert rows.query_starts.tolist() == [*range(len(names)), *[len(names)] * (padded + 1 - len(names)), padded]
         lists = []
         for number, context in enumerate(contexts):
             first = 0 if window is None else max(0, context + 1 - window)
@@ -59,7 +60,7 @@ def static_addresses(store, static, names: list[int], contexts: list[int], padde
 def test_addresses_in_place_are_those_of_a_step_made_anew(cache, seed):
     rng = random.Random(seed)
     store = store_of(cache)
-    static = store.static_decode(MOST, LONGEST)
+    static = store.static_step(MOST, MOST, LONGEST)
     lengths: dict[int, int] = {}
     steps = 0
     for number in range(200):
@@ -91,30 +92,43 @@ def test_addresses_in_place_are_those_of_a_step_made_anew(cache, seed):
 
 def test_tokens_of_the_last_step_are_taken_from_its_rows_and_negative_ones_are_the_first_token():
     store = store_of("paged")
-    static = store.static_decode(MOST, LONGEST)
+    static = store.static_step(MOST, MOST, LONGEST)
     for name in (1, 2, 3):
         assert store.admit(name)
         assert store.reserve(name, 2)
-    static.load([4, 5, 6], [0, 0, 0], [1, 2, 3], 4)
-    static.load([2, 0, 3], [1, 1, 1], [1, 2, 3], 4, torch.tensor([40, 41, 42, -1]))
+    static.load([4, 5, 6], [0, 0, 0], [1, 1, 1], [1, 2, 3], 4)
+    static.load([2, 0, 3], [1, 1, 1], [1, 1, 1], [1, 2, 3], 4, torch.tensor([40, 41, 42, -1]))
     assert static.tokens(4).tolist() == [42, 40, 0, 0]
+
+
+def test_tokens_of_chunks_are_taken_from_the_last_step_too():
+    store = store_of("paged")
+    static = store.static_step(8, 2, LONGEST)
+    for name in (1, 2):
+        assert store.admit(name)
+        assert store.reserve(name, 4)
+    static.load([2, 0, 3], [0, 0], [2, 1], [1, 2], 8, torch.tensor([40, 41, 42, -1]))
+    assert static.tokens(8).tolist() == [42, 40, 0, *[0] * 5]
+    rows = static.view(8, 8)["far"]["kv"].in_place()
+    assert (rows.query_starts.tolist(), rows.contexts.tolist()) == ([0, 2, 3, 8], [0, 0, -1])
+    assert static.batch(8, 8).positions.tolist() == [0, 1, *[0] * 6]
 
 
 def test_a_position_that_is_not_reserved_is_refused():
     store = store_of("paged")
-    static = store.static_decode(MOST, LONGEST)
+    static = store.static_step(MOST, MOST, LONGEST)
     assert store.admit(1)
     assert store.reserve(1, 5)
     with pytest.raises(WrongState, match="are reserved"):
-        static.load([1], [BLOCK], [1], 1)
+        static.load([1], [BLOCK], [1], [1], 1)
 
 
 @pytest.mark.parametrize("cache", ["paged", "shared"])
 def test_states_of_fixed_size_are_read_and_written_in_place_and_padding_touches_nobodys(cache):
     """Every request counts its own steps, through joining, leaving and forking."""
     rng, store = random.Random(0), store_of(cache, {"deep": {"sum": Slot({"s": Field((3,))})}})
-    static = store.static_decode(MOST, LONGEST)
-    views = {size: static.view(size)["deep"]["sum"] for size in range(1, MOST + 1)}
+    static = store.static_step(MOST, MOST, LONGEST)
+    views = {size: static.view(size, 1)["deep"]["sum"] for size in range(1, MOST + 1)}
     counts: dict[int, int] = {}
     for number in range(300):
         if len(counts) < MOST and rng.random() < 0.3:
@@ -132,22 +146,24 @@ def test_states_of_fixed_size_are_read_and_written_in_place_and_padding_touches_
         if not all(store.reserve(name, counts[name] + 1) for name in names) or not names:
             continue
         padded = rng.randint(len(names), MOST)
-        static.load([7] * len(names), [counts[name] for name in names], names, padded)
+        static.load([7] * len(names), [counts[name] for name in names], [1] * len(names), names, padded)
         held = views[padded].read()["s"]
         assert held[: len(names)].tolist() == [[counts[name]] * 3 for name in names]
         views[padded].write({"s": torch.cat([held[: len(names)] + 1, torch.full((padded - len(names), 3), torch.nan)])})
         for name in names:
             counts[name] += 1
     assert max(counts.values()) > 20
+    with pytest.raises(NotGraphSafe, match="states of fixed size"):
+        static.view(MOST, MOST)
 
 
 @pytest.mark.parametrize("spec", [Source(KV)], ids=["source"])
 def test_states_that_are_no_rows_in_blocks_are_named(spec):
     store = store_of("paged", {"deep": {"state": spec}, "far": {"kv": Paged(KV)}})
     with pytest.raises(NotGraphSafe, match="deep"):
-        store.static_decode(MOST, LONGEST)
+        store.static_step(MOST, MOST, LONGEST)
 
 
 def test_a_cache_without_blocks_says_so():
     with pytest.raises(NotGraphSafe, match="blocks"):
-        store_of("contiguous").static_decode(MOST, LONGEST)
+        store_of("contiguous").static_step(MOST, MOST, LONGEST)

@@ -142,7 +142,7 @@ def even_length(requests: Iterable[RequestTokens], heads: Heads, left: int | Non
 
 
 def even_splits(start: int, stop: int, length: int) -> Iterator[tuple[int, int]]:
-    """Split positions `start` to `stop` into the nearest number of splits of a length, as the kernel `lay_out` does."""
+    """Split positions `start` to `stop` into the nearest number of splits of a length, as `schedule_step` does."""
     held = stop - start
     pieces = max(1, (2 * held + length) // (2 * length))
     own = max(SMALL_TILE, -(-held // (pieces * SMALL_TILE)) * SMALL_TILE)
