@@ -18,7 +18,7 @@ from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core.errors import AlreadyExists, InvalidValue, PermissionDenied, Unauthenticated, UnknownName
 from attn_gateway import Gateway, GatewaySettings, read_tenants, serving
-from attn_gateway.interceptors.limits import Limits, TenantUse
+from attn_gateway.policies.limits import Limits, TenantUse
 from attn_gateway.records import ArtifactStore, Database, ModelRecord, ModelRecords
 from attn_models.weights.manifest import fingerprint
 from attn_schema import EngineConfig

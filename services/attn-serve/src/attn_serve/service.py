@@ -6,21 +6,19 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-import grpc.aio
-from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
-from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
 from attn_engine.client import EngineClient
-from attn_gateway import Cluster, ModelToLoad
+from attn_gateway import Cluster, Handler, ModelToLoad, handlers_of
 from attn_gateway.records import ArtifactStore, Database, ModelRecords, database_url
 from attn_gateway.records.database import CALL_SECONDS
 from attn_gateway.records.leases import this_process
 from attn_schema import DeploymentConfig, EngineConfig, ModelState
+from attn_schema.methods import INFERENCE, MODELS, Row
 
 from attn_serve.child_process import ChildProcess
 from attn_serve.fleet import WantedModel, require_adaptable
+from attn_serve.handlers import InferenceHandlers, ModelHandlers
 from attn_serve.placement import EngineProcesses, GpuShares, fits_here
 from attn_serve.recorded_fleet import RecordedFleet
-from attn_serve.servicers import InferenceServicer, ModelServicer
 from attn_serve.sources import ModelSources
 
 EVERYBODY = ""
@@ -30,7 +28,7 @@ EVERYBODY = ""
 class InferenceGrpc:
     """The inference and model services, whose engines run in child processes, or on Ray where that is needed."""
 
-    names: Sequence[str] = ("attn.v1.InferenceService", "attn.v1.ModelService")
+    names: Sequence[str] = (INFERENCE, MODELS)
 
     def __init__(self, cluster: Cluster, processes: EngineProcesses | None = None) -> None:
         self._processes = processes or EngineProcesses()
@@ -47,10 +45,10 @@ class InferenceGrpc:
         """Store the address at which the gateway listens; see `attn_gateway.service.KnowsItsAddress`."""
         self._address, self._chosen = address, chosen
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Add both servicers to the server."""
-        add_InferenceServiceServicer_to_server(InferenceServicer(self.fleet), server)
-        add_ModelServiceServicer_to_server(ModelServicer(self.fleet), server)
+    def handlers(self) -> dict[Row, Handler]:
+        """The handlers of the calls of both services."""
+        inference, models = InferenceHandlers(self.fleet), ModelHandlers(self.fleet)
+        return handlers_of(INFERENCE, inference) | handlers_of(MODELS, models)
 
     async def start(self) -> None:
         """Join or start Ray if the settings ask for it, and load the configured models.

@@ -12,11 +12,11 @@ from attn_schema.output import Json, print_json
 
 if TYPE_CHECKING:
     from attn_gateway import Cluster
-    from attn_gateway.service import GrpcService
+    from attn_gateway.service import Service
 
 
 @hookimpl
-def attn_services(cluster: Cluster) -> list[GrpcService]:
+def attn_services(cluster: Cluster) -> list[Service]:
     """Return the TrainingService."""
     from attn_train.service import TrainingGrpc
 

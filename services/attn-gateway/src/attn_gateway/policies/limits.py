@@ -1,4 +1,7 @@
-"""Limits of the server, of connections and of tenants; refusals name the limit and the time after which to retry."""
+"""When calls may run: once their service is ready, and within the limits of the server, of connections and of tenants.
+
+Refusals name the limit and the time after which to retry.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,10 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import grpc
-import grpc.aio
-from attn_core.errors import OutOfCapacity
+from attn_core.errors import OutOfCapacity, Unavailable, UserError
+from attn_schema.methods import Row
 
-from attn_gateway.call import CALLER, CHARGE, LOCAL, Charge, Context
-from attn_gateway.interceptors.handlers import Continuation, Handler, around, is_own
+from attn_gateway.call import LOCAL, Call, Charge
 from attn_gateway.tenants import Tenant, Tenants
 
 WAITING_PER_STREAM = 4
@@ -166,8 +167,8 @@ class Connections:
         return (waiting + 1) * (self._clock() - ends[0]) / len(ends)
 
 
-class Limits(grpc.aio.ServerInterceptor):
-    """Enforces the limits of the server, of connections and of tenants."""
+class Limits:
+    """Enforces the limits of the server, of connections and of tenants, and counts the tokens that a call used."""
 
     def __init__(self, tenants: Tenants, max_calls: int, max_streams: int) -> None:
         self._tenants = tenants
@@ -188,36 +189,67 @@ class Limits(grpc.aio.ServerInterceptor):
             use.running = running
         return use
 
-    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
-        """Wrap the handler with the limits."""
-        handler = await continuation(details)
-        if handler is None or is_own(details.method):
-            return handler
-
-        @asynccontextmanager
-        async def guard(context: Context) -> AsyncIterator[None]:
-            peer = str(context.peer())
-            remaining: float | None = context.time_remaining()  # None without a deadline; the type stubs omit it
-            async with self._connections.turn(peer, remaining):
-                if self._inside >= self._max_calls:
-                    text = f"this server already runs {self._max_calls} calls, its maximum"
-                    raise OutOfCapacity(text, limit=self._max_calls, retry_seconds=1.0)
-                caller = CALLER.get()
-                use = self.use_of(caller.tenant) if caller else None
-                charge = Charge(use.spend if use else None)
+    @asynccontextmanager
+    async def __call__(self, _: Row, call: Call) -> AsyncIterator[None]:
+        """Run a call within the limits; one that is refused before anything is computed counts no tokens."""
+        async with self._connections.turn(call.peer, call.remaining()):
+            if self._inside >= self._max_calls:
+                text = f"this server already runs {self._max_calls} calls, its maximum"
+                raise OutOfCapacity(text, limit=self._max_calls, retry_seconds=1.0)
+            use = self.use_of(call.tenant)
+            call.charge = Charge(use.spend if use else None)
+            if use:
+                use.begin()
+            self._inside += 1
+            try:
+                yield
+            except (UserError, OutOfCapacity):
+                call.charge.waive()
+                raise
+            finally:
+                self._inside -= 1
+                call.charge.settle()
                 if use:
-                    use.begin()
-                CHARGE.set(charge)
-                self._inside += 1
-                try:
-                    yield
-                finally:
-                    self._inside -= 1
-                    charge.settle()
-                    if use:
-                        self._uses[use.tenant.name].end()
+                    self._uses[use.tenant.name].end()
 
-        return around(handler, guard)
+
+class Readiness:
+    """Refuses calls to services that are not ready with UNAVAILABLE, and counts the running calls."""
+
+    def __init__(self) -> None:
+        self._open: set[str] = set()
+        self._closing = False
+        self._inside = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def open(self, service: str) -> None:
+        """Admit calls to the service with this full name."""
+        self._open.add(service)
+
+    def close(self) -> None:
+        """Refuse all new calls."""
+        self._closing = True
+
+    async def idle(self) -> None:
+        """Wait until no call runs."""
+        await self._idle.wait()
+
+    @asynccontextmanager
+    async def __call__(self, row: Row, _: Call) -> AsyncIterator[None]:
+        """Run a call if its service is ready."""
+        if self._closing:
+            raise Unavailable("the server is shutting down")
+        if row.service not in self._open:
+            raise Unavailable(f"{row.service} is still starting")
+        self._inside += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._idle.set()
 
 
 def _reached(limit: str, value: float | None, wait: float) -> OutOfCapacity:
