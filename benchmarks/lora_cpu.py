@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from attn_client import AsyncClient, ClientSettings
+from attn_engine.client import EngineClient
 from attn_gateway import Cluster, ClusterSettings, serving
 from attn_schema import ChatMessage, EngineConfig, SamplingParams
 from attn_schema.finetuning import LoraConfig
@@ -38,8 +39,7 @@ from attn_schema.training import (
     OptimizerConfig,
     TrainingConfig,
 )
-from attn_serve.engine_client import EngineClient
-from attn_serve.in_process import InProcessBackend
+from attn_serve.in_process import InProcess
 from attn_serve.service import InferenceGrpc
 from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
@@ -171,7 +171,7 @@ class InProcessInference(InferenceGrpc):
         """Do nothing: models are only loaded on request."""
 
     def _engine(self, name: str, folder: Path, config: EngineConfig) -> EngineClient:  # noqa: ARG002 -- as its base
-        return EngineClient(InProcessBackend(folder, config))
+        return InProcess(folder, config)
 
 
 async def measured(given: argparse.Namespace, home: Path) -> list[dict[str, Any]]:

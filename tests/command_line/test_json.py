@@ -24,10 +24,9 @@ from attn_models.tokenizers import character_tokenizer
 from attn_schema import EngineConfig
 from attn_schema.methods import INFERENCE, MODELS
 from attn_schema.output import print_rows, snake_case
-from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
 from attn_serve.handlers import InferenceHandlers, ModelHandlers
-from attn_serve.in_process import InProcessBackend
+from attn_serve.in_process import InProcess
 from attn_serve.sources import ModelSources
 from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
@@ -104,7 +103,7 @@ class LocalInference:
 
     def __init__(self, home: Path) -> None:
         self.fleet = Fleet(
-            ModelSources(home), lambda _name, folder, config, _: EngineClient(InProcessBackend(folder, config))
+            ModelSources(home), lambda _name, folder, config, _: InProcess(folder, config)
         )
 
     def handlers(self) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 import torch
+from attn_engine.client import EngineClient
 from attn_gateway import Gateway, GatewaySettings, TlsFiles, handlers_of, serving
 from attn_gateway.catalog import CatalogService
 from attn_models.adapters.bert import BertAdapter
@@ -26,10 +27,9 @@ from attn_models.weights import write_folder
 from attn_openai.server import UvicornServer
 from attn_schema import EngineConfig
 from attn_schema.methods import INFERENCE, MODELS
-from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
 from attn_serve.handlers import InferenceHandlers, ModelHandlers
-from attn_serve.in_process import InProcessBackend
+from attn_serve.in_process import InProcess
 from attn_serve.sources import ModelSources
 
 CONTEXT = 1024
@@ -101,7 +101,7 @@ class LocalInference:
 
     @staticmethod
     def _make(name: str, folder: Path, config: EngineConfig, deployment: Any) -> EngineClient:
-        return EngineClient(InProcessBackend(folder, config))
+        return InProcess(folder, config)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 import torch
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
+from attn_engine.client import EngineClient
 from attn_gateway import Gateway, handlers_of, serving
 from attn_models.adapters.bert import BertAdapter
 from attn_models.adapters.state_dict import stored_tensors
@@ -26,10 +27,9 @@ from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder
 from attn_schema import EngineConfig
 from attn_schema.methods import INFERENCE, MODELS
-from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
 from attn_serve.handlers import InferenceHandlers, ModelHandlers
-from attn_serve.in_process import InProcessBackend
+from attn_serve.in_process import InProcess
 from attn_serve.sources import ModelSources
 
 # With importlib mode a test file cannot import its neighbour.
@@ -154,7 +154,7 @@ class LocalInference:
 
     @staticmethod
     def _make(name: str, folder: Path, config: EngineConfig, deployment: Any) -> EngineClient:
-        return EngineClient(InProcessBackend(folder, config))
+        return InProcess(folder, config)
 
 
 @pytest.fixture

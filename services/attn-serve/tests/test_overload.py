@@ -23,8 +23,8 @@ from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_schema import EngineConfig
-from attn_serve.engine_client import EngineClient
 from attn_serve.refusals import MOST_SECONDS, RecentRefusals, RequestSize
+from attn_serve.served_model import ServedModel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,9 +119,7 @@ def test_however_many_kinds_of_requests_are_refused_few_are_remembered_and_few_a
 
 
 @pytest.fixture
-async def heavy(
-    home: Path, inference: Any, stub: InferenceServiceStub, monkeypatch: pytest.MonkeyPatch
-) -> EngineClient:
+async def heavy(home: Path, inference: Any, stub: InferenceServiceStub, monkeypatch: pytest.MonkeyPatch) -> ServedModel:
     """The model "heavy": a step takes 25 ms, however fast the machine is, and few requests run at a time."""
     step = Engine.step
     monkeypatch.setattr(Engine, "step", lambda engine: (time.sleep(0.025), step(engine))[1])
@@ -131,8 +129,7 @@ async def heavy(
     config = DecoderConfig(vocab_size=tokenizer.vocab_size, mechanism="mha", **sizes)
     save_model(home / "models" / "heavy", Decoder(config), tokenizer)
     few = EngineConfig(num_threads=1, max_num_seqs=4, max_num_batched_tokens=64, kv_cache_memory_bytes=2**26)
-    await inference.fleet.load("heavy", "", few)
-    return inference.fleet.engine("heavy")
+    return await inference.fleet.load("heavy", "", few)
 
 
 async def ended(stub: InferenceServiceStub, text: str, limit: float | None) -> tuple[str, int]:
@@ -163,9 +160,7 @@ async def at_rate(stub: InferenceServiceStub, rate: float, seconds: float, limit
     return sum(tokens for _, tokens in answers), computed, {code for code, _ in answers}
 
 
-async def test_goodput_at_five_times_the_load_does_not_collapse(
-    heavy: EngineClient, stub: InferenceServiceStub
-) -> None:
+async def test_goodput_at_five_times_the_load_does_not_collapse(heavy: ServedModel, stub: InferenceServiceStub) -> None:
     """At least half of the goodput is left, half of the work is for somebody, and some refusals ask no engine.
 
     A server that collapses does so in every round; what else a machine does, and pace that is yet to be learnt, only in

@@ -24,8 +24,8 @@ Kind = TypeVar("Kind")
 class Child:
     """A Python process that calls the function `target`, "module:function", with changes to its `environment`.
 
-    It has a session of its own: signals from the terminal reach only this process, which then stops its children. It
-    shares the standard error of this process. Methods may be called from any thread.
+    It has a session of its own: signals from the terminal reach only this process, which then stops its children. Its
+    standard error is passed on to that of this process. Methods may be called from any thread.
     """
 
     def __init__(self, target: str, environment: Mapping[str, str]) -> None:
@@ -34,11 +34,15 @@ class Child:
             [sys.executable, "-c", f"from {module} import {function}; {function}()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env={**os.environ, **environment},
             start_new_session=True,
         )
         self._sending = threading.Lock()
         self.pid = self._process.pid
+        self._last_line = ""
+        self._reader = threading.Thread(target=self._pass_on, name=f"log of {self.pid}", daemon=True)
+        self._reader.start()
 
     def send(self, message: object) -> None:
         """Send a message; one to a child that has ended is dropped."""
@@ -66,6 +70,29 @@ class Child:
             if self._process.stdin is not None:
                 self._process.stdin.close()
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+    def stop(self, timeout: float) -> str:
+        """End the process, which exits when its standard input is closed, or is killed `timeout` seconds later.
+
+        Returns how it has ended, and the last line that it wrote to its standard error, if any.
+        """
+        with self._sending, contextlib.suppress(BrokenPipeError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        words = self.ended(timeout)
+        while words is None:
+            self.kill()
+            words = self.ended(1.0)
+        self._reader.join(1.0)  # its own children may hold the pipe open
+        return f"{words}: {self._last_line}" if self._last_line else words
+
+    def _pass_on(self) -> None:
+        if self._process.stderr is not None:
+            with self._process.stderr as pipe:
+                for line in pipe:
+                    self._last_line = line.decode(errors="replace").strip() or self._last_line
+                    with contextlib.suppress(OSError):
+                        os.write(2, line)
 
 
 class Parent:

@@ -67,7 +67,7 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
         Meta(
             gt=0, le=1,
             description="Fraction of a GPU's memory for weights, activations and KV cache together; also the fraction "
-            "of a GPU that is requested from Ray.",
+            "of a GPU that is reserved for the engine.",
         ),
     ] = 0.9  # fmt: skip
     max_num_seqs: Annotated[

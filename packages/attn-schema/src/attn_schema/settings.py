@@ -116,7 +116,7 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
     ] | None = None  # fmt: skip
     ray: Annotated[
         bool,
-        Meta(description="Run training jobs on Ray, which is started on this machine unless RAY_ADDRESS is set."),
+        Meta(description="Run models and jobs on Ray, which is started on this machine unless RAY_ADDRESS is set."),
     ] = False
     cpus: Annotated[
         int, Meta(ge=1, le=MAX_CPUS, description="CPUs for the workers of training jobs; all if not given.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,15 +15,14 @@ from attn_core.errors import (
     AttnError,
     InvalidValue,
     PermissionDenied,
-    Unavailable,
     UnknownName,
     cleaning_up,
 )
-from attn_engine.host.ranks import require_tensor_parallel
-from attn_models.lora.files import base_of, is_adapter
+from attn_engine.client import EngineClient
+from attn_models.lora.peft_config import base_of, is_adapter
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState, Prompt
 
-from attn_serve.engine_client import EngineClient
+from attn_serve.served_model import ServedModel, engine_name, require_serving
 from attn_serve.sources import ModelSources, engines_bytes, require_memory
 from attn_serve.versions import base_name, conversation_key, new_shares, pick, require_name, shares_wanted
 
@@ -37,11 +36,6 @@ RETIRED_SECONDS = 3600.0
 """How long requests may take to finish in a version that is replaced by another."""
 IDLE_SECONDS = 2.0
 """How long such a version must be idle before it is unloaded: a stream may be moving between two engines."""
-
-
-def engine_name(owner: str, name: str) -> str:
-    """A name for the engine that is unique across the owners of models and adapters."""
-    return f"{owner}.{name}" if owner else name
 
 
 def served_from(name: str, source: str) -> AlreadyExists:
@@ -76,43 +70,6 @@ class WantedModel(NamedTuple):
     config: EngineConfig
     deployment: DeploymentConfig
     traffic: float | None = None
-
-
-@dataclass(eq=False)
-class ServedModel:
-    """One model and its engine; `info` describes the model and its state.
-
-    `owner` is the tenant that owns the model, empty if all tenants may use it; an adapter has a `base`, and the
-    `config` of its base. `fingerprint` is that of the files that were loaded, empty if another gateway did it.
-    """
-
-    info: ModelInfo
-    engine: EngineClient
-    folder: Path
-    config: EngineConfig
-    deployment: DeploymentConfig
-    owner: str = ""
-    base: ServedModel | None = None
-    fingerprint: str = ""
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def name(self) -> str:
-        """The name that requests use."""
-        return self.info.name
-
-    def now(self) -> ModelInfo:
-        """The model's info with the current number of engines."""
-        serving = self.info.state is ModelState.SERVING
-        return self.info.replace(replicas=self.engine.replicas if serving else 0)
-
-
-def require_serving(model: ServedModel) -> ServedModel:
-    """Return the model; raises `Unavailable` if it does not serve now."""
-    if model.info.state is not ModelState.SERVING:
-        detail = f": {model.info.state_detail}" if model.info.state_detail else ""
-        raise Unavailable(f"model {model.name!r} is {model.info.state}{detail}", model=model.name)
-    return model
 
 
 class Fleet:
@@ -291,19 +248,22 @@ class Fleet:
             raise InvalidValue.of("name", name, f"{model.base.name!r}, the model that the adapter is loaded on")
         deployment = rescaled(model.deployment, deployment)
         require_memory(engines_bytes(model.folder, model.config, deployment), self._taken_bytes(model.owner, name))
-        if not await model.engine.scale(deployment):
-            # A single engine in an actor of its own is replaced by a deployment.
+        if model.engine.scalable:
+            await model.engine.scale(deployment)
+        else:
+            # A single engine in a process of its own is replaced by a deployment.
             engine = self._make(engine_name(model.owner, name), model.folder, model.config, deployment)
             try:
                 await engine.start()
                 for adapter in self._adapters_of(model):
-                    named = engine_name(adapter.owner, adapter.name)
-                    adapter.engine = await engine.load_adapter(named, adapter.folder)
+                    await engine.load_adapter(adapter.adapter, adapter.folder)
             except BaseException:
                 with cleaning_up("the deployment that did not start"):
                     await asyncio.shield(engine.stop(0))
                 raise
             former, model.engine = model.engine, engine
+            for adapter in self._adapters_of(model):
+                adapter.engine = engine
             await former.stop(HANDOVER_SECONDS)
         model.deployment = deployment
         return model
@@ -336,7 +296,10 @@ class Fleet:
         for name, one in wanted.items():
             require_name(name, "models")
             folder = await self._sources.find(one.source)
-            await asyncio.to_thread(require_tensor_parallel, folder, one.config)
+            if one.config.tensor_parallel_size > 1:
+                from attn_engine.host.ranks import require_tensor_parallel
+
+                await asyncio.to_thread(require_tensor_parallel, folder, one.config)
             if one.deployment.prefill_replicas is not None:
                 from attn_serve.disaggregation import require_movable
 
@@ -377,7 +340,7 @@ class Fleet:
             self.set_traffic(base_name(model.name), {}, model.owner or None)
         for adapter in self._adapters_of(model):
             del self._models[adapter.owner, adapter.name]
-        await self._end(model, model.engine.stop(shutdown_timeout))
+        await self._end(model, model.stop(shutdown_timeout))
 
     def _changeable(self, name: str, tenant: str | None, what: str) -> ServedModel:
         """The model of this name; raises `PermissionDenied` unless the tenant owns it or is None."""
@@ -435,6 +398,7 @@ class Fleet:
             )
             self.engine(base.name, tenant)  # raises if the base does not serve
             model = ServedModel(info, base.engine, folder, base.config, base.deployment, owner, base)
+            model.refusals = base.refusals  # of one engine
         else:
             if base_model:
                 raise InvalidValue.of("base_model", base_model, "none, as the source is not an adapter")
@@ -446,7 +410,8 @@ class Fleet:
 
     async def _start_adapter(self, model: ServedModel, base: ServedModel, folder: Path) -> None:
         try:
-            model.engine = await base.engine.load_adapter(engine_name(model.owner, model.name), folder)
+            await base.engine.load_adapter(model.adapter, folder)
+            model.engine = base.engine  # which may have been replaced meanwhile
             model.info = model.info.replace(state=ModelState.SERVING)
         except BaseException:
             del self._models[model.owner, model.name]
@@ -480,6 +445,7 @@ class Fleet:
         if model.base is not None:
             await self._start_adapter(model, model.base, model.folder)
             return
+        model.engine.on_failure = partial(self._mark_failed, model)
         try:
             known = {name: getattr(model.info, name) for name in ("name", "source", "load_time")}
             model.info = (await model.engine.start()).replace(state=ModelState.SERVING, **known)
@@ -494,3 +460,8 @@ class Fleet:
             raise
         finally:
             model.ready.set()
+
+    def _mark_failed(self, model: ServedModel, detail: str) -> None:
+        """Mark a model whose engine cannot be started again, and its adapters; the name can be loaded again."""
+        for one in (model, *self._adapters_of(model)):
+            one.info = one.info.replace(state=ModelState.FAILED, state_detail=detail)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 
 from attn_core.errors import InvalidValue, OutOfCapacity
+from attn_engine.client import EngineClient
 from attn_engine.host import EmbedTask, TextTask
 from attn_gateway import Call, page_of
 from attn_gateway.call import Caller
@@ -43,9 +44,9 @@ from attn_schema.methods import (
     UnloadModelResponse,
 )
 
-from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
 from attn_serve.refusals import RequestSize, estimated_tokens, most_new_tokens
+from attn_serve.served_model import require_serving
 from attn_serve.sources import MOST_BYTES
 from attn_serve.versions import base_name
 
@@ -57,10 +58,13 @@ def text_task(
     prompt: Prompt,
     params: SamplingParams | ScoringParams,
     call: Call,
+    adapter: str,
     resume: Resumption | None = None,
 ) -> TextTask:
     """A task with a new id, and the deadline and tenant of the call."""
-    return TextTask(prompt=prompt, params=params, timeout=call.remaining(), tenant=call.tenant, resume=resume)
+    return TextTask(
+        prompt=prompt, params=params, timeout=call.remaining(), tenant=call.tenant, adapter=adapter, resume=resume
+    )
 
 
 class InferenceHandlers:
@@ -76,10 +80,10 @@ class InferenceHandlers:
             raise InvalidValue.of("resume.model", first_version, f"a version of {request.model!r}")
         model = self._fleet.choose(first_version or request.model, request.prompt, call.caller.sees)
         served_name = "" if model.name == request.model else model.name
-        task = text_task(request.prompt, request.sampling, call, request.resume)
+        task = text_task(request.prompt, request.sampling, call, model.adapter, request.resume)
         most = most_new_tokens(request.sampling)
         size = RequestSize.of(call, (request.prompt,), most, resumed=request.resume is not None)
-        with model.engine.refusals.apply(size):
+        with model.refusals.apply(size):
             call.charge.reserve(estimated_tokens(request.prompt), most)
             # Beams show their tokens only at the end: who hangs up before pays for all.
             shown = request.sampling.num_beams == 1
@@ -95,11 +99,12 @@ class InferenceHandlers:
 
     async def score(self, request: ScoreRequest, call: Call) -> ScoreResponse:
         """Return the log probabilities of given sequences."""
-        engine = self._fleet.choose(request.model, request.prompts[0], call.caller.sees).engine
+        model = self._fleet.choose(request.model, request.prompts[0], call.caller.sees)
         params = ScoringParams(top_logprobs=request.top_logprobs)
-        with engine.refusals.apply(RequestSize.of(call, request.prompts, 0)):
+        with model.refusals.apply(RequestSize.of(call, request.prompts, 0)):
             call.charge.reserve(sum(map(estimated_tokens, request.prompts)))
-            scores = await engine.score([text_task(prompt, params, call) for prompt in request.prompts])
+            tasks = [text_task(prompt, params, call, model.adapter) for prompt in request.prompts]
+            scores = await model.engine.score(tasks)
         usage = Usage(prompt_tokens=sum(len(score.tokens) for score in scores))
         call.charge.prompt_tokens = usage.prompt_tokens
         return ScoreResponse(scores=tuple(scores), usage=usage)
@@ -118,9 +123,9 @@ class InferenceHandlers:
 
     async def attention_maps(self, request: AttentionMapsRequest, call: Call) -> AsyncIterator[AttentionMap]:
         """Stream attention weights, one map for each layer."""
-        engine = self._engine(request.model, call)
+        model = require_serving(self._fleet.find(request.model, call.caller.sees))
         call.charge.reserve(estimated_tokens(request.prompt))
-        for found in await engine.attention_maps(request):
+        for found in await model.engine.attention_maps(request, model.adapter):
             yield found
 
     async def get_engine_stats(self, request: GetEngineStatsRequest, call: Call) -> EngineStats:

@@ -20,7 +20,8 @@ from attn_gateway.records import Database, ServedModels
 from attn_gateway.records import ServedModel as Record
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 
-from attn_serve.fleet import EngineMaker, Fleet, ServedModel
+from attn_serve.fleet import EngineMaker, Fleet
+from attn_serve.served_model import ServedModel
 from attn_serve.sources import ModelSources
 from attn_serve.versions import require_name
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from attn_engine.client import EngineClient
 from attn_gateway import Cluster, Handler, ModelToLoad, handlers_of
 from attn_gateway.records import ArtifactStore, Database, ModelRecords, database_url
 from attn_gateway.records.database import CALL_SECONDS
@@ -13,10 +14,10 @@ from attn_gateway.records.leases import this_process
 from attn_schema import DeploymentConfig, EngineConfig, ModelState
 from attn_schema.methods import INFERENCE, MODELS, Row
 
-from attn_serve.engine_client import EngineClient
+from attn_serve.child_process import ChildProcess
 from attn_serve.fleet import WantedModel, require_adaptable
 from attn_serve.handlers import InferenceHandlers, ModelHandlers
-from attn_serve.ray_backend import RayBackend
+from attn_serve.placement import EngineProcesses, GpuShares, fits_here
 from attn_serve.recorded_fleet import RecordedFleet
 from attn_serve.sources import ModelSources
 
@@ -25,13 +26,15 @@ EVERYBODY = ""
 
 
 class InferenceGrpc:
-    """The inference and model services, whose engines run in Ray actors."""
+    """The inference and model services, whose engines run in child processes, or on Ray where that is needed."""
 
     names: Sequence[str] = (INFERENCE, MODELS)
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, processes: EngineProcesses | None = None) -> None:
+        self._processes = processes or EngineProcesses()
         self._cluster = cluster
         self._applied: set[str] = set()
+        self._gpus = GpuShares()
         self._database = Database(database_url(cluster.home), patience=CALL_SECONDS)
         self._artifacts = ArtifactStore.from_environment(cluster.home)
         sources = ModelSources(cluster.home, ModelRecords(self._database), self._artifacts)
@@ -48,7 +51,7 @@ class InferenceGrpc:
         return handlers_of(INFERENCE, inference) | handlers_of(MODELS, models)
 
     async def start(self) -> None:
-        """Start Ray and load the configured models.
+        """Join or start Ray if the settings ask for it, and load the configured models.
 
         Before that, raises errors for invalid models, and `Unavailable` if the artefact store does not answer.
         """
@@ -58,13 +61,15 @@ class InferenceGrpc:
         for adapter in settings.adapters if len(wanted) == 1 else ():
             require_adaptable(adapter.name, next(iter(wanted.values())).config)
         await self.fleet.require_sources(wanted)
-        await self._cluster.start()
+        if settings.uses_ray:
+            await self._cluster.start()
         configured = {*wanted, *(adapter.name for adapter in settings.adapters)}
         await self.fleet.join(self._place(), configured)
         await self.fleet.apply(wanted, ())
         self._applied = set(wanted)
         for adapter in settings.adapters:
             await self.fleet.load(adapter.name, adapter.source, settings.engine)
+        await asyncio.to_thread(self._processes.stop)
 
     def _place(self) -> str:
         """What this gateway and its successors have in common: their Ray cluster, or else the address, if chosen."""
@@ -94,6 +99,7 @@ class InferenceGrpc:
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Unload all models."""
+        await asyncio.to_thread(self._processes.stop)
         await self.fleet.stop(shutdown_timeout)
         self._database.close()
 
@@ -103,16 +109,18 @@ class InferenceGrpc:
         return found[0].info.state is ModelState.SERVING if found else None
 
     def _engine(self, name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> EngineClient:
-        """Create the client of an engine in an actor, or of a deployment.
+        """Create the client of an engine in a child process, or of a deployment on Ray.
 
-        A deployment is used if the config asks for several engines, or if other gateways may share this Ray cluster.
+        A deployment is used if Ray is asked for or other gateways may share it, and for several engines, or more ranks
+        than this machine has devices.
         """
         # The weights of tenants are always the server's, whoever loads the model.
-        config = config.replace(tenant_weights=self._cluster.settings.engine.tenant_weights)
-        if deployment.deployed or self._cluster.settings.address is not None:
-            from attn_serve.deployment import DeploymentBackend
-            from attn_serve.disaggregation import DisaggregatedBackend
+        settings = self._cluster.settings
+        config = config.replace(tenant_weights=settings.engine.tenant_weights)
+        if not (settings.uses_ray or deployment.deployed) and fits_here(config):
+            return ChildProcess(name, folder, config, self._gpus, self._processes)
+        from attn_serve.disaggregation import DisaggregatedReplicas
+        from attn_serve.replicas import Replicas
 
-            kind = DeploymentBackend if deployment.prefill_replicas is None else DisaggregatedBackend.of
-            return EngineClient(kind(name, folder, config, deployment, self._cluster.settings.replica_tls))
-        return EngineClient(RayBackend(name, folder, config))
+        kind = Replicas if deployment.prefill_replicas is None else DisaggregatedReplicas.of
+        return kind(name, folder, config, deployment, settings.replica_tls, start_ray=self._cluster.start)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 from attn_core.errors import Unavailable
 from attn_schema.child_process import Child
-from attn_schema.device import AUTO
+from attn_schema.device import AUTO, VISIBLE, visible_gpus
 from attn_schema.training import JobError
 
 from attn_train.attempt import (
@@ -36,17 +36,13 @@ OTHERS_SECONDS = 20.0
 """How long the other workers may take to end by themselves after one worker has ended without finishing."""
 EXIT_SECONDS = 10.0
 """How long a worker may take to exit after its outcome."""
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Gpus:
     """The CUDA devices that this process sees, shared by the workers of all jobs."""
 
     def __init__(self) -> None:
-        import torch
-
-        visible = os.environ.get(VISIBLE)
-        self._names = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+        self._names = visible_gpus()
         self._workers: Counter[str] = Counter()
         self._lock = threading.Lock()
 

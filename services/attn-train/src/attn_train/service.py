@@ -9,7 +9,9 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from attn_core.errors import AttnError, InvalidValue, Unavailable, UnknownName
@@ -43,20 +45,20 @@ from attn_schema.methods import (
 )
 from attn_schema.training import JobError, JobState, TrainingConfig, TrainingJob
 
-from attn_train.access import Access
-from attn_train.admission import check_config, check_job_id, check_model_name_is_free, new_job_id
-from attn_train.base_model import completed
 from attn_train.checking import Checks
 from attn_train.dispatcher import Dispatcher, Host
-from attn_train.estimate import estimated_apart
 from attn_train.job_queue import Room
-from attn_train.model import resolved
 from attn_train.records import JobRecord, Stop
 from attn_train.settings import Layout, TrainSettings
 from attn_train.stalls import AT_WORK
 from attn_train.store import JobStore
 from attn_train.supervisor import SupervisorSettings
 
+if TYPE_CHECKING:
+    from attn_train.access import Access
+
+CHECKS = "attn_train.admission"
+"""The module of the checks of submissions. It is imported by the first of them, in a thread, as it imports torch."""
 POLL_SECONDS = 0.05
 
 
@@ -131,6 +133,8 @@ class TrainingHandlers:
         """Validate and record a job, and wake the dispatcher; returns the existing job for a repeated request."""
         caller = call.caller
         config = await self._config(request, caller)
+        from attn_train.admission import check_model_name_is_free, new_job_id
+
         if not -HIGHEST_PRIORITY <= request.priority <= HIGHEST_PRIORITY:
             raise InvalidValue.of("priority", request.priority, f"-{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
         if request.priority > 0:
@@ -154,6 +158,9 @@ class TrainingHandlers:
         """Validate like a submission, and run a few steps in a separate process; one estimate at a time."""
         caller = call.caller
         config = await self._config(request, caller)
+        from attn_train.admission import check_model_name_is_free
+        from attn_train.estimate import estimated_apart
+
         if await self._repeated(request.job_id, config, caller.owner) is None:
             await self._check(config, caller)
             if request.job_id:
@@ -297,6 +304,8 @@ class TrainingHandlers:
         return msgspec.structs.replace(job, state=JobState.STALLED, error=JobError.of(Unavailable(message)))
 
     def _access(self, caller: Caller) -> Access:
+        from attn_train.access import Access
+
         trusted = self.only_this_machine or caller.owner != ""
         return Access(self._home, self._settings, self._models, caller.sees, trusted=trusted)
 
@@ -304,14 +313,20 @@ class TrainingHandlers:
         self, request: SubmitTrainingJobRequest | EstimateTrainingJobRequest, caller: Caller
     ) -> TrainingConfig:
         """Return the configuration of a request, with the fields that follow from its base model."""
+        admission = await asyncio.to_thread(import_module, CHECKS)
+        from attn_train.base_model import completed
+        from attn_train.model import resolved
+
         config = resolved(request.config)
         if request.job_id:
-            check_job_id(request.job_id)
+            admission.check_job_id(request.job_id)
         async with self.checks.turn(caller.tenant):
             await self.checks.run(self._access(caller).require, config)
             return await self.checks.run(completed, config, home=self._home)
 
     async def _check(self, config: TrainingConfig, caller: Caller) -> None:
+        from attn_train.admission import check_config
+
         async with self.checks.turn(caller.tenant):
             await self.checks.run(check_config, config, home=self._home)
 

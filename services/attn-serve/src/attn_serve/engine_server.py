@@ -1,7 +1,7 @@
-"""A replica: one engine in a process of its own, with an endpoint to which gateways connect directly.
+"""The process of an engine, with an endpoint to which gateways connect directly: a child, or a replica on Ray.
 
-Ray Serve places and replaces replicas. Tokens do not pass through it: each replica listens on a port of its own and
-requires a secret, which it gives, with its address, only to callers that have access to the Ray cluster.
+Each listens on a port of its own and requires a secret. A child tells its parent; a replica only callers that have
+access to the Ray cluster, which places and replaces replicas: tokens do not pass through Ray.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hmac
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,26 @@ import grpc
 import grpc.aio
 from attn_core.errors import AttnError, InternalError, Unavailable, cleaning_up
 from attn_engine import PromptState, RequestOutput
-from attn_engine.host import ModelHost, TextTask, open_host
+from attn_engine.client import EngineLost
+from attn_engine.host import TextTask
+from attn_engine.host.engine import OpenRanks
+from attn_engine.host.rank_processes import RankProcesses
+from attn_engine.host.ranks import RankGroup
 from attn_gateway import ReplicaTls
 from attn_gateway.gc_heap import freeze_gc_heap
 from attn_schema import EngineConfig
+from attn_schema.child_process import Parent
 
 from attn_serve import replica_messages as messages
-from attn_serve.in_process import call_host
+from attn_serve.in_process import InProcess
 from attn_serve.moved_states import MAX_HELD_BYTES, ByteBudget, HeldStates, fetch, parts_of
-from attn_serve.rank_actors import actor_ranks
-from attn_serve.replica_messages import ReplicaAddress, SentOutputs, StateTicket
-from attn_serve.streams import EngineLost
+from attn_serve.replica_messages import EngineTask, Loaded, ReplicaAddress, SentError, SentOutputs, StateTicket
 
 log = logging.getLogger(__name__)
 
 DRAIN_POLL_SECONDS = 0.05
+WATCH_SECONDS = 1.0
+"""The interval at which a child checks that its engine runs."""
 
 
 class Session:
@@ -65,19 +70,21 @@ class Session:
         return ready
 
 
-class ReplicaServer:
-    """The gRPC endpoint of a host. Used from one event loop.
+class EngineServer:
+    """The gRPC endpoint of an engine. Used from one event loop.
 
     States of prompts are exchanged only with replicas whose `model`, a `fingerprint`, is equal.
     """
 
     def __init__(
         self,
-        open_host: Callable[[Callable[[Sequence[RequestOutput]], None]], ModelHost],
+        folder: Path,
+        config: EngineConfig,
+        open_ranks: OpenRanks | None = None,
         tls: ReplicaTls | None = None,
         model: str = "",
     ) -> None:
-        self._open_host = open_host
+        self.engine = InProcess(folder, config, open_ranks, self._deliver)
         self._tls = tls
         self._model = model
         self.states = HeldStates()
@@ -90,17 +97,11 @@ class ReplicaServer:
         self._sessions: dict[str, Session] = {}
         self._server: grpc.aio.Server | None = None
         self._draining = False
-        self.host: ModelHost | None = None
         self.address: ReplicaAddress | None = None
 
     async def start(self, ip: str) -> ReplicaAddress:
         """Load the model, then listen on any free port of the interface `ip`."""
-        loop = asyncio.get_running_loop()
-
-        def deliver(outputs: Sequence[RequestOutput]) -> None:
-            loop.call_soon_threadsafe(self._deliver, outputs)
-
-        self.host = await asyncio.to_thread(self._open_host, deliver)
+        info = await self.engine.start()
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             "Call": grpc.unary_unary_rpc_method_handler(self._call),
             "Outputs": grpc.unary_stream_rpc_method_handler(self._outputs),
@@ -119,7 +120,7 @@ class ReplicaServer:
             target=f"{host}:{port}",
             secret=self._secret,
             pid=os.getpid(),
-            info=self.host.info,
+            info=info,
         )
         return self.address
 
@@ -136,8 +137,7 @@ class ReplicaServer:
         self.states.clear()
         if self._server is not None:
             await self._server.stop(grace=0.1)
-        if self.host is not None:
-            await asyncio.to_thread(self.host.stop, 0.0)
+        await self.engine.stop(0.0)
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:
@@ -160,19 +160,17 @@ class ReplicaServer:
             return messages.encode_answer(error)
 
     async def _answer(self, session_id: str, method: str, arguments: tuple[Any, ...]) -> Any:
-        if self.host is None:
-            raise EngineLost("the replica is starting")
         match method, arguments:
             case "submit", (task,):
-                await self._begin(self.host, self._session_for_tasks(session_id), "submit", task)
+                await self._begin(self._session_for_tasks(session_id), task)
             case "submit_moved", (task, ticket):
-                await self._submit_moved(self.host, self._session_for_tasks(session_id), task, ticket)
+                await self._submit_moved(self._session_for_tasks(session_id), task, ticket)
             case "prefill", (task,):
-                return await self._prefill(self.host, session_id, task)
+                return await self._prefill(session_id, task)
             case "cancel", (task_id,):
-                await self._cancel(self.host, task_id)
+                await self._cancel(task_id)
             case _:
-                return await call_host(self.host, method, *arguments)
+                return await getattr(self.engine, method)(*arguments)
         return None
 
     def _session_for_tasks(self, session_id: str) -> Session:
@@ -181,12 +179,10 @@ class ReplicaServer:
             raise EngineLost("the replica accepts no more tasks")
         return session
 
-    async def _begin(
-        self, host: ModelHost, session: Session, method: str, task: TextTask, *state: PromptState | None
-    ) -> None:
-        """Submit a task to the host; it belongs to the session until its last output."""
+    async def _begin(self, session: Session, task: TextTask, state: PromptState | None = None) -> None:
+        """Submit a task to the engine; it belongs to the session until its last output."""
         with self._task_of(session, task.id):
-            await call_host(host, method, task, *state)
+            await self.engine.submit(task, state)
 
     @contextlib.contextmanager
     def _task_of(self, session: Session, task_id: str) -> Iterator[None]:
@@ -200,7 +196,7 @@ class ReplicaServer:
             self.fetched.give_back(task_id)
             raise
 
-    async def _submit_moved(self, host: ModelHost, session: Session, task: TextTask, ticket: StateTicket) -> None:
+    async def _submit_moved(self, session: Session, task: TextTask, ticket: StateTicket) -> None:
         """Submit a task whose prompt another replica has computed; raises `StateLost` if the state is gone."""
         state = None
         if ticket.model == self._model:
@@ -215,24 +211,25 @@ class ReplicaServer:
             log.warning(
                 "task %s: the state was computed with other weights or settings; the prompt is computed here", task.id
             )
-        await self._begin(host, session, "submit", task, state)
+        await self._begin(session, task, state)
 
     async def _fetch(self, task_id: str, ticket: StateTicket) -> PromptState:
         await self.fetched.take(task_id, ticket.size)
         return await fetch(ticket, self._tls)
 
-    async def _prefill(self, host: ModelHost, session_id: str, task: TextTask) -> StateTicket:
+    async def _prefill(self, session_id: str, task: TextTask) -> StateTicket:
         """Compute a prompt and hold its state until a replica fetches it with the ticket."""
         await self.states.budget.room()
         session = self._session_for_tasks(session_id)
         done: asyncio.Future[RequestOutput] = asyncio.get_running_loop().create_future()
         self._prefills[task.id] = done
         try:
-            await self._begin(host, session, "prefill", task)
+            with self._task_of(session, task.id):
+                await self.engine.prefill(task)
             output = await done
         except BaseException:
             with cleaning_up("a prompt that nobody waits for"):
-                await call_host(host, "cancel", task.id)  # returns at once
+                await self.engine.cancel(task.id)
             raise
         finally:
             session.tasks.discard(task.id)
@@ -252,12 +249,12 @@ class ReplicaServer:
             state=output.state.without_bytes(),
         )
 
-    async def _cancel(self, host: ModelHost, task_id: str) -> None:
+    async def _cancel(self, task_id: str) -> None:
         """Cancel a task at any stage: while its state is held or fetched, in prefill, or in decoding."""
         self.states.drop(task_id)
         if task_id in self._fetching:
             self._fetching[task_id].cancel()
-        await call_host(host, "cancel", task_id)
+        await self.engine.cancel(task_id)
 
     async def _state(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
         """Stream the bytes of a state; the key is the only secret needed, and it is valid once."""
@@ -273,24 +270,22 @@ class ReplicaServer:
         context: grpc.aio.ServicerContext[bytes, bytes],
     ) -> AsyncIterator[bytes]:
         name = await self._session_of(context)
-        if self.host is None or name in self._sessions:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not ready, or a session of this name is open")
-        host, session = self.host, Session()
-        self._sessions[name] = session
+        if name in self._sessions:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a session of this name is open")
+        session = self._sessions[name] = Session()
         try:
             session.wake()  # the first message tells the gateway that the session is open
-            while host is not None:
+            while True:
                 outputs = await session.next()
-                sent = SentOutputs.of(outputs, host.stats(), len(self._sessions), draining=self._draining)
+                sent = SentOutputs.of(outputs, await self.engine.stats(), len(self._sessions), draining=self._draining)
                 yield messages.encode_outputs(sent)
         finally:
             # The gateway has disconnected: its tasks are cancelled and its states dropped.
             del self._sessions[name]
             self.states.drop_of(name)
             for task_id in list(session.tasks):
-                if host is not None:
-                    with cleaning_up("a task of a gateway that is gone"):
-                        await self._cancel(host, task_id)
+                with cleaning_up("a task of a gateway that is gone"):
+                    await self._cancel(task_id)
 
     async def _session_of(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
         """The name of the session that a call belongs to; aborts calls without the secret."""
@@ -314,55 +309,37 @@ def _answered() -> Iterator[None]:
         raise EngineLost("the task was cancelled before it began") from None
 
 
-class ModelReplica:
-    """The class that Ray Serve deploys: a `ReplicaServer` with health checks, load reports and shutdown.
+def main() -> None:
+    """The entry point of a child process: serve the model of its `EngineTask`."""
+    parent = Parent()
+    task = parent.task(EngineTask)
+    os.environ.update(task.environment)  # torch reads them when a GPU is first used
+    parent.follow(EngineTask, lambda _: None)  # there is one; this process ends with its parent
+    asyncio.run(_serve(parent, task))
 
-    An error of loading is stored, and raised by `address`.
-    """
 
-    async def __init__(  # type: ignore[misc]
-        self,
-        folder: Path,
-        config: EngineConfig,
-        shutdown_timeout: float,
-        tls: ReplicaTls | None = None,
-        model: str = "",
-    ) -> None:
-        import ray.util
+async def _serve(parent: Parent, task: EngineTask) -> None:
+    server = EngineServer(Path(task.folder), task.config, _ranks)
+    try:
+        address = await server.start("127.0.0.1")
+    except AttnError as error:
+        parent.send(Loaded(error=SentError.of(error)))
+        return
+    freeze_gc_heap()
+    parent.send(Loaded(address=address))
+    while server.engine.alive:  # noqa: ASYNC110 -- threads end without telling the loop
+        await asyncio.sleep(WATCH_SECONDS)
+    log.error("the engine has ended")
+    os._exit(1)
 
-        self._server = ReplicaServer(lambda deliver: open_host(folder, config, deliver, actor_ranks), tls, model)
-        self._shutdown_timeout = shutdown_timeout
-        self._error: AttnError | None = None
-        self._error_reported = False
-        try:
-            await self._server.start(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        except AttnError as error:
-            self._error = error
-        freeze_gc_heap()
 
-    async def address(self) -> ReplicaAddress:
-        """The address at which the replica listens; raises the error of loading its model."""
-        if self._error is not None:
-            self._error_reported = True
-            raise self._error
-        if self._server.address is None:
-            raise InternalError("the replica has no address")
-        return self._server.address
+def _ranks(folder: Path, config: EngineConfig) -> RankGroup:
+    """The other ranks as children of this one; if one is lost, this process exits and all are started again."""
+    return RankGroup(folder, config, RankProcesses(), exit_without_rank)
 
-    async def check_health(self) -> None:
-        """Raise if the engine has ended, or loading failed and `address` reported it, so that Ray Serve replaces it."""
-        if self._error_reported and self._error is not None:
-            raise self._error
-        host = self._server.host
-        if host is not None and not host.alive:
-            raise InternalError("the engine has ended")
 
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The number of running and waiting requests of the engine, for `replicas_for_load`."""
-        host = self._server.host
-        stats = None if host is None else host.stats()
-        return {"requests": 0.0 if stats is None else float(stats.running + stats.waiting)}
-
-    async def __del__(self) -> None:
-        """Drain the server; Ray Serve calls this when it removes the replica."""
-        await self._server.drain(self._shutdown_timeout)
+def exit_without_rank(error: Exception) -> None:
+    """Exit at once, as a rank of this process's model is lost; requests continue on the engine that replaces it."""
+    message = error.message if isinstance(error, Unavailable) else repr(error)
+    log.error("the engine exits, as a rank of its model has ended: %s", message)
+    os._exit(1)

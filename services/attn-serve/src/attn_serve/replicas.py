@@ -1,4 +1,4 @@
-"""The replicas of a model as a Ray Serve deployment, and a backend that distributes tasks over them."""
+"""The replicas of a model as a Ray Serve deployment, and the client that distributes tasks over them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,39 @@ import hashlib
 import logging
 import math
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable, UserError
-from attn_engine.host import PromptTokenizer, TextTask
+from attn_engine.client import EngineClient, EngineLost
+from attn_engine.host import EmbedTask, PromptTokenizer, TextTask
 from attn_engine.host.ranks import require_tensor_parallel
 from attn_gateway import ReplicaTls
-from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus
+from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus, require_free
 from attn_models.tokenizers import Tokenizer
-from attn_schema import DeploymentConfig, EngineConfig, EngineStats, ModelInfo, ReplicaStats
+from attn_schema import (
+    AttentionMap,
+    AttentionMapsRequest,
+    DeploymentConfig,
+    Embeddings,
+    EngineConfig,
+    EngineStats,
+    ModelInfo,
+    Prompt,
+    ReplicaStats,
+    Tokenization,
+)
 
 from attn_serve.adapter_folders import AdapterFolders
-from attn_serve.rank_actors import actor_environment, with_threads
-from attn_serve.replica import ModelReplica
+from attn_serve.placement import engine_environment, with_threads
+from attn_serve.ray_actors import ModelReplica
 from attn_serve.replica_client import ReplicaClient
 from attn_serve.replica_messages import ReplicaAddress, StateTicket
 from attn_serve.routing import PrefixRouter, block_hashes
 from attn_serve.sources import weight_files
-from attn_serve.streams import EngineLost, Streams
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +60,7 @@ SERVE_CALLS = threading.Lock()
 """Lock held while a model is deployed: Ray Serve fails if two threads start it, or deploy, at the same time."""
 
 
-class DeploymentBackend:
+class Replicas(EngineClient):
     """Serves one model from a Ray Serve deployment, which it creates, or joins if another gateway has created it."""
 
     def __init__(
@@ -59,14 +70,17 @@ class DeploymentBackend:
         config: EngineConfig,
         deployment: DeploymentConfig,
         tls: ReplicaTls | None = None,
+        *,
+        start_ray: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        super().__init__()
+        self.start_ray = start_ray
         self._name = name
         self._tls = tls
         self._folder = folder
         self._config = with_threads(config)
         self._deployment = deployment
         self._router = PrefixRouter()
-        self._streams = Streams()
         self._replicas: dict[str, ReplicaClient] = {}
         self._replica_of_task: dict[str, ReplicaClient] = {}
         self._handle: Any = None
@@ -81,18 +95,21 @@ class DeploymentBackend:
         """Whether a request has found no replica since `_wake` last requested one."""
         self._background: set[asyncio.Task[Any]] = set()
 
+    scalable = True
+
     @property
     def replicas(self) -> int:
         """The number of replicas that accept tasks."""
         return sum(not replica.draining for replica in self._replicas.values())
 
-    async def start(self, streams: Streams) -> ModelInfo:
+    async def start(self) -> ModelInfo:
         """Deploy the model, or join its deployment; returns when all initial replicas answer.
 
         Raises the errors of loading, and `InvalidValue` or `OutOfCapacity` if the machines have no room for the
         replicas.
         """
-        self._streams = streams
+        if self.start_ray is not None:
+            await self.start_ray()
         await asyncio.to_thread(require_tensor_parallel, self._folder, self._config)
         self._handle = await asyncio.to_thread(self._deploy)
         addresses = await self._addresses()
@@ -105,7 +122,7 @@ class DeploymentBackend:
         await self._connect(addresses)
         self._tokenizer = PromptTokenizer(await asyncio.to_thread(Tokenizer.from_folder, self._folder))
         self._watcher = asyncio.create_task(self._watch(), name=f"replicas of {self._name}")
-        self._deployed = True  # a backend that fails to join a deployment does not delete it
+        self._deployed = True  # a client that fails to join a deployment does not delete it
         return addresses[0].info
 
     async def scale(self, deployment: DeploymentConfig) -> None:
@@ -116,21 +133,15 @@ class DeploymentBackend:
         await asyncio.to_thread(self._deploy)
         self._changed.set()
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `ModelHost` on a suitable replica. Prompts are tokenised in this process."""
-        if self._handle is None:
-            raise Unavailable(f"model {self._name!r} is not running")
-        if method == "stats":
-            return total(self.stats_by_replica())
-        if method == "tokenize" and self._tokenizer is not None:
-            return await asyncio.to_thread(self._tokenizer.tokenize, *arguments)
-        if method == "submit":
-            return await self.submit(*arguments)
-        if method == "cancel":
-            return await self._cancel(*arguments)
-        if method in ("load_adapter", "unload_adapter"):
-            return await self._change_adapters(method, *arguments)
-        return await self._call_any(method, *arguments)
+    async def tokenize(self, prompt: Prompt) -> Tokenization:
+        """The tokens of a prompt, which is tokenised in this process."""
+        if self._tokenizer is None:
+            raise self._stopped()
+        return await asyncio.to_thread(self._tokenizer.tokenize, prompt)
+
+    async def stats(self) -> EngineStats:
+        """The summed statistics of all replicas."""
+        return total(self.stats_by_replica())
 
     def stats_by_replica(self) -> dict[str, EngineStats]:
         """The engine statistics of each replica, by replica id."""
@@ -158,27 +169,35 @@ class DeploymentBackend:
 
     async def _leave(self, shutdown_timeout: float) -> None:
         """Let running tasks finish and disconnect from the replicas, without deleting the deployment."""
-        end = asyncio.get_running_loop().time() + shutdown_timeout
         self._handle = None
         if self._watcher is not None:
             self._watcher.cancel()
-        while any(replica.tasks for replica in self._replicas.values()):
-            if asyncio.get_running_loop().time() > end:
-                break
-            await asyncio.sleep(0.02)
-        self._streams.fail(Unavailable(f"model {self._name!r} is being unloaded"))
+        await asyncio.gather(*(replica.drained(shutdown_timeout) for replica in list(self._replicas.values())))
+        self.streams.fail(Unavailable(f"model {self._name!r} is being unloaded"))
         await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
         self._replicas.clear()
 
-    async def _change_adapters(self, method: str, name: str, *folder: Path) -> None:
-        """Load or unload an adapter on all replicas; those that start later load the adapters registered by then."""
-        await asyncio.gather(*(replica.call(method, name, *folder) for replica in self._replicas.values()))
-        if method == "load_adapter":
-            await self._adapters.add(name, folder[0])
-        else:
-            self._adapters.remove(name)
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter on all replicas; those that start later load it too."""
+        await self._call_all("load_adapter", name, folder)
+        await self._adapters.add(name, folder)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Remove an adapter from all replicas; running tasks go on."""
+        await self._call_all("unload_adapter", name)
+        self._adapters.remove(name)
+
+    async def _call_all(self, method: str, *arguments: Any) -> None:
+        if self._handle is None:
+            raise self._stopped()
+        await asyncio.gather(*(replica.call(method, *arguments) for replica in self._replicas.values()))
+
+    def _stopped(self) -> Unavailable:
+        return Unavailable(f"model {self._name!r} is not running")
 
     def _choose(self, blocks: Sequence[bytes], without: Collection[str] = ()) -> ReplicaClient:
+        if self._handle is None:
+            raise self._stopped()
         free = {name: one for name, one in self._replicas.items() if not one.draining and name not in without}
         loads = {name: replica.load for name, replica in free.items()}
         if not loads and self._refused is not None:
@@ -200,19 +219,16 @@ class DeploymentBackend:
         """The replica that suits a task, except those named in `without`; raises `EngineLost` if no other runs."""
         return self._choose(block_hashes(task.prompt, f"{task.tenant}\0{task.adapter}"), without)
 
-    async def _call_any(self, method: str, argument: Any, *more: str) -> Any:
-        """Call a method on any replica and return its result; a task that has an id can be cancelled there."""
-        replica = self._choose(())
-        if method == "attention_maps":
-            return await replica.call(method, argument, *more)
-        self._replica_of_task[argument.id] = replica
-        replica.tasks.add(argument.id)
-        try:
-            return await replica.call(method, argument)
-        finally:
-            replica.tasks.discard(argument.id)
+    async def _embed(self, task: EmbedTask) -> Embeddings:
+        replica = self._replica_of_task[task.id] = self._choose(())
+        return await replica.embed(task)
 
-    async def _cancel(self, task_id: str) -> None:
+    async def _attention_maps(self, request: AttentionMapsRequest, adapter: str) -> list[AttentionMap]:
+        found: list[AttentionMap] = await self._choose(()).call("attention_maps", request, adapter)
+        return found
+
+    async def cancel(self, task_id: str) -> None:
+        """Stop a task; unknown ids are ignored."""
         replica = self._replica_of_task.pop(task_id, None)
         if replica is not None:
             await replica.cancel(task_id)
@@ -271,7 +287,7 @@ class DeploymentBackend:
 
     async def _connect(self, addresses: Sequence[ReplicaAddress]) -> None:
         async def one(address: ReplicaAddress) -> None:
-            replica = ReplicaClient(address, self._streams, self._lost, self._tls)
+            replica = ReplicaClient(address, self.streams, self._lost, self._tls)
             try:
                 await replica.connect()
                 await self._adapters.load_into(partial(replica.call, "load_adapter"))
@@ -295,7 +311,7 @@ class DeploymentBackend:
         else:
             return  # without other replicas, the tasks may finish on the draining one
         self._router.forget(replica.id)
-        self._streams.fail(EngineLost(f"replica {replica.id} of model {self._name!r} is gone"), tasks)
+        self.streams.fail(EngineLost(f"replica {replica.id} of model {self._name!r} is gone"), tasks)
         self._changed.set()
 
     def later(self, work: Any) -> None:
@@ -322,6 +338,7 @@ class DeploymentBackend:
         require_places(self._folder, self._config, self._deployment)
         self._deployed = True
         gpu = gpu_request(self._config.device, self._config.gpu_memory_utilization, known_gpus())
+        require_free(gpu, "use a smaller --gpu-memory-utilization, or fewer models and jobs")
         config = self._config.replace(device=gpu.device)
         bundle = rank_resources(self._folder, config, gpu)
         ranks = config.tensor_parallel_size
@@ -333,7 +350,7 @@ class DeploymentBackend:
                 "num_cpus": 0,
                 "num_gpus": bundle.get("GPU", 0.0),
                 "memory": bundle.get("memory", 0),
-                "runtime_env": {"env_vars": {**actor_environment(config), **gpu.env_vars}},
+                "runtime_env": {"env_vars": {**engine_environment(config), **gpu.env_vars}},
             },
             max_ongoing_requests=MAX_CONTROL_CALLS,
             health_check_period_s=HEALTH_SECONDS,
@@ -390,7 +407,7 @@ def replica_counts(deployment: DeploymentConfig) -> dict[str, Any]:
             "downscale_to_zero_delay_s": deployment.idle_seconds,
             "metrics_interval_s": 1.0,
             "look_back_period_s": 2.0,
-            "policy": {"policy_function": "attn_serve.deployment:replicas_for_load"},
+            "policy": {"policy_function": "attn_serve.replicas:replicas_for_load"},
         },
     }
 
@@ -400,7 +417,7 @@ def replicas_for_load(context: Any) -> tuple[int, dict[str, Any]]:
     config = context.config
     recent = (context.aggregated_metrics or {}).get("requests", {})
     requests = sum(cast("dict[Any, float]", recent).values())
-    # Without replicas no engine reports requests; what is pending is the call of `DeploymentBackend._wake`.
+    # Without replicas no engine reports requests; what is pending is the call of `Replicas._wake`.
     if not context.current_num_replicas:
         requests = float(context.total_num_requests)
     wanted = math.ceil(requests / config.target_ongoing_requests)
