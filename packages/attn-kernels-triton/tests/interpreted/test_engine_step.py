@@ -9,6 +9,7 @@ import pytest
 import torch
 from attn_core.graph_safety import ASKS_THE_HOST
 from attn_core.kernels import dispatch, rowwise
+from attn_core.plugins.catalog import installed_operation
 from attn_engine.graphs import DECODE, PROMPTS
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.products import CodedLinear
@@ -32,7 +33,7 @@ def test_recorded_decode_steps_say_what_the_definition_says(name, programs):
     assert (graphs.reasons, graphs.replayed[DECODE]) == ({}, NEW - 1)
     assert "schedule_step" in programs
     assert ("rotate_append" in programs) == (model.config.positions == "rotary")
-    assert rowwise.row_kernel(rowwise.NormKernel, "plain", torch.zeros(2, 64)) is not None
+    assert rowwise.row_result(rowwise.NormKernel, "plain", lambda kernel: kernel, torch.zeros(2, 64)) is not None
     require_defined(model, found)
 
 
@@ -128,11 +129,11 @@ def uncompilable(monkeypatch, caplog):
 
     monkeypatch.setattr(Launch, "run", run)
     monkeypatch.setattr(dispatch, "_said", set())
-    rowwise.row_table.cache_clear()
+    installed_operation.cache_clear()
     with caplog.at_level(logging.WARNING):
         yield lambda: [found for record in caplog.records if "cannot run on" in (found := record.getMessage())]
     assert tried
-    rowwise.row_table.cache_clear()
+    installed_operation.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["gqa", "mla", "retnet", "gated_deltanet"])

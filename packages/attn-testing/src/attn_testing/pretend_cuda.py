@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 from attn_core.kernels import devices
 from attn_core.kernels.measured import table_here
-from attn_core.kernels.rowwise import row_table
+from attn_core.plugins.catalog import installed_operation
 from torch import Tensor
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -420,7 +420,7 @@ def pretended_gpu(gpu: devices.Gpu = H200) -> Iterator[PretendCuda]:
                 owner = importlib.import_module(f"attn_kernels_triton.{module}")
                 stack.enter_context(patch.object(owner, "processors", lambda _: launches.USUAL))
         # Clear what was cached for a machine without a GPU, or with another one.
-        for cached in (row_table, table_here):
+        for cached in (installed_operation, table_here):
             cached.cache_clear()
             stack.callback(cached.cache_clear)
         yield stack.enter_context(counter)

@@ -176,6 +176,7 @@ class MechanismLaws(
     laws.EveryOptionActs,
     laws.Settings,
     laws.Undeclared,
+    laws.Abilities,
     laws.RowSums,
     laws.WeightsOfOutput,
     laws.CausalityByPerturbation,

@@ -366,7 +366,7 @@ def summed_in_buckets(gradients: list[Any], group: dist.ProcessGroup) -> None:
 
 def split_context(model: nn.Module, group: dist.ProcessGroup) -> Any:
     """Make a decoder's attention layers use ring attention over a group; returns the context that splits tokens."""
-    layers: list[Any] = [module for module in model.modules() if hasattr(module, "split_tokens")]
+    layers: list[Any] = [module for module in model.modules() if getattr(module, "splits_tokens", False)]
     context = layers[0].split_tokens(group)
     decoder: Any = model
     decoder.places = lambda count: context.positions(count) if context.active else None

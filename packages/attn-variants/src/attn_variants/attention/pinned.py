@@ -12,7 +12,7 @@ from attn_core.graph_safety import device_cache
 from attn_core.masks import pinned_positions
 from torch import Tensor
 
-from attn_variants.compute.kept import in_trace
+from attn_variants.compute.constants import in_trace
 
 
 class PinnedRows:

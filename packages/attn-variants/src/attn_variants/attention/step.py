@@ -15,13 +15,13 @@ from attn_core.graph_safety import gathers
 from attn_core.kernels.attend import Varlen
 from torch import Tensor
 
+from attn_variants.attention.kernels import InPlaceAttention
+from attn_variants.attention.pinned import kept_rows
 from attn_variants.compute.rotary import CosSin, cos_sin_to
-from attn_variants.paged_plan import Reached
-from attn_variants.pinned import kept_rows
 
 
 class StepLayer(Protocol):
-    """The interface of a layer that an engine step uses; see `attn_variants.spec_layer.SpecLayer`."""
+    """The interface of a layer that an engine step uses; see `attn_variants.attention.layer.SpecLayer`."""
 
     spec: AttentionSpec
     shares_kv: bool
@@ -45,7 +45,7 @@ class StepLayer(Protocol):
         no kernel can."""
         ...
 
-    def remembered(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
+    def cache_fields(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
         """The fields of the cache for rows [tokens, hidden_size] with these keys and values."""
         ...
 
@@ -53,7 +53,7 @@ class StepLayer(Protocol):
         """The learned tensors of score, modifiers and distribution, by name."""
         ...
 
-    def reach(self, query: Tensor, view: Any) -> Reached | None:
+    def in_place_attention(self, query: Tensor, view: Any) -> InPlaceAttention | None:
         """The cached rows of a view, with a kernel that reads them in place; None if none does."""
         ...
 
@@ -92,30 +92,30 @@ def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: Lay
     A kernel that reads the cache in place computes all requests at once. Otherwise the cached rows are gathered: for
     requests with one new token in one batch, for the others one request at a time.
     """
-    query, view, fresh = remember(layer, rows, batch, state)
-    reached = layer.reach(query, view)
+    query, view, fresh = append_kv(layer, rows, batch, state)
+    in_place = layer.in_place_attention(query, view)
     if isinstance(batch, StaticBatch):
-        out = None if reached is None else reached.attend(query, batch, layer.part_weights(), ())
+        out = None if in_place is None else in_place.attend(query, batch, layer.part_weights(), ())
         if out is None and batch.decoding:
             out = attend_last(layer, rows, query, batch.positions, view.rows(range(batch.requests)))
         if out is None:
             raise NotGraphSafe(gathers("cached rows"))
         return out
-    starts, others = prefills_and_rest(batch)
+    starts, others = split_prefills(batch)
     if fresh is None:
         starts, others = [], list(batch.spans())
     out = None
-    if reached is not None:
-        out = reached.attend(query, batch, layer.part_weights(), [span.request for span in others])
+    if in_place is not None:
+        out = in_place.attend(query, batch, layer.part_weights(), [span.request for span in others])
     if out is None and batch.decoding:
         return attend_last(layer, rows, query, batch.positions, view.rows(range(batch.requests)))
     if out is None:
         out = attend_gathered(layer, (rows, query), batch, view, others)
-    attend_starts(layer, (rows, query, fresh or {}), starts, out)
+    attend_prefills(layer, (rows, query, fresh or {}), starts, out)
     return out
 
 
-def attend_starts(layer: StepLayer, new: tuple[Tensor, Tensor, Fields], starts: Sequence[Span], out: Tensor) -> None:
+def attend_prefills(layer: StepLayer, new: tuple[Tensor, Tensor, Fields], starts: Sequence[Span], out: Tensor) -> None:
     """Write the outputs of spans that start a sequence to `out`, in one kernel call if a kernel supports that.
 
     `new` holds the rows, queries and cache fields of all tokens.
@@ -139,7 +139,7 @@ def attend_starts(layer: StepLayer, new: tuple[Tensor, Tensor, Fields], starts: 
         out[chunk] = layer.attend(rows[None, chunk], start)[0]
 
 
-def prefills_and_rest(batch: RaggedBatch) -> tuple[list[Span], list[Span]]:
+def split_prefills(batch: RaggedBatch) -> tuple[list[Span], list[Span]]:
     """Spans that start a sequence with several tokens, and the other spans.
 
     The former attend only to their own new keys and need not read the cache.
@@ -152,7 +152,7 @@ def prefills_and_rest(batch: RaggedBatch) -> tuple[list[Span], list[Span]]:
     return starts, others
 
 
-def remember(
+def append_kv(
     layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: LayerState
 ) -> tuple[Tensor, PagedView, Fields | None]:
     """Project the new rows and append their keys and values to the cache.
@@ -171,7 +171,7 @@ def remember(
         if appended is not None:
             return appended, view, None
     query, key, value = layer.project(rows, cos_sin)
-    return query, view, view.append(layer.remembered(rows, key, value))
+    return query, view, view.append(layer.cache_fields(rows, key, value))
 
 
 def attend_gathered(
