@@ -102,9 +102,7 @@ class LocalInference:
     names = (INFERENCE, MODELS)
 
     def __init__(self, home: Path) -> None:
-        self.fleet = Fleet(
-            ModelSources(home), lambda _name, folder, config, _: InProcess(folder, config)
-        )
+        self.fleet = Fleet(ModelSources(home), lambda _name, folder, config, _: InProcess(folder, config))
 
     def handlers(self) -> Any:
         inference, models = InferenceHandlers(self.fleet), ModelHandlers(self.fleet)
