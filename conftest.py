@@ -1,14 +1,14 @@
-"""pytest configuration of all tests: independence from the shell, and two options that select a part of the tests.
+"""pytest configuration of all tests: independence from the shell, and options that select, order and measure the tests.
 
 `--quick SECONDS` runs some tests of every package, as many as fit into that time; `--bitwise` runs only the tests that
-compare results bitwise.
+compare results bitwise; `--record-durations` and `--longest-first` belong to `tools/durations.py`.
 """
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
-import os
 import signal
 import sys
 import threading
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 
+import durations
 import pytest
 from hypothesis import settings
 
@@ -34,15 +35,28 @@ TESTS_PER_FILE, SECONDS_PER_FILE = 20, 0.5
 """The limits of a quick run for each file: the number of tests, evenly spread, and the processor time."""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_compiled_is_kept() -> Iterator[None]:
+    """Drop what torch.compile captured in a module's tests: nothing else does before the process ends."""
+    yield
+    if (dynamo := sys.modules.get("torch._dynamo")) is not None:
+        dynamo.reset()
+
+
 @pytest.fixture(autouse=True)
-def _process_as_found() -> Iterator[None]:
-    """Fail a test that leaves process-wide state changed, which would make results depend on the order of tests."""
+def _process_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves process-wide state changed, which would make results depend on the order of tests, and
+    one that uses Ray without a mark that says so."""
     found = process_state()
     yield
     left = process_state()
     changed = {name: f"was {was}, is {left[name]}" for name, was in found.items() if left[name] != was}
     if changed:
         pytest.fail(f"the test leaves the process changed: {changed}")
+    ray = sys.modules.get("ray")
+    marked = any(request.node.get_closest_marker(name) for name in ("ray", "cluster"))
+    if not marked and ray is not None and hasattr(ray, "is_initialized") and ray.is_initialized():
+        pytest.fail("the test uses Ray: mark it ray, and cluster, too, if another one of the usual run does the same")
 
 
 def process_state() -> dict[str, object]:
@@ -62,17 +76,23 @@ def process_state() -> dict[str, object]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options `--quick`, `--every-case` and `--bitwise`."""
+    """Add the options of this repository's runs."""
     group = parser.getgroup("attn")
     group.addoption("--quick", type=float, metavar="SECONDS", help="run what fits into SECONDS, of every package")
-    group.addoption("--every-case", action="store_true", help="also run cases of slow laws whose parts others have")
+    group.addoption("--every-case", action="store_true", help="run every case of every law of mechanisms")
+    group.addoption("--longest-first", action="store_true", help="order the files by .ci/durations.json")
+    group.addoption("--record-durations", type=Path, metavar="FILE", help="write the processor time of each file")
     group.addoption("--bitwise", action="store_true", help="run only tests that compare with torch.equal")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the plugin `QuickRun` for `--quick`."""
+    """Register the plugins of `--quick`, `--record-durations` and `--longest-first`."""
     if (seconds := config.getoption("--quick")) is not None:
         config.pluginmanager.register(QuickRun(seconds), "quick-run")
+    if (target := config.getoption("--record-durations")) is not None:
+        config.pluginmanager.register(durations.Recorder(target), "recorded-durations")
+    if config.getoption("--longest-first"):
+        config.pluginmanager.register(durations.LongestFirst(), "longest-first")
 
 
 @pytest.hookimpl(trylast=True)
@@ -82,6 +102,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if compares_bits(item)]
         config.hook.pytest_deselected(items=[item for item in items if not compares_bits(item)])
         items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected, objects by the million, out of every later search for garbage."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let the interpreter free at its end what was left out."""
+    gc.unfreeze()
 
 
 class QuickRun:
@@ -115,22 +145,17 @@ class QuickRun:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Add the processor time of a test and its fixtures to that of its file."""
         self.began = self.began or time.monotonic()
-        start = processor_time()
+        start = durations.processor_time()
         try:
             return (yield)
         finally:
-            self.spent[item.nodeid.partition("::")[0]] += processor_time() - start
+            self.spent[item.nodeid.partition("::")[0]] += durations.processor_time() - start
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip the test if the total time or the time of its file is used up."""
         over = time.monotonic() - self.began > self.seconds
         if over or self.spent[item.nodeid.partition("::")[0]] > SECONDS_PER_FILE:
             pytest.skip("left to the full run")
-
-
-def processor_time() -> float:
-    """The processor time, in seconds, of this process and of its child processes that have ended."""
-    return sum(os.times()[:4])
 
 
 def compares_bits(item: pytest.Item) -> bool:

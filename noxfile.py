@@ -19,9 +19,10 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-import changelog_settings  # noqa: E402 -- these four lie in the folder that the line above adds
+import changelog_settings  # noqa: E402 -- these five lie in the folder that the line above adds
 import releases  # noqa: E402
 import shipping  # noqa: E402
+import simple_index  # noqa: E402
 import workspace  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
@@ -38,6 +39,9 @@ PYTHON = PYTHONS[0]  # the only one with a CPU wheel of torch available; package
 CONSTRAINTS = ROOT / "constraints.txt"
 WHEELS = ROOT / "dist"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+ON_TWO_CORES = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--longest-first"]
+ON_TWO_CORES += ["--record-durations", str(WHEELS / "durations.json")]
+"""How a whole run is shared out; `python tools/durations.py dist/durations.json` keeps what it took."""
 
 
 def group(*names: str) -> tuple[str, ...]:
@@ -55,17 +59,20 @@ def install_torch(session: nox.Session) -> None:
     install(session, *group("torch"))
 
 
-def refuse_cuda(session: nox.Session) -> None:
-    """Fail if a requirement installed gigabytes of CUDA packages; set ATTN_ALLOW_CUDA=1 to allow them."""
+def refuse_cuda(session: nox.Session, freeze: str | None = None) -> None:
+    """Fail if a requirement installed gigabytes of CUDA packages; set ATTN_ALLOW_CUDA=1 to allow them.
+
+    `freeze` is what `pip list` says of another environment than the session's.
+    """
     if os.environ.get("ATTN_ALLOW_CUDA") == "1":
         return
-    if found := [name for name in installed(session) if name.startswith("nvidia-") or name == "torchvision"]:
+    if found := [name for name in installed(session, freeze) if name.startswith("nvidia-") or name == "torchvision"]:
         session.error(f"{', '.join(found)} must not be installed here; constraints.txt pins torch, install it first")
 
 
-def installed(session: nox.Session) -> set[str]:
-    """The names of the distributions in the session's environment."""
-    listed = session.run("python", "-m", "pip", "list", "--format=freeze", silent=True) or ""
+def installed(session: nox.Session, freeze: str | None = None) -> set[str]:
+    """The names of the distributions in the session's environment, or in what `pip list` said of another."""
+    listed = freeze or session.run("python", "-m", "pip", "list", "--format=freeze", silent=True) or ""
     return {canonicalize_name(line.split("==")[0]) for line in listed.splitlines() if "==" in line}
 
 
@@ -112,8 +119,14 @@ def dev(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["dev"])
 def tests(session: nox.Session) -> None:
     """Run all tests, or those given after --: nox -s tests -- packages/attn-core -k mask."""
-    everything = ["-n", "2", "--dist", "loadfile", "--durations", "15"]
-    run_in("dev", session, "python", "-m", "pytest", *(session.posargs or everything))
+    run_in("dev", session, "python", "-m", "pytest", *(session.posargs or [*ON_TWO_CORES, "--durations", "15"]))
+
+
+@nox.session(venv_backend="none", requires=["dev"], default=False)
+def nightly(session: nox.Session) -> None:
+    """Run all tests with every case of the laws, and those whose package has no minutes for them in `tests`."""
+    options = ["-m", "not oracle and not cluster", "--every-case", *ON_TWO_CORES]
+    run_in("dev", session, "python", "-m", "pytest", *options, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["dev"], default=False)
@@ -330,7 +343,9 @@ def run_tests_of(session: nox.Session, package: workspace.Package, wheels: dict[
         install_exactly(session, local, wheels)
     others = [str(need) for need in package.test_needs if need.name not in PACKAGES]
     install(session, *group("test"), *others)
-    session.run("python", "-m", "pytest", str(package.tests.relative_to(ROOT)), *session.posargs, env=ENVIRONMENT)
+    every = ["--every-case"] if package.is_plugin else []
+    tests = str(package.tests.relative_to(ROOT))
+    session.run("python", "-m", "pytest", tests, *every, *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session(requires=["wheels"], default=False)
@@ -405,13 +420,37 @@ def release(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON, requires=["wheels"], default=False)
-@nox.parametrize("line", [nox.param(found, id=found.label) for found in shipping.install_sets()])
-def installs(session: nox.Session, line: shipping.InstallSet) -> None:
-    """Install a line of README's section Install from wheels, and check its commands and that it brings no CUDA."""
-    if workspace.needs_torch(workspace.closure(set(line.packages), PACKAGES), PACKAGES):
-        install_torch(session)
-    install(session, "--find-links", str(WHEELS), *line.packages)
-    refuse_cuda(session)
-    session.run("python", "-m", "pip", "check")
-    for command in line.commands:
-        session.run("attn", command, "--help", silent=True)
+def index(session: nox.Session) -> None:
+    """Write a static package index of all wheels to dist/simple, and install from it as a reader of README would.
+
+    Each line of README's section Install, and a plugin made from the template under a name of its own, goes into an
+    environment of its own.
+    """
+    install(session, *group("build", "release"))
+    mine = Path(session.create_tmp()) / "attn-mine"
+    shutil.rmtree(mine, ignore_errors=True)
+    shutil.copytree(PACKAGES["attn-plugin-template"].folder, mine)
+    for path in [path for path in mine.rglob("*") if path.is_file() and path.suffix in {".py", ".toml", ".md"}]:
+        text = path.read_text("utf-8").replace("plugin-template", "mine").replace("plugin_template", "mine")
+        path.write_text(text.replace("kerple", "mine"), "utf-8")
+    (mine / "src" / "attn_plugin_template").rename(mine / "src" / "attn_mine")
+    build_wheels(session, mine / "dist", str(mine))
+    archives = [*WHEELS.glob("*.whl"), *(mine / "dist").glob("*.whl")]
+    projects = simple_index.write_index(archives, WHEELS / "simple")
+    session.log(f"{WHEELS / 'simple'}: {', '.join(projects)}")
+    index = ["--index-url", (WHEELS / "simple").as_uri(), "--extra-index-url", "https://pypi.org/simple"]
+    mechanism = shipping.InstallSet(("attn-cli", "attn-mine"), ("list",))
+    fresh = Path(session.create_tmp()) / "fresh"
+    for line in [*shipping.install_sets(), mechanism]:
+        session.run("python", "-m", "virtualenv", "--clear", "--quiet", str(fresh))
+        pip = [str(fresh / "bin" / "python"), "-m", "pip", "install", "-qq", "-c", str(CONSTRAINTS)]
+        if workspace.needs_torch(workspace.closure(set(line.packages) & set(PACKAGES), PACKAGES), PACKAGES):
+            session.run(*pip, *group("torch"), external=True)
+        session.run(*pip, *index, *line.packages, external=True)
+        refuse_cuda(session, session.run(*pip[:3], "list", "--format=freeze", silent=True, external=True) or "")
+        session.run(*pip[:3], "check", external=True)
+        for command in line.commands:
+            session.run(str(fresh / "bin" / "attn"), command, "--help", silent=True, external=True)
+    listed = session.run(str(fresh / "bin" / "attn"), "list", "mechanisms", silent=True, external=True)
+    if "mine" not in str(listed):
+        session.error(f"the plugin attn-mine is installed, but its mechanism is not listed:\n{listed}")

@@ -42,7 +42,7 @@ from attn_train.attempt import Assignment, Finished
 from attn_train.data.load import load_dataset
 from attn_train.estimate import estimated_apart
 from attn_train.model import resolved
-from attn_train.process import keep_freed_memory, spin_briefly
+from attn_train.process_tuning import keep_freed_memory, spin_briefly
 from attn_train.records import StopFlag
 from attn_train.step_probe import StepProbe
 from attn_train.worker import build_model, work

@@ -3,7 +3,8 @@
     python benchmarks/fp8_errors.py --out benchmarks/results/fp8-errors.json
 
 Reports root mean square errors over all elements, averaged over seeds, of `attn_kernels_triton.fp8_reference`, which
-rounds as the kernels do; `gain` is the ratio of the error with one scale per tensor and no rotation to this error.
+rounds as FlashAttention-3 does; `gain` is the ratio of the error with one scale per tensor and no rotation to this
+error.
 Inputs are first rounded to bfloat16, also for float64, so that this rounding is not counted. Input distributions:
 `normal`, N(0, 1); `outliers`, N(0, 1) + N(0, 100) · Bernoulli(0.001) (Shah et al. 2024, arXiv 2407.08608, section 4.3);
 `channels`, N(0, 1) with four channels of queries and keys multiplied by 20, then all of these by 0.2.
@@ -33,7 +34,7 @@ WAYS = {
     "rotated, tensor": Rounding(rows=None),
     "rotated, blocks": Rounding(),
 }
-"""The compared roundings: the first is the baseline, the last is that of the kernel."""
+"""The compared roundings: the first is the baseline, the last is that of FlashAttention-3."""
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:

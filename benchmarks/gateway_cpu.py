@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 
 from attn_client import AsyncClient, ClientSettings
+from attn_engine.client import EngineClient
 from attn_engine.host import TextTask
 from attn_schema import EngineConfig, Prompt, SamplingParams
-from attn_serve.engine_client import EngineClient
-from attn_serve.in_process import InProcessBackend
+from attn_serve.in_process import InProcess
 
 NEW_TOKENS = 128
 STREAMS = 16
@@ -71,7 +71,7 @@ async def unary_ms(call: object) -> float:
 
 async def measure(folder: Path, address: str, repeats: int) -> dict[str, object]:
     """All measurements; both sides take turns, so that load of the machine affects them equally."""
-    engine = EngineClient(InProcessBackend(folder, EngineConfig()))
+    engine = InProcess(folder, EngineConfig())
     await engine.start()
     near, far = [], []
     async with AsyncClient(ClientSettings(address=address)) as client:

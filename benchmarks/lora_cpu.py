@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from attn_client import AsyncClient, ClientSettings
+from attn_engine.client import EngineClient
 from attn_gateway import Cluster, ClusterSettings, serving
 from attn_schema import ChatMessage, EngineConfig, SamplingParams
 from attn_schema.finetuning import LoraConfig
@@ -38,10 +39,9 @@ from attn_schema.training import (
     OptimizerConfig,
     TrainingConfig,
 )
-from attn_serve.engine_client import EngineClient
-from attn_serve.in_process import InProcessBackend
+from attn_serve.in_process import InProcess
 from attn_serve.service import InferenceGrpc
-from attn_train.service import InProcessTrainingGrpc
+from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
 from report import write_report
 
@@ -171,7 +171,7 @@ class InProcessInference(InferenceGrpc):
         """Do nothing: models are only loaded on request."""
 
     def _engine(self, name: str, folder: Path, config: EngineConfig) -> EngineClient:  # noqa: ARG002 -- as its base
-        return EngineClient(InProcessBackend(folder, config))
+        return InProcess(folder, config)
 
 
 async def measured(given: argparse.Namespace, home: Path) -> list[dict[str, Any]]:
@@ -180,9 +180,7 @@ async def measured(given: argparse.Namespace, home: Path) -> list[dict[str, Any]
     write_dataset(home / "orders.jsonl", texts[:TRAINING])
     cluster = Cluster(ClusterSettings(home=home))
     services = [
-        InProcessTrainingGrpc(
-            cluster, TrainSettings(threads=given.threads, data_roots=(home, models_folder(home_folder())))
-        ),
+        TrainingGrpc(cluster, TrainSettings(threads=given.threads, data_roots=(home, models_folder(home_folder())))),
         InProcessInference(cluster),
     ]
     async with serving(services) as gateway, AsyncClient(ClientSettings(address=gateway.address)) as client:

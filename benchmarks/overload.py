@@ -70,7 +70,7 @@ class Server:
             for process in (self.process, *self.process.children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     title = " ".join(process.cmdline())
-                    name = "gateway" if process == self.process else "engine" if "HostActor" in title else "ray"
+                    name = "gateway" if process == self.process else "engine" if "engine_server" in title else "ray"
                     found[name] += sum(process.cpu_times()[:2])
         return dict(found)
 

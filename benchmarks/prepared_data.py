@@ -22,8 +22,15 @@ import torch
 from attn_models.tokenizers.learned import byte_pair_tokenizer
 from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.load import load_dataset
+from attn_train.data.token_shards.shards import (
+    MANIFEST,
+    TRAIN,
+    DataManifest,
+    ShardWriter,
+    manifest_json,
+    vocabulary_sha256,
+)
 from attn_train.model import resolved
-from attn_train.prepared.shards import MANIFEST, TRAIN, DataManifest, ShardWriter, manifest_json, vocabulary_sha256
 from attn_train.records import StopFlag
 from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model

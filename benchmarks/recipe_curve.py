@@ -23,7 +23,7 @@ from attn_schema.home import home_folder
 from attn_schema.training import LogLine, Metrics, TrainingConfig
 from attn_train.attempt import Assignment, Message
 from attn_train.model import resolved
-from attn_train.process import keep_freed_memory
+from attn_train.process_tuning import keep_freed_memory
 from attn_train.records import StopFlag
 from attn_train.settings import Layout
 from attn_train.worker import work

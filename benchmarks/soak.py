@@ -49,7 +49,7 @@ def engines_of(running: Server) -> list[psutil.Process]:
     found = []
     for child in running.process.children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "HostActor" in " ".join(child.cmdline()):
+            if "engine_server" in " ".join(child.cmdline()):
                 found.append(child)
     return found
 

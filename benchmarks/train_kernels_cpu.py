@@ -31,7 +31,7 @@ from attn_kernels_cpu.chip import statement
 from attn_models.sources import pull_shakespeare
 from attn_schema.home import home_folder
 from attn_schema.training import DataConfig, EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
-from attn_train.process import keep_freed_memory
+from attn_train.process_tuning import keep_freed_memory
 from attn_train.tasks.language_modeling import TextDataset, read_text, tokenize
 from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model

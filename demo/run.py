@@ -58,7 +58,11 @@ def main() -> None:
         let_write(address, trained)
         heading(6, "draw the attention of a sentence through SmolLM2")
         draw(address)
-    heading(7, "everything is shut down")
+    heading(7, "serve and train on Ray: two engines, and a job of two workers")
+    with serving(HOME, f"{SMOLLM2}={folder}", options=("--ray", "--replicas", "2")) as address:
+        ask_for_paris(address)
+        train(address, "shakespeare-on-ray", "gqa", "--num-kv-heads", "2", "--workers", "2", steps=100)
+    heading(8, "everything is shut down")
     print(f"  done in {time.monotonic() - begun:.0f} s; the attention map: {PICTURE}")
 
 

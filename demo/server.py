@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ STOP_SECONDS = 60
 
 
 @contextmanager
-def serving(home: Path, *models: str) -> Iterator[str]:
+def serving(home: Path, *models: str, options: Sequence[str] = ()) -> Iterator[str]:
     """Start a server with these models and yield its address; at the end, stop it and check that nothing is left."""
     with tempfile.TemporaryDirectory(prefix="attn-demo-") as folder:
         ready = Path(folder) / "ready.json"
@@ -33,6 +33,7 @@ def serving(home: Path, *models: str) -> Iterator[str]:
             "--home",
             str(home),
             *(word for model in models for word in ("--model", model)),
+            *options,
         ]
         print(f"$ {shlex.join(['attn', *words])} &", flush=True)
         command = [ATTN, *words, "--ready-file", ready]
@@ -43,7 +44,7 @@ def serving(home: Path, *models: str) -> Iterator[str]:
         try:
             address = _wait_until_ready(process, ready, log)
             family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-            print(f"  serving on {address}", flush=True)
+            print(f"  serving on {address}, in {len(family)} processes", flush=True)
             yield address
         finally:
             _stop(process)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,12 @@ class Package:
 
 def packages() -> dict[str, Package]:
     """Every package of the tree by distribution name, sorted by name."""
-    found = [_read(manifest) for place in PLACES for manifest in _manifests(ROOT / place)]
+    return dict(_packages(ROOT))
+
+
+@cache
+def _packages(root: Path) -> dict[str, Package]:
+    found = [_read(manifest) for place in PLACES for manifest in _manifests(root / place)]
     return {package.name: package for package in sorted(found, key=lambda package: package.name)}
 
 

@@ -181,14 +181,6 @@ BARS = (
         aim=0.8,
     ),
     Bar(
-        what="forward in 8 bits, from 4096 on, beside own 16",
-        parts=("eight_bits.tables",),
-        key="beside_16_bits",
-        least=1.2,
-        aim=1.5,
-        where=lambda row: row.get("length", 0) >= LONG,
-    ),
-    Bar(
         what="a training step of GPT-2 small, beside the plain computation",
         parts=("training_step.tables",),
         key="times_ours",

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Causal, Heads, Mask, RaggedBatch, Window
-from attn_core.batch import RowsInPlace, StaticMixedBatch, StaticMixedRows
+from attn_core.batch import RowsInPlace, StaticBatch, StaticRows
 from attn_core.distributions import Distribution, Softmax, SoftmaxWithSink
 from attn_core.kernels.attend import PagedAttentionInputs
 from attn_core.modifiers import Alibi, Modifier, SoftCap
 from attn_kernels_triton.paged.attend import attend_rows
-from attn_kernels_triton.paged.mixed import attend_mixed
+from attn_kernels_triton.paged.step import attend_step
 from attn_variants.kernels.attend import Plain
 from codes import DECODED, coded
 from timing import copied_per_second, seconds, started
@@ -209,7 +209,7 @@ def cut_there(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
     batch, rows, padding = operands.batch, operands.rows, 8
     ends = list(accumulate(batch.lengths, initial=0))
     device = operands.query.device
-    static = StaticMixedRows(
+    static = StaticRows(
         rows.fields,
         rows.slot_mapping,
         rows.kv_indices.int(),
@@ -218,11 +218,13 @@ def cut_there(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
         block_size=1,
         contexts=torch.tensor([*batch.contexts, -1], device=device),
         query_starts=torch.tensor([*ends, ends[-1] + padding], device=device),
+        max_query_len=ends[-1] + padding,
     )
     positions = torch.nn.functional.pad(batch.positions, (0, padding))
     query = torch.nn.functional.pad(operands.query, (0, 0, 0, 0, 0, padding))
-    given = replace(operands, query=query, batch=StaticMixedBatch(positions, 1 << 20), rows=static, requests=())
-    return attend_mixed(spec, given, static)[: ends[-1]]
+    padded = StaticBatch(positions, 1 << 20, static.max_query_len)
+    given = replace(operands, query=query, batch=padded, rows=static, requests=())
+    return attend_step(spec, given, static)[: ends[-1]]
 
 
 def gathered(step: Step, operands: PagedAttentionInputs, dtype: torch.dtype) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 bare.make_known()
 
 from attn_engine import Request, build_engine  # noqa: E402 -- which finds what has just been made known
+from attn_engine.graphs import DECODE  # noqa: E402
 from attn_models.decoder.decoder import Decoder  # noqa: E402
 from attn_models.quantization.quantize import join_projections  # noqa: E402
 from attn_schema import EngineConfig, SamplingParams  # noqa: E402
@@ -122,7 +123,7 @@ def ours(model: Decoder, batch: int, device: str) -> dict[str, Any]:
         submit(engine, model, batch, NEW if turn else 4, turn)
         found.append(run(engine, batch))
     first, whole = (statistics.median(times) for times in list(zip(*found[1:], strict=True))[:2])
-    return {**said(batch, first, whole, found[-1][2]), "eager_reason": engine.eager_reason}
+    return {**said(batch, first, whole, found[-1][2]), "eager_reason": engine.eager_reasons.get(DECODE)}
 
 
 def said(batch: int, first: float, whole: float, tokens: int) -> dict[str, Any]:

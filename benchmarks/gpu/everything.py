@@ -65,7 +65,6 @@ TABLES = (
     Table(Part("beside_fla", "constant", 40), ("recurrences.constant",)),
     Table(Part("beside_fla", "by_head", 40), ("recurrences.by_head",)),
     Table(Part("beside_fla", "by_channel", 40), ("recurrences.by_channel",)),
-    Table(Part("eight_bits", "tables", 30), ("eight_bits.verdicts",)),
     Table(Part("sparse", "tables", 100), ("family.bands", "family.varlen", "family.listed")),
     Table(Part("rowwise", "tables", 40), ("rowwise.verdicts",)),
     Table(Part("packed_weights", "tables", 40), ("packed_weights.verdicts",)),

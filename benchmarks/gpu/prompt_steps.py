@@ -17,8 +17,7 @@ import torch
 from engine_gpu import SHAPES, TINY, attempt, random_model
 
 from attn_engine import Engine, Request, build_engine  # isort: skip -- engine_gpu has made known what these find
-from attn_engine.mixed_graphs import MixedGraphs, MixedLimits  # isort: skip
-from attn_engine.recorded_steps import Rerun  # isort: skip
+from attn_engine.graphs import PROMPTS, Rerun, StepGraphs, StepLimits  # isort: skip
 from attn_models.decoder.decoder import Decoder  # isort: skip
 from attn_schema import EngineConfig, SamplingParams  # isort: skip
 
@@ -65,7 +64,7 @@ def engine_of(model: Decoder, *, eager: bool, small: bool) -> Engine:
     engine = build_engine(model, None, config, kv_cache_tokens=512 if small else 32768)
     runner = engine._runner  # noqa: SLF001 -- where there are no graphs, their steps are computed anew
     if runner.device.type != "cuda" and not eager:
-        runner.mixed_graphs = MixedGraphs(model, runner.store, Rerun(), MixedLimits(tokens, sequences))
+        runner.graphs = StepGraphs(model, runner.store, Rerun(), StepLimits(tokens, sequences))
     engine.warm_up()
     return engine
 
@@ -81,7 +80,7 @@ def measured(engines: dict[str, Engine], step: Step, device: str) -> dict[str, A
     pairs = list(zip(tokens["eager"], tokens["recorded"], strict=True))
     found["eager_over_recorded"] = round(found["eager_ms"] / found["recorded_ms"], 3)
     found["same_tokens"] = round(sum(one == other for one, other in pairs) / len(pairs), 3)
-    found["eager_reason"] = engines["recorded"].mixed_eager_reason
+    found["eager_reason"] = engines["recorded"].eager_reasons.get(PROMPTS)
     return found
 
 

@@ -24,7 +24,6 @@ PARTS = (
     "family.learned",
     "schedules.verdicts",
     "schedules.gradients",
-    "eight_bits.verdicts",
     "decoding.verdicts",
     "recurrences.constant",
     "recurrences.by_head",

@@ -14,10 +14,10 @@ import torch
 from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Mask
 from attn_models.decoder.decoder import Decoder
 from attn_schema.decoder import DecoderConfig
+from attn_variants.attention.layer import SpecLayer
 from attn_variants.compute import plain
 from attn_variants.compute.block_sparse.attend import attend as attend_in_tiles
 from attn_variants.compute.torch_sdpa import attend as attend_fused
-from attn_variants.spec_layer import SpecLayer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

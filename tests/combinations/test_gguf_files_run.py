@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from attn_core.errors import InvalidValue
 from attn_engine import LocalClient
-from attn_engine.host import find_folder
 from attn_models.sources import convert
 from attn_schema import EngineConfig, SamplingParams
-from attn_serve.sources import ModelSources
+from attn_serve.sources import ModelSources, find_folder
 
 LETTERS = [chr(c) for c in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100), *range(0x100, 0x144))]
 WIDTH, HEADS, INNER = 64, 4, 96

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("mechanisms", "kernels", "linears", "caches", "models")
-OURS = ("attn-variants/", "attn-models/", "attn-cache/", "attn-gated")
+OURS = ("attn-variants/", "attn-models/", "attn-cache/", "attn-gated", "attn-recurrent")
 SIZES = {"vocab_size": 19, "hidden_size": 32, "num_layers": 1, "num_heads": 2, "max_seq_len": 16}
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from attn_cli.facts import eager_reason, mixed_eager_reason, recorded_steps, step_verdicts
+from attn_cli.facts import eager_reason, recorded_steps, step_verdicts
 from attn_cli.main import application
 from attn_core import AttentionSpec, Capability, Slot, configure, installed
 from attn_core.computation import WholeCall
@@ -16,9 +16,7 @@ from attn_core.kernels import devices
 from attn_core.kernels.attend import BAND, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.base import AtMost, Condition, OneOf
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
-from attn_engine.decode_graphs import DecodeGraphs
-from attn_engine.mixed_graphs import MixedGraphs, MixedLimits
-from attn_engine.recorded_steps import Rerun
+from attn_engine.graphs import DECODE, PROMPTS, Rerun, StepGraphs, StepLimits
 from attn_models.decoder.decoder import Decoder
 from attn_schema.decoder import DecoderConfig
 from attn_testing.pretend_cuda import pretended_gpu, to_pretended
@@ -57,8 +55,7 @@ class InPlace(PagedAttendKernel):
 
     name = "in_place"
     summary = "meets rows in place"
-    static = True
-    static_mixed = True
+    graph_queries = None
     accepts: ClassVar[Mapping[str, Condition]] = {
         "dtype": OneOf("float32"),
         "device": OneOf("cuda"),
@@ -97,20 +94,19 @@ def found_by_an_engine(name: str, options: Mapping[str, int] = MappingProxyType(
     config = DecoderConfig(vocab_size=11, max_seq_len=CONTEXT, num_layers=1, **own, **SIZES)
     model = Decoder(config).eval()
     engine = build_engine(model, None, EngineConfig(kv_cache="paged", max_num_seqs=2), kv_cache_tokens=64)
-    graphs = engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), 2)
-    mixed = engine._runner.mixed_graphs = MixedGraphs(model, engine._store, Rerun(), MixedLimits(16, 2))
+    graphs = engine._runner.graphs = StepGraphs(model, engine._store, Rerun(), StepLimits(16, 2))
     engine.submit(Request(id="r", token_ids=(1, 2, 3), params=SamplingParams(max_new_tokens=3, ignore_eos=True)))
     while not engine.idle:
         for output in engine.step():
             assert output.error is None, output.error
-    return graphs.reason, mixed.reason
+    return graphs.reasons.get(DECODE), graphs.reasons.get(PROMPTS)
 
 
 def explained(name: str, options: Mapping[str, int] = MappingProxyType({})) -> Found:
     mechanism = installed().mechanisms.get(name)
     config = configure(mechanism, options, max_seq_len=CONTEXT, **SIZES)
     call = {"dtype": "float32", "device": "cpu"}
-    return eager_reason(mechanism, config, **call), mixed_eager_reason(mechanism, config, **call)
+    return eager_reason(mechanism, config, 1, **call), eager_reason(mechanism, config, 2, **call)
 
 
 @pytest.mark.parametrize("name", REASONS)
@@ -159,16 +155,16 @@ def test_steps_are_recorded_where_a_kernel_meets_rows_in_place_and_plans_nothing
     call = {"dtype": "float32", "device": "cuda"}
     for row in recorded_steps(gqa, configure(gqa, **SIZES), **call):
         assert (row["verdict"], row["reasons"]) == ("can be recorded", "")
-    assert "states of fixed size" in (mixed_eager_reason(sinks, configure(sinks, {"window": 6}, **SIZES), **call) or "")
+    assert "states of fixed size" in (eager_reason(sinks, configure(sinks, {"window": 6}, **SIZES), 2, **call) or "")
     wide = configure(sinks, {"window": 5000}, **SIZES)
-    assert "are gathered" in (eager_reason(sinks, wide, **call) or "")
-    assert "encoder's states" in (eager_reason(gqa, configure(gqa, cross=True, **SIZES), **call) or "")
-    assert "encoder's states" in (mixed_eager_reason(gqa, configure(gqa, cross=True, **SIZES), **call) or "")
-    monkeypatch.setattr(InPlace, "static_mixed", False)
-    assert mixed_eager_reason(gqa, configure(gqa, **SIZES), **call) == "the kernel in_place plans each step on the host"
-    assert eager_reason(gqa, configure(gqa, **SIZES), **call) is None
-    monkeypatch.setattr(InPlace, "static", False)
-    assert eager_reason(gqa, configure(gqa, **SIZES), **call) == "the kernel in_place plans each step on the host"
+    assert "are gathered" in (eager_reason(sinks, wide, 1, **call) or "")
+    for length in (1, 2):
+        assert "encoder's states" in (eager_reason(gqa, configure(gqa, cross=True, **SIZES), length, **call) or "")
+    for most, planned in ((1, [False, True]), (0, [True, True])):
+        monkeypatch.setattr(InPlace, "graph_queries", most)
+        reasons = [eager_reason(gqa, configure(gqa, **SIZES), length, **call) for length in (1, 2)]
+        assert [reason is not None for reason in reasons] == planned
+        assert reasons[1] == "the kernel in_place plans each step on the host"
 
 
 def test_an_encoder_has_no_decode_step() -> None:
@@ -220,8 +216,9 @@ def test_steps_with_prompts_are_recorded_on_a_gpu_just_where_that_is_explained(n
         model = Decoder(config).to(torch.bfloat16).eval()
         to_pretended(model)
         engine = build_engine(model, None, EngineConfig(max_num_seqs=2, enforce_eager=True), kv_cache_tokens=64)
-        graphs = MixedGraphs(model, engine._store, Rerun(), MixedLimits(16, 2))
+        graphs = StepGraphs(model, engine._store, Rerun(), StepLimits(16, 2))
         graphs.record_all()
         asked = configure(mechanism, {}, max_seq_len=CONTEXT, causal=True, **SIZES)
-        said = mixed_eager_reason(mechanism, asked, dtype="bfloat16", device="cuda")
-    assert (graphs.reason is None) == (said is None), (graphs.reason, said)
+        said = eager_reason(mechanism, asked, 2, dtype="bfloat16", device="cuda")
+    found = graphs.reasons.get(PROMPTS)
+    assert (found is None) == (said is None), (found, said)

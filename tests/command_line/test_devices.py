@@ -32,7 +32,6 @@ CALLS: dict[str, tuple[str, ...]] = {
     "models load": ("name", *NOWHERE),
     "run": ("/nowhere/at/all",),
     "serve": ("--host", "192.0.2.1"),
-    "sweep": ("--budget", "tokens=1", "--vary", "learning_rate=1", "--dataset", "/nowhere/at/all"),
     "train": (*NOWHERE,),
     "transcribe": ("--model", "/nowhere/at/all", "talk.wav"),
     "translate": ("--model", "/nowhere/at/all", "text"),

@@ -11,27 +11,24 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
 import torch
 import workspace
-from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
-from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
 from attn_cli.main import load
 from attn_core import installed
-from attn_gateway import Cluster, ClusterSettings, serving
+from attn_gateway import Cluster, ClusterSettings, handlers_of, serving
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_schema import EngineConfig
 from attn_schema.decoder import DecoderConfig
+from attn_schema.methods import INFERENCE, MODELS
 from attn_schema.output import print_rows, snake_case
-from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
-from attn_serve.in_process import InProcessBackend
-from attn_serve.servicers import InferenceServicer, ModelServicer
+from attn_serve.handlers import InferenceHandlers, ModelHandlers
+from attn_serve.in_process import InProcess
 from attn_serve.sources import ModelSources
-from attn_train.service import InProcessTrainingGrpc
+from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
 
 LAYER = ("--hidden-size", "8", "--num-layers", "1", "--num-heads", "2", "--max-seq-len", "8", "--batch-size", "2")
@@ -66,7 +63,6 @@ CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "reproduce": (ARRAY, ("--list",)),
     "roofline": (OBJECT, ()),
     "show": (OBJECT, ("sliding_window", "--option", "window=4")),
-    "sweep": (ARRAY, ("--vary", "learning_rate=1e-3,1e-2", "--dry-run", "--dataset", "TEXT", *LAYER, "--steps", "2")),
     "top": (OBJECT, ()),
     "train": (LINES, ("--job", "one", "--dataset", "TEXT", "--mechanism", "mha", *LAYER, "--steps", "2")),
 }  # fmt: skip
@@ -103,16 +99,14 @@ COMMANDS = {
 class LocalInference:
     """The inference and model services with engines in this process."""
 
-    names = ("attn.v1.InferenceService", "attn.v1.ModelService")
+    names = (INFERENCE, MODELS)
 
     def __init__(self, home: Path) -> None:
-        self.fleet = Fleet(
-            ModelSources(home), lambda _name, folder, config, _: EngineClient(InProcessBackend(folder, config))
-        )
+        self.fleet = Fleet(ModelSources(home), lambda _name, folder, config, _: InProcess(folder, config))
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        add_InferenceServiceServicer_to_server(InferenceServicer(self.fleet), server)
-        add_ModelServiceServicer_to_server(ModelServicer(self.fleet), server)
+    def handlers(self) -> Any:
+        inference, models = InferenceHandlers(self.fleet), ModelHandlers(self.fleet)
+        return handlers_of(INFERENCE, inference) | handlers_of(MODELS, models)
 
     async def start(self) -> None:
         await self.fleet.load("tiny", "", EngineConfig(num_threads=1, max_num_seqs=4))
@@ -123,7 +117,7 @@ class LocalInference:
 
 @asynccontextmanager
 async def served(home: Path) -> AsyncIterator[str]:
-    training = InProcessTrainingGrpc(Cluster(ClusterSettings(home=home)), TrainSettings(data_roots=(home,)))
+    training = TrainingGrpc(Cluster(ClusterSettings(home=home)), TrainSettings(data_roots=(home,)))
     async with serving([LocalInference(home), training], shutdown_timeout=20.0) as gateway:
         yield gateway.address
 

@@ -27,7 +27,7 @@ VALUES: dict[str, dict[str, object]] = {
         "replicas": 3,
         "models": ["smollm2-135m-instruct", "mine=/var/lib/attn/models/mine"],
         "extraArgs": ["--kv-cache", "int8"],
-        "env": {"ATTN_CPU_ISA": "avx2", "OMP_NUM_THREADS": 4},
+        "env": {"ATTN_CPU_ISA": "avx2", "OMP_NUM_THREADS": 4, "RAY_ADDRESS": "ray-head:6379"},
         "secret": {"name": "entrance", "tokens": "bearer"},
         "database": {"secretName": "postgres"},
         "storage": {"size": "1Ti", "accessModes": ["ReadWriteMany"], "storageClassName": "shared"},
@@ -192,6 +192,7 @@ def test_values_reach_the_server_as_its_options() -> None:
     ("values", "said"),
     [
         ({"replicas": 2}, "database.secretName"),
+        ({"replicas": 2, "database": {"secretName": "postgres"}}, "RAY_ADDRESS"),
         ({"replica": 2}, "replica"),
         ({"storage": {"size": "big"}}, "/storage/size"),
         ({"tls": {"certificate": "x"}}, "tls"),

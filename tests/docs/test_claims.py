@@ -11,21 +11,27 @@ import pytest
 from attn_experiments.claims import Claim, claims
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = claims_page.numbered_tests()
+
+
+@pytest.fixture(scope="session")
+def numbered() -> dict[int, list[str]]:
+    return claims_page.numbered_tests()
 
 
 def test_the_page_is_what_the_registry_says() -> None:
     assert claims_page.PAGE.read_text("utf-8") == claims_page.page(), "run python tools/claims_page.py"
 
 
-def test_every_test_that_carries_the_number_of_a_claim_has_one() -> None:
-    assert len(TESTS) > 40
-    assert TESTS.keys() <= claims().keys()
+def test_every_test_that_carries_the_number_of_a_claim_has_one(numbered: dict[int, list[str]]) -> None:
+    assert len(numbered) > 40
+    assert numbered.keys() <= claims().keys()
 
 
 @pytest.mark.parametrize("claim", claims().values(), ids=lambda claim: claim.name)
-def test_a_claim_is_shown_by_a_test_or_an_experiment_or_said_not_to_be_measured(claim: Claim) -> None:
-    shown = bool(TESTS.get(claim.number) or claim.tests or claim.experiment or "benchmarks/" in claim.holds)
+def test_a_claim_is_shown_by_a_test_or_an_experiment_or_said_not_to_be_measured(
+    claim: Claim, numbered: dict[int, list[str]]
+) -> None:
+    shown = bool(numbered.get(claim.number) or claim.tests or claim.experiment or "benchmarks/" in claim.holds)
     assert shown != (claim.verdict == "not measured")
     for path, _, name in (test.partition("#") for test in claim.tests):
         assert re.search(rf"^def {name}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE), name

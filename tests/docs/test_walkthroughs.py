@@ -105,6 +105,7 @@ def reader(tmp_path: Path) -> Reader:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_tutorial_ends_with_an_answer_of_the_mechanism_that_it_wrote(reader: Reader) -> None:
     document = (ROOT / "docs/tutorial.md").read_text("utf-8")
@@ -117,6 +118,7 @@ def test_the_tutorial_ends_with_an_answer_of_the_mechanism_that_it_wrote(reader:
     assert len(answer.strip()) > 10, out[-1000:]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_translation_of_the_readme_knows_its_words(reader: Reader) -> None:
     text = (ROOT / "README.md").read_text("utf-8")

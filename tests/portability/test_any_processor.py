@@ -33,6 +33,7 @@ def files_that_compare_bits() -> list[str]:
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("processor", PROCESSORS)
@@ -46,7 +47,7 @@ def test_bits_are_the_same_with_the_instructions_of(processor: str) -> None:
         "-p",
         "no:xdist",
         "-m",
-        "not oracle and not slow",
+        "not oracle and not cluster and not nightly and not slow",
         "--bitwise",
     ]
     command = [sys.executable, "-m", "pytest", *options, *files_that_compare_bits()]

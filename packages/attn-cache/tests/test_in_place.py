@@ -104,12 +104,12 @@ def test_padding_of_a_static_step_has_a_slot_that_no_request_has():
     for request in range(2):
         assert store.admit(request)
         assert store.reserve(request, 2)
-    static = store.static_decode(3, 64)
-    static.load([0, 0], [0, 0], [1, 0], 3)
-    found = static.view(3)["layer"]["memory"].in_place()
+    static = store.static_step(3, 3, 64)
+    static.load([0, 0], [0, 0], [1, 1], [1, 0], 3)
+    found = static.view(3, 1)["layer"]["memory"].in_place()
     assert found.slots.tolist() == [1, 0, 3]
     assert len(found.fields["S"]) == 4
     address = found.slots.data_ptr()
-    static.load([0], [1], [0], 3)
+    static.load([0], [1], [1], [0], 3)
     assert found.slots.tolist() == [0, 3, 3]
-    assert static.view(3)["layer"]["memory"].in_place().slots.data_ptr() == address
+    assert static.view(3, 1)["layer"]["memory"].in_place().slots.data_ptr() == address

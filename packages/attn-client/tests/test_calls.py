@@ -65,8 +65,7 @@ def test_a_conversation_goes_to_the_models_template(client: Client) -> None:
 def test_what_is_not_given_is_left_to_the_server_and_zero_is_sent(client: Client, server: Any) -> None:
     client.complete("words", "a", SamplingParams(max_new_tokens=1))
     sent = server.words.requests[-1].sampling
-    assert not sent.HasField("seed")
-    assert not sent.HasField("num_beams")
+    assert sent == SamplingParams(max_new_tokens=1)
     options = SamplingParams(max_new_tokens=1, temperature=0.0, seed=2**64 - 1, top_k=0, min_p=0.5, stop=["x", "y"])
     client.complete("words", "a", options)
     sent = server.words.requests[-1].sampling
@@ -248,8 +247,8 @@ class TestAStreamThatBreaks:
         assert parts[-1].resumptions == 3
         assert whole[-1].resumptions == 0
         first, *_, last = server.words.requests[-4:]
-        assert not first.HasField("resume")
-        assert first.sampling.HasField("seed")
+        assert first.resume is None
+        assert first.sampling.seed is not None
         assert last.sampling.seed == first.sampling.seed
         received = {part.index: list(part.token_ids) for part in last.resume.received}
         assert received[0] == list(range(len(received[0])))

@@ -15,14 +15,12 @@ from typing import Any
 
 import pytest
 import typer
-from attn.v1 import training_pb2
 from attn_cli.commands.follow import BarView, describe
 from attn_cli.recipe import read_recipe
 from attn_client.plugin import attn_commands
 from attn_core.errors import AttnError, UserError
 from attn_schema import output
-from attn_schema.codec import from_message
-from attn_schema.training import JobEvent, JobState, Metrics, OptimizerConfig, StateChange, TrainingConfig
+from attn_schema.training import JobEvent, JobState, Metrics, OptimizerConfig, StateChange
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -90,7 +88,7 @@ def test_generate_prints_the_text(shell: Shell) -> None:
 def test_chat_with_a_server_shows_it_the_conversation_so_far(shell: Shell, server: Any) -> None:
     code, out, _ = shell.run("chat", "words", "--max-new-tokens", "2", "--system", "terse", text="hello\n\nagain\n")
     assert (code, out) == (0, "system:terse user:hello \nsystem:terse user:hello \n")
-    turns = [(turn.role, turn.content) for turn in server.words.requests[-1].prompt.chat.messages]
+    turns = [(turn.role, turn.content) for turn in server.words.requests[-1].prompt.chat]
     answer = "system:terse user:hello "
     assert turns == [("system", "terse"), ("user", "hello"), ("assistant", answer), ("user", "again")]
 
@@ -101,13 +99,13 @@ def test_images_go_with_the_message_that_they_are_shown_with(shell: Shell, serve
     other.write_bytes(b"other")
     look = ("generate", "words", "look", "--max-new-tokens", "2", "--image", str(one), "--image", str(other))
     assert shell.run(*look)[0] == 0
-    (turn,) = server.words.requests[-1].prompt.chat.messages
+    (turn,) = server.words.requests[-1].prompt.chat
     assert (turn.role, turn.content, list(turn.images)) == ("user", "look", [b"one", b"other"])
     lines = f"hello\n/image {other}\n/image {shell.folder}/none\nagain\n"
     code, _, err = shell.run("chat", "words", "--max-new-tokens", "2", "--image", str(one), text=lines)
     assert code == 0
     assert "none" in err
-    turns = [(turn.content, list(turn.images)) for turn in server.words.requests[-1].prompt.chat.messages]
+    turns = [(turn.content, list(turn.images)) for turn in server.words.requests[-1].prompt.chat]
     assert turns[::2] == [("hello", [b"one"]), ("again", [b"other"])]
     code, _, err = shell.run("generate", "words", "look", "--image", str(shell.folder / "none"))
     assert code == 2
@@ -164,7 +162,7 @@ def test_generate_sends_every_option(shell: Shell, server: Any) -> None:
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed) == (0, 5, 0.5, 0.25, 3)
     assert (sampling.repetition_penalty, list(sampling.stop), sampling.ignore_eos) == (1.5, ["a", "b"], True)
     assert sampling.min_new_tokens == 1
-    assert [turn.role for turn in request.prompt.chat.messages] == ["system", "user"]
+    assert [turn.role for turn in request.prompt.chat] == ["system", "user"]
 
 
 def test_embed_asks_a_server_and_shows_how_near_texts_are(shell: Shell) -> None:
@@ -220,7 +218,7 @@ def test_train_submits_what_was_asked_and_follows(shell: Shell, server: Any) -> 
     ]
     code, out, _ = shell.run("train", "--dataset", "text.txt", "--steps", "12", *options)
     assert code == 0
-    config = from_message(TrainingConfig, server.book.config)
+    config = server.book.config
     assert config.data.dataset == str(shell.folder / "text.txt")
     assert (config.model.mechanism, config.model.options) == ("gqa", {"window": 8, "name": "x"})
     assert (config.model.num_kv_heads, config.optimizer.steps, config.optimizer.min_learning_rate) == (2, 12, 0)
@@ -234,7 +232,7 @@ def test_options_of_training_change_a_recipe(shell: Shell, server: Any) -> None:
     given = ["--batch-size", "3", "--lr", "0.5", "--warmup-steps", "0", "--weight-decay", "0", "--eval-steps", "7"]
     code, *_ = shell.run("train", "--recipe", "bert", "--hidden-size", "64", "--detach", *given)
     assert code == 0
-    config = from_message(TrainingConfig, server.book.config)
+    config = server.book.config
     assert (config.optimizer.batch_size, config.optimizer.learning_rate, config.optimizer.steps) == (3, 0.5, 2000)
     assert (config.optimizer.warmup_steps, config.optimizer.weight_decay, config.evaluation.eval_steps) == (0, 0, 7)
     assert (config.model.family, config.model.hidden_size, config.model.num_layers) == ("masked_lm", 64, 4)
@@ -242,7 +240,7 @@ def test_options_of_training_change_a_recipe(shell: Shell, server: Any) -> None:
 
 def test_options_of_a_mechanism_are_added_to_those_of_the_recipe(shell: Shell, server: Any) -> None:
     assert shell.run("train", "--recipe", "longformer", "-o", "window=4", "--detach")[0] == 0
-    options = from_message(TrainingConfig, server.book.config).model.options
+    options = server.book.config.model.options
     assert options == read_recipe("longformer").model.options | {"window": 4}
 
 
@@ -250,7 +248,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_recipe(shell:
     (shell.folder / "mine.toml").write_text("seed = 3\n[optimizer]\nsteps = 9\nwarmup_steps = 1\nbatch_size = 5\n")
     line = ["--recipe", "bert", "--config", "mine.toml", "--batch-size", "6", "--detach"]
     assert shell.run("train", *line)[0] == 0
-    config = from_message(TrainingConfig, server.book.config)
+    config = server.book.config
     assert (config.seed, config.optimizer.steps, config.optimizer.batch_size) == (3, 9, 6)
     assert config.optimizer.learning_rate == read_recipe("bert").optimizer.learning_rate
 
@@ -268,7 +266,7 @@ def test_train_passes_fields_by_name_on(shell: Shell, server: Any) -> None:
     given = ["--kv-sharing", "cla:2", "--attention-dropout", "0.25"]
     given += [part for pair in further for part in ("--model-options", pair)]
     assert shell.run("train", "--dataset", "shakespeare", "--detach", *given)[0] == 0
-    model = from_message(TrainingConfig, server.book.config).model
+    model = server.book.config.model
     assert (model.kv_sharing, model.attention_dropout) == ("cla:2", 0.25)
     assert model.model_options == {"num_nextn_predict_layers": 1, "pattern": ["linear", "mha"]}
 
@@ -288,7 +286,7 @@ def test_train_detached_prints_the_job_and_takes_data_by_name(shell: Shell, serv
 
 
 def test_a_failed_job_fails_the_command_with_its_reason(shell: Shell, server: Any) -> None:
-    server.book.state = training_pb2.JOB_STATE_FAILED
+    server.book.state = JobState.FAILED
     code, _, err = shell.run("jobs", "watch", "job-1")
     assert (code, err) == (1, "attn: the disk is full\n")
 

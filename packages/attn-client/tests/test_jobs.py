@@ -69,7 +69,7 @@ def test_a_server_that_never_answered_is_not_waited_for() -> None:
 
 
 def test_a_failed_job_carries_its_error(client: Client, server: Any) -> None:
-    server.book.state = training_pb2.JOB_STATE_FAILED
+    server.book.state = JobState.FAILED
     job = client.jobs.get("job-1")
     assert job.state.final
     assert job.error is not None

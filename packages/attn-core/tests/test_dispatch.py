@@ -6,10 +6,9 @@ import pytest
 
 from attn_core import AttentionSpec, Causal, Heads
 from attn_core.errors import InvalidValue, KernelRefused, UnknownName
-from attn_core.kernels import dispatch
 from attn_core.kernels.attend import AttendKernel, AttendProblem, attend_problem
 from attn_core.kernels.base import Anything, AtMost, Kernel, MultipleOf, OneOf, Problem
-from attn_core.kernels.dispatch import KernelTable, Replaceable, choose, explain
+from attn_core.kernels.dispatch import choose, explain
 from attn_core.modifiers import Alibi
 from attn_core.plugins.registry import Registry
 from attn_core.scores import General
@@ -189,43 +188,3 @@ def test_the_problem_of_a_spec_says_all_that_kernels_are_asked():
         padded=True,
         gradients=True,
     )
-
-
-def test_an_operator_that_the_chip_cannot_run_is_replaced_for_all_later_calls_of_its_kind(monkeypatch, caplog):
-    monkeypatch.setattr(dispatch, "_said", set())
-    operator = Replaceable("quick", lambda error: str(error) if isinstance(error, MemoryError) else None)
-    tried = []
-
-    def compute(name):
-        tried.append(name)
-        if name == "large":
-            raise MemoryError("too large")
-        return f"{name}, quickly"
-
-    found = [
-        operator.run(kind, lambda kind=kind: compute(kind), lambda kind=kind: f"{kind}, slowly")
-        for kind in ("small", "large", "large", "small")
-    ]
-    assert found == ["small, quickly", "large, slowly", "large, slowly", "small, quickly"]
-    assert tried == ["small", "large", "small"]
-    assert [record.getMessage() for record in caplog.records] == [
-        "kernel quick cannot run on this device, the next one is used instead: too large"
-    ]
-    operator.forget()
-    with pytest.raises(MemoryError):
-        operator.run("large", lambda: compute("large"), None)
-    with pytest.raises(ZeroDivisionError):
-        operator.run("large", lambda: 1 // 0, lambda: 0)
-
-
-def test_a_kernel_that_is_left_out_of_a_table_is_chosen_for_no_call():
-    registry = Registry("kernel")
-    for name, price in (("slow", 0.9), ("quick", 0.1)):
-        registry.register(kernel(name, price), "tests")
-    table = KernelTable(registry, AttendKernel, lambda *_: AttendProblem())
-    assert table.require().name == "quick"
-    table.leave_out("quick")
-    assert table.require().name == "slow"
-    assert table.find("another").name == "slow"
-    table.leave_out("slow")
-    assert table.find() is None

@@ -180,13 +180,13 @@ def test_two_owners_of_one_mechanism_name_are_both_kept_in_full(crowd):
 
 
 def test_a_built_in_name_stays_its_own_and_the_other_owner_is_told(tmp_path):
-    install(tmp_path, "attn-local", MECHANISM.format(mechanism="taken"))
+    install(tmp_path, "attn-engine", MECHANISM.format(mechanism="taken"))
     install(tmp_path, "hh-rival", MECHANISM.format(mechanism="taken"))
-    found = report(tmp_path, ATTN_PLUGINS="attn-local,hh-rival")
+    found = report(tmp_path, ATTN_PLUGINS="attn-engine,hh-rival")
     assert found["mechanisms"] == ["hh-rival/taken", "taken"]
     told = {name: record["reason"] for name, record in found["plugins"].items() if record["status"] == "ok"}
-    assert told["attn-local:attn-local"] == ""
-    assert "attn-local/taken" in told["hh-rival:hh-rival"]
+    assert told["attn-engine:attn-engine"] == ""
+    assert "attn-engine/taken" in told["hh-rival:hh-rival"]
 
 
 def test_only_selected_distributions_are_loaded(tmp_path):

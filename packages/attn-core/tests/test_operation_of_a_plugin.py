@@ -58,11 +58,11 @@ ASK = """
 import dataclasses, json
 from attn_core import installed
 from attn_core.kernels.attend import AttendProblem
-from attn_core.kernels.dispatch import KernelTable, choose, explain
+from attn_core.kernels.dispatch import Operation, choose, explain
 from attn_top_k import TopKKernel, TopKProblem
 
 kernels = installed().kernels
-table = KernelTable(kernels, TopKKernel, lambda k: TopKProblem(k=k))
+operation = Operation(kernels, TopKKernel)
 verdicts = explain(kernels, TopKProblem(k=2, sorted=True))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,8 +71,8 @@ class Later(TopKProblem):
 
 print(json.dumps({
     "found": [choose(kernels, problem).name for problem in (TopKProblem(k=2), TopKProblem(k=3), TopKProblem(rows=999))],
-    "run": table.require(2).run([3, 9, 4], 2),
-    "table": [table.require(2).name, table.require(7).name, table.find(7, below=1.0) is None],
+    "run": operation.require(k=2).run([3, 9, 4], 2),
+    "operation": [operation.require(k=2).name, operation.require(k=7).name, operation.find(below=1.0, k=7) is None],
     "reasons": {verdict.kernel.name: list(verdict.reasons) for verdict in verdicts},
     "attend": [kernels.get("sorting").refusals(AttendProblem()), kernels.get("sorting").refusals(Later())],
 }))
@@ -99,7 +99,7 @@ def found(tmp_path_factory):
 def test_it_is_dispatched(found):
     assert found["found"] == ["scanning", "sorting", "scanning"]
     assert found["run"] == [9, 4]
-    assert found["table"] == ["scanning", "sorting", True]
+    assert found["operation"] == ["scanning", "sorting", True]
 
 
 def test_it_is_explained(found):

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from attn_core.errors import InvalidValue
-from attn_core.kernels import rowwise
 from attn_core.kernels.attend import AttendProblem
 from attn_core.kernels.base import Anything, AtMost, OneOf
-from attn_core.kernels.rowwise import GateKernel, NormKernel, Targets, row_kernel, row_problem, row_result
+from attn_core.kernels.rowwise import GateKernel, NormKernel, Targets, row_problem, row_result
+from attn_core.plugins import catalog
+from attn_core.plugins.catalog import installed_operation
 
 
 class Narrow(NormKernel):
@@ -60,15 +61,13 @@ def rows(width=8, *, dtype="torch.float32", requires_grad=False, stride=1):
 @pytest.fixture(autouse=True)
 def offered(monkeypatch):
     kernels = [Narrow(), Both(), Absent(), Dear()]
-    monkeypatch.setattr(rowwise, "installed", lambda: SimpleNamespace(kernels=kernels))
-    rowwise.row_table.cache_clear()
+    offer(monkeypatch, *kernels)
     yield
-    rowwise.row_table.cache_clear()
+    installed_operation.cache_clear()
 
 
 def name_of(*call):
-    kernel = row_kernel(NormKernel, *call)
-    return None if kernel is None else kernel.name
+    return row_result(NormKernel, call[0], lambda kernel: kernel.name, *call[1:])
 
 
 def test_the_cheapest_that_can_run_here_and_accepts_is_chosen():
@@ -83,7 +82,7 @@ def test_where_nobody_accepts_or_is_faster_the_caller_computes():
     assert name_of("plain", rows(9)) is None
     assert name_of("plain", rows(dtype="torch.float64")) is None
     assert name_of("plain", rows(stride=2)) is None
-    assert row_kernel(GateKernel, "silu", rows()) is None
+    assert row_result(GateKernel, "silu", lambda kernel: kernel, rows()) is None
 
 
 def test_kernels_of_attention_refuse_problems_of_rows_and_the_other_way_round():
@@ -121,8 +120,8 @@ class Unrunnable(Narrow):
 
 def offer(monkeypatch, *kernels):
     """Have these kernels alone, of which none has failed."""
-    monkeypatch.setattr(rowwise, "installed", lambda: SimpleNamespace(kernels=kernels))
-    rowwise.row_table.cache_clear()
+    monkeypatch.setattr(catalog, "installed", lambda: SimpleNamespace(kernels=kernels))
+    installed_operation.cache_clear()
 
 
 def normed(kernel):

@@ -140,11 +140,7 @@ def test_a_kernel_that_is_chosen_again_after_it_failed_as_in_a_graph_that_is_tra
     unable = Unable(MemoryError())
     of = plan(unable, Anywhere())
     # torch.compile makes a constant of the first choice.
-    monkeypatch.setattr(of.table, "required_index", lambda _call: 0)
+    monkeypatch.setattr(of.operation, "index", lambda _below, _call: 0)
     with pytest.raises(MemoryError):
         read(of)
     assert unable.tried == 2
-    monkeypatch.setattr(of.table, "index", lambda _call, _below: 0)
-    with pytest.raises(MemoryError):
-        of.table.run_below((), lambda kernel: kernel.run(None, None))
-    assert unable.tried == 4

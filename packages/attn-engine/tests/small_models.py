@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import Field, Paged, RaggedBatch, Slot, Source
-from attn_core.batch import StaticMixedRows, StaticRows
+from attn_core.batch import StaticRows
 from torch import Tensor, nn
 
 VOCABULARY, WIDTH, CONTEXT = 64, 16, 96
@@ -47,16 +47,15 @@ class InPlace(Softmax):
 
     def step(self, x, batch, state):
         rows = getattr(state["kv"], "in_place", lambda: None)()
-        if not isinstance(rows, StaticRows | StaticMixedRows):
+        if not isinstance(rows, StaticRows):
             return super().step(x, batch, state)
         query, key, value = self.project(x).chunk(3, -1)
         state["kv"].append({"key": key, "value": value})
-        size, tables, last = rows.block_size, rows.kv_indices.long(), rows.contexts
-        if isinstance(rows, StaticMixedRows):
-            # Of each token, whose it is; padding is of the last, which has no table.
-            owners = torch.searchsorted(rows.query_starts, torch.arange(len(query)), right=True) - 1
-            tables = tables[owners.clamp(max=len(tables) - 1)]
-            last = torch.where(last[owners] < 0, -1, batch.positions)
+        size, tables = rows.block_size, rows.kv_indices.long()
+        # Of each token, whose it is; padding is of the last, which has no table.
+        owners = torch.searchsorted(rows.query_starts, torch.arange(len(query)), right=True) - 1
+        tables = tables[owners.clamp(max=len(tables) - 1)]
+        last = torch.where(rows.contexts[owners] < 0, -1, batch.positions)
         places = (tables[..., None] * size + torch.arange(size)).flatten(1)
         behind = last[:, None] - torch.arange(places.shape[1])
         allowed = behind >= 0

@@ -11,8 +11,7 @@ import pytest
 import torch
 from attn_core.errors import DeadlineExceeded, Unavailable
 from attn_engine import Request, SamplingParams, ScoringParams
-from attn_engine.decode_graphs import DecodeGraphs
-from attn_engine.recorded_steps import Rerun
+from attn_engine.graphs import Rerun, StepGraphs, StepLimits
 from attn_engine.sequence import Sequence
 from attn_schema import StructuredOutput
 from serving import assert_empty, make_engine, run_all, some_requests
@@ -52,7 +51,7 @@ def model_of(kind: str = "whole") -> SmallModel:
 def engine_of(model, *, ahead: bool, **options):
     """An engine that repeats decode steps, launched ahead or one after the other."""
     engine = make_engine(model, async_scheduling=ahead, **({"cache": "paged", "requests": 16} | options))
-    engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), 16)
+    engine._runner.graphs = StepGraphs(model, engine._store, Rerun(), StepLimits(0, 16))
     return engine
 
 

@@ -8,9 +8,7 @@ import pytest
 import torch
 from attn_engine import EngineConfig, Request, SamplingParams
 from attn_engine.build import build_engine
-from attn_engine.decode_graphs import DecodeGraphs
-from attn_engine.mixed_graphs import MixedGraphs, MixedLimits
-from attn_engine.recorded_steps import Rerun
+from attn_engine.graphs import PROMPTS, Rerun, StepGraphs, StepLimits
 from attn_models.quantization.quantize import join_projections, quantize_model
 from attn_testing.pretend_cuda import PretendCuda
 from pretended import gpu
@@ -19,7 +17,7 @@ from test_step_costs import CHARACTERS, GREEDY, SAMPLED, model_of
 __all__ = ["gpu"]
 
 SEQUENCES, TOKENS = 4, 64
-PROMPTS = ([20, 9], [3, 28, 1])
+LENGTHS = ([20, 9], [3, 28, 1])
 """Lengths of prompts that two steps of one size compute."""
 MECHANISMS = {
     "mha": {},
@@ -35,14 +33,13 @@ MECHANISMS = {
 
 
 def engine_of(model, cache: str = "paged"):
-    """An engine whose steps are repeated, and what those with prompts are repeated by."""
+    """An engine whose steps are repeated, and what they are repeated by."""
     config = EngineConfig(max_num_seqs=SEQUENCES, max_num_batched_tokens=TOKENS, enforce_eager=True, kv_cache=cache)
     engine = build_engine(model, CHARACTERS, config, kv_cache_tokens=2048)
-    runner = engine._runner
-    runner.graphs = DecodeGraphs(model, engine._store, Rerun(), SEQUENCES)
-    runner.mixed_graphs = MixedGraphs(model, engine._store, Rerun(), MixedLimits(TOKENS, SEQUENCES))
+    graphs = engine._runner.graphs = StepGraphs(model, engine._store, Rerun(), StepLimits(TOKENS, SEQUENCES))
     engine.warm_up()
-    return engine, runner.mixed_graphs
+    next(model.parameters()).cpu()  # waits for the recordings, which use the buffers of the first steps
+    return engine, graphs
 
 
 def submit(engine, name: str, length: int, params: SamplingParams) -> None:
@@ -52,9 +49,9 @@ def submit(engine, name: str, length: int, params: SamplingParams) -> None:
 def stepped(engine, gpu: PretendCuda, replayed: int = 1) -> None:
     """One step, counted alone, that repeats one with prompts."""
     gpu.reset()
-    before = engine._runner.mixed_graphs.replayed
+    before = engine._runner.graphs.replayed[PROMPTS]
     assert all(output.error is None for output in engine.step())
-    assert engine._runner.mixed_graphs.replayed - before == replayed
+    assert engine._runner.graphs.replayed[PROMPTS] - before == replayed
 
 
 def grids(gpu: PretendCuda) -> list[tuple[str, int]]:
@@ -64,7 +61,7 @@ def grids(gpu: PretendCuda) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_the_host_waits_once_for_a_step_with_prompts(gpu, params):
     engine, graphs = engine_of(model_of(2))
-    for number, lengths in enumerate(PROMPTS):
+    for number, lengths in enumerate(LENGTHS):
         for place, length in enumerate(lengths):
             submit(engine, f"{number}.{place}", length, params.replace(max_new_tokens=2))
         stepped(engine, gpu)
@@ -73,29 +70,29 @@ def test_the_host_waits_once_for_a_step_with_prompts(gpu, params):
         assert gpu.copies == 3
         while not engine.idle:
             engine.step()
-    assert graphs.reason is None
+    assert not graphs.reasons
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_two_steps_of_one_size_start_the_same_programs_over_the_same_inputs(gpu, name):
     engine, graphs = engine_of(model_of(2, name, **MECHANISMS[name]))
-    there = graphs._static()._buffer._device_buffer
+    there = graphs.inputs._buffer._device_buffer
     inputs = range(there.data_ptr(), there.data_ptr() + there.nbytes)
     kept = engine._store._kv_cache.memory.values()
     memory = {rows.data_ptr() for fields in kept for rows in fields.values()}
     seen = []
-    for number, lengths in enumerate(PROMPTS):
+    for number, lengths in enumerate(LENGTHS):
         for place, length in enumerate(lengths):
             submit(engine, f"{number}.{place}", length, GREEDY.replace(max_new_tokens=2))
         stepped(engine, gpu)
         pointers = [[one for one in given if one in inputs or one in memory] for _, _, given in gpu.grids]
-        assert gpu.programs["lay_out_mixed"] == 1
+        assert gpu.programs["schedule_step"] == 1
         assert gpu.programs["attend_paged"] == 2
         seen.append((grids(gpu), pointers))
         while not engine.idle:
             engine.step()
     assert seen[0] == seen[1]
-    assert (graphs.reason, engine._runner.graphs.reason) == (None, None)
+    assert not graphs.reasons
     assert any(seen[0][1])
 
 
@@ -103,7 +100,7 @@ def test_steps_with_prompts_over_codes_are_repeated_too(gpu):
     engine, graphs = engine_of(model_of(2), "int8")
     submit(engine, "one", 20, GREEDY)
     stepped(engine, gpu)
-    assert (graphs.reason, gpu.syncs.total()) == (None, 1)
+    assert (graphs.reasons, gpu.syncs.total()) == ({}, 1)
 
 
 def test_chunks_beside_single_tokens_take_the_programs_of_prompts_alone(gpu):
@@ -131,7 +128,7 @@ def test_steps_of_single_tokens_stay_those_of_requests(gpu):
     submit(engine, "one", 20, GREEDY)
     stepped(engine, gpu)
     stepped(engine, gpu, replayed=0)
-    assert gpu.programs["lay_out"] == 1
+    assert gpu.programs["schedule_step"] == 1
 
 
 def test_a_layer_of_a_step_with_prompts_takes_ten_kernels(gpu):
@@ -153,7 +150,7 @@ def test_packed_weights_are_multiplied_in_repeated_steps_with_prompts(gpu, form)
     engine, graphs = engine_of(model)
     submit(engine, "one", 40, GREEDY)
     stepped(engine, gpu)
-    assert (graphs.reason, gpu.syncs.total()) == (None, 1)
+    assert (graphs.reasons, gpu.syncs.total()) == ({}, 1)
 
 
 @pytest.mark.parametrize(
@@ -170,5 +167,5 @@ def test_what_cannot_be_recorded_says_why_and_runs(gpu, name, options, why):
     engine, graphs = engine_of(model_of(1, name, **options))
     submit(engine, "one", 40, GREEDY)
     stepped(engine, gpu, replayed=0)
-    assert why in (engine.mixed_eager_reason or "")
-    assert f"steps with prompts run eagerly, without CUDA graphs: {graphs.reason}" in engine.note
+    assert why in engine.eager_reasons[PROMPTS]
+    assert f"steps with prompts run eagerly, without CUDA graphs: {graphs.reasons[PROMPTS]}" in engine.note

@@ -11,9 +11,7 @@ from itertools import pairwise
 import pytest
 import torch
 from attn_engine import Request, SamplingParams
-from attn_engine.decode_graphs import DecodeGraphs
-from attn_engine.mixed_graphs import MIN_TOKENS, MixedGraphs, MixedLimits, token_sizes_to
-from attn_engine.recorded_steps import Rerun
+from attn_engine.graphs import MIN_TOKENS, PROMPTS, Rerun, StepGraphs, StepLimits, prompt_sizes
 from serving import assert_empty, make_engine, run, some_requests
 from small_models import VOCABULARY, InPlace, Linear, SmallModel, Softmax
 
@@ -31,15 +29,19 @@ def model_of(*layers) -> SmallModel:
     return SmallModel(*layers).double().eval()
 
 
-def with_graphs(engine, model, most: int = MOST) -> MixedGraphs:
-    """What steps with prompts are repeated by, once an engine does so."""
-    engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), 8)
-    engine._runner.mixed_graphs = MixedGraphs(model, engine._store, Rerun(), MixedLimits(most, 8))
-    return engine._runner.mixed_graphs
+def with_graphs(engine, model, most: int = MOST) -> StepGraphs:
+    """What steps are repeated by, once an engine does so."""
+    engine._runner.graphs = StepGraphs(model, engine._store, Rerun(), StepLimits(most, 8))
+    return engine._runner.graphs
+
+
+def sizes_of(graphs: StepGraphs) -> list[int]:
+    """The numbers of tokens of recorded steps with prompts."""
+    return [size for kind, size in graphs._graphs if kind == PROMPTS]
 
 
 def recorded(model, **options):
-    """An engine that repeats all steps, and fails at any other, with what steps with prompts are repeated by."""
+    """An engine that repeats all steps, and fails at any other, with what they are repeated by."""
     engine = make_engine(model, **{"max_num_batched_tokens": MOST} | options)
     graphs = with_graphs(engine, model)
 
@@ -74,8 +76,8 @@ def test_repeated_steps_with_prompts_give_the_tokens_of_steps_made_anew(kind, ca
     expected = ids_of(run(make_engine(model, cache), requests))
     engine, graphs = recorded(model, cache=cache, requests=6, max_num_batched_tokens=most)
     assert ids_of(run(engine, requests, every=every)) == expected
-    assert graphs.reason is None
-    assert graphs.replayed > 5
+    assert not graphs.reasons
+    assert graphs.replayed[PROMPTS] > 5
     assert_empty(engine)
 
 
@@ -86,11 +88,11 @@ def test_prompts_as_long_as_a_recorded_step_or_one_token_more_or_less_change_not
     (request,) = prompts_of(length)
     engine, graphs = recorded(model, cache="paged")
     assert ids_of(run(engine, [request])) == ids_of(run(make_engine(model, "paged"), [request]))
-    assert list(graphs._steps) == ([token_size(length)] if length > 1 else [])
+    assert sizes_of(graphs) == ([token_size(length)] if length > 1 else [])
 
 
 def token_size(count: int) -> int:
-    return next(size for size in token_sizes_to(MOST) if size >= count)
+    return next(size for size in prompt_sizes(MOST) if size >= count)
 
 
 @EVERY_KIND
@@ -168,7 +170,7 @@ def test_recording_leaves_the_states_of_running_requests_alone():
     expected = {one.id: run(make_engine(model, "paged"), [one])[one.id].ids for one in requests}
     engine, graphs = recorded(model, cache="paged")
     assert ids_of(run(engine, requests, every=2)) == expected
-    assert len(graphs._steps) > 1
+    assert len(sizes_of(graphs)) > 1
 
 
 def test_steps_of_more_tokens_than_are_recorded_are_made_anew():
@@ -178,7 +180,7 @@ def test_steps_of_more_tokens_than_are_recorded_are_made_anew():
     engine = make_engine(model, "paged", max_num_batched_tokens=128)
     graphs = with_graphs(engine, model, most=32)
     assert ids_of(run(engine, requests)) == expected
-    assert (graphs.replayed, graphs.reason) == (0, None)
+    assert (graphs.replayed[PROMPTS], graphs.reasons) == (0, {})
 
 
 @pytest.mark.parametrize(
@@ -196,9 +198,9 @@ def test_models_whose_prompts_cannot_be_recorded_say_so_once_and_run(layers, why
         assert ids_of(run(engine, requests)) == expected
     warnings = [text for text in caplog.messages if text.startswith("steps with prompts run eagerly")]
     assert len(warnings) == 1
-    assert engine.mixed_eager_reason in warnings[0]
+    assert engine.eager_reasons[PROMPTS] in warnings[0]
     assert warnings[0] in engine.note
-    assert any(part in engine.mixed_eager_reason for part in why.split("|"))
+    assert any(part in engine.eager_reasons[PROMPTS] for part in why.split("|"))
 
 
 def test_a_recording_that_fails_is_said_and_steps_are_made_anew(caplog):
@@ -210,17 +212,17 @@ def test_a_recording_that_fails_is_said_and_steps_are_made_anew(caplog):
     requests = prompts_of(20, 3)
     expected = ids_of(run(make_engine(model, "paged"), requests))
     engine = make_engine(model, "paged")
-    graphs = engine._runner.mixed_graphs = MixedGraphs(model, engine._store, Broken(), MixedLimits(MOST, 8))
+    graphs = engine._runner.graphs = StepGraphs(model, engine._store, Broken(), StepLimits(MOST, 8))
     with caplog.at_level(logging.WARNING):
         assert ids_of(run(engine, requests)) == expected
-    assert graphs.reason == "recording failed: RuntimeError: out of graphs"
-    assert len([text for text in caplog.messages if "run eagerly" in text]) == 1
+    assert set(graphs.reasons.values()) == {"recording failed: RuntimeError: out of graphs"}
+    assert len([text for text in caplog.messages if "run eagerly" in text]) == len(graphs.reasons) == 2
 
 
 @pytest.mark.parametrize("most", [1, 15, 16, 17, 100, 512, 2048, 8192])
 def test_sizes_end_at_the_most_and_waste_no_more_than_a_quarter(most):
-    sizes = token_sizes_to(most)
+    sizes = prompt_sizes(most)
     assert sizes[-1] == most
     assert all(second - first <= max(MIN_TOKENS, first / 4) for first, second in pairwise(sizes))
     assert len(sizes) <= 32
-    assert token_sizes_to(0) == ()
+    assert prompt_sizes(0) == ()

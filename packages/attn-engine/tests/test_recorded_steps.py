@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_engine.decode_graphs import DecodeGraphs
-from attn_engine.recorded_steps import Rerun
+from attn_engine.graphs import DECODE, Rerun, StepGraphs, StepLimits
 from serving import assert_empty, make_engine, run, some_requests
 from small_models import InPlace, Linear, SmallModel, Softmax
 
@@ -29,7 +28,7 @@ def model_of(kind: str) -> SmallModel:
 def recorded(model, **options):
     """An engine that repeats decode steps, and what they are repeated by."""
     engine = make_engine(model, **options)
-    graphs = engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), 8)
+    graphs = engine._runner.graphs = StepGraphs(model, engine._store, Rerun(), StepLimits(0, 8))
     return engine, graphs
 
 
@@ -46,8 +45,8 @@ def test_repeated_steps_give_the_tokens_of_steps_made_anew(kind, cache, every):
     expected = ids_of(run(make_engine(model, cache), requests))
     engine, graphs = recorded(model, cache=cache, requests=6, max_num_batched_tokens=40)
     assert ids_of(run(engine, requests, every=every)) == expected
-    assert graphs.reason is None
-    assert graphs.replayed > 10
+    assert not graphs.reasons
+    assert graphs.replayed[DECODE] > 10
     assert_empty(engine)
 
 
@@ -59,7 +58,7 @@ def test_preemption_between_repeated_steps_changes_nothing(kind):
     engine, graphs = recorded(model, cache="paged", tokens=96, max_num_batched_tokens=40)
     assert ids_of(run(engine, requests)) == expected
     assert engine.stats().preemptions > 0
-    assert graphs.replayed > 10
+    assert graphs.replayed[DECODE] > 10
     assert_empty(engine)
 
 
@@ -76,7 +75,7 @@ def test_states_found_cached_go_on_in_repeated_steps(kind):
         found |= ids_of(run(engine, [request]))
     assert found == expected
     assert engine.stats().cached_tokens > 0
-    assert graphs.replayed > 10
+    assert graphs.replayed[DECODE] > 10
     assert_empty(engine)
 
 
@@ -88,4 +87,4 @@ def test_recording_leaves_the_states_of_running_requests_alone(kind):
     expected = {r.id: run(make_engine(model, "paged"), [r])[r.id].ids for r in requests}
     engine, graphs = recorded(model, cache="paged")
     assert ids_of(run(engine, requests, every=2)) == expected
-    assert len(graphs._steps) > 2
+    assert len(graphs._graphs) > 2

@@ -9,8 +9,7 @@ import torch
 from attn_core import installed
 from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineConfig, Request, SamplingParams, batch_sampler
-from attn_engine.decode_graphs import DecodeGraphs
-from attn_engine.recorded_steps import Rerun
+from attn_engine.graphs import Rerun, StepGraphs, StepLimits
 from attn_schema import StructuredOutput
 from attn_testing.pretend_cuda import PretendCuda, to_pretended
 from serving import assert_empty, make_engine, run_all, some_requests
@@ -70,7 +69,7 @@ def ahead_of_the_host() -> Engine:
     store = installed().caches.get("paged").create(model.state_specs(), size)
     config = EngineConfig(max_num_batched_tokens=40, enforce_eager=True, async_scheduling=True)
     engine = Engine(model, store, LETTERS, config)
-    engine._runner.graphs = DecodeGraphs(model, store, Rerun(), 16)
+    engine._runner.graphs = StepGraphs(model, store, Rerun(), StepLimits(0, 16))
     return engine
 
 

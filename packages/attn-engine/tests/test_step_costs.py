@@ -10,14 +10,13 @@ import torch
 from attn_core.kernels.devices import Gpu
 from attn_engine import EngineConfig, Request, SamplingParams
 from attn_engine.build import build_engine
-from attn_engine.decode_graphs import DecodeGraphs
-from attn_engine.recorded_steps import Rerun
+from attn_engine.graphs import DECODE, Rerun, StepGraphs, StepLimits
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import join_projections, quantize_model
 from attn_schema import StructuredOutput
 from attn_schema.decoder import AttentionChoice, DecoderConfig
 from attn_testing.pretend_cuda import H200, PretendCuda, pretended_gpu, to_pretended
-from pretended import gpu
+from pretended import gpu, require_triton
 from small_models import Bytes
 
 __all__ = ["gpu"]
@@ -58,7 +57,7 @@ def decoding(model: Decoder, gpu: PretendCuda, params: Asked, steps: int = 2, ah
     `ahead`."""
     config = EngineConfig(max_num_seqs=BATCH, enforce_eager=True, async_scheduling=ahead)
     engine = build_engine(model, CHARACTERS, config, kv_cache_tokens=1024)
-    engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), BATCH)
+    engine._runner.graphs = StepGraphs(model, engine._store, Rerun(), StepLimits(0, BATCH))
     engine.warm_up()
     for number in range(BATCH):
         prompt = tuple(range(3, 12 + number))
@@ -186,7 +185,7 @@ def test_the_host_waits_for_a_step_when_the_next_is_launched(gpu, monkeypatch, n
         step(engine)
         assert gpu.syncs == Counter(event=1)
         assert waited == [(gpu.total, copies)]
-        assert gpu.programs["lay_out"] == 1
+        assert gpu.programs["schedule_step"] == 1
     assert engine._async.launched_ahead >= 3
 
 
@@ -215,7 +214,7 @@ def kernels_a_layer(gpu: PretendCuda, form: str, rounded: int = 0) -> float:
             step(engine)
             seen.append([(name, grid) for name, grid, _ in gpu.grids])
         assert seen[0] == seen[1]
-        assert engine.eager_reason is None
+        assert not engine.eager_reasons
         assert (gpu.syncs.total(), gpu.copies) == (1, 1)
         assert gpu.programs["multiply_codes"] == 4 * layers + 1, gpu.programs
         assert gpu.programs["round_rows"] == 4 * layers * rounded
@@ -233,6 +232,7 @@ def test_packed_weights_are_multiplied_by_one_program_each_and_cost_no_more_kern
     ("chip", "rounded"), [(H200, 1), (Gpu("NVIDIA A100", (8, 0)), 0)], ids=["rows in FP8 too", "weights alone"]
 )
 def test_weights_in_fp8_take_one_program_a_product_and_one_more_where_rows_are_rounded(chip, rounded):
+    require_triton()
     with pretended_gpu(chip) as gpu, torch.inference_mode():
         assert kernels_a_layer(gpu, "fp8", rounded) <= 10 + 4 * rounded
 
@@ -245,15 +245,15 @@ def test_a_step_that_repeats_starts_the_same_programs_over_the_same_inputs(gpu):
         step(engine)
         seen.append([(name, grid) for name, grid, _ in gpu.grids])
     assert seen[0] == seen[1] == seen[2]
-    assert gpu.programs["lay_out"] == 1
+    assert gpu.programs["schedule_step"] == 1
 
 
 def test_steps_of_all_sizes_are_recorded_before_the_first_request(gpu):
     model = model_of(1)
     engine = build_engine(model, None, EngineConfig(max_num_seqs=6, enforce_eager=True), kv_cache_tokens=1024)
-    graphs = engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), 6)
+    graphs = engine._runner.graphs = StepGraphs(model, engine._store, Rerun(), StepLimits(0, 6))
     engine.warm_up()
-    assert (graphs.reason, sorted(graphs._steps)) == (None, [1, 2, 4, 6])
+    assert (graphs.reasons, sorted(graphs._graphs)) == ({}, [(DECODE, size) for size in (1, 2, 4, 6)])
     assert engine._store.usage().tokens == 0
 
 
@@ -267,7 +267,7 @@ def require_repeated(engine, gpu):
         # Beside the step, a copy of the states at the end of a block is kept for those that begin alike.
         kernels = {kernel: count for kernel, count in gpu.launches.items() if kernel != "clone"}
         seen.append(([(program, grid) for program, grid, _ in gpu.grids], kernels))
-    assert engine.eager_reason is None
+    assert not engine.eager_reasons
     assert seen[0] == seen[1] == seen[2]
 
 
@@ -296,7 +296,7 @@ def test_a_layer_over_states_of_fixed_size_takes_no_more_kernels_than_its_bound(
         join_projections(model)
         engine = decoding(model, gpu, GREEDY)
         step(engine)
-        assert (engine.eager_reason, gpu.syncs.total(), gpu.copies) == (None, 1, 1)
+        assert (engine.eager_reasons, gpu.syncs.total(), gpu.copies) == ({}, 1, 1)
         assert gpu.programs["step_heads"] == layers
         assert gpu.launches["index_copy_"] == 0
         counts.append(gpu.total)
@@ -324,8 +324,8 @@ def test_a_model_of_states_of_fixed_size_and_rows_is_recorded_whole(gpu):
     pattern = tuple(AttentionChoice(mechanism=name) for name in ("gated_deltanet", "mha"))
     engine = decoding(model_of(2, "mha", pattern=pattern, positions="learned"), gpu, GREEDY)
     step(engine)
-    assert (engine.eager_reason, gpu.syncs.total(), gpu.copies) == (None, 1, 1)
-    assert gpu.programs["step_heads"] == gpu.programs["lay_out"] == 1
+    assert (engine.eager_reasons, gpu.syncs.total(), gpu.copies) == ({}, 1, 1)
+    assert gpu.programs["step_heads"] == gpu.programs["schedule_step"] == 1
 
 
 @pytest.mark.parametrize(
@@ -339,12 +339,12 @@ def test_a_step_that_gathers_a_narrow_window_waits_once_and_repeats(gpu, name, o
 def test_a_mechanism_that_cannot_be_recorded_says_so_and_runs(gpu):
     engine = decoding(model_of(1, "compressive", positions="none"), gpu, GREEDY)
     step(engine)
-    assert "number of cached tokens" in engine.eager_reason
-    assert engine.eager_reason in engine.note
+    assert "number of cached tokens" in engine.eager_reasons[DECODE]
+    assert engine.eager_reasons[DECODE] in engine.note
 
 
 def test_a_model_for_whose_step_the_host_waits_says_so_and_runs(gpu):
     """Experts are chosen by numbers that the host reads."""
     engine = decoding(model_of(1, num_experts=4, num_experts_per_tok=2), gpu, GREEDY)
     step(engine)
-    assert "the host waits" in engine.eager_reason or "is copied" in engine.eager_reason
+    assert any(part in engine.eager_reasons[DECODE] for part in ("the host waits", "is copied"))

@@ -14,7 +14,17 @@ pytest.importorskip("triton")
 FOLDER = Path(__file__).with_name("interpreted")
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
+NIGHTLY = {"test_engine_step.py"}
+"""What takes more than a minute."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.name, marks=[pytest.mark.nightly] * (path.name in NIGHTLY))
+        for path in sorted(FOLDER.glob("test_*.py"))
+    ],
+)
 def test_interpreted_programs_compute_what_is_defined(name: str) -> None:
     command = [
         sys.executable,

@@ -203,7 +203,6 @@ def test_attention_and_recurrences_of_a_cpu_are_refused_before_anything_is_launc
     )
     calls = {
         "triton_attend": lambda kernel: kernel.run(spec, AttentionInputs(query=rows, key=rows, value=rows)),
-        "triton_fp8": lambda kernel: kernel.run(spec, AttentionInputs(query=rows, key=rows, value=rows)),
         "triton_paged": lambda kernel: kernel.run(spec, paged),
         "triton_chunked": lambda kernel: kernel.run(Steps(rows, rows, rows), None, 64),
         "triton_recurrent": lambda kernel: kernel.run(Steps(rows, rows, rows), None, 64),

@@ -13,8 +13,8 @@ from attn_core.kernels.dispatch import choose
 from attn_core.masks import Prefix
 from attn_core.modifiers import Alibi, ScoreFunction, SoftCap
 from attn_core.scores import Additive, ScaledDot
+from attn_variants.attention.kernels import AttentionKernels
 from attn_variants.kernels.attend import Plain, TorchSdpa
-from attn_variants.plan import KernelPlan
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -151,7 +151,7 @@ def test_sixteen_bits_lose_no_more_than_rounding_inputs_and_weights(kernel, dtyp
 
 def test_more_hidden_units_than_fit_are_scored_in_pieces(monkeypatch):
     from attn_variants import scores as additive
-    from attn_variants.initialization import init_weights
+    from attn_variants.attention.projections import init_weights
 
     spec = AttentionSpec(heads=heads_of(4, 2), score=Additive(intermediate_size=6), mask=Causal())
     parameters = {f"score.{name}": weight.double() for name, weight in init_weights(spec.score, spec.heads).items()}
@@ -205,13 +205,13 @@ def test_the_fused_kernel_is_chosen_where_it_can(mask):
 def test_a_kernel_asked_for_by_name_that_refuses_raises_and_says_why():
     spec = AttentionSpec(heads=heads_of(2, 2), modifiers=(ScoreFunction(lambda score, head, query, key: score),))
     with pytest.raises(KernelRefused, match=r"torch_sdpa.*modifiers"):
-        KernelPlan(spec, "torch_sdpa").run(random_operands(spec.heads, 3, 3))
+        AttentionKernels(spec, "torch_sdpa").run(random_operands(spec.heads, 3, 3))
 
 
 def test_an_unknown_kernel_is_refused_with_near_names():
     spec = AttentionSpec(heads=heads_of(2, 2))
     with pytest.raises(UnknownName, match="torch_sdpa"):
-        KernelPlan(spec, "torch_spda").run(random_operands(spec.heads, 3, 3))
+        AttentionKernels(spec, "torch_spda").run(random_operands(spec.heads, 3, 3))
 
 
 def test_heads_may_read_keys_in_any_order():
@@ -223,4 +223,4 @@ def test_heads_may_read_keys_in_any_order():
     for head, group in enumerate(groups):
         key, value = operands.key[:, :, [group]], operands.value[:, :, [group]]
         by_head.append(by_loops(single, AttentionInputs(query=operands.query[:, :, [head]], key=key, value=value)))
-    assert torch.allclose(KernelPlan(spec).run(operands), torch.cat(by_head, dim=2), rtol=0, atol=1e-12)
+    assert torch.allclose(AttentionKernels(spec).run(operands), torch.cat(by_head, dim=2), rtol=0, atol=1e-12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import Capability, Rotary, configure, installed
-from attn_variants.plan import KernelPlan
+from attn_variants.attention.kernels import AttentionKernels
 
 NAMES = sorted(mechanism.name for mechanism in installed().mechanisms if mechanism.can(Capability.CAUSAL))
 
@@ -14,7 +14,7 @@ NAMES = sorted(mechanism.name for mechanism in installed().mechanisms if mechani
 def calls(monkeypatch):
     """Sizes of spec and operands of each call of a kernel."""
     seen = []
-    run = KernelPlan.run
+    run = AttentionKernels.run
 
     def recorded(self, operands, spec=None):
         heads = (spec or self.spec).heads
@@ -26,7 +26,7 @@ def calls(monkeypatch):
         )
         return run(self, operands, spec)
 
-    monkeypatch.setattr(KernelPlan, "run", recorded)
+    monkeypatch.setattr(AttentionKernels, "run", recorded)
     return seen
 
 

@@ -10,7 +10,7 @@ from attn_core.errors import InvalidValue
 from attn_core.masks import Predicate
 from attn_core.modifiers import ScoreFunction, SoftCap
 from attn_core.scores import ScaledDot
-from attn_variants.spec_layer import SpecLayer
+from attn_variants.attention.layer import SpecLayer
 from torch import nn
 
 WORDS = {"slope": ("heads",), "shared": ("kv_heads", 3), "vector": ("head_dim",)}

@@ -7,7 +7,7 @@ from attn_core.errors import InvalidValue
 from attn_core.kernels.attend import Varlen
 from attn_core.masks import Strided
 from attn_core.modifiers import RelativeBias
-from attn_variants.plan import KernelPlan
+from attn_variants.attention.kernels import AttentionKernels
 
 LENGTHS = (5, 0, 1, 9)
 MECHANISMS = {"gqa": {}, "sliding_window": {"window": 3}, "t5_bias": {}, "alibi": {}, "attention_sinks": {"window": 4}}
@@ -49,7 +49,7 @@ def test_lengths_that_are_not_all_rows_are_refused(lengths, key_padding_mask, me
 def test_texts_that_no_kernel_takes_together_are_computed_one_by_one(kernel, mask):
     heads = Heads(query=2, key_value=1, key_size=8, value_size=8)
     spec = AttentionSpec(heads=heads, mask=mask, modifiers=(RelativeBias(clip=2),))
-    plan, varlen = KernelPlan(spec, kernel), Varlen((3, 0, 2), (4, 2, 2))
+    plan, varlen = AttentionKernels(spec, kernel), Varlen((3, 0, 2), (4, 2, 2))
     draw = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, n, h, 8, generator=draw) for n, h in ((5, 2), (8, 1), (8, 1)))
     table = {"modifiers.relative_bias.table": torch.randn(5, 2, generator=draw)}

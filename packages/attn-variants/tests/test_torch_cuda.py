@@ -16,11 +16,11 @@ from attn_core.kernels.dispatch import explain
 from attn_core.masks import BigBird, Prefix, Segments
 from attn_core.modifiers import Alibi, SoftCap
 from attn_testing.fake_gpu import Operations, fake_gpu
+from attn_variants.attention.kernels import AttentionKernels
 from attn_variants.compute import torch_flex, warm_up
 from attn_variants.compute.plain import attend as plain
 from attn_variants.functional import attend
 from attn_variants.kernels.torch_cuda import TorchCudnn, TorchEfficient, TorchFlash, TorchFlex
-from attn_variants.plan import KernelPlan
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -215,7 +215,7 @@ def test_each_is_one_operation_of_torch_on_a_gpu(kernel):
     with fake_gpu(), Operations() as seen:
         spec = AttentionSpec(heads=heads_of(4, 2, 64), mask=Causal())
         query, key, value = (rows_on_gpu(2, 128, heads, 64) for heads in (4, 2, 2))
-        out = KernelPlan(spec, kernel.name).run(AttentionInputs(query=query, key=key, value=value))
+        out = AttentionKernels(spec, kernel.name).run(AttentionInputs(query=query, key=key, value=value))
     assert calls_of(seen) == [OPERATORS[kernel.name]]
     assert (out.shape, out.dtype, out.device.type) == ((2, 128, 4, 64), torch.bfloat16, "cuda")
 
@@ -234,7 +234,7 @@ def test_autocast_gives_kernels_16_bits_and_leaves_float64_alone():
     with fake_gpu(), Operations() as seen, torch.autocast("cuda", dtype=torch.bfloat16):
         spec = AttentionSpec(heads=heads_of(4, 4, 64), mask=Causal())
         query, key, value = (rows_on_gpu(2, 128, 4, 64, dtype=torch.float32) for _ in range(3))
-        out = KernelPlan(spec, "torch_cudnn").run(AttentionInputs(query=query, key=key, value=value))
+        out = AttentionKernels(spec, "torch_cudnn").run(AttentionInputs(query=query, key=key, value=value))
     assert out.dtype == torch.bfloat16
     assert seen.dtypes(OPERATORS["torch_cudnn"]) == [("bfloat16",) * 3]
     exact = [torch.randn(1, 2, 4, 8, dtype=torch.float64) for _ in range(3)]
@@ -259,12 +259,12 @@ def test_a_kernel_that_the_chip_lacks_is_replaced_by_the_next_and_the_log_says_i
     monkeypatch.setattr(TorchCudnn, "run", lambda self, *given: tried.append(given) or missing())
     monkeypatch.setattr(dispatch, "_said", set())
     with fake_gpu(), Operations() as seen, caplog.at_level(logging.WARNING):
-        plan = KernelPlan(AttentionSpec(heads=heads_of(4, 4, 64)))
+        plan = AttentionKernels(AttentionSpec(heads=heads_of(4, 4, 64)))
         inputs = AttentionInputs(**{name: rows_on_gpu(1, 64, 4, 64) for name in ("query", "key", "value")})
         plan.run(inputs)
         plan.run(inputs)
         with pytest.raises(RuntimeError, match="No valid execution plans"):
-            KernelPlan(plan.spec, "torch_cudnn").run(inputs)
+            AttentionKernels(plan.spec, "torch_cudnn").run(inputs)
     assert len(tried) == 2
     assert calls_of(seen) == [OPERATORS["torch_flash"]] * 2
     said = [record.getMessage() for record in caplog.records]
@@ -321,8 +321,8 @@ def test_a_backward_pass_that_the_chip_lacks_is_found_in_the_forward_pass(withou
     exact = dataclasses.replace(
         operands, **{name: getattr(operands, name).double() for name in ("query", "key", "value")}
     )
-    expected = learned(KernelPlan(spec, "plain"), exact)
-    plan = KernelPlan(spec)
+    expected = learned(AttentionKernels(spec, "plain"), exact)
+    plan = AttentionKernels(spec)
     if checkpointed:
         run, plan = plan.run, SimpleNamespace()
         plan.run = lambda given: checkpoint(run, given, use_reentrant=False)
@@ -336,7 +336,7 @@ def test_a_backward_pass_that_the_chip_lacks_is_found_in_the_forward_pass(withou
 def test_one_asked_for_by_name_is_not_replaced_and_raises_before_anything_depends_on_it(without_gradients):
     spec = AttentionSpec(heads=heads_of(4, 2, 8))
     operands = operands_of(spec.heads, 6, 6)
-    plan = KernelPlan(spec, "torch_flash")
+    plan = AttentionKernels(spec, "torch_flash")
     assert plan.run(operands).shape == operands.value.shape
     with torch.no_grad():
         plan.run(dataclasses.replace(operands, query=operands.query.clone().requires_grad_()))
@@ -371,7 +371,7 @@ def test_other_errors_of_a_kernel_are_raised(monkeypatch, error):
     monkeypatch.setattr(TorchCudnn, "run", raising)
     with fake_gpu():
         inputs = AttentionInputs(**{name: rows_on_gpu(1, 64, 4, 64) for name in ("query", "key", "value")})
-        plan = KernelPlan(AttentionSpec(heads=heads_of(4, 4, 64)))
+        plan = AttentionKernels(AttentionSpec(heads=heads_of(4, 4, 64)))
         with pytest.raises(type(error)):
             plan.run(inputs)
 

@@ -1,6 +1,5 @@
 """A small real service over the wire format, and a gateway in front of it."""
 
-# ruff: noqa: N802 - the names of calls are the interface's
 from __future__ import annotations
 
 import asyncio
@@ -13,13 +12,11 @@ import grpc.aio
 import pytest
 from attn.v1 import common_pb2
 from attn.v1 import inference_pb2 as pb
-from attn.v1.inference_pb2_grpc import (
-    InferenceServiceServicer,
-    InferenceServiceStub,
-    add_InferenceServiceServicer_to_server,
-)
+from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn_core import errors
-from attn_gateway import Gateway, TlsFiles, call_of, serving
+from attn_gateway import Call, Gateway, TlsFiles, serving
+from attn_schema import GenerateRequest, OutputDelta, Token, Tokenization, TokenizeRequest
+from attn_schema.methods import GENERATE, INFERENCE, TOKENIZE
 
 
 class Received:
@@ -40,10 +37,10 @@ class Received:
         return received
 
 
-class Words(InferenceServiceServicer):
+class Words:
     """Splits text into words: Tokenize returns them, Generate streams them slowly; some models are errors."""
 
-    names = ("attn.v1.InferenceService",)
+    names = (INFERENCE,)
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -53,8 +50,8 @@ class Words(InferenceServiceServicer):
         self.let_start.set()
         self.stopped_with: float | None = None
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        add_InferenceServiceServicer_to_server(self, server)
+    def handlers(self) -> Any:
+        return {TOKENIZE: self.answer, GENERATE: self.stream}
 
     async def start(self) -> None:
         self.asked_to_start.set()
@@ -71,8 +68,8 @@ class Words(InferenceServiceServicer):
     def generate(text: str = "one two three") -> pb.GenerateRequest:
         return pb.GenerateRequest(model="words", prompt=common_pb2.Prompt(text=text))
 
-    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
-        self.calls.append(call_of(context))
+    async def answer(self, request: TokenizeRequest, call: Call) -> Tokenization:
+        self.calls.append(call)
         if request.model == "unknown":
             raise errors.UnknownName.of("model", "smolm2", ["smollm2"])
         if request.model == "invalid":
@@ -81,19 +78,17 @@ class Words(InferenceServiceServicer):
             raise errors.OutOfCapacity("too many requests", retry_seconds=2.5)
         if request.model == "bug":
             raise RuntimeError("secret prompt")
-        if request.model == "abort":
-            await context.abort(grpc.StatusCode.DATA_LOSS, "said by the handler")
-        words = request.prompt.text.split()
-        tokens = [common_pb2.Token(id=number, text=word) for number, word in enumerate(words)]
-        return pb.TokenizeResponse(tokens=tokens, text=request.prompt.text)
+        text = request.prompt.text or ""
+        tokens = tuple(Token(id=number, text=word) for number, word in enumerate(text.split()))
+        return Tokenization(tokens=tokens, text=text)
 
-    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
-        self.calls.append(call_of(context))
+    async def stream(self, request: GenerateRequest, call: Call) -> AsyncIterator[OutputDelta]:
+        self.calls.append(call)
         try:
-            for word in request.prompt.text.split():
+            for word in (request.prompt.text or "").split():
                 if word == "bug":
                     raise RuntimeError("secret prompt")
-                yield pb.GenerateResponse(text=word)
+                yield OutputDelta(text=word)
                 await asyncio.sleep(0.01)
         finally:
             self.freed.set()

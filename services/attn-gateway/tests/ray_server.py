@@ -18,7 +18,8 @@ class OnRay:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
-    def add_to(self, server: Any) -> None: ...
+    def handlers(self) -> Any:
+        return {}
 
     async def start(self) -> None:
         await self.cluster.start()

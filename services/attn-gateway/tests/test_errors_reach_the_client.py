@@ -89,11 +89,6 @@ async def test_a_fault_in_the_middle_of_a_stream_keeps_what_was_sent(
     assert "secret" not in received.failure.details()
 
 
-async def test_a_handler_may_abort_by_itself(stub: InferenceServiceStub, words: Any) -> None:
-    failure = await failure_of(stub.Tokenize(words.tokenize("abort")))
-    assert (failure.code(), failure.details()) == (grpc.StatusCode.DATA_LOSS, "said by the handler")
-
-
 async def test_the_request_id_is_echoed_or_made(stub: InferenceServiceStub, words: Any) -> None:
     call = stub.Tokenize(words.tokenize(), metadata=(("x-request-id", "mine-2"),))
     assert dict(await call.trailing_metadata())["x-request-id"] == "mine-2"

@@ -5,38 +5,34 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import grpc.aio
-from attn.v1 import inference_pb2, model_pb2
-from attn.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
-from attn.v1.model_pb2_grpc import ModelServiceServicer, add_ModelServiceServicer_to_server
-from attn_gateway import serving
+from attn_gateway import handlers_of, serving
+from attn_schema import EngineStats, ModelInfo, ModelState, ReplicaStats
+from attn_schema.methods import INFERENCE, MODELS, ListModelsResponse
 
 
-class Replicated(InferenceServiceServicer, ModelServiceServicer):
+class Replicated:
     """A model of two engines, and one of one."""
 
-    names = ("attn.v1.InferenceService", "attn.v1.ModelService")
+    names = (INFERENCE, MODELS)
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        add_InferenceServiceServicer_to_server(self, server)
-        add_ModelServiceServicer_to_server(self, server)
+    def handlers(self) -> Any:
+        return handlers_of(INFERENCE, self) | handlers_of(MODELS, self)
 
     async def start(self) -> None: ...
 
     async def stop(self, shutdown_timeout: float) -> None: ...
 
-    async def ListModels(self, request: Any, context: Any) -> Any:  # noqa: N802 - the name of the call
-        serving_now = model_pb2.MODEL_STATE_SERVING
-        models = [model_pb2.ModelInfo(name=name, state=serving_now) for name in ("one", "two")]
-        return model_pb2.ListModelsResponse(models=models)
+    async def list_models(self, *_: Any) -> ListModelsResponse:
+        return ListModelsResponse(
+            models=tuple(ModelInfo(name=name, state=ModelState.SERVING) for name in ("one", "two"))
+        )
 
-    async def GetEngineStats(self, request: Any, context: Any) -> Any:  # noqa: N802 - the name of the call
-        stats = inference_pb2.GetEngineStatsResponse(running=3, computed_tokens=30)
-        if request.model == "two":
-            for name, running in (("a", 1), ("b", 2)):
-                part = inference_pb2.GetEngineStatsResponse(running=running, computed_tokens=10 * running)
-                stats.replicas.add(name=name, stats=part)
-        return stats
+    async def get_engine_stats(self, request: Any, _: Any) -> EngineStats:
+        parts = [
+            ReplicaStats(name=name, stats=EngineStats(running=running, computed_tokens=10 * running))
+            for name, running in (("a", 1), ("b", 2))
+        ]
+        return EngineStats(running=3, computed_tokens=30, replicas=tuple(parts if request.model == "two" else ()))
 
 
 async def test_each_replica_has_metrics_of_its_own() -> None:

@@ -74,6 +74,8 @@ def wait_until_free(gpus: float) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.ray
+@pytest.mark.cluster
 @pytest.mark.slow
 async def test_actors_see_what_they_asked_for(two_gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = two_gpus
@@ -84,12 +86,12 @@ async def test_actors_see_what_they_asked_for(two_gpus: Any, monkeypatch: pytest
     assert seen["cuda:1"] == os.environ.get("CUDA_VISIBLE_DEVICES")
     whole = started(ray, "auto", 1.0)
     assert ray.get(whole.sees.remote()) in ("0", "1")
-    await require_free(gpu_request("cuda", 0.2, known_gpus()), "")
+    require_free(gpu_request("cuda", 0.2, known_gpus()), "")
     await asyncio.to_thread(wait_until_free, 0.2)
     monkeypatch.setattr(ray_gpus, "FREED_SECONDS", 0.5)
     with pytest.raises(OutOfCapacity, match=r"0\.9 of a GPU from Ray; 0\.2 of 2 are free: another option") as error:
-        await require_free(gpu_request("cuda", 0.9, known_gpus()), "another option")
+        require_free(gpu_request("cuda", 0.9, known_gpus()), "another option")
     assert error.value.metadata["needed_gpus"] == "0.9"
     ray.kill(whole)
     monkeypatch.setattr(ray_gpus, "FREED_SECONDS", 20.0)
-    await require_free(gpu_request("cuda", 0.9, known_gpus()), "what was just freed is waited for")
+    require_free(gpu_request("cuda", 0.9, known_gpus()), "what was just freed is waited for")

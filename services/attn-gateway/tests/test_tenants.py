@@ -15,10 +15,11 @@ import pytest
 import structlog
 from attn.v1 import model_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn.v1.model_pb2_grpc import ModelServiceServicer, ModelServiceStub, add_ModelServiceServicer_to_server
+from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core.errors import InvalidValue, OutOfCapacity, UserError
-from attn_gateway import GatewaySettings, Tenant, Tenants, call_of, read_tenants, serving
-from attn_gateway.interceptors.limits import Bucket, Connections, TenantUse
+from attn_gateway import GatewaySettings, Tenant, Tenants, handlers_of, read_tenants, serving
+from attn_gateway.policies.limits import Bucket, Connections, TenantUse
+from attn_schema.methods import MODELS, ListModelsResponse, UnloadModelResponse
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -214,30 +215,25 @@ async def test_a_call_does_not_wait_for_its_connection_until_its_deadline_is_nea
 
 @pytest.mark.parametrize("name", ["x" * 5000, "x" * 200_000, "é" * 5000, "\n" * 3000])
 async def test_a_name_too_long_to_be_quoted_is_answered_in_words(words: Any, name: str) -> None:
-    words_answer = type(words).Tokenize
-
-    async def refuse(self: Any, request: Any, context: Any) -> Any:
+    async def refuse(request: Any, _: Any) -> Any:
         raise UserError(f"unknown model {request.model!r}", name=request.model, field=request.model)
 
-    type(words).Tokenize = refuse
-    try:
-        async with serving([words]) as gateway, grpc.aio.insecure_channel(gateway.address) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await InferenceServiceStub(channel).Tokenize(words.tokenize(model=name))
-    finally:
-        type(words).Tokenize = words_answer
+    words.answer = refuse
+    async with serving([words]) as gateway, grpc.aio.insecure_channel(gateway.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await InferenceServiceStub(channel).Tokenize(words.tokenize(model=name))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details().startswith("unknown model")
     assert "grpc-status-details-bin" in dict(caught.value.trailing_metadata())
 
 
-class Models(ModelServiceServicer):
+class Models:
     """Models that can be unloaded by admins alone."""
 
-    names = ("attn.v1.ModelService",)
+    names = (MODELS,)
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        add_ModelServiceServicer_to_server(self, server)
+    def handlers(self) -> Any:
+        return handlers_of(MODELS, self)
 
     async def start(self) -> None:
         """Nothing to do."""
@@ -248,12 +244,12 @@ class Models(ModelServiceServicer):
     def model_serves(self, name: str) -> bool | None:
         return {"up": True, "down": False}.get(name)
 
-    async def UnloadModel(self, request: Any, context: Any) -> Any:  # noqa: N802
-        call_of(context).caller.require_admin("unloading models")
-        return model_pb2.UnloadModelResponse()
+    async def unload_model(self, request: Any, call: Any) -> UnloadModelResponse:
+        call.caller.require_admin("unloading models")
+        return UnloadModelResponse()
 
-    async def ListModels(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return model_pb2.ListModelsResponse()
+    async def list_models(self, *_: Any) -> ListModelsResponse:
+        return ListModelsResponse()
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ def below() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 async def test_a_private_cluster_computes_and_then_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray  # before the token is there, as another package may have done
@@ -53,6 +54,8 @@ async def test_a_private_cluster_computes_and_then_is_gone(tmp_path: Path, monke
     assert not ray.is_initialized()
 
 
+@pytest.mark.ray
+@pytest.mark.cluster
 @pytest.mark.slow
 async def test_a_ray_that_starts_slowly_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its scheduler gets no processor time for longer than Ray waits, in every attempt."""

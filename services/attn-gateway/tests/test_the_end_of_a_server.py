@@ -117,6 +117,7 @@ def test_the_command_says_where_it_is_and_cleans_up(command: Server) -> None:
         again.bind((host, int(port)))
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_a_signal_while_serving_ends_ray_and_all(on_ray: Server) -> None:
     on_ray.wait_ready()
@@ -127,6 +128,8 @@ def test_a_signal_while_serving_ends_ray_and_all(on_ray: Server) -> None:
     assert not on_ray.ready_file.exists()
 
 
+@pytest.mark.ray
+@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", [1.0, 2.5])
 def test_a_signal_while_starting_ends_ray_and_all(on_ray: Server, moment: float) -> None:
@@ -138,6 +141,8 @@ def test_a_signal_while_starting_ends_ray_and_all(on_ray: Server, moment: float)
     assert not on_ray.ready_file.exists()
 
 
+@pytest.mark.ray
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_second_signal_does_not_wait(on_ray: Server) -> None:
     on_ray.wait_ready()

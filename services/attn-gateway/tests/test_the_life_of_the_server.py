@@ -175,7 +175,8 @@ async def test_an_error_of_a_starting_service_is_raised_as_it_is_and_the_port_is
         names = ("attn.v1.Broken",)
         stopped = False
 
-        def add_to(self, server: Any) -> None: ...
+        def handlers(self) -> Any:
+            return {}
 
         async def start(self) -> None:
             raise UserError("no such model")

@@ -10,12 +10,10 @@ import grpc.aio
 import pytest
 from attn.v1 import common_pb2
 from attn.v1 import inference_pb2 as pb
-from attn.v1.inference_pb2_grpc import (
-    InferenceServiceServicer,
-    add_InferenceServiceServicer_to_server,
-)
-from attn_core.errors import Incompatible
-from attn_gateway import GatewaySettings, LocalCalls, serving
+from attn_core.errors import WrongState
+from attn_gateway import Call, GatewaySettings, handlers_of, serving
+from attn_schema import FinishReason, OutputDelta, Prompt, ScoreRequest, Token, Usage
+from attn_schema.methods import GENERATE, INFERENCE, SCORE
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
@@ -24,7 +22,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 METADATA = (("traceparent", f"00-{TRACE}-{PARENT}-01"), ("x-request-id", "mine"))
-GENERATE = "/attn.v1.InferenceService/Generate"
 
 
 class Collector(TraceServiceServicer):
@@ -40,26 +37,27 @@ class Collector(TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-class Waiting(InferenceServiceServicer):
+class Waiting:
     """Says two tokens 20 ms apart, and that it waited 5 ms for the first."""
 
-    names = ("attn.v1.InferenceService",)
+    names = (INFERENCE,)
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        add_InferenceServiceServicer_to_server(self, server)
+    def handlers(self) -> Any:
+        return handlers_of(INFERENCE, self)
 
     async def start(self) -> None: ...
 
     async def stop(self, shutdown_timeout: float) -> None: ...
 
-    async def Generate(  # noqa: N802 - the name of the call
-        self, request: pb.GenerateRequest, context: Any
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    async def generate(self, *_: Any) -> AsyncIterator[OutputDelta]:
         for _ in range(2):
             await asyncio.sleep(0.02)
-            yield pb.GenerateResponse(tokens=[common_pb2.Token(id=1)])
-        usage = common_pb2.Usage(prompt_tokens=3, completion_tokens=2, queue_time=0.005)
-        yield pb.GenerateResponse(finish_reason=pb.FINISH_REASON_LENGTH, usage=usage)
+            yield OutputDelta(tokens=(Token(id=1),))
+        usage = Usage(prompt_tokens=3, completion_tokens=2, queue_time=0.005)
+        yield OutputDelta(finish_reason=FinishReason.LENGTH, usage=usage)
+
+    async def score(self, *_: Any) -> None:
+        raise WrongState("no model is loaded")
 
 
 @pytest.fixture
@@ -84,12 +82,12 @@ async def test_spans_of_a_completion_are_below_the_callers_and_follow_one_anothe
     request = pb.GenerateRequest(model="m", prompt=common_pb2.Prompt(text="a secret"))
     async with serving([Waiting()], GatewaySettings(port=0, otlp_traces_endpoint=endpoint)) as gateway:
         if local:
-            calls: LocalCalls = gateway.local_calls
-            assert [answer async for answer in calls.stream(GENERATE, request, METADATA)]
+            call = Call(request_id="mine", metadata=METADATA)
+            assert [answer async for answer in gateway.calls.stream(GENERATE, request, call)]
         else:
             async with grpc.aio.insecure_channel(gateway.address) as channel:
                 call = channel.unary_stream(
-                    GENERATE, pb.GenerateRequest.SerializeToString, pb.GenerateResponse.FromString
+                    GENERATE.path, pb.GenerateRequest.SerializeToString, pb.GenerateResponse.FromString
                 )
                 assert [answer async for answer in call(request, metadata=METADATA)]
     spans = {span.name: span for span in kept.spans}
@@ -111,8 +109,10 @@ async def test_spans_of_a_completion_are_below_the_callers_and_follow_one_anothe
 async def test_a_call_that_fails_is_a_span_with_its_code(collector: tuple[Collector, str]) -> None:
     kept, endpoint = collector
     async with serving([Waiting()], GatewaySettings(port=0, otlp_traces_endpoint=endpoint)) as gateway:
-        with pytest.raises(Incompatible, match="does not implement this method"):
-            await gateway.local_calls.unary("/attn.v1.InferenceService/Score", pb.ScoreRequest(), METADATA)
+        with pytest.raises(WrongState):
+            await gateway.calls.unary(
+                SCORE, ScoreRequest(model="m", prompts=(Prompt(text="a"),)), Call(request_id="mine")
+            )
     (span,) = kept.spans
-    assert attributes(span)["rpc.response.status_code"] == "UNIMPLEMENTED"
+    assert attributes(span)["rpc.response.status_code"] == "FAILED_PRECONDITION"
     assert span.status.code == span.status.STATUS_CODE_ERROR

@@ -8,14 +8,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import httpx2
 import pytest
 import torch
-from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
-from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
-from attn_gateway import Gateway, GatewaySettings, TlsFiles, serving
-from attn_gateway.catalog import CatalogGrpc
+from attn_engine.client import EngineClient
+from attn_gateway import Gateway, GatewaySettings, TlsFiles, handlers_of, serving
+from attn_gateway.catalog import CatalogService
 from attn_models.adapters.bert import BertAdapter
 from attn_models.adapters.state_dict import stored_tensors
 from attn_models.decoder.decoder import Decoder
@@ -28,10 +26,10 @@ from attn_models.weights import write_folder
 from attn_openai.server import UvicornServer
 from attn_schema import EngineConfig
 from attn_schema.decoder import DecoderConfig
-from attn_serve.engine_client import EngineClient
+from attn_schema.methods import INFERENCE, MODELS
 from attn_serve.fleet import Fleet
-from attn_serve.in_process import InProcessBackend
-from attn_serve.servicers import InferenceServicer, ModelServicer
+from attn_serve.handlers import InferenceHandlers, ModelHandlers
+from attn_serve.in_process import InProcess
 from attn_serve.sources import ModelSources
 
 CONTEXT = 1024
@@ -85,14 +83,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class LocalInference:
     """The inference and model services with engines in this process."""
 
-    names = ("attn.v1.InferenceService", "attn.v1.ModelService")
+    names = (INFERENCE, MODELS)
 
     def __init__(self, home: Path) -> None:
         self.fleet = Fleet(ModelSources(home), self._make)
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        add_InferenceServiceServicer_to_server(InferenceServicer(self.fleet), server)
-        add_ModelServiceServicer_to_server(ModelServicer(self.fleet), server)
+    def handlers(self) -> Any:
+        inference, models = InferenceHandlers(self.fleet), ModelHandlers(self.fleet)
+        return handlers_of(INFERENCE, inference) | handlers_of(MODELS, models)
 
     async def start(self) -> None:
         for name in ("tiny", "tiny-bert"):
@@ -103,7 +101,7 @@ class LocalInference:
 
     @staticmethod
     def _make(name: str, folder: Path, config: EngineConfig, deployment: Any) -> EngineClient:
-        return EngineClient(InProcessBackend(folder, config))
+        return InProcess(folder, config)
 
 
 @pytest.fixture
@@ -119,7 +117,7 @@ def settings() -> GatewaySettings:
 
 @pytest.fixture
 async def gateway(inference: LocalInference, settings: GatewaySettings) -> AsyncIterator[Gateway]:
-    async with serving([inference, CatalogGrpc()], settings, http=UvicornServer()) as running:
+    async with serving([inference, CatalogService()], settings, http=UvicornServer()) as running:
         yield running
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import torch
 from attn_gateway import Cluster, ClusterSettings, Gateway, GatewaySettings, serving
-from attn_gateway.catalog import CatalogGrpc
+from attn_gateway.catalog import CatalogService
 from attn_openai.server import UvicornServer
-from attn_train.service import InProcessTrainingGrpc
+from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
 
 playwright = pytest.importorskip("playwright.async_api")
@@ -72,9 +72,9 @@ async def page(url: str) -> AsyncIterator[Any]:
 @pytest.fixture
 async def gateway(inference: Any, tmp_path: Path) -> AsyncIterator[Gateway]:
     """The services of conftest.py and training, whose home is this test's own."""
-    training = InProcessTrainingGrpc(Cluster(ClusterSettings(home=tmp_path)), TrainSettings(data_roots=(tmp_path,)))
+    training = TrainingGrpc(Cluster(ClusterSettings(home=tmp_path)), TrainSettings(data_roots=(tmp_path,)))
     settings = GatewaySettings(port=0, http_port=0)
-    services = [inference, CatalogGrpc(), training]
+    services = [inference, CatalogService(), training]
     async with serving(services, settings, http=UvicornServer(), shutdown_timeout=30.0) as running:
         yield running
 

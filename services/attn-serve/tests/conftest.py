@@ -12,9 +12,10 @@ from typing import Any
 import grpc.aio
 import pytest
 import torch
-from attn.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
-from attn.v1.model_pb2_grpc import ModelServiceStub, add_ModelServiceServicer_to_server
-from attn_gateway import Gateway, serving
+from attn.v1.inference_pb2_grpc import InferenceServiceStub
+from attn.v1.model_pb2_grpc import ModelServiceStub
+from attn_engine.client import EngineClient
+from attn_gateway import Gateway, handlers_of, serving
 from attn_models.adapters.bert import BertAdapter
 from attn_models.adapters.state_dict import stored_tensors
 from attn_models.decoder.decoder import Decoder
@@ -25,10 +26,10 @@ from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder
 from attn_schema import EngineConfig
 from attn_schema.decoder import AttentionChoice, DecoderConfig
-from attn_serve.engine_client import EngineClient
+from attn_schema.methods import INFERENCE, MODELS
 from attn_serve.fleet import Fleet
-from attn_serve.in_process import InProcessBackend
-from attn_serve.servicers import InferenceServicer, ModelServicer
+from attn_serve.handlers import InferenceHandlers, ModelHandlers
+from attn_serve.in_process import InProcess
 from attn_serve.sources import ModelSources
 
 # With importlib mode a test file cannot import its neighbour.
@@ -136,14 +137,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 class LocalInference:
     """The inference and model services with engines in this process."""
 
-    names = ("attn.v1.InferenceService", "attn.v1.ModelService")
+    names = (INFERENCE, MODELS)
 
     def __init__(self, home: Path) -> None:
         self.fleet = Fleet(ModelSources(home), self._make)
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        add_InferenceServiceServicer_to_server(InferenceServicer(self.fleet), server)
-        add_ModelServiceServicer_to_server(ModelServicer(self.fleet), server)
+    def handlers(self) -> Any:
+        inference, models = InferenceHandlers(self.fleet), ModelHandlers(self.fleet)
+        return handlers_of(INFERENCE, inference) | handlers_of(MODELS, models)
 
     async def start(self) -> None:
         await self.fleet.load("tiny", "", EngineConfig(num_threads=1))
@@ -153,7 +154,7 @@ class LocalInference:
 
     @staticmethod
     def _make(name: str, folder: Path, config: EngineConfig, deployment: Any) -> EngineClient:
-        return EngineClient(InProcessBackend(folder, config))
+        return InProcess(folder, config)
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import asyncio
 import sys
 from pathlib import Path
 
+from attn_engine.client import EngineClient
 from attn_gateway import Cluster, ClusterSettings, GatewaySettings, serving
 from attn_schema import DeploymentConfig, EngineConfig
-from attn_serve.engine_client import EngineClient
-from attn_serve.in_process import InProcessBackend
+from attn_serve.in_process import InProcess
 from attn_serve.service import InferenceGrpc
 
 
@@ -21,7 +21,7 @@ class NoCluster(Cluster):
 class InProcessInference(InferenceGrpc):
     def _engine(self, name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> EngineClient:
         del name, deployment
-        return EngineClient(InProcessBackend(folder, config.replace(num_threads=1)))
+        return InProcess(folder, config.replace(num_threads=1))
 
 
 async def main(home: Path, port: int, ready: Path) -> None:

@@ -7,9 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from attn_engine.client import EngineClient
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo
-from attn_serve.engine_client import EngineClient
-from attn_serve.streams import Streams
 from local_replicas import LocalGroup
 
 
@@ -22,7 +21,7 @@ class LocalCluster:
         self.deploying = asyncio.Lock()
 
     def make(self, name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> EngineClient:
-        return EngineClient(SharedGroup(self, name, folder, config, deployment))
+        return SharedGroup(self, name, folder, config, deployment)
 
     async def stop(self) -> None:
         """End what gateways left to others."""
@@ -39,7 +38,7 @@ class SharedGroup(LocalGroup):
         super().__init__(name, folder, config)
         self._cluster, self._deployment = cluster, deployment
 
-    async def start(self, streams: Streams) -> ModelInfo:
+    async def start(self) -> ModelInfo:
         async with self._cluster.deploying:
             joined = self._name in self._cluster.groups
             self.servers = self._cluster.groups.setdefault(self._name, [])
@@ -47,7 +46,7 @@ class SharedGroup(LocalGroup):
                 self._cluster.deployed[self._name] += 1
                 await self.scale(self._deployment)
         self._loop = asyncio.get_running_loop()
-        return await super().start(streams)
+        return await super().start()
 
     async def scale(self, deployment: DeploymentConfig) -> None:
         self._deployment = deployment

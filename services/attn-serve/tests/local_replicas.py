@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 from pathlib import Path
 from typing import Any
 
-from attn_engine.host import open_host
 from attn_gateway import ReplicaTls
 from attn_schema import DeploymentConfig, EngineConfig
-from attn_serve.deployment import DeploymentBackend
-from attn_serve.disaggregation import DisaggregatedBackend
-from attn_serve.engine_client import EngineClient
-from attn_serve.replica import ReplicaServer
+from attn_serve.disaggregation import DisaggregatedReplicas
+from attn_serve.engine_server import EngineServer
 from attn_serve.replica_messages import ReplicaAddress
+from attn_serve.replicas import Replicas
 
 
 def signed(folder: Path, name: str) -> ReplicaTls:
@@ -32,27 +29,27 @@ def signed(folder: Path, name: str) -> ReplicaTls:
     return ReplicaTls(certificate=made, key=key, authority=authority)
 
 
-class LocalGroup(DeploymentBackend):
+class LocalGroup(Replicas):
     """The replicas that a test starts and stops, in place of those that Ray Serve does."""
 
     def __init__(self, name: str, folder: Path, config: EngineConfig, tls: ReplicaTls | None = None) -> None:
         super().__init__(name, folder, config, DeploymentConfig(replicas=1), tls)
-        self.servers: list[ReplicaServer] = []
+        self.servers: list[EngineServer] = []
         self.model = "the same"
 
-    async def add(self) -> ReplicaServer:
+    async def add(self) -> EngineServer:
         folder, config, model = self._folder, self._config, self.model
-        server = ReplicaServer(lambda deliver: open_host(folder, config, deliver), self._tls, model)
+        server = EngineServer(folder, config, None, self._tls, model)
         await server.start("127.0.0.1")
         self.servers.append(server)
         self._changed.set()
         return server
 
-    async def kill(self, server: ReplicaServer) -> None:
+    async def kill(self, server: EngineServer) -> None:
         """End a replica as a kill does: connections break, and nobody is told anything."""
         self.servers.remove(server)
         await server._server.stop(grace=None)
-        await asyncio.to_thread(server.host.stop, 0.0)
+        await server.engine.stop(0.0)
 
     def require_places(self, deployment: DeploymentConfig) -> None:
         """There is room."""
@@ -75,8 +72,7 @@ class LocalReplicas:
     ) -> None:
         self.prefill, self.decode = (LocalGroup(name, folder, config, tls) for name in ("prefill", "decode"))
         deployment = DeploymentConfig(replicas=decode, prefill_replicas=1, prefill_min_tokens=least)
-        self.backend = DisaggregatedBackend(self.prefill, self.decode, deployment)
-        self.engine = EngineClient(self.backend)
+        self.engine = DisaggregatedReplicas(self.prefill, self.decode, deployment)
         self._decode = decode
 
     async def __aenter__(self) -> LocalReplicas:
@@ -93,13 +89,13 @@ class LocalReplicas:
 
     def imported(self) -> int:
         """Tokens whose states decode replicas got."""
-        return sum(server.host.stats().imported_tokens for server in self.decode.servers)
+        return sum(server.engine.host.stats().imported_tokens for server in self.decode.servers)
 
     def nothing_left(self) -> bool:
         """Whether no replica holds or computes anything of any request."""
         servers = (*self.prefill.servers, *self.decode.servers)
-        stats = [server.host.stats() for server in servers]
+        stats = [server.engine.host.stats() for server in servers]
         busy = sum(one.running + one.waiting + one.kv_tokens_used + one.offloaded_bytes for one in stats)
         held = sum(server.states.budget.held + server.fetched.held for server in servers)
         open_tasks = sum(len(session.tasks) for server in servers for session in server._sessions.values())
-        return busy + held + open_tasks + len(self.engine._streams) == 0
+        return busy + held + open_tasks + len(self.engine.streams) == 0

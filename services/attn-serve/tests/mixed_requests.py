@@ -11,10 +11,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from attn_engine.client import EngineClient
 from attn_engine.host import TextTask
 from attn_schema import Prompt, SamplingParams, ScoringParams, StructuredOutput
-from attn_serve.deployment import DeploymentBackend
-from attn_serve.engine_client import EngineClient
 
 AT_ONCE = ("beams", "scores")
 """Kinds that return nothing before their end, so that there are no gaps between their messages."""
@@ -131,11 +130,9 @@ async def chaos(engine: EngineClient, seconds: float, *, streams: int, kill_ever
                     report.resumed_gaps.append(found.largest_gap)
 
     async def kill() -> None:
-        backend = engine.backend
-        assert isinstance(backend, DeploymentBackend)
         while True:
             await asyncio.sleep(kill_every)
-            pids = await backend.pids()
+            pids = await engine.pids()
             if len(pids) > 1:  # a spare replica goes on
                 os.kill(rng.choice(pids), signal.SIGKILL)
                 report.kills += 1

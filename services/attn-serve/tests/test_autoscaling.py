@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from asking_inference import until
+from attn_engine.client import EngineClient
 from attn_gateway import Cluster, ClusterSettings
 from attn_schema import DeploymentConfig, EngineConfig
-from attn_serve.deployment import DeploymentBackend
-from attn_serve.engine_client import EngineClient
+from attn_serve.replicas import Replicas
 from mixed_requests import mixed_tasks, outcome
 
 pytest.importorskip("fastapi", reason="needs attn-serve[replicas]")
@@ -33,7 +33,7 @@ async def cluster(home: Path) -> AsyncIterator[Cluster]:
 
 
 async def served(name: str, home: Path, deployment: DeploymentConfig) -> EngineClient:
-    engine = EngineClient(DeploymentBackend(name, home / "models" / "tiny", ONE_THREAD, deployment))
+    engine = Replicas(name, home / "models" / "tiny", ONE_THREAD, deployment)
     await engine.start()
     return engine
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_engine.client import EngineClient
 from attn_gateway import ModelToLoad
 from attn_gateway.command import models_of
 from attn_schema import ClusterConfig, DeploymentConfig, EngineConfig
-from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet, WantedModel, rescaled
-from attn_serve.in_process import InProcessBackend
+from attn_serve.in_process import InProcess
 from attn_serve.sources import ModelSources
 
 ONE_THREAD = EngineConfig(num_threads=1)
@@ -30,7 +30,7 @@ models:
 async def fleet(home: Path) -> Fleet:
     def make(name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> EngineClient:
         del name, deployment
-        return EngineClient(InProcessBackend(folder, config))
+        return InProcess(folder, config)
 
     made = Fleet(ModelSources(home), make)
     yield made

@@ -17,11 +17,10 @@ from attn_engine.host import TextTask
 from attn_schema import DeploymentConfig, EngineConfig, Prompt, SamplingParams, ScoringParams, StructuredOutput
 from attn_serve import moved_states
 from attn_serve import replica_messages as messages
-from attn_serve.disaggregation import DisaggregatedBackend, require_movable
-from attn_serve.engine_client import EngineClient
-from attn_serve.in_process import InProcessBackend
+from attn_serve.disaggregation import DisaggregatedReplicas, require_movable
+from attn_serve.engine_server import EngineServer
+from attn_serve.in_process import InProcess
 from attn_serve.moved_states import ByteBudget, HeldStates, StateLost, fetch
-from attn_serve.replica import ReplicaServer
 from local_replicas import LocalReplicas, signed
 from low_rank import make_adapter
 from mixed_requests import mixed_tasks, outcome
@@ -52,7 +51,7 @@ def shorter(tasks: dict[str, TextTask]) -> dict[str, TextTask]:
 
 async def said_alone(folder: Path, tasks: dict[str, TextTask], config: EngineConfig = ONE_THREAD) -> dict:
     """What one engine returns."""
-    alone = EngineClient(InProcessBackend(folder, config))
+    alone = InProcess(folder, config)
     await alone.start()
     found = {name: (await outcome(alone, one)).said for name, one in tasks.items()}
     await alone.stop(0)
@@ -89,7 +88,7 @@ async def test_every_kind_of_request_gets_the_tokens_of_one_engine(kind: str, sa
         )
         assert [name for name in tasks if found[name].said != wanted[name]] == []
         moved = sum(not isinstance(one.params, ScoringParams) for one in tasks.values())
-        assert replicas.backend.outcomes == {"moved": moved}
+        assert replicas.engine.outcomes == {"moved": moved}
         assert replicas.imported() == moved * (len(LONG) - 1)
         await until(replicas.nothing_left)
 
@@ -98,8 +97,8 @@ async def test_short_prompts_and_scores_are_computed_where_they_are_decoded(repl
     scored = replace(task(), params=ScoringParams())
     for one in (task(prompt="To be"), scored):
         await outcome(replicas.engine, one)
-    assert not replicas.backend.outcomes
-    assert replicas.prefill.servers[0].host.stats().computed_tokens == 0
+    assert not replicas.engine.outcomes
+    assert replicas.prefill.servers[0].engine.host.stats().computed_tokens == 0
 
 
 async def test_beginnings_are_found_by_prefill_replicas_and_counted(replicas: LocalReplicas) -> None:
@@ -107,7 +106,7 @@ async def test_beginnings_are_found_by_prefill_replicas_and_counted(replicas: Lo
     for ending in ("sleep", "dream"):
         found = [delta async for delta in replicas.engine.generate(task(prompt=LONG + ending))]
         usages.append(found[-1].usage)
-    prefilled = replicas.prefill.servers[0].host.stats()
+    prefilled = replicas.prefill.servers[0].engine.host.stats()
     assert usages[0].cached_tokens == 0
     assert prefilled.cached_tokens == usages[1].cached_tokens >= len(LONG) // 16 * 16
     assert replicas.imported() == 2 * (len(LONG) + 4)
@@ -118,14 +117,14 @@ async def test_beginnings_are_found_by_prefill_replicas_and_counted(replicas: Lo
 async def test_an_adapter_moves_with_its_prompts(replicas: LocalReplicas, home: Path) -> None:
     make_adapter(home / "models" / "tiny", "moved", 3)
     wanted = await said_alone(home / "models" / "moved-merged", {"greedy": task()})
-    adapted = await replicas.engine.load_adapter("moved", home / "models" / "moved")
-    assert (await outcome(adapted, task())).said == wanted["greedy"]
+    await replicas.engine.load_adapter("moved", home / "models" / "moved")
+    assert (await outcome(replicas.engine, replace(task(), adapter="moved"))).said == wanted["greedy"]
     assert replicas.imported() == len(LONG) - 1
-    await adapted.stop(0)
+    await replicas.engine.unload_adapter("moved")
 
 
 def hold_before(
-    server: ReplicaServer, monkeypatch: pytest.MonkeyPatch, method: str
+    server: EngineServer, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> tuple[asyncio.Event, asyncio.Event]:
     """Events: the server has been asked for `method`, and it may go on."""
     reached, go_on = asyncio.Event(), asyncio.Event()
@@ -161,14 +160,14 @@ async def test_a_prefill_replica_that_dies_before_or_at_the_hand_over_costs_no_t
         await until(lambda: killed.address.id not in replicas.prefill.stats_by_replica())
         go_on.set()
         assert (await running).said == wanted["greedy"]
-        assert replicas.backend.outcomes["moved"] == spare
+        assert replicas.engine.outcomes["moved"] == spare
         assert replicas.imported() == spare * (len(LONG) - 1)
         await until(replicas.nothing_left)
 
 
-def hold_after(server: ReplicaServer, monkeypatch: pytest.MonkeyPatch, tokens: int) -> threading.Event:
+def hold_after(server: EngineServer, monkeypatch: pytest.MonkeyPatch, tokens: int) -> threading.Event:
     """Lets the engine of a server take no step after so many tokens before the event is set."""
-    engine, go_on = server.host._loop._engine, threading.Event()
+    engine, go_on = server.engine.host._loop._engine, threading.Event()
     step = engine.step
 
     def held() -> list:
@@ -191,7 +190,7 @@ async def test_a_decode_replica_that_dies_loses_no_stream_and_the_prompt_moves_a
         begun = asyncio.Semaphore(0)
         running = [asyncio.create_task(outcome(replicas.engine, one, begun)) for one in tasks.values()]
         await begun.acquire()
-        killed = max(replicas.decode.servers, key=lambda server: server.host.stats().running)
+        killed = max(replicas.decode.servers, key=lambda server: server.engine.host.stats().running)
         killing = asyncio.create_task(replicas.decode.kill(killed))
         await until(lambda: killed.address.id not in replicas.decode.stats_by_replica())
         for each in held:
@@ -201,7 +200,7 @@ async def test_a_decode_replica_that_dies_loses_no_stream_and_the_prompt_moves_a
         assert [name for name in tasks if found[name].said != wanted[name]] == []
         resumed = sum(one.resumptions > 0 for one in found.values())
         assert resumed >= 1
-        assert replicas.backend.outcomes["moved"] == len(tasks) + resumed
+        assert replicas.engine.outcomes["moved"] == len(tasks) + resumed
         await until(replicas.nothing_left)
 
 
@@ -298,14 +297,14 @@ async def test_a_full_replica_waits_and_the_bytes_held_stay_within_the_bound(
     found = await asyncio.gather(*(outcome(replicas.engine, task(prompt=prompt)) for prompt in prompts))
     assert all(len(one.ids[0]) == 30 for one in found)
     assert size <= most <= 3 * size
-    assert replicas.backend.outcomes["moved"] >= 3
+    assert replicas.engine.outcomes["moved"] >= 3
     await until(replicas.nothing_left)
 
 
 async def test_one_state_that_is_larger_than_the_bound_moves_alone(replicas: LocalReplicas) -> None:
     replicas.prefill.servers[0].states, replicas.decode.servers[0].fetched = HeldStates(10), ByteBudget(10)
     await outcome(replicas.engine, task())
-    assert replicas.backend.outcomes == {"moved": 1}
+    assert replicas.engine.outcomes == {"moved": 1}
 
 
 async def test_a_draining_prefill_replica_hands_over_what_it_computed(
@@ -321,7 +320,7 @@ async def test_a_draining_prefill_replica_hands_over_what_it_computed(
     assert replicas.imported() == len(LONG) - 1
     await draining
     await outcome(replicas.engine, task())
-    assert replicas.backend.outcomes == {"moved": 1, "no prefill replica runs": 1}
+    assert replicas.engine.outcomes == {"moved": 1, "no prefill replica runs": 1}
 
 
 async def test_a_silent_prefill_replica_is_not_waited_for(
@@ -344,7 +343,7 @@ async def test_states_move_over_tls_where_replicas_have_it(home: Path, tmp_path:
         home / "models" / "tiny", ONE_THREAD, signed(tmp_path / "ours", messages.TLS_NAME)
     ) as replicas:
         await outcome(replicas.engine, task())
-        assert replicas.backend.outcomes == {"moved": 1}
+        assert replicas.engine.outcomes == {"moved": 1}
         assert replicas.imported() == len(LONG) - 1
 
 
@@ -352,7 +351,7 @@ def test_models_and_caches_whose_states_cannot_move_are_refused_by_name(home: Pa
     deployment = DeploymentConfig(replicas=1, prefill_replicas=1)
     models = home / "models"
     with pytest.raises(Incompatible, match=r"tiny-bert is an encoder"):
-        DisaggregatedBackend.of("a", models / "tiny-bert", ONE_THREAD, deployment)
+        DisaggregatedReplicas.of("a", models / "tiny-bert", ONE_THREAD, deployment)
     (tmp_path / "config.json").write_text('{"model_type": "t5", "is_encoder_decoder": true}')
     with pytest.raises(Incompatible, match="encoder-decoder"):
         require_movable(tmp_path, ONE_THREAD)

@@ -17,7 +17,7 @@ async def test_a_failing_layer_is_named_and_others_are_served(
 ) -> None:
     alone = await complete(stub, ask("To be", max_new_tokens=30))
     engine: Any = inference.fleet.engine("tiny")
-    layer = engine.backend.host._loaded.model.blocks[1].attention
+    layer = engine.host._loaded.model.blocks[1].attention
     step = layer.step
 
     def fails(query: Any, batch: Any, state: Any) -> Any:

@@ -22,23 +22,23 @@ def announce(gateway):
 settings = ServeSettings(gateway=GatewaySettings(port=0), cluster=ClusterSettings(home=folder))
 asyncio.run(serve(settings, announce, lambda cluster: []))
 """
-ACTOR = """
+CHILD = """
 import asyncio
 from attn_schema import EngineConfig
-from attn_serve.ray_backend import HostActor
+from attn_serve import engine_server
+from attn_serve.replica_messages import EngineTask
 
-async def run():
-    actor = HostActor(folder, EngineConfig(num_threads=1))
-    await actor.start({})
-    tell()
-    await actor.stop(0)
+class Parent:
+    def send(self, loaded):
+        tell()
+        raise SystemExit
 
-asyncio.run(run())
+asyncio.run(engine_server._serve(Parent(), EngineTask(str(folder), EngineConfig(num_threads=1))))
 """
 REPLICA = """
 import asyncio
 from attn_schema import EngineConfig
-from attn_serve.replica import ModelReplica
+from attn_serve.ray_actors import ModelReplica
 
 async def run():
     replica = ModelReplica.__new__(ModelReplica)
@@ -61,7 +61,7 @@ def tell():
 """
 
 
-@pytest.mark.parametrize("program", [SERVER, ACTOR, REPLICA], ids=["the server", "an engine", "a replica"])
+@pytest.mark.parametrize("program", [SERVER, CHILD, REPLICA], ids=["the server", "an engine", "a replica"])
 def test_what_was_there_at_the_start_is_not_collected_again(program: str, home: Path, tmp_path: Path) -> None:
     told = tmp_path / "heap.json"
     words = [sys.executable, "-c", TELL + program, str(home / "models" / "tiny"), str(told)]

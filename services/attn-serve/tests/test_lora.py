@@ -13,8 +13,7 @@ from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_engine.host import TextTask
 from attn_schema import EngineConfig, Prompt, SamplingParams
-from attn_serve.engine_client import EngineClient
-from attn_serve.in_process import InProcessBackend
+from attn_serve.in_process import InProcess
 from low_rank import make_adapter
 
 NAMES = ("first", "second")
@@ -143,10 +142,10 @@ async def test_adapters_that_do_not_fit_are_refused_and_the_model_goes_on(
 async def test_beams_samples_and_drafts_of_an_adapter_are_those_of_its_merged_model(home: Path) -> None:
     config = EngineConfig(num_threads=1)
     folder = home / "models"
-    base, merged = (EngineClient(InProcessBackend(folder / name, config)) for name in ("tiny", "first-merged"))
+    base, merged = (InProcess(folder / name, config) for name in ("tiny", "first-merged"))
     await base.start()
     await merged.start()
-    adapted = await base.load_adapter("first", folder / "first")
+    await base.load_adapter("first", folder / "first")
     try:
         for params in (
             SamplingParams(max_new_tokens=16, num_beams=3, temperature=0.0),
@@ -154,8 +153,8 @@ async def test_beams_samples_and_drafts_of_an_adapter_are_those_of_its_merged_mo
             SamplingParams(max_new_tokens=24, temperature=0.0, num_speculative_tokens=3),
         ):
             given = []
-            for engine in (adapted, merged):
-                task = TextTask(prompt=Prompt(text="To be or To be or"), params=params)
+            for engine, adapter in ((base, "first"), (merged, "")):
+                task = TextTask(prompt=Prompt(text="To be or To be or"), params=params, adapter=adapter)
                 given.append(sorted([(d.index, t.id) async for d in engine.generate(task) for t in d.tokens]))
             assert given[0] == given[1], params
     finally:

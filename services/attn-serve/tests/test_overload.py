@@ -23,8 +23,8 @@ from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_schema import EngineConfig
 from attn_schema.decoder import DecoderConfig
-from attn_serve.engine_client import EngineClient
 from attn_serve.refusals import MOST_SECONDS, RecentRefusals, RequestSize
+from attn_serve.served_model import ServedModel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,7 +55,7 @@ def passes(refusals: RecentRefusals, size: RequestSize) -> bool:
         return False
 
 
-SIZE = RequestSize("ann", 2.0, max_new_tokens=20, prompt_bytes=100)
+SIZE = RequestSize("ann", 2.0, max_new_tokens=20, prompt_size=100)
 
 
 def test_what_is_like_a_request_refused_a_moment_ago_is_refused_without_asking_the_engine():
@@ -63,7 +63,7 @@ def test_what_is_like_a_request_refused_a_moment_ago_is_refused_without_asking_t
     assert passes(refusals, SIZE)
     refuse(refusals, SIZE, late=0.1)
     assert not passes(refusals, SIZE)
-    assert not passes(refusals, SIZE._replace(max_new_tokens=30, prompt_bytes=200, timeout=2.01))
+    assert not passes(refusals, SIZE._replace(max_new_tokens=30, prompt_size=200, timeout=2.01))
     assert refusals.repeated == 2
     with pytest.raises(OutOfCapacity) as caught, refusals.apply(SIZE):
         pass
@@ -75,7 +75,7 @@ def test_what_is_like_a_request_refused_a_moment_ago_is_refused_without_asking_t
     [
         SIZE._replace(tenant="bob"),
         SIZE._replace(max_new_tokens=19),
-        SIZE._replace(prompt_bytes=99),
+        SIZE._replace(prompt_size=99),
         SIZE._replace(timeout=4.0),
         SIZE._replace(timeout=None),
         SIZE._replace(resumed=True),
@@ -119,9 +119,7 @@ def test_however_many_kinds_of_requests_are_refused_few_are_remembered_and_few_a
 
 
 @pytest.fixture
-async def heavy(
-    home: Path, inference: Any, stub: InferenceServiceStub, monkeypatch: pytest.MonkeyPatch
-) -> EngineClient:
+async def heavy(home: Path, inference: Any, stub: InferenceServiceStub, monkeypatch: pytest.MonkeyPatch) -> ServedModel:
     """The model "heavy": a step takes 25 ms, however fast the machine is, and few requests run at a time."""
     step = Engine.step
     monkeypatch.setattr(Engine, "step", lambda engine: (time.sleep(0.025), step(engine))[1])
@@ -131,8 +129,7 @@ async def heavy(
     config = DecoderConfig(vocab_size=tokenizer.vocab_size, mechanism="mha", **sizes)
     save_model(home / "models" / "heavy", Decoder(config), tokenizer)
     few = EngineConfig(num_threads=1, max_num_seqs=4, max_num_batched_tokens=64, kv_cache_memory_bytes=2**26)
-    await inference.fleet.load("heavy", "", few)
-    return inference.fleet.engine("heavy")
+    return await inference.fleet.load("heavy", "", few)
 
 
 async def ended(stub: InferenceServiceStub, text: str, limit: float | None) -> tuple[str, int]:
@@ -163,9 +160,7 @@ async def at_rate(stub: InferenceServiceStub, rate: float, seconds: float, limit
     return sum(tokens for _, tokens in answers), computed, {code for code, _ in answers}
 
 
-async def test_goodput_at_five_times_the_load_does_not_collapse(
-    heavy: EngineClient, stub: InferenceServiceStub
-) -> None:
+async def test_goodput_at_five_times_the_load_does_not_collapse(heavy: ServedModel, stub: InferenceServiceStub) -> None:
     """At least half of the goodput is left, half of the work is for somebody, and some refusals ask no engine.
 
     A server that collapses does so in every round; what else a machine does, and pace that is yet to be learnt, only in

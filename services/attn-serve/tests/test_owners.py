@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,19 @@ from asking_inference import ask, refused
 from attn.v1 import common_pb2, inference_pb2, model_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
-from attn_core.errors import InvalidValue, PermissionDenied, Unauthenticated, UnknownName
+from attn_core.errors import AlreadyExists, InvalidValue, PermissionDenied, Unauthenticated, UnknownName
 from attn_gateway import Gateway, GatewaySettings, read_tenants, serving
-from attn_gateway.interceptors.limits import Limits, TenantUse
+from attn_gateway.policies.limits import Limits, TenantUse
 from attn_gateway.records import ArtifactStore, Database, ModelRecord, ModelRecords
+from attn_models.weights.manifest import fingerprint
+from attn_schema import EngineConfig
+from attn_serve.fleet import Fleet
 from attn_serve.sources import ModelSources
 from low_rank import make_adapter
 
 TOKENS = (
     "op\none tenant=ann\ntwo tenant=bob\nspare tenant=ann\nfew tenant=eve tokens_per_minute=60\n"
-    "tight tenant=tim tokens_per_minute=60 max_models=1\n"
+    "tight tenant=tim tokens_per_minute=60 max_models=1\nsmall tenant=sue max_memory_bytes=1e9\n"
 )
 
 
@@ -119,7 +123,9 @@ COMPUTING = {
     "Score": lambda stub, model: stub.Score(
         inference_pb2.ScoreRequest(model=model, prompts=[ENCODED] * 9), **by("tight")
     ),
-    "Embed": lambda stub, model: stub.Embed(inference_pb2.EmbedRequest(model=model, texts=[PROMPT]), **by("tight")),
+    "Embed": lambda stub, model: stub.Embed(
+        inference_pb2.EmbedRequest(model=model, texts=["abcdabcd"] * 5), **by("tight")
+    ),
     "AttentionMaps": lambda stub, model: stub.AttentionMaps(
         inference_pb2.AttentionMapsRequest(model=model, prompt=ENCODED), **by("tight")
     ).read(),
@@ -155,10 +161,14 @@ async def test_a_call_that_computes_is_refused_over_the_limit(
         await COMPUTING[method](stub, "tiny")
 
 
-@pytest.mark.parametrize("method", sorted(COMPUTING.keys() - {"Embed"}))
-async def test_a_call_that_computes_is_charged(gateway: Gateway, stub: InferenceServiceStub, method: str) -> None:
+@pytest.mark.parametrize("method", COMPUTING)
+async def test_a_call_that_computes_is_charged(
+    gateway: Gateway, models: ModelServiceStub, stub: InferenceServiceStub, method: str
+) -> None:
+    model = "tiny-bert" if method == "Embed" else "tiny"
+    await models.LoadModel(load(model, model), **by("op"))
     before = level(gateway)
-    await COMPUTING[method](stub, "tiny")
+    await COMPUTING[method](stub, model)
     await asyncio.sleep(0.1)
     assert level(gateway) < before - len(PROMPT) / 8
 
@@ -189,6 +199,31 @@ async def test_a_tenant_loads_as_many_models_as_it_may(models: ModelServiceStub)
     await models.LoadModel(load("more"), **by("one"))
     await models.UnloadModel(model_pb2.UnloadModelRequest(name="mine"), **by("tight"))
     await models.LoadModel(load("more"), **by("tight"))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [{"kv_cache_memory_bytes": 2**50}, {"kv_offload_bytes": 2**50}, {"kv_cache_memory_bytes": 2**37}],
+)
+async def test_models_of_a_tenant_take_no_more_memory_than_it_may(
+    gateway: Gateway, models: ModelServiceStub, engine: dict[str, int]
+) -> None:
+    assert gateway.tenants.named("ann").max_memory_bytes < 2**37
+    request = model_pb2.LoadModelRequest(name="huge", source="tiny", engine=model_pb2.EngineConfig(**engine))
+    async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "max_memory_bytes"):
+        await models.LoadModel(request, **by("one"))
+    assert await names(models, "one") == ["tiny"]
+
+
+async def test_the_memory_of_all_models_and_engines_of_a_tenant_counts(models: ModelServiceStub) -> None:
+    await models.LoadModel(load("first"), **by("small"))
+    async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "max_memory_bytes"):
+        await models.LoadModel(load("second"), **by("small"))
+    three = model_pb2.ScaleModelRequest(name="first", deployment=model_pb2.DeploymentConfig(replicas=3))
+    async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "max_memory_bytes"):
+        await models.ScaleModel(three, **by("small"))
+    await models.UnloadModel(model_pb2.UnloadModelRequest(name="first"), **by("small"))
+    await models.LoadModel(load("second"), **by("small"))
 
 
 async def test_metrics_of_all_tenants_are_for_admins(gateway: Gateway) -> None:
@@ -241,6 +276,28 @@ async def test_every_name_and_link_of_a_tenants_model_is_hidden_from_others(home
             with pytest.raises(UnknownName):
                 await sources.find(name, "bob")
         assert await sources.find("tiny", "bob") == home / "models" / "tiny"
+
+
+async def test_an_artifact_published_anew_is_never_taken_for_the_one_that_is_served(
+    home: Path, tmp_path: Path, inference: Any
+) -> None:
+    for name in ("tiny", "tiny-linear"):
+        shutil.copytree(home / "models" / name, tmp_path / name)
+    store = ArtifactStore(f"file://{tmp_path}/store", tmp_path / "cache")
+    with Database(f"sqlite:///{tmp_path}/records.sqlite3") as database:
+        records = ModelRecords(database)
+        records.record(ModelRecord("trained", "", artifact="trained"))
+        fleet = Fleet(ModelSources(tmp_path / "home", records, store), inference._make)
+        store.publish("trained", tmp_path / "tiny", "ann")
+        first = await fleet.load("trained", "", EngineConfig(num_threads=1))
+        assert await fleet.load("trained", "", EngineConfig(num_threads=1)) is first
+        store.publish("trained", tmp_path / "tiny-linear", "ann")
+        with pytest.raises(AlreadyExists):
+            await fleet.load("trained", "", EngineConfig(num_threads=1))
+        assert fingerprint(first.folder) == first.fingerprint, "what is served stays as it is"
+        await fleet.unload("trained", 0)
+        assert (await fleet.load("trained", "", EngineConfig(num_threads=1))).info.mechanisms != first.info.mechanisms
+        await fleet.stop(0)
 
 
 async def test_trained_models_are_found_by_their_owner_on_any_machine(home: Path, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from asking_inference import until
 from attn_core.errors import AttnError, InternalError, InvalidValue, LayerFailed, Unavailable, error_of_reasons
-from attn_engine.host import EmbedTask, TextTask, open_host
+from attn_engine.client import EngineLost, Streams
+from attn_engine.host import EmbedTask, TextTask
 from attn_engine.host.preparation import LANES
 from attn_engine.sequence import NoTokenError
 from attn_gateway import ReplicaTls
@@ -31,17 +32,15 @@ from attn_schema import (
 )
 from attn_serve import replica_client
 from attn_serve import replica_messages as messages
-from attn_serve.in_process import call_host
-from attn_serve.replica import ReplicaServer
+from attn_serve.engine_server import EngineServer
 from attn_serve.replica_client import ReplicaClient
-from attn_serve.streams import EngineLost, Streams
 from local_replicas import signed
 
 
 @pytest.fixture
-async def server(home: Path) -> AsyncIterator[ReplicaServer]:
+async def server(home: Path) -> AsyncIterator[EngineServer]:
     config = EngineConfig(num_threads=1)
-    made = ReplicaServer(lambda deliver: open_host(home / "models" / "tiny", config, deliver))
+    made = EngineServer(home / "models" / "tiny", config)
     await made.start("127.0.0.1")
     yield made
     await made.drain(0)
@@ -50,7 +49,7 @@ async def server(home: Path) -> AsyncIterator[ReplicaServer]:
 class Gateway:
     """One gateway's side: its streams and its connection."""
 
-    def __init__(self, server: ReplicaServer, tls: ReplicaTls | None = None, **changes: Any) -> None:
+    def __init__(self, server: EngineServer, tls: ReplicaTls | None = None, **changes: Any) -> None:
         self.streams = Streams()
         self.lost: list[ReplicaClient] = []
         self.client = ReplicaClient(replace(server.address, **changes), self.streams, self.lost.append, tls)
@@ -72,12 +71,12 @@ def task(tokens: int = 20, **changes: Any) -> TextTask:
     return TextTask(prompt=Prompt(text="To be"), params=params, tenant="ann")
 
 
-def idle(server: ReplicaServer) -> bool:
-    stats = server.host.stats()
+def idle(server: EngineServer) -> bool:
+    stats = server.engine.host.stats()
     return stats.running + stats.waiting + stats.kv_tokens_used == 0
 
 
-async def test_two_gateways_share_a_replica_and_each_gets_its_own(server: ReplicaServer) -> None:
+async def test_two_gateways_share_a_replica_and_each_gets_its_own(server: EngineServer) -> None:
     async with Gateway(server) as first, Gateway(server) as second:
         asked = [task(seed=seed, temperature=1.0) for seed in range(8)]
         alone = [await first.tokens(replace(one, id=f"alone {place}")) for place, one in enumerate(asked)]
@@ -87,14 +86,14 @@ async def test_two_gateways_share_a_replica_and_each_gets_its_own(server: Replic
         assert len({tuple(ids) for ids in alone}) > 1
 
 
-async def test_calls_answer_as_the_host_does(server: ReplicaServer) -> None:
+async def test_calls_answer_as_the_host_does(server: EngineServer) -> None:
     maps = AttentionMapsRequest(model="tiny", prompt=Prompt(text="To be"), layers=(0,))
     async with Gateway(server) as gateway:
         for method, *arguments in (("tokenize", Prompt(text="To be")), ("attention_maps", maps, "")):
-            assert await gateway.client.call(method, *arguments) == await call_host(server.host, method, *arguments)
-        before = server.host.stats()
+            assert await gateway.client.call(method, *arguments) == await getattr(server.engine, method)(*arguments)
+        before = server.engine.host.stats()
         stats = await gateway.client.call("stats")
-        assert before.cpu_seconds <= stats.cpu_seconds <= server.host.stats().cpu_seconds
+        assert before.cpu_seconds <= stats.cpu_seconds <= server.engine.host.stats().cpu_seconds
         now = {name: getattr(before, name) for name in ("cpu_seconds", "resident_memory_bytes")}
         assert msgspec.structs.replace(stats, **now) == before
         with pytest.raises(InvalidValue, match="prompt") as refused:
@@ -105,7 +104,7 @@ async def test_calls_answer_as_the_host_does(server: ReplicaServer) -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "x" * 43])
-async def test_who_does_not_know_the_secret_is_not_let_in(server: ReplicaServer, secret: str) -> None:
+async def test_who_does_not_know_the_secret_is_not_let_in(server: EngineServer, secret: str) -> None:
     gateway = Gateway(server, secret=secret)
     with pytest.raises(EngineLost):
         await gateway.client.connect()
@@ -113,13 +112,13 @@ async def test_who_does_not_know_the_secret_is_not_let_in(server: ReplicaServer,
     with pytest.raises(EngineLost, match="UNAUTHENTICATED"):
         await stranger.client.call("stats")
     await stranger.client.close()
-    assert server.host.stats().computed_tokens == 0
+    assert server.engine.host.stats().computed_tokens == 0
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"\xc1", b"\x82\xa6method\xa6submit\xa9arguments\x90", messages.encode_call("stop")]
 )
-async def test_what_is_no_call_is_refused_and_the_replica_goes_on(server: ReplicaServer, data: bytes) -> None:
+async def test_what_is_no_call_is_refused_and_the_replica_goes_on(server: EngineServer, data: bytes) -> None:
     async with Gateway(server) as gateway:
         answer = await gateway.client._call_method(data, metadata=gateway.client._metadata)
         with pytest.raises(InternalError, match="invalid call"):
@@ -127,21 +126,21 @@ async def test_what_is_no_call_is_refused_and_the_replica_goes_on(server: Replic
         assert len(await gateway.tokens(task())) == 20
 
 
-async def test_what_a_lost_gateway_asked_is_computed_for_nobody(server: ReplicaServer) -> None:
+async def test_what_a_lost_gateway_asked_is_computed_for_nobody(server: EngineServer) -> None:
     async with Gateway(server) as other:
         gateway = Gateway(server)
         await gateway.client.connect()
         running = [asyncio.create_task(gateway.tokens(task(200))) for _ in range(3)]
-        await until(lambda: len(gateway.client.tasks) == 3 and server.host.stats().generated_tokens >= 10)
+        await until(lambda: len(gateway.client.tasks) == 3 and server.engine.host.stats().generated_tokens >= 10)
         await gateway.client.close()
         await until(lambda: idle(server))
-        assert server.host.stats().generated_tokens < 3 * 200
+        assert server.engine.host.stats().generated_tokens < 3 * 200
         assert len(await other.tokens(task())) == 20
         for one in running:
             one.cancel()
 
 
-async def test_a_replica_that_falls_silent_is_lost(server: ReplicaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_that_falls_silent_is_lost(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when its machine is cut off: nothing says that the connection is gone."""
     monkeypatch.setattr(replica_client, "SILENCE_SECONDS", 2.0)
     monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.05)
@@ -154,11 +153,11 @@ async def test_a_replica_that_falls_silent_is_lost(server: ReplicaServer, monkey
 
 
 async def test_a_call_in_flight_when_the_connection_is_closed_goes_on_elsewhere(
-    server: ReplicaServer, monkeypatch: pytest.MonkeyPatch
+    server: EngineServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not cancelled: only its caller may do that."""
-    submit, held = server.host.submit, threading.Event()
-    monkeypatch.setattr(server.host, "submit", lambda task: (held.wait(120), submit(task)))
+    submit, held = server.engine.host.submit, threading.Event()
+    monkeypatch.setattr(server.engine.host, "submit", lambda task: (held.wait(120), submit(task)))
     gateway = Gateway(server)
     await gateway.client.connect()
     lost, cancelled = (asyncio.create_task(gateway.tokens(task())) for _ in range(2))
@@ -174,10 +173,12 @@ async def test_a_call_in_flight_when_the_connection_is_closed_goes_on_elsewhere(
 
 
 async def test_a_task_that_is_cancelled_while_it_waits_to_be_prepared_is_not_begun(
-    server: ReplicaServer, monkeypatch: pytest.MonkeyPatch
+    server: EngineServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit, held, begun = server.host.submit, threading.Event(), []
-    monkeypatch.setattr(server.host, "submit", lambda task: (begun.append(task.id), held.wait(120), submit(task)))
+    submit, held, begun = server.engine.host.submit, threading.Event(), []
+    monkeypatch.setattr(
+        server.engine.host, "submit", lambda task: (begun.append(task.id), held.wait(120), submit(task))
+    )
     async with Gateway(server) as gateway:
         before = [asyncio.create_task(gateway.tokens(task())) for _ in range(LANES["text"])]
         await until(lambda: len(begun) == LANES["text"])
@@ -193,10 +194,10 @@ async def test_a_task_that_is_cancelled_while_it_waits_to_be_prepared_is_not_beg
         assert not any(session.tasks for session in server._sessions.values())
 
 
-async def test_a_replica_that_drains_says_so_and_waits_for_its_tasks(server: ReplicaServer) -> None:
+async def test_a_replica_that_drains_says_so_and_waits_for_its_tasks(server: EngineServer) -> None:
     async with Gateway(server) as gateway:
         running = asyncio.create_task(gateway.tokens(task(120)))
-        await until(lambda: server.host.stats().generated_tokens)
+        await until(lambda: server.engine.host.stats().generated_tokens)
         draining = asyncio.create_task(server.drain(30))
         await until(lambda: gateway.lost)
         assert gateway.client.draining
@@ -252,7 +253,7 @@ async def test_with_tls_both_sides_prove_who_they_are_and_the_secret_is_asked_fo
     ours, others = signed(tmp_path / "ours", messages.TLS_NAME), signed(tmp_path / "others", messages.TLS_NAME)
     elsewhere = signed(tmp_path / "elsewhere", "replica.example.org")
     config = EngineConfig(num_threads=1)
-    server = ReplicaServer(lambda deliver: open_host(home / "models" / "tiny", config, deliver), ours)
+    server = EngineServer(home / "models" / "tiny", config, tls=ours)
     await server.start("127.0.0.1")
     try:
         async with Gateway(server, tls=ours) as gateway:
@@ -265,7 +266,7 @@ async def test_with_tls_both_sides_prove_who_they_are_and_the_secret_is_asked_fo
             await Gateway(server, tls=ours, secret="guessed").client.connect()
     finally:
         await server.drain(0)
-    posing = ReplicaServer(lambda deliver: open_host(home / "models" / "tiny", config, deliver), elsewhere)
+    posing = EngineServer(home / "models" / "tiny", config, tls=elsewhere)
     await posing.start("127.0.0.1")
     try:
         with pytest.raises(EngineLost):

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from asking_inference import ask, complete, until
 from attn.v1 import model_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
-from attn_core.errors import AttnError, InvalidValue, OutOfCapacity, UserError
+from attn_core.errors import AttnError, InvalidValue, OutOfCapacity, UserError, WrongState
+from attn_engine.client import EngineClient
 from attn_gateway import Cluster, ClusterSettings, ModelToLoad, serving
 from attn_schema import DeploymentConfig, EngineConfig
-from attn_serve.deployment import DeploymentBackend, fingerprint
-from attn_serve.disaggregation import DisaggregatedBackend
-from attn_serve.engine_client import EngineClient
-from attn_serve.in_process import InProcessBackend
+from attn_serve.disaggregation import DisaggregatedReplicas
+from attn_serve.in_process import InProcess
+from attn_serve.replicas import Replicas, fingerprint
 from attn_serve.service import InferenceGrpc
 from low_rank import make_adapter
 from mixed_requests import chaos, mixed_tasks, outcome
@@ -46,12 +47,13 @@ async def cluster(home: Path) -> AsyncIterator[Cluster]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(cluster: Cluster, home: Path) -> AsyncIterator[EngineClient]:
     """Two replicas of "tiny"; a second client of the same deployment joins them where it asks."""
-    made = EngineClient(DeploymentBackend("two", home / "models" / "tiny", ONE_THREAD, DeploymentConfig(replicas=2)))
+    made = Replicas("two", home / "models" / "tiny", ONE_THREAD, DeploymentConfig(replicas=2))
     await made.start()
     yield made
     await made.stop(5)
 
 
+@pytest.mark.ray
 @pytest.mark.asyncio(loop_scope="module")
 class TestReplicas:
     """In this order: each leaves two replicas."""
@@ -76,47 +78,57 @@ class TestReplicas:
         found = dict(zip(wanted, await asyncio.wait_for(asyncio.gather(*running), timeout=60), strict=True))
         assert [name for name in wanted if found[name].said != wanted[name]] == []
         await until(lambda: engine.replicas == 1)
-        before = await engine.backend.pids()
+        before = await engine.pids()
         await engine.scale(DeploymentConfig(replicas=2))
         await until(lambda: engine.replicas == 2)
-        assert set(before) < set(await engine.backend.pids()), "one that stays was started again"
+        assert set(before) < set(await engine.pids()), "one that stays was started again"
 
     async def test_an_adapter_is_on_every_replica_and_on_those_that_come_later(
         self, engine: EngineClient, home: Path
     ) -> None:
         make_adapter(home / "models" / "tiny", "spread", 3)
-        merged = EngineClient(InProcessBackend(home / "models" / "spread-merged", ONE_THREAD))
+        merged = InProcess(home / "models" / "spread-merged", ONE_THREAD)
         await merged.start()
         tasks = {name: task for name, task in mixed_tasks().items() if name in {"greedy", "scores", "stop"}}
         wanted = [(await outcome(merged, task)).said for task in tasks.values()]
         await merged.stop(0)
-        adapted = await engine.load_adapter("spread", home / "models" / "spread")
+        await engine.load_adapter("spread", home / "models" / "spread")
 
         async def found() -> list[Any]:
             # Prompts that begin alike would all go to one replica.
-            return [one.said for one in await asyncio.gather(*(outcome(adapted, task) for task in tasks.values()))]
+            return [
+                one.said
+                for one in await asyncio.gather(
+                    *(outcome(engine, replace(task, adapter="spread")) for task in tasks.values())
+                )
+            ]
 
         for _ in range(4):
             assert await found() == wanted
-        before = await engine.backend.pids()
+        before = await engine.pids()
         os.kill(before[0], signal.SIGKILL)
         assert await found() == wanted
         await until(lambda: engine.replicas == 2)
         os.kill(before[1], signal.SIGKILL)
         assert await found() == wanted, "the new replica has the adapter too"
         await until(lambda: engine.replicas == 2)
-        await adapted.stop(0)
+        make_adapter(home / "models" / "tiny", "spread", 4)
+        for pid in await engine.pids():
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: engine.replicas == 2)
+        with pytest.raises(WrongState, match="spread"):
+            await found()
+        assert (await outcome(engine, tasks["greedy"])).said, "the model goes on"
+        await engine.unload_adapter("spread")
         with pytest.raises(UserError, match="spread"):
-            await outcome(adapted, tasks["greedy"])
+            await outcome(engine, replace(tasks["greedy"], adapter="spread"))
 
     async def test_another_gateway_joins_and_leaves_the_replicas_as_they_are(
         self, engine: EngineClient, home: Path
     ) -> None:
-        other = EngineClient(
-            DeploymentBackend("two", home / "models" / "tiny", ONE_THREAD, DeploymentConfig(replicas=1))
-        )
+        other = Replicas("two", home / "models" / "tiny", ONE_THREAD, DeploymentConfig(replicas=1))
         await other.start()
-        assert sorted(await other.backend.pids()) == sorted(await engine.backend.pids())
+        assert sorted(await other.pids()) == sorted(await engine.pids())
         task = mixed_tasks()["several with log probabilities"]
         assert (await outcome(other, task)).said == (await outcome(engine, task)).said
         await other.release(5)
@@ -130,18 +142,17 @@ class TestReplicas:
         tasks = {name: task for name, task in mixed_tasks().items() if name in {"greedy", "sampled", "beams"}}
         wanted = {name: (await outcome(engine, task)).said for name, task in tasks.items()}
         deployment = DeploymentConfig(replicas=1, prefill_replicas=1, prefill_min_tokens=4)
-        backend = DisaggregatedBackend.of("split", home / "models" / "tiny", ONE_THREAD, deployment)
-        made = EngineClient(backend)
+        made = DisaggregatedReplicas.of("split", home / "models" / "tiny", ONE_THREAD, deployment)
         await made.start()
         try:
             for kill in (False, True):
                 if kill:
-                    os.kill((await backend.prefill.pids())[0], signal.SIGKILL)
+                    os.kill((await made.prefill.pids())[0], signal.SIGKILL)
                 answers = await asyncio.gather(*(outcome(made, task) for task in tasks.values()))
                 found = dict(zip(tasks, answers, strict=True))
                 assert [name for name in tasks if found[name].said != wanted[name]] == []
                 if not kill:
-                    assert backend.outcomes == {"moved": len(tasks)}
+                    assert made.outcomes == {"moved": len(tasks)}
         finally:
             await made.stop(5)
 
@@ -152,15 +163,15 @@ class TestReplicas:
         huge = ONE_THREAD.replace(kv_cache_memory_bytes=2**50)
         large = ONE_THREAD.replace(kv_cache_memory_bytes=2**31)
         with pytest.raises(InvalidValue, match="largest machine"):
-            await EngineClient(DeploymentBackend("a", folder, huge, DeploymentConfig(replicas=1))).start()
+            await Replicas("a", folder, huge, DeploymentConfig(replicas=1)).start()
         with pytest.raises(OutOfCapacity, match="1000 replicas cannot be placed"):
-            await EngineClient(DeploymentBackend("a", folder, large, DeploymentConfig(replicas=1000))).start()
+            await Replicas("a", folder, large, DeploymentConfig(replicas=1000)).start()
         both = DeploymentConfig(replicas=500, prefill_replicas=500)
         with pytest.raises(OutOfCapacity, match="1000 replicas cannot be placed"):
-            await EngineClient(DisaggregatedBackend.of("a", folder, large, both)).start()
+            await DisaggregatedReplicas.of("a", folder, large, both).start()
         with pytest.raises(OutOfCapacity, match="max_replicas"):
-            await EngineClient(DeploymentBackend("a", folder, large, DeploymentConfig(max_replicas=1000))).start()
-        empty = EngineClient(DeploymentBackend("a", tmp_path, ONE_THREAD, DeploymentConfig(replicas=1)))
+            await Replicas("a", folder, large, DeploymentConfig(max_replicas=1000)).start()
+        empty = Replicas("a", tmp_path, ONE_THREAD, DeploymentConfig(replicas=1))
         with pytest.raises(AttnError, match=str(tmp_path)):
             await empty.start()
         await empty.stop(0)
@@ -214,7 +225,7 @@ async def test_five_minutes_of_killed_replicas_lose_no_stream(cluster: Cluster, 
     """50 mixed streams, three replicas, one killed every 10 seconds; `ATTN_CHAOS_REPORT` is a file for figures."""
     seconds = float(os.environ.get("ATTN_CHAOS_SECONDS", "300"))
     deployment = DeploymentConfig(replicas=3)
-    made = EngineClient(DeploymentBackend("three", home / "models" / "tiny", ONE_THREAD, deployment))
+    made = Replicas("three", home / "models" / "tiny", ONE_THREAD, deployment)
     await made.start()
     try:
         report = await chaos(made, seconds, streams=50, kill_every=10)
@@ -236,7 +247,7 @@ async def test_five_minutes_of_killed_replicas_lose_no_stream(cluster: Cluster, 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_replica_that_hangs_loses_no_stream(cluster: Cluster, home: Path) -> None:
     """Stopped, not killed: its connection stays open and nothing comes."""
-    made = EngineClient(DeploymentBackend("hung", home / "models" / "tiny", ONE_THREAD, DeploymentConfig(replicas=2)))
+    made = Replicas("hung", home / "models" / "tiny", ONE_THREAD, DeploymentConfig(replicas=2))
     await made.start()
     wanted = {name: (await outcome(made, task)).said for name, task in mixed_tasks().items()}
     begun = asyncio.Semaphore(0)
@@ -244,7 +255,7 @@ async def test_a_replica_that_hangs_loses_no_stream(cluster: Cluster, home: Path
     running = [asyncio.create_task(outcome(made, mixed_tasks()[name], begun)) for name in names]
     for _ in range(6):
         await begun.acquire()
-    stopped = (await made.backend.pids())[0]
+    stopped = (await made.pids())[0]
     os.kill(stopped, signal.SIGSTOP)
     try:
         found = await asyncio.wait_for(asyncio.gather(*running), timeout=120)

@@ -15,13 +15,11 @@ from asking_inference import ask, complete, refused
 from attn.v1 import inference_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn_core.errors import DeadlineExceeded
+from attn_engine.client import EngineClient, EngineLost, repeated, resumed
 from attn_engine.host import TextTask
 from attn_schema import EngineConfig, OutputDelta, Prompt, SamplingParams, ScoringParams
 from attn_schema.resuming import MAX_BREAKS
-from attn_serve.engine_client import EngineClient
-from attn_serve.in_process import InProcessBackend
-from attn_serve.resuming import repeated, resumed
-from attn_serve.streams import EngineLost
+from attn_serve.in_process import InProcess
 
 
 def task(params: Any = None, timeout: float | None = None) -> TextTask:
@@ -40,7 +38,7 @@ class Breaking:
     async def follow(self, part: TextTask) -> AsyncGenerator[OutputDelta, None]:
         self.parts.append(part)
         left = self.after.pop(0) if self.after else None
-        async for delta in self.engine._streams.follow(part, self.engine._submit, self.engine._cancel):
+        async for delta in self.engine.streams.follow(part, self.engine.submit, self.engine.cancel):
             if left == 0:
                 raise EngineLost("the engine died")
             left = None if left is None else left - 1
@@ -52,7 +50,7 @@ class Breaking:
 
 @pytest.fixture
 async def engine(home: Path) -> Any:
-    running = EngineClient(InProcessBackend(home / "models" / "tiny", EngineConfig(num_threads=1)))
+    running = InProcess(home / "models" / "tiny", EngineConfig(num_threads=1))
     await running.start()
     yield running
     await running.stop(0)

@@ -59,10 +59,4 @@ async def test_tenants_are_served_by_their_weights(home: Path) -> None:
 
 def test_a_tenant_is_known_by_its_token_before_it_calls() -> None:
     """What the file of tokens says of it is found when it comes."""
-
-    class Caller:
-        @staticmethod
-        def invocation_metadata() -> tuple[tuple[str, str], ...]:
-            return (("authorization", "Bearer ann"),)
-
-    assert tenant_of(Caller()) == tenant_named("ann") != tenant_named("bob")
+    assert tenant_of((("authorization", "Bearer ann"),)) == tenant_named("ann") != tenant_named("bob")

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
-import pytest_asyncio
 from attn_core.errors import InvalidValue
+from attn_engine.client import EngineClient
 from attn_engine.host import TextTask
 from attn_gateway import Cluster, ClusterSettings
 from attn_schema import DeploymentConfig, EngineConfig, Prompt, SamplingParams
-from attn_serve.deployment import DeploymentBackend
+from attn_serve.child_process import ChildProcess
 from attn_serve.disaggregation import require_movable
-from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import require_adaptable
-from attn_serve.in_process import InProcessBackend
-from attn_serve.ray_backend import RayBackend
+from attn_serve.in_process import InProcess
+from attn_serve.replicas import Replicas
 
 SECONDS = 120
 """How long anything may take; nothing is expected to."""
 WHOLE = EngineConfig(num_threads=1, kv_cache_memory_bytes=2**22)
 SPLIT = WHOLE.replace(tensor_parallel_size=2)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
-    made = Cluster(ClusterSettings(cpus=2, home=tmp_path_factory.mktemp("ray-home")))
-    await made.start()
-    yield made
-    await made.stop()
 
 
 def generation(**params: float) -> TextTask:
@@ -46,7 +37,7 @@ async def tokens_of(engine: EngineClient, wanted: TextTask) -> list[int]:
 
 async def whole_tokens(folder: Path) -> list[list[int]]:
     """The tokens of one process, greedy and sampled."""
-    engine = EngineClient(InProcessBackend(folder, WHOLE))
+    engine = InProcess(folder, WHOLE)
     await engine.start()
     found = [await tokens_of(engine, generation(**params)) for params in WAYS]
     await engine.stop(0)
@@ -56,16 +47,15 @@ async def whole_tokens(folder: Path) -> list[list[int]]:
 WAYS = ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3})
 
 
-def ranks_beside(pid: int) -> list[int]:
-    """The processes of other ranks that the Ray of the process `pid` has."""
-    parent, found = psutil.Process(pid).ppid(), []
+def ranks_of(leader: int) -> list[int]:
+    """The processes of the other ranks: children of the first, or actors of the same Ray."""
+    children = [child.pid for child in psutil.Process(leader).children()]
+    parent = psutil.Process(leader).ppid()
     for process in psutil.process_iter():
-        try:
+        with contextlib.suppress(psutil.Error):
             if process.ppid() == parent and "RankActor" in " ".join(process.cmdline()):
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found
+                children.append(process.pid)
+    return children
 
 
 async def until(holds: object) -> None:
@@ -82,7 +72,7 @@ async def gone(pid: int) -> bool:
 
 async def survives_a_killed_rank(engine: EngineClient, leader: int, expected: list[list[int]]) -> None:
     """Kill a rank under a stream: its tokens are those without that, and all processes are new."""
-    (rank,) = ranks_beside(leader)
+    (rank,) = ranks_of(leader)
     deltas = engine.generate(generation(**WAYS[1]))
     found = [token.id for token in (await anext(deltas)).tokens]
     os.kill(rank, signal.SIGKILL)
@@ -93,47 +83,45 @@ async def survives_a_killed_rank(engine: EngineClient, leader: int, expected: li
     await until(lambda: gone(leader))
 
 
-@pytest.mark.asyncio(loop_scope="module")
-class TestRanks:
-    """One cluster for all."""
+async def test_a_child_with_ranks_answers_as_one_process_and_comes_back(home: Path) -> None:
+    folder = home / "models" / "tiny"
+    expected = await whole_tokens(folder)
+    engine = ChildProcess(folder.name, folder, SPLIT)
+    await engine.start()
+    assert [await tokens_of(engine, generation(**params)) for params in WAYS] == expected
+    (leader,) = await engine.pids()
+    await survives_a_killed_rank(engine, leader, expected)
+    assert await tokens_of(engine, generation(**WAYS[0])) == expected[0]
+    (leader,) = await engine.pids()
+    (rank,) = ranks_of(leader)
+    await engine.stop(1.0)
+    await until(lambda: gone(rank))
 
-    async def test_an_actor_with_ranks_answers_as_one_process_and_comes_back(
-        self, cluster: Cluster, home: Path
-    ) -> None:
-        folder = home / "models" / "tiny"
-        expected = await whole_tokens(folder)
-        backend = RayBackend(folder.name, folder, SPLIT)
-        engine = EngineClient(backend)
-        await engine.start()
-        assert [await tokens_of(engine, generation(**params)) for params in WAYS] == expected
-        leader = await backend.pid()
-        await survives_a_killed_rank(engine, leader, expected)
-        assert await tokens_of(engine, generation(**WAYS[0])) == expected[0]
-        leader = await backend.pid()
-        (rank,) = ranks_beside(leader)
-        await engine.stop(1.0)
-        await until(lambda: gone(rank))
 
-    async def test_ranks_that_do_not_divide_the_heads_start_nothing(self, cluster: Cluster, home: Path) -> None:
-        folder = home / "models" / "tiny"
-        backend = RayBackend(folder.name, folder, WHOLE.replace(tensor_parallel_size=64))
-        with pytest.raises(InvalidValue, match="tensor_parallel_size: 64 is not allowed; allowed: a divisor"):
-            await EngineClient(backend).start()
+async def test_ranks_that_do_not_divide_the_heads_are_refused(home: Path) -> None:
+    folder = home / "models" / "tiny"
+    with pytest.raises(InvalidValue) as refused:
+        await ChildProcess(folder.name, folder, WHOLE.replace(tensor_parallel_size=64)).start()
+    assert refused.value.metadata["field"] == "tensor_parallel_size"
 
-    @pytest.mark.cluster
-    async def test_a_replica_with_ranks_is_replaced_as_a_whole(self, cluster: Cluster, home: Path) -> None:
-        folder = home / "models" / "tiny"
-        expected = await whole_tokens(folder)
-        backend = DeploymentBackend("split", folder, SPLIT, DeploymentConfig(replicas=1))
-        engine = EngineClient(backend)
-        await engine.start()
-        assert [await tokens_of(engine, generation(**params)) for params in WAYS] == expected
-        (leader,) = await backend.pids()
-        await survives_a_killed_rank(engine, leader, expected)
-        (leader,) = await backend.pids()
-        (rank,) = ranks_beside(leader)
-        await engine.stop(1.0)
-        await until(lambda: gone(rank))
+
+@pytest.mark.ray
+@pytest.mark.cluster
+async def test_a_replica_with_ranks_is_replaced_as_a_whole(home: Path, tmp_path: Path) -> None:
+    cluster = Cluster(ClusterSettings(cpus=2, home=tmp_path))
+    await cluster.start()
+    folder = home / "models" / "tiny"
+    expected = await whole_tokens(folder)
+    engine = Replicas("split", folder, SPLIT, DeploymentConfig(replicas=1))
+    await engine.start()
+    assert [await tokens_of(engine, generation(**params)) for params in WAYS] == expected
+    (leader,) = await engine.pids()
+    await survives_a_killed_rank(engine, leader, expected)
+    (leader,) = await engine.pids()
+    (rank,) = ranks_of(leader)
+    await engine.stop(1.0)
+    await until(lambda: gone(rank))
+    await cluster.stop()
 
 
 def test_prefill_replicas_are_refused_beside_ranks(home: Path) -> None:

@@ -174,10 +174,6 @@ class PagedKVCache:
         self._begin(indices, batch)
         return PagedStep(self, indices, batch)
 
-    def begin_decode(self, index: int, position: int) -> None:
-        """Mark the row at `position` as computed; raises `WrongState` if it is not reserved."""
-        self.begin(index, position, position + 1)
-
     def begin(self, index: int, start: int, end: int) -> None:
         """Mark the rows at positions `start` to `end`, exclusive, as computed; raises `WrongState` if one is not
         reserved."""

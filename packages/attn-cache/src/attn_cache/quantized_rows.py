@@ -8,7 +8,7 @@ from typing import Any
 
 from attn_core import Field, Fields, Paged, RaggedBatch
 from attn_core.batch import ModelState, PagedView, Rows, RowsInPlace
-from attn_core.stores import ModelSpecs, StaticDecode, StaticMixed, StoreSize
+from attn_core.stores import ModelSpecs, StaticStep, StoreSize
 from torch import Tensor
 
 from attn_cache.memory import check_names, check_shape, states_of, tensor_dtype
@@ -35,13 +35,9 @@ class QuantizedRowStore(SharedStore):
         """See `Store.view`."""
         return self._dequantized(super().view(batch, requests), sum(batch.lengths))
 
-    def static_decode(self, requests: int, longest: int) -> StaticDecode:
-        """See `Store.static_decode`; the views quantize and dequantize like those of any step."""
-        return QuantizedDecode(super().static_decode(requests, longest), self._dequantized)
-
-    def static_mixed(self, tokens: int, requests: int, longest: int) -> StaticMixed:
-        """See `Store.static_mixed`; the views quantize and dequantize like those of any step."""
-        return QuantizedMixed(super().static_mixed(tokens, requests, longest), self._dequantized)
+    def static_step(self, tokens: int, requests: int, longest: int) -> StaticStep:
+        """See `Store.static_step`; the views quantize and dequantize like those of any step."""
+        return QuantizedStep(super().static_step(tokens, requests, longest), self._dequantized)
 
     def _dequantized(self, views: ModelState, tokens: int) -> ModelState:
         return {
@@ -54,33 +50,20 @@ class QuantizedRowStore(SharedStore):
         return view if fields is None else QuantizedRowsView(f"{layer}.{state}", view, fields, tokens)
 
 
-class QuantizedDecode:
-    """Implements `attn_core.stores.StaticDecode` over a `StaticDecode` of quantized parts.
+class QuantizedStep:
+    """Implements `attn_core.stores.StaticStep` over a `StaticStep` of quantized parts.
 
     `dequantized(views, tokens)` turns the views of the parts, for a step of `tokens` tokens, into views of rows.
     """
 
-    def __init__(self, parts: StaticDecode, dequantized: Callable[[ModelState, int], ModelState]) -> None:
+    def __init__(self, parts: StaticStep, dequantized: Callable[[ModelState, int], ModelState]) -> None:
         self._dequantized = dequantized
         self._parts = parts
         self.load, self.tokens, self.batch = parts.load, parts.tokens, parts.batch
 
-    def view(self, requests: int) -> ModelState:
-        """See `StaticDecode.view`."""
-        return self._dequantized(self._parts.view(requests), requests)
-
-
-class QuantizedMixed:
-    """Implements `attn_core.stores.StaticMixed` over a `StaticMixed` of quantized parts, see `QuantizedDecode`."""
-
-    def __init__(self, parts: StaticMixed, dequantized: Callable[[ModelState, int], ModelState]) -> None:
-        self._dequantized = dequantized
-        self._parts = parts
-        self.load, self.tokens, self.batch = parts.load, parts.tokens, parts.batch
-
-    def view(self, size: int) -> ModelState:
-        """See `StaticMixed.view`."""
-        return self._dequantized(self._parts.view(size), size)
+    def view(self, size: int, max_query_len: int) -> ModelState:
+        """See `StaticStep.view`."""
+        return self._dequantized(self._parts.view(size, max_query_len), size)
 
 
 class QuantizedField:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from attn_core import Fields, Paged, RaggedBatch, Slot, Source
 from attn_core.batch import ModelState
 from attn_core.errors import AlreadyExists, Incompatible, InvalidValue, NotGraphSafe, OutOfCapacity, WrongState
-from attn_core.graph_safety import NO_BLOCKS, mixed_state_reason, state_reason
-from attn_core.stores import ModelSpecs, StaticDecode, StaticMixed, StoreSize, Usage
+from attn_core.graph_safety import NO_BLOCKS
+from attn_core.stores import ModelSpecs, StaticStep, StoreSize, Usage
 
 from attn_cache.encoder_states import EncoderStates
 from attn_cache.kv_cache import KVCache
@@ -16,8 +16,7 @@ from attn_cache.memory import states_of
 from attn_cache.paged import PagedKVCache
 from attn_cache.portable import StateLayout, pack, unpack
 from attn_cache.slots import SlotStates, Snapshot
-from attn_cache.static_decode import BlocksAndSlots, StaticSize
-from attn_cache.static_mixed import BlocksOfTokens, StaticMixedSize
+from attn_cache.static_step import StepInputs, StepLimits, check_states
 
 
 class Store:
@@ -185,25 +184,13 @@ class Store:
             views[layer][state] = view
         return views
 
-    def static_decode(self, requests: int, longest: int) -> StaticDecode:
+    def static_step(self, tokens: int, requests: int, longest: int) -> StaticStep:
         """See `attn_core.stores.StaticStore`; the states must all be rows in blocks or of fixed size."""
-        for layer, states in self._specs.items():
-            reason = state_reason(f"layer {layer}", states)
-            if reason is not None:
-                raise NotGraphSafe(reason)
+        check_states(self._specs, max_query_len=1)
         if type(self._kv_cache) is not PagedKVCache:
             raise NotGraphSafe(NO_BLOCKS)
-        return BlocksAndSlots(self._kv_cache, self._slots, self._index, StaticSize(requests, longest))
-
-    def static_mixed(self, tokens: int, requests: int, longest: int) -> StaticMixed:
-        """See `attn_core.stores.StaticMixedStore`; the states must all be rows in blocks."""
-        for layer, states in self._specs.items():
-            reason = mixed_state_reason(f"layer {layer}", states)
-            if reason is not None:
-                raise NotGraphSafe(reason)
-        if type(self._kv_cache) is not PagedKVCache:
-            raise NotGraphSafe(NO_BLOCKS)
-        return BlocksOfTokens(self._kv_cache, self._index, StaticMixedSize(tokens, requests, longest))
+        memory, limits = (self._kv_cache, self._slots), StepLimits(tokens, requests, longest)
+        return StepInputs(self._specs, memory, self._index, limits)
 
     def live_bytes(self, request: int, tokens: int) -> int:
         """Bytes of the tensors of a request of `tokens` tokens, without unused capacity."""

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import MISSING
 from typing import Any
 
 from attn_core import AttentionSpec, Capability, Mechanism, MechanismConfig, Rotary, Shape, installed, state_bytes
 from attn_core.computation import Computation, WholeCall
 from attn_core.errors import InvalidValue
-from attn_core.graph_safety import (
-    REPLAYED,
-    always_as_many,
-    gathers,
-    mixed_state_reason,
-    plans_on_the_host,
-    state_reason,
-)
+from attn_core.graph_safety import REPLAYED, always_as_many, gathers, plans_on_the_host, state_reason
 from attn_core.kernels.attend import PagedAttendKernel, paged_problem
 from attn_core.kernels.base import Problem
 from attn_core.kernels.dispatch import explain
@@ -32,6 +24,9 @@ DECODE_STEP = "decode step"
 
 MIXED_STEP = "step with prompts"
 """The name in `attn explain` of a step in which some requests compute a prompt or a chunk of one."""
+
+QUERY_LENGTHS = {DECODE_STEP: 1, MIXED_STEP: 2}
+"""The number of tokens of a request from which on a step is of this kind."""
 
 CACHE_FORMS = ("plain", "int8", "int4", "latent")
 """The forms in which caches store rows; see `attn_core.kernels.attend.paged_problem`."""
@@ -132,8 +127,8 @@ def recorded_steps(mechanism: Mechanism, config: MechanismConfig, *, dtype: str,
     """The rows that show whether decode steps, and steps with prompts, can be recorded once and replayed as CUDA
     graphs."""
     reasons = {
-        DECODE_STEP: eager_reason(mechanism, config, dtype=dtype, device=device),
-        MIXED_STEP: mixed_eager_reason(mechanism, config, dtype=dtype, device=device),
+        part: eager_reason(mechanism, config, length, dtype=dtype, device=device)
+        for part, length in QUERY_LENGTHS.items()
     }
     verdicts = {part: "can be recorded" if reason is None else "runs eagerly" for part, reason in reasons.items()}
     return [
@@ -142,46 +137,27 @@ def recorded_steps(mechanism: Mechanism, config: MechanismConfig, *, dtype: str,
     ]
 
 
-def eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str) -> str | None:
-    """Why decode steps run eagerly, without a CUDA graph; None if they can be recorded."""
-    if not mechanism.can(Capability.INCREMENTAL):
-        return REPLAYED
-    reason = state_reason(f"mechanism {mechanism.name!r}", mechanism.state(config))
-    if reason is not None:
-        return reason
-    if _always_as_many(mechanism, config):
-        return None
-    return kernel_reason(mechanism, config, (dtype, device), lambda kernel: kernel.static)
-
-
-def mixed_eager_reason(mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str) -> str | None:
-    """Why steps with prompts run eagerly, without a CUDA graph; None if they can be recorded."""
-    if not mechanism.can(Capability.INCREMENTAL):
-        return REPLAYED
-    reason = mixed_state_reason(f"mechanism {mechanism.name!r}", mechanism.state(config))
-    return reason or kernel_reason(mechanism, config, (dtype, device), lambda kernel: kernel.static_mixed)
-
-
-def kernel_reason(
-    mechanism: Mechanism,
-    config: MechanismConfig,
-    there: tuple[str, str],
-    plans_nothing: Callable[[PagedAttendKernel], bool],
+def eager_reason(
+    mechanism: Mechanism, config: MechanismConfig, max_query_len: int, *, dtype: str, device: str
 ) -> str | None:
-    """Why no kernel can read cached rows in place in a recorded step; None if one can, for which `plans_nothing` is
-    true: it plans nothing on the host. `there` is the element type and the device."""
-    (dtype, device), computation = there, mechanism.paged_computation(config)
+    """Why steps of up to `max_query_len` tokens of a request run eagerly, without a CUDA graph; None if they can be
+    recorded."""
+    if not mechanism.can(Capability.INCREMENTAL):
+        return REPLAYED
+    reason = state_reason(f"mechanism {mechanism.name!r}", mechanism.state(config), max_query_len)
+    if reason is not None or (max_query_len == 1 and _always_as_many(mechanism, config)):
+        return reason
+    computation = mechanism.paged_computation(config)
     if computation is None or not isinstance(computation.asked, AttentionSpec):
         return gathers("cached rows")
     form = "plain" if "plain" in computation.rows else computation.rows[0]
     problem = paged_problem(computation.asked, dtype=dtype, device=device, rows=form)
-    kernels = [kernel for kernel in installed().kernels if isinstance(kernel, PagedAttendKernel)]
-    verdicts = explain(kernels, problem)
+    verdicts = explain([kernel for kernel in installed().kernels if isinstance(kernel, PagedAttendKernel)], problem)
     accepting = [verdict.kernel for verdict in verdicts if verdict.accepted]
     if not accepting:
         refused = "; ".join(f"{verdict.kernel.name}: {', '.join(verdict.reasons)}" for verdict in verdicts)
         return f"{gathers('cached rows')}: {refused or 'no installed kernel reads them in place'}"
-    return None if plans_nothing(accepting[0]) else plans_on_the_host(accepting[0].name)
+    return None if accepting[0].records(max_query_len) else plans_on_the_host(accepting[0].name)
 
 
 def _always_as_many(mechanism: Mechanism, config: MechanismConfig) -> bool:

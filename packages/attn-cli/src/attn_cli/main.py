@@ -26,7 +26,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "attn-engine": ("run", "transcribe"),
     "attn-models": ("convert", "pull"),
     "attn-serve": ("serve",),
-    "attn-train": ("compare-training", "data", "evaluate", "sweep"),
+    "attn-train": ("compare-training", "data", "evaluate"),
     "attn-variants": ("tune",),
 }
 """The subcommands by the package that provides them; a test compares this with the packages."""

@@ -3,22 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import grpc
 import grpc.aio
 from attn_core.errors import AttnError, Unavailable
+from attn_schema.codec import encode, from_message, message_class
+from attn_schema.methods import Method, Request, Response, Row
 
 from attn_client.errors import NoServer, error_of
-from attn_client.operations import Operation, Page
 from attn_client.settings import ClientSettings
-
-Result = TypeVar("Result")
 
 
 class AsyncConnection:
-    """Runs operations over one gRPC channel at a time; raises the errors of `attn_core.errors`.
+    """Makes calls over one gRPC channel at a time; raises the errors of `attn_core.errors`.
 
     After a call fails because the server is unavailable, the next call uses the next of `settings.addresses`.
     """
@@ -39,54 +38,50 @@ class AsyncConnection:
         for channel in self._channels:
             await channel.close()
 
-    async def unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
+    async def unary(
+        self, row: Method[Request, Response], request: Request, timeout: float | None, *, repeatable: bool | None = None
+    ) -> Response:
         """Make a call with one response. If no server answers, each address is tried once, unless the call may have
-        been executed and is not repeatable.
+        been executed and is not repeatable, by default as its row says.
         """
         for _ in self._channels[1:]:
             try:
-                return await self._unary(operation, timeout)
+                return await self._unary(row, request, timeout)
             except NoServer as error:
-                if not (operation.repeatable or error.never_sent):
+                if not ((row.repeatable if repeatable is None else repeatable) or error.never_sent):
                     raise
-        return await self._unary(operation, timeout)
+        return await self._unary(row, request, timeout)
 
-    async def _unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
+    async def _unary(self, row: Method[Request, Response], request: Request, timeout: float | None) -> Response:
         at = self._at
-        call = self._channels[at].unary_unary(
-            operation.method, type(operation.request).SerializeToString, operation.response.FromString
-        )
+        call = self._channels[at].unary_unary(row.path, encode, message_class(row.response).FromString)
         try:
-            answer = await call(operation.request, timeout=self._timeout(timeout), metadata=self.settings.metadata)
+            answer = await call(request, timeout=self._timeout(timeout), metadata=self.settings.metadata)
         except grpc.aio.AioRpcError as failure:
             raise self._error(failure, at) from None
-        return operation.result(answer)
+        return from_message(row.response, answer)
 
-    async def stream(self, operation: Operation[Any, Result], timeout: float | None) -> AsyncGenerator[Result, None]:
-        """Make a call with a stream of responses and yield their results; closing the iterator cancels the call."""
+    async def stream(
+        self, row: Method[Request, Response], request: Request, timeout: float | None
+    ) -> AsyncGenerator[Response, None]:
+        """Make a call with a stream of responses; closing the iterator cancels the call."""
         at = self._at
-        method = self._channels[at].unary_stream(
-            operation.method, type(operation.request).SerializeToString, operation.response.FromString
-        )
-        call = method(operation.request, timeout=self._timeout(timeout), metadata=self.settings.metadata)
+        method = self._channels[at].unary_stream(row.path, encode, message_class(row.response).FromString)
+        call = method(request, timeout=self._timeout(timeout), metadata=self.settings.metadata)
         try:
             async for answer in call:
-                yield operation.result(answer)
+                yield from_message(row.response, answer)
         except grpc.aio.AioRpcError as failure:
             raise self._error(failure, at) from None
         finally:
             call.cancel()
 
-    async def pages(
-        self, operation: Callable[[str], Operation[Any, Page[Result]]], timeout: float | None
-    ) -> list[Result]:
-        """Fetch all pages of a list and return their items."""
-        page = await self.unary(operation(""), timeout)
-        items = list(page.items)
-        while page.following:
-            page = await self.unary(operation(page.following), timeout)
-            items += page.items
-        return items
+    async def pages(self, row: Row, timeout: float | None) -> list[Any]:
+        """Fetch all pages of a list."""
+        pages = [await self.unary(row, row.request(), timeout)]
+        while pages[-1].next_page_token:
+            pages.append(await self.unary(row, row.request(page_token=pages[-1].next_page_token), timeout))
+        return pages
 
     def _error(self, failure: grpc.aio.AioRpcError, at: int) -> AttnError:
         """The error of a failed call to address number `at`; after `Unavailable`, later calls use the next address."""

@@ -7,26 +7,31 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from types import TracebackType
 
+import msgspec
 from attn_core.errors import AttnError, Unavailable
 from attn_schema import (
     AttentionMap,
+    AttentionMapsRequest,
     DeploymentConfig,
     EngineConfig,
     EngineStats,
     Mechanism,
     ModelInfo,
     OutputDelta,
+    Prompt,
     PromptLike,
     SamplingParams,
     SequenceScore,
     Tokenization,
+    TokenizeRequest,
 )
+from attn_schema import methods as rows
 from attn_schema.estimate import JobEstimate
 from attn_schema.text_client import TextClient
 from attn_schema.training import JobEvent, TrainingConfig, TrainingJob
 
 from attn_client.connection import Connection
-from attn_client.operations import inference, jobs, models
+from attn_client.requests import embed_request, load_request, score_request, vectors
 from attn_client.resuming import GenerateState, WatchState
 from attn_client.settings import ClientSettings
 
@@ -68,7 +73,7 @@ class Client(TextClient):
     def _generate(self, state: GenerateState) -> Generator[OutputDelta, None, None]:
         while True:
             try:
-                with closing(self._connection.stream(state.operation(), state.remaining())) as deltas:
+                with closing(self._connection.stream(rows.GENERATE, state.request(), state.remaining())) as deltas:
                     for delta in deltas:
                         yield state.take(delta)
                 return
@@ -79,15 +84,17 @@ class Client(TextClient):
         self, model: str, prompts: Sequence[PromptLike], *, top_logprobs: int = 0, timeout: float | None = None
     ) -> list[SequenceScore]:
         """The log probabilities of the tokens of each sequence."""
-        return self._connection.unary(inference.score(model, prompts, top_logprobs), timeout)
+        answer = self._connection.unary(rows.SCORE, score_request(model, prompts, top_logprobs), timeout)
+        return list(answer.scores)
 
     def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[tuple[float, ...]]:
         """A vector of length 1 for each text, from an encoder; similar texts have a high cosine similarity."""
-        return self._connection.unary(inference.embed(model, texts), timeout)
+        return vectors(texts, self._connection.unary(rows.EMBED, embed_request(model, texts), timeout))
 
     def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:
         """Tokenise a prompt as the model would read it."""
-        return self._connection.unary(inference.tokenize(model, prompt), timeout)
+        request = TokenizeRequest(model=model, prompt=Prompt.of(prompt))
+        return self._connection.unary(rows.TOKENIZE, request, timeout)
 
     def attention_maps(
         self,
@@ -104,15 +111,14 @@ class Client(TextClient):
         With `gradients` the first map has `input_gradients`, a measure of how much the next token depends on each
         token, or `gradients_note`, the reason why there are none.
         """
-        return list(
-            self._connection.stream(
-                inference.attention_maps(model, prompt, layers, heads, gradients=gradients), timeout
-            )
+        request = AttentionMapsRequest(
+            model=model, prompt=Prompt.of(prompt), layers=tuple(layers), heads=tuple(heads), gradients=gradients
         )
+        return list(self._connection.stream(rows.ATTENTION_MAPS, request, timeout))
 
     def engine_stats(self, model: str, *, timeout: float | None = None) -> EngineStats:
         """The load and the counters of a model's engine."""
-        return self._connection.unary(inference.engine_stats(model), timeout)
+        return self._connection.unary(rows.GET_ENGINE_STATS, rows.GetEngineStatsRequest(model=model), timeout)
 
 
 class Models:
@@ -123,11 +129,12 @@ class Models:
 
     def list(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """All models, sorted by name."""
-        return self._connection.pages(models.list_models, timeout)
+        pages = self._connection.pages(rows.LIST_MODELS, timeout)
+        return [model for page in pages for model in page.models]
 
     def get(self, name: str, *, timeout: float | None = None) -> ModelInfo:
         """The model of this name."""
-        return self._connection.unary(models.get_model(name), timeout)
+        return self._connection.unary(rows.GET_MODEL, rows.GetModelRequest(name=name), timeout).model
 
     def load(
         self,
@@ -145,8 +152,8 @@ class Models:
         A LoRA adapter is loaded on `base_model`, by default the loaded model that it was trained for. NAME@VERSION is a
         version of NAME, which gets the fraction `traffic` of the requests for NAME; see `set_traffic`.
         """
-        loading = models.load_model(name, source, engine, base_model, deployment, traffic)
-        return self._connection.unary(loading, timeout)
+        request = msgspec.structs.replace(load_request(name, source, engine, deployment, base_model), traffic=traffic)
+        return self._connection.unary(rows.LOAD_MODEL, request, timeout).model
 
     def replace(
         self,
@@ -161,8 +168,8 @@ class Models:
 
         The other versions are unloaded after their requests have ended, so that no stream breaks.
         """
-        replacing = models.load_model(name, source, engine, deployment=deployment, replace=True)
-        return self._connection.unary(replacing, timeout)
+        request = msgspec.structs.replace(load_request(name, source, engine, deployment), replace=True)
+        return self._connection.unary(rows.LOAD_MODEL, request, timeout).model
 
     def set_traffic(
         self, name: str, shares: Mapping[str, float], *, timeout: float | None = None
@@ -171,15 +178,18 @@ class Models:
 
         `shares` are fractions by version, such as {"1": 0.9, "2": 0.1}; versions not named keep their proportions.
         """
-        return self._connection.unary(models.set_traffic(name, shares), timeout)
+        request = rows.SetTrafficRequest(name=name, traffic=dict(shares))
+        return list(self._connection.unary(rows.SET_TRAFFIC, request, timeout).models)
 
     def scale(self, name: str, deployment: DeploymentConfig, *, timeout: float | None = None) -> ModelInfo:
         """Change a model's number of engines, without interrupting requests; returns once that many are running."""
-        return self._connection.unary(models.scale_model(name, deployment), timeout)
+        request = rows.ScaleModelRequest(name=name, deployment=deployment)
+        return self._connection.unary(rows.SCALE_MODEL, request, timeout).model
 
     def unload(self, name: str, *, shutdown_timeout: float | None = None, timeout: float | None = None) -> None:
         """Unload a model, after its running requests have ended or `shutdown_timeout` seconds have passed."""
-        self._connection.unary(models.unload_model(name, shutdown_timeout), timeout)
+        request = rows.UnloadModelRequest(name=name, shutdown_timeout=shutdown_timeout)
+        self._connection.unary(rows.UNLOAD_MODEL, request, timeout)
 
 
 class Mechanisms:
@@ -190,11 +200,13 @@ class Mechanisms:
 
     def list(self, *, timeout: float | None = None) -> list[Mechanism]:
         """All mechanisms, sorted by name."""
-        return self._connection.pages(models.list_mechanisms, timeout)
+        pages = self._connection.pages(rows.LIST_MECHANISMS, timeout)
+        return [mechanism for page in pages for mechanism in page.mechanisms]
 
     def get(self, name: str, *, timeout: float | None = None) -> Mechanism:
         """The mechanism of this name, or of the full name "distribution/name"."""
-        return self._connection.unary(models.get_mechanism(name), timeout)
+        request = rows.GetMechanismRequest(name=name)
+        return self._connection.unary(rows.GET_MECHANISM, request, timeout).mechanism
 
 
 class Jobs:
@@ -216,21 +228,27 @@ class Jobs:
 
         Jobs of a higher `priority` start first and preempt running jobs of a lower one, which continue later.
         """
-        return self._connection.unary(
-            jobs.submit(config, job_id, validate_only=validate_only, priority=priority), timeout
+        request = rows.SubmitTrainingJobRequest(
+            config=config, job_id=job_id, validate_only=validate_only, priority=priority
         )
+        repeatable = bool(job_id) or validate_only
+        answer = self._connection.unary(rows.SUBMIT_TRAINING_JOB, request, timeout, repeatable=repeatable)
+        return answer.job
 
     def estimate(self, config: TrainingConfig, *, job_id: str = "", timeout: float | None = None) -> JobEstimate:
         """Estimate the cost of a job: validates it as `submit` does, and times a few steps on the server's machine."""
-        return self._connection.unary(jobs.estimate(config, job_id), timeout)
+        request = rows.EstimateTrainingJobRequest(config=config, job_id=job_id)
+        return self._connection.unary(rows.ESTIMATE_TRAINING_JOB, request, timeout).estimate
 
     def get(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:
         """The job of this id."""
-        return self._connection.unary(jobs.get(job_id), timeout)
+        request = rows.GetTrainingJobRequest(id=job_id)
+        return self._connection.unary(rows.GET_TRAINING_JOB, request, timeout).job
 
     def list(self, *, timeout: float | None = None) -> list[TrainingJob]:
         """All jobs, newest first."""
-        return self._connection.pages(jobs.list_jobs, timeout)
+        pages = self._connection.pages(rows.LIST_TRAINING_JOBS, timeout)
+        return [job for page in pages for job in page.jobs]
 
     def watch(
         self, job_id: str, *, after: int = 0, patience: float = 60.0
@@ -239,10 +257,10 @@ class Jobs:
 
         Reconnects after a broken connection, for up to `patience` seconds, without losing or repeating an event.
         """
-        state = WatchState(after=after, patience=patience)
+        state = WatchState(job_id, after=after, patience=patience)
         while True:
             try:
-                with closing(self._connection.stream(jobs.watch(job_id, state.after), None)) as updates:
+                with closing(self._connection.stream(rows.WATCH_TRAINING_JOB, state.request(), None)) as updates:
                     for update in updates:
                         fresh = state.accept(update)
                         if fresh is not None:
@@ -253,15 +271,18 @@ class Jobs:
 
     def cancel(self, job_id: str, *, discard: bool = False, timeout: float | None = None) -> TrainingJob:
         """Ask a job to stop; it writes a last checkpoint first unless `discard`."""
-        return self._connection.unary(jobs.cancel(job_id, discard=discard), timeout)
+        request = rows.CancelTrainingJobRequest(id=job_id, discard=discard)
+        return self._connection.unary(rows.CANCEL_TRAINING_JOB, request, timeout).job
 
     def resume(self, job_id: str, *, timeout: float | None = None) -> TrainingJob:
         """Restart a failed or cancelled job from its newest checkpoint."""
-        return self._connection.unary(jobs.resume(job_id), timeout)
+        request = rows.ResumeTrainingJobRequest(id=job_id)
+        return self._connection.unary(rows.RESUME_TRAINING_JOB, request, timeout).job
 
     def delete(self, job_id: str, *, cancel: bool = False, timeout: float | None = None) -> str:
         """Delete the record and files of a job that has ended; with `cancel`, a running job is cancelled first.
 
         Returns the folder of its trained model, which is kept; an empty string if there is none.
         """
-        return self._connection.unary(jobs.delete(job_id, cancel=cancel), timeout)
+        request = rows.DeleteTrainingJobRequest(id=job_id, cancel=cancel)
+        return self._connection.unary(rows.DELETE_TRAINING_JOB, request, timeout).kept_model_path

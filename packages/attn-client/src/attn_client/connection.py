@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from collections.abc import Generator
+from typing import Any
 
 import grpc
 from attn_core.errors import AttnError, Unavailable
+from attn_schema.codec import encode, from_message, message_class
+from attn_schema.methods import Method, Request, Response, Row
 
 from attn_client.errors import NoServer, error_of
-from attn_client.operations import Operation, Page
 from attn_client.settings import ClientSettings
-
-Result = TypeVar("Result")
 
 
 class Connection:
-    """Runs operations over one gRPC channel at a time; raises the errors of `attn_core.errors`.
+    """Makes calls over one gRPC channel at a time; raises the errors of `attn_core.errors`.
 
     After a call fails because the server is unavailable, the next call uses the next of `settings.addresses`.
     """
@@ -37,52 +36,50 @@ class Connection:
         for channel in self._channels:
             channel.close()
 
-    def unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
+    def unary(
+        self, row: Method[Request, Response], request: Request, timeout: float | None, *, repeatable: bool | None = None
+    ) -> Response:
         """Make a call with one response. If no server answers, each address is tried once, unless the call may have
-        been executed and is not repeatable.
+        been executed and is not repeatable, by default as its row says.
         """
         for _ in self._channels[1:]:
             try:
-                return self._unary(operation, timeout)
+                return self._unary(row, request, timeout)
             except NoServer as error:
-                if not (operation.repeatable or error.never_sent):
+                if not ((row.repeatable if repeatable is None else repeatable) or error.never_sent):
                     raise
-        return self._unary(operation, timeout)
+        return self._unary(row, request, timeout)
 
-    def _unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
+    def _unary(self, row: Method[Request, Response], request: Request, timeout: float | None) -> Response:
         at = self._at
-        call = self._channels[at].unary_unary(
-            operation.method, type(operation.request).SerializeToString, operation.response.FromString
-        )
+        call = self._channels[at].unary_unary(row.path, encode, message_class(row.response).FromString)
         try:
-            answer = call(operation.request, self._timeout(timeout), self.settings.metadata)
+            answer = call(request, self._timeout(timeout), self.settings.metadata)
         except grpc.RpcError as failure:
             raise self._error(failure, at) from None
-        return operation.result(answer)
+        return from_message(row.response, answer)
 
-    def stream(self, operation: Operation[Any, Result], timeout: float | None) -> Generator[Result, None, None]:
-        """Make a call with a stream of responses and yield their results; closing the iterator cancels the call."""
+    def stream(
+        self, row: Method[Request, Response], request: Request, timeout: float | None
+    ) -> Generator[Response, None, None]:
+        """Make a call with a stream of responses; closing the iterator cancels the call."""
         at = self._at
-        method = self._channels[at].unary_stream(
-            operation.method, type(operation.request).SerializeToString, operation.response.FromString
-        )
-        call = method(operation.request, self._timeout(timeout), self.settings.metadata)
+        method = self._channels[at].unary_stream(row.path, encode, message_class(row.response).FromString)
+        call = method(request, self._timeout(timeout), self.settings.metadata)
         try:
             for answer in call:
-                yield operation.result(answer)
+                yield from_message(row.response, answer)
         except grpc.RpcError as failure:
             raise self._error(failure, at) from None
         finally:
             call.cancel()
 
-    def pages(self, operation: Callable[[str], Operation[Any, Page[Result]]], timeout: float | None) -> list[Result]:
-        """Fetch all pages of a list and return their items."""
-        page = self.unary(operation(""), timeout)
-        items = list(page.items)
-        while page.following:
-            page = self.unary(operation(page.following), timeout)
-            items += page.items
-        return items
+    def pages(self, row: Row, timeout: float | None) -> list[Any]:
+        """Fetch all pages of a list."""
+        pages = [self.unary(row, row.request(), timeout)]
+        while pages[-1].next_page_token:
+            pages.append(self.unary(row, row.request(page_token=pages[-1].next_page_token), timeout))
+        return pages
 
     def _error(self, failure: grpc.RpcError, at: int) -> AttnError:
         """The error of a failed call to address number `at`; after `Unavailable`, later calls use the next address."""

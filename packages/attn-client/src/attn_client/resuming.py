@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from attn_core.errors import AttnError, Unavailable
 from attn_schema import GenerateRequest, OutputDelta, Prompt, PromptLike, SamplingParams
+from attn_schema.methods import WatchTrainingJobRequest, WatchTrainingJobResponse
 from attn_schema.resuming import StreamProgress, seeded
 from attn_schema.training import JobEvent, TrainingJob
 
 from attn_client.errors import NoServer
-from attn_client.operations import Operation, inference
 from attn_client.settings import ClientSettings
 
 FIRST_WAIT = 0.2
@@ -24,23 +23,29 @@ LONGEST_WAIT = 5.0
 class WatchState:
     """The progress of `watch`. After a break it continues after the last event, retrying for `patience` seconds."""
 
+    job_id: str
     after: int
     patience: float
     connected: bool = False
     _failing_since: float | None = None
     _wait: float = field(default=FIRST_WAIT)
 
-    def accept(self, update: TrainingJob | JobEvent | None) -> TrainingJob | JobEvent | None:
-        """Record an update; returns it if it is new to the caller, else None."""
-        if isinstance(update, TrainingJob):
+    def request(self) -> WatchTrainingJobRequest:
+        """The next call to make."""
+        return WatchTrainingJobRequest(id=self.job_id, after_event_id=self.after)
+
+    def accept(self, update: WatchTrainingJobResponse) -> TrainingJob | JobEvent | None:
+        """Record an update; returns the job or the event that is new to the caller, else None."""
+        if update.job is not None:
             # Every stream begins with the job; only the first is new to the caller, and none counts as progress.
             fresh, self.connected = not self.connected, True
-            return update if fresh else None
+            return update.job if fresh else None
         self._failing_since, self._wait = None, FIRST_WAIT
-        if update is None or update.id <= self.after:
+        event = update.event
+        if event is None or event.id <= self.after:
             return None
-        self.after = update.id
-        return update
+        self.after = event.id
+        return event
 
     def wait_after(self, error: AttnError) -> float:
         """Seconds to wait before the next attempt; raises `error` if it is not to be retried."""
@@ -74,9 +79,9 @@ class GenerateState:
         self._progress = StreamProgress(None, settings.timeout if timeout is None else timeout, self.PATIENCE)
         self._others = len(settings.addresses) - 1
 
-    def operation(self) -> Operation[Any, OutputDelta]:
+    def request(self) -> GenerateRequest:
         """The next call to make: the request with what has been received so far."""
-        return inference.generate(self._request.replace(resume=self._progress.resume))
+        return self._request.replace(resume=self._progress.resume)
 
     def remaining(self) -> float | None:
         """Seconds until the deadline, or None without one; raises `DeadlineExceeded` if it has passed."""

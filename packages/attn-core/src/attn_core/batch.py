@@ -117,43 +117,24 @@ class RaggedBatch:
 
 
 class StaticBatch(RaggedBatch):
-    """The batch of a decode step that is recorded once and replayed, such as a CUDA graph: one token per request.
+    """The batch of a step that is recorded once and replayed, such as a CUDA graph: `positions` [tokens], padding
+    included.
 
-    Its tensors keep their addresses and are refilled before each step. The context lengths are known only on the
-    device, so reading `contexts` raises `NotGraphSafe`; no request has more than `longest` tokens.
+    Its tensors keep their addresses and are refilled before each step. No request computes more than `max_query_len`
+    tokens or has more than `longest` in all. Context lengths are known only on the device, and so is which tokens
+    belong to which request (`StaticRows`), except in decode steps (`max_query_len` 1), where each token is a request
+    and `request_of` [tokens] counts them: reading what is unknown raises `NotGraphSafe`.
     """
 
+    max_query_len: int
     _longest: int
 
-    def __init__(self, positions: Tensor, request_of: Tensor, offset_of: Tensor, longest: int) -> None:
-        known = {"lengths": (1,) * len(positions), "positions": positions, "_longest": longest}
-        for name, value in (known | {"request_of": request_of, "offset_of": offset_of}).items():
+    def __init__(self, positions: Tensor, longest: int, max_query_len: int, request_of: Tensor | None = None) -> None:
+        known = {"positions": positions, "_longest": longest, "max_query_len": max_query_len}
+        if max_query_len == 1:
+            known |= {"lengths": (1,) * len(positions), "request_of": request_of}
+        for name, value in known.items():
             object.__setattr__(self, name, value)
-
-    @property
-    def longest(self) -> int:
-        """Upper bound of the tokens of any request."""
-        return self._longest
-
-    def __getattr__(self, name: str) -> Any:
-        """Raise `NotGraphSafe` for `contexts`, which are known only on the device."""
-        if name == "contexts":
-            raise NotGraphSafe(ASKS_THE_HOST)
-        raise AttributeError(name)
-
-
-class StaticMixedBatch(RaggedBatch):
-    """The batch of a step with prompts that is recorded once and replayed: `positions` [tokens], padding included.
-
-    Which tokens belong to which request is known only on the device (`StaticMixedRows`), so reading it here raises
-    `NotGraphSafe`; no request has more than `longest` tokens.
-    """
-
-    _longest: int
-
-    def __init__(self, positions: Tensor, longest: int) -> None:
-        object.__setattr__(self, "positions", positions)
-        object.__setattr__(self, "_longest", longest)
 
     @property
     def longest(self) -> int:
@@ -162,8 +143,8 @@ class StaticMixedBatch(RaggedBatch):
 
     @property
     def decoding(self) -> bool:
-        """Always False: requests may compute more than one token."""
-        return False
+        """Whether every request computes exactly one token."""
+        return self.max_query_len == 1
 
     def __getattr__(self, name: str) -> Any:
         """Raise `NotGraphSafe` for the fields that are known only on the device."""
@@ -212,28 +193,18 @@ class RowsInPlace:
 class StaticRows(RowsInPlace):
     """The cached rows of a `StaticBatch`: tensors that keep their addresses and are refilled before each step.
 
-    `kv_indices` [requests, blocks], int32, is a block table: the blocks of `block_size` rows that store a request from
-    position 0 on; entries after its last block, and before its window, are undefined. `contexts` [requests], int64, are
-    the numbers of rows cached before this step's, -1 where there is no request. `firsts` is empty.
-    """
-
-    block_size: int
-    contexts: Tensor
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class StaticMixedRows(RowsInPlace):
-    """The cached rows of a `StaticMixedBatch`: tensors that keep their addresses and are refilled before each step.
-
-    For up to R requests: the tokens of request r are those from `query_starts[r]` to `query_starts[r + 1]`, exclusive;
+    For up to R requests of at most `max_query_len` tokens each, in a decode step (`max_query_len` 1) for as many as the
+    step has tokens. The tokens of request r are those from `query_starts[r]` to `query_starts[r + 1]`, exclusive;
     `query_starts` [R + 2], int64. `contexts` [R + 1], int64, are the numbers of rows cached before these tokens, -1 if
-    there is no request; the last entry is no request and takes the padding tokens. `kv_indices` [R, blocks] and
-    `block_size` are as in `StaticRows`; `firsts` is empty.
+    there is no request; the last entry is no request and takes the padding tokens. `kv_indices` [R, blocks], int32, is
+    a block table: the blocks of `block_size` rows that store a request from position 0 on; entries after its last
+    block, and before its window, are undefined. `firsts` is empty.
     """
 
     block_size: int
     contexts: Tensor
     query_starts: Tensor
+    max_query_len: int
 
 
 class PagedView(Protocol):

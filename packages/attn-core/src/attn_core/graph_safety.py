@@ -1,8 +1,8 @@
 """The reasons why a step cannot be recorded once and replayed, as a CUDA graph.
 
 A recorded step runs the same work on the device each time, over inputs at fixed addresses
-(`attn_core.stores.StaticDecode`, `StaticMixed`). Code that finds a reason raises `NotGraphSafe` with it; `attn explain`
-reports it before anything runs.
+(`attn_core.stores.StaticStep`). Code that finds a reason raises `NotGraphSafe` with it; `attn explain` reports it
+before anything runs.
 """
 
 from __future__ import annotations
@@ -70,18 +70,14 @@ def device_cache(maxsize: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return cached
 
 
-def state_reason(layer: str, states: StateSpecs) -> str | None:
-    """Why decode steps over these states of a layer cannot be recorded; None if they can."""
+def state_reason(layer: str, states: StateSpecs, max_query_len: int) -> str | None:
+    """Why steps of up to `max_query_len` tokens of a request over these states of a layer cannot be recorded; None if
+    they can."""
     if any(isinstance(spec, Source) for spec in states.values()):
         return f"{layer} attends to an encoder's states"
-    return None
-
-
-def mixed_state_reason(layer: str, states: StateSpecs) -> str | None:
-    """Why steps with prompts over these states of a layer cannot be recorded; None if they can."""
-    if any(isinstance(spec, Slot) for spec in states.values()):
+    if max_query_len > 1 and any(isinstance(spec, Slot) for spec in states.values()):
         return f"{layer} has states of fixed size, which each prompt updates over its own number of tokens"
-    return state_reason(layer, states)
+    return None
 
 
 def gathers(rows: str) -> str:

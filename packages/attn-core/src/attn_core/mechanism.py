@@ -84,6 +84,8 @@ class AttentionLayer(Protocol):
     It, or a module in it, may also have `take_auxiliary_loss() -> Tensor | None`, a scalar of the last training pass to
     be added once to the loss, and `after_update(summed)`, to be called after each optimizer step, which changes what is
     learned without gradients, as no forward pass does; `summed` adds up over all workers that share a batch.
+
+    Further abilities are declared by attributes, see `ABILITIES`.
     """
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -115,6 +117,14 @@ class AttentionLayer(Protocol):
     def encode(self, source: Tensor) -> Mapping[str, Fields]:
         """Source states, state -> field [source, ...], of one source [source, width]. Required where cross."""
         ...
+
+
+ABILITIES: Mapping[str, str] = {
+    "takes_lengths": "forward takes lengths, those of documents packed end to end, which attend only to themselves",
+    "takes_global_tokens": "forward takes global_tokens, bool [batch, query], which all tokens attend to",
+    "splits_tokens": "require_token_split and split_tokens split the tokens of a sequence over ranks",
+}
+"""Attributes of layers, bool, that declare an ability and what it means; False where a layer does not set them."""
 
 
 class Mechanism(ABC):
@@ -331,6 +341,8 @@ def checked(build: Build) -> Build:
         hooks = getattr(layer, "_forward_pre_hooks", None)
         if hooks is not None:
             layer.mechanism, layer.mechanism_config = mechanism, config
+            for ability in ABILITIES:
+                setattr(layer, ability, getattr(layer, ability, False))
         if hooks is not None and not any(isinstance(hook, InputCheck) for hook in hooks.values()):
             layer.register_forward_pre_hook(InputCheck(mechanism.name, config.hidden_size), with_kwargs=True)
         return layer

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from attn_core.batch import Fields, ModelState, RaggedBatch, StaticBatch, StaticMixedBatch
+from attn_core.batch import Fields, ModelState, RaggedBatch, StaticBatch
 from attn_core.errors import InvalidValue
 from attn_core.states import Paged, Slot, StateSpecs, state_bytes
 
@@ -181,67 +181,27 @@ class PortableStore(Protocol):
         ...
 
 
-class StaticDecode(Protocol):
-    """The inputs of decode steps in memory of fixed addresses, for steps that are recorded once and replayed.
+class StaticStep(Protocol):
+    """The inputs of steps in memory of fixed addresses, for steps that are recorded once and replayed.
 
-    A step has `requests` requests, of which the last may be padding: their outputs are ignored, and they write to
-    memory that is never read.
+    A step has `size` tokens, of which the last may be padding: their outputs are ignored, and they write to memory that
+    is never read. In steps with `max_query_len` 1 each token is a request of its own.
     """
 
     def load(
         self,
         tokens: Sequence[int],
-        positions: Sequence[int],
+        contexts: Sequence[int],
+        lengths: Sequence[int],
         names: Sequence[int],
-        requests: int,
+        size: int,
         last: Tensor | None = None,
-    ) -> None:
-        """Fill the inputs of the next step with one copy to the device: the requests of these names, each with one
-        token at its first position that is not computed, and padding up to `requests`.
-
-        With `last` [rows], int64, on the device, `tokens` are indices into it: it holds the tokens of a step that may
-        still run. Token id 0 replaces a negative token there.
-
-        Raises `WrongState` where a position is not reserved.
-        """
-        ...
-
-    def tokens(self, requests: int) -> Tensor:
-        """The tokens of a step [requests], int64."""
-        ...
-
-    def batch(self, requests: int) -> StaticBatch:
-        """A batch over these inputs; new at every call, because what layers cache for a batch is valid for one run."""
-        ...
-
-    def view(self, requests: int) -> ModelState:
-        """The views of a step; of a `PagedView`, `rows` raises `NotGraphSafe` and `in_place` returns `StaticRows`."""
-        ...
-
-
-@runtime_checkable
-class StaticStore(Protocol):
-    """A store whose decode steps can be recorded once and replayed."""
-
-    def static_decode(self, requests: int, longest: int) -> StaticDecode:
-        """Allocate the inputs of steps of at most `requests` requests, of at most `longest` tokens each.
-
-        Raises `NotGraphSafe` where a state, or the way in which the store keeps it, does not allow that.
-        """
-        ...
-
-
-class StaticMixed(Protocol):
-    """The inputs of steps with prompts in memory of fixed addresses, for steps that are recorded once and replayed.
-
-    A step has `size` tokens, of which the last may be padding, as in `StaticDecode`.
-    """
-
-    def load(
-        self, tokens: Sequence[int], contexts: Sequence[int], lengths: Sequence[int], names: Sequence[int], size: int
     ) -> None:
         """Fill the inputs of the next step with one copy to the device: `lengths[r]` tokens of the request called
         `names[r]`, after `contexts[r]` cached ones, concatenated in `tokens`, and padding up to `size`.
+
+        With `last` [rows], int64, on the device, `tokens` are indices into it: it holds the tokens of a step that may
+        still run. Token id 0 replaces a negative token there.
 
         Raises `WrongState` where a position is not reserved.
         """
@@ -251,20 +211,23 @@ class StaticMixed(Protocol):
         """The tokens of a step [size], int64."""
         ...
 
-    def batch(self, size: int) -> StaticMixedBatch:
+    def batch(self, size: int, max_query_len: int) -> StaticBatch:
         """A batch over these inputs; new at every call, because what layers cache for a batch is valid for one run."""
         ...
 
-    def view(self, size: int) -> ModelState:
-        """The views of a step; of a `PagedView`, `rows` raises `NotGraphSafe`, `in_place` returns `StaticMixedRows`."""
+    def view(self, size: int, max_query_len: int) -> ModelState:
+        """The views of a step; of a `PagedView`, `rows` raises `NotGraphSafe` and `in_place` returns `StaticRows`.
+
+        Raises `NotGraphSafe` where a state does not allow that many tokens of a request.
+        """
         ...
 
 
 @runtime_checkable
-class StaticMixedStore(Protocol):
-    """A store whose steps with prompts can be recorded once and replayed."""
+class StaticStore(Protocol):
+    """A store whose steps can be recorded once and replayed."""
 
-    def static_mixed(self, tokens: int, requests: int, longest: int) -> StaticMixed:
+    def static_step(self, tokens: int, requests: int, longest: int) -> StaticStep:
         """Allocate the inputs of steps of at most `tokens` tokens of at most `requests` requests, which have at most
         `longest` tokens each.
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from attn_engine import sequence as sequences
 from attn_engine.batch_sampler import SampledTokens, draw, may_fall_short
 from attn_engine.fault_isolation import FaultIsolator
+from attn_engine.graphs import DECODE
 from attn_engine.host_numbers import concatenated, split_parts
 from attn_engine.model_runner import ModelRunner
 from attn_engine.output_processor import extended
@@ -99,8 +100,8 @@ class AsyncSteps:
         runner = self._runner
         if runner.graphs is None:
             return "decode steps are not replayed as CUDA graphs"
-        if runner.graphs.reason is not None:
-            return runner.graphs.reason
+        if DECODE in runner.graphs.reasons:
+            return runner.graphs.reasons[DECODE]
         return "the model has states of fixed size, for which a step cannot be computed twice" if self._fixed else None
 
     def take(self) -> StepInFlight | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from attn_core.errors import DeadlineExceeded, InvalidValue, Unavailable, UserError
@@ -20,11 +20,11 @@ from attn_engine.beam_search import BeamSearch
 from attn_engine.detokenizer import Detokenizer, token_text
 from attn_engine.draft_model import DraftModel
 from attn_engine.fault_isolation import FaultDiagnosis, FaultIsolator
+from attn_engine.graphs import DECODE, PROMPTS
 from attn_engine.model_runner import ModelRunner
 from attn_engine.moved_prompts import require_portable
 from attn_engine.out_of_memory import as_attn_error, is_out_of_memory, out_of_memory, release_memory
 from attn_engine.output_processor import beam_output, process_step
-from attn_engine.recorded_steps import RecordedSteps
 from attn_engine.request import ModelLimits, Request, RequestOutput
 from attn_engine.scheduler import ScheduledChunk, Scheduler
 from attn_engine.sequence import NOT_FINITE, NoTokenError, Sequence, SequenceOutput
@@ -119,27 +119,19 @@ class Engine:
         """A readable list of the config's features that are not available, with reasons; empty if all are."""
         chains = self.tree_unsupported_reason if self.config.speculative_tree_width > 1 else None
         notes = [f"draft tokens form chains, not trees: {chains}"] if chains else []
-        notes += [kind.note for kind in self._runner.recorded if kind.note is not None]
+        notes += self._runner.graphs.notes if self._runner.graphs is not None else []
         if self._async is not None and self._async.reason is not None:
             notes.append(f"async_scheduling: every step waits for the one before: {self._async.reason}")
         return "; ".join(notes)
 
     @property
-    def eager_reason(self) -> str | None:
-        """A readable reason why decode steps run eagerly; None if they are replayed as CUDA graphs."""
-        return self._eager_reason(self._runner.graphs)
-
-    @property
-    def mixed_eager_reason(self) -> str | None:
-        """Like `eager_reason`, for steps with prompts of at most `max_cudagraph_capture_size` tokens."""
-        return self._eager_reason(self._runner.mixed_graphs)
-
-    def _eager_reason(self, recorded: RecordedSteps | None) -> str | None:
-        if recorded is not None:
-            return recorded.reason
-        if self.config.enforce_eager:
-            return "enforce_eager is set"
-        return f"CUDA graphs are not supported on {self._runner.device.type}"
+    def eager_reasons(self) -> Mapping[str, str]:
+        """By kind of steps (`DECODE`, and `PROMPTS` of at most `max_cudagraph_capture_size` tokens), a readable reason
+        why these run eagerly; those that are replayed as CUDA graphs are missing."""
+        if self._runner.graphs is not None:
+            return self._runner.graphs.reasons
+        unsupported = f"CUDA graphs are not supported on {self._runner.device.type}"
+        return dict.fromkeys((DECODE, PROMPTS), "enforce_eager is set" if self.config.enforce_eager else unsupported)
 
     def use_adapters(self, adapters: MixesAdapters) -> None:
         """Set the object that applies adapters, for requests that have one, from the next step on."""
@@ -147,9 +139,9 @@ class Engine:
 
     def warm_up(self) -> None:
         """Record steps of all sizes, if they can be, so that no request has to wait for that, which takes seconds."""
-        with torch.inference_mode():
-            for recorded in self._runner.recorded:
-                recorded.record_all()
+        if self._runner.graphs is not None:
+            with torch.inference_mode():
+                self._runner.graphs.record_all()
 
     def check(self, request: Request) -> None:
         """Raise the `UserError` that `submit` raises for a request that can never run. Thread-safe."""

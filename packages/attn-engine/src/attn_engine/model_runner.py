@@ -16,11 +16,9 @@ from attn_schema import EngineConfig
 from torch import Tensor
 
 from attn_engine import sequence as sequences
-from attn_engine.decode_graphs import DecodeGraphs
+from attn_engine.graphs import StepGraphs, StepLimits, recorder_for
 from attn_engine.host_numbers import on_device
-from attn_engine.mixed_graphs import MixedGraphs, MixedLimits
 from attn_engine.nan_tracer import NanTracer
-from attn_engine.recorded_steps import RecordedSteps, recorder_for
 from attn_engine.scheduler import ScheduledChunk
 from attn_engine.tensor_parallel import LeadingStore
 
@@ -41,15 +39,14 @@ class BatchEntry(NamedTuple):
 class ModelRunner:
     """Runs the model over ragged batches against the store.
 
-    Decode steps use `graphs` and steps with prompts `mixed_graphs`, where these exist and support the step. `numerics`
-    describes in words what determines rounding: the device, dtype, torch version and the given `options`.
+    Steps are replayed by `graphs` where these exist and support the step. `numerics` describes in words what determines
+    rounding: the device, dtype, torch version and the given `options`.
     """
 
     def __init__(self, model: LanguageModel, store: StateStore, options: str = "") -> None:
         self.model = model
         self.store = store
-        self.graphs: DecodeGraphs | None = None
-        self.mixed_graphs: MixedGraphs | None = None
+        self.graphs: StepGraphs | None = None
         self.adapters: MixesAdapters | None = None
         """Applies the adapters of requests in a step; if None, no request may have an adapter."""
         self._takes_embeddings = model if isinstance(model, TakesEmbeddings) else None
@@ -70,14 +67,8 @@ class ModelRunner:
         recorder = recorder_for(self.device)
         if recorder is not None:
             sequences, tokens = config.batch_sizes
-            self.graphs = DecodeGraphs(self.model, self.store, recorder, sequences)
-            limits = MixedLimits(min(tokens, config.max_cudagraph_capture_size), sequences)
-            self.mixed_graphs = MixedGraphs(self.model, self.store, recorder, limits)
-
-    @property
-    def recorded(self) -> list[RecordedSteps]:
-        """The kinds of recorded steps; the one with the larger steps comes first, as the other reuses its memory."""
-        return [kind for kind in (self.mixed_graphs, self.graphs) if kind is not None]
+            limits = StepLimits(min(tokens, config.max_cudagraph_capture_size), sequences)
+            self.graphs = StepGraphs(self.model, self.store, recorder, limits)
 
     def encode(self, number: int, encoder_input: Sequence[int] | Tensor | None) -> None:
         """Run the encoder over tokens or features for a sequence that was just admitted, if the model has one."""
@@ -113,8 +104,8 @@ class ModelRunner:
         ordered = [by_number[number] for number in numbers]
         adapted = any(chunk.sequence.request.adapter is not None for chunk in ordered)
         placed = None if self._takes_embeddings is None else self._with_embeddings(self._takes_embeddings, ordered)
-        if tracer is None and not adapted and placed is None:
-            found = self._replayed(ordered)
+        if self.graphs is not None and tracer is None and not adapted and placed is None:
+            found = self.graphs.run(ordered)
             if found is not None:
                 return ordered, found
         batch, names = self._batch(ordered)
@@ -132,13 +123,6 @@ class ModelRunner:
         if tracer:
             tracer.check_output(hidden)
         return ordered, hidden
-
-    def _replayed(self, ordered: Sequence[ScheduledChunk]) -> Tensor | None:
-        """The hidden states of a step by replaying a recorded one; None if it cannot be recorded."""
-        found = None if self.graphs is None else self.graphs.run(ordered)
-        if found is None and self.mixed_graphs is not None:
-            found = self.mixed_graphs.run(ordered)
-        return found
 
     def _with_embeddings(
         self, model: TakesEmbeddings, ordered: Sequence[ScheduledChunk]

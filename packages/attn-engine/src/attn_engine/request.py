@@ -7,15 +7,17 @@ import operator
 from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attn_core.errors import AttnError, ContextLengthExceeded, InvalidValue
 from attn_core.models import RequestAdapter
 from attn_schema import OutputDelta, Resumption, SamplingParams, ScoringParams
 from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS
-from torch import Tensor
 
 from attn_engine.moved_prompts import PromptState, prompt_digest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GREEDY = SamplingParams()
 

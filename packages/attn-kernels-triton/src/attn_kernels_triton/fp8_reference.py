@@ -1,4 +1,5 @@
-"""A reference of the FP8 attention kernels in plain PyTorch: the same rounding, with sums in float64.
+"""Attention whose matrix products are rounded to FP8 (e4m3) as in FlashAttention-3, in plain PyTorch, with sums in
+float64 (Shah et al. 2024, arXiv 2407.08608, section 3.3).
 
 It runs on any device and measures the effect of rounding on given queries, keys and values. It materializes the scores
 of all queries for one tile of keys at a time.
@@ -12,8 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attn_kernels_triton.fp8 import ROWS, rotation, width_of
-from attn_kernels_triton.kernels.fp8 import LARGEST, LIFTED
+ROWS = 128
+"""The number of rows that share a scale, and of keys in a tile."""
+LARGEST = 448.0
+"""The largest number of e4m3."""
+LIFTED = 256.0
+"""Attention weights, at most 1, are rounded after they are multiplied by this."""
+LEAST_WIDTH = 32
+"""The smallest number of codes that one matrix instruction of Hopper sums over."""
+SEED = 20240711
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +42,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, rounding: Ro
     """
     scale = query.shape[-1] ** -0.5 * math.log2(math.e)
     if rounding.rotated:
-        matrix = rotation(width_of(query.shape[-1]), torch.float64, query.device)
+        matrix = rotation(query.shape[-1]).to(query.device)
         query, key = (rotated(rows, matrix) for rows in (query, key))
     query, key, value = (coded(rows, rounding.rows) for rows in (query, key, value))
     summed, total = torch.zeros_like(query[..., :1]), torch.zeros_like(query[..., :1])
@@ -45,10 +53,25 @@ def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, rounding: Ro
         highest = torch.maximum(top, powers.amax(-1, keepdim=True))
         base = highest.nan_to_num(neginf=0.0)
         unnormalized, rescale = torch.exp2(powers - base), torch.exp2(top - base)
-        weights = nearest(unnormalized * LIFTED.value) / LIFTED.value
+        weights = nearest(unnormalized * LIFTED) / LIFTED
         summed = summed * rescale + weights @ value[:, here]
         total, top = total * rescale + unnormalized.sum(-1, keepdim=True), highest
     return summed / total
+
+
+def rotation(size: int) -> Tensor:
+    """A random diagonal of signs times a Hadamard matrix [width, width], float64; `width` is the size of heads, padded
+    to a power of two.
+
+    The seed is fixed, so the matrix is always the same. Its entries are 1 and -1: it is not divided by the square root
+    of the width.
+    """
+    width = max(LEAST_WIDTH, 1 << (size - 1).bit_length())
+    signs = torch.randint(0, 2, (width, 1), generator=torch.Generator().manual_seed(SEED)) * 2 - 1
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < width:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return signs * matrix
 
 
 def rotated(rows: Tensor, matrix: Tensor) -> Tensor:
@@ -66,10 +89,10 @@ def coded(rows: Tensor, together: int | None) -> Tensor:
     filled = filled.view(*filled.shape[:-2], -1, several, filled.shape[-1])
     axes = tuple(range(filled.dim())) if together is None else (-2, -1)
     highest = filled.abs().amax(axes, keepdim=True)
-    scale = torch.where(highest == 0, 1.0, highest / LARGEST.value)
+    scale = torch.where(highest == 0, 1.0, highest / LARGEST)
     return (nearest(filled / scale) * scale).flatten(-3, -2)[..., :count, :]
 
 
 def nearest(numbers: Tensor) -> Tensor:
     """The numbers rounded to e4m3, float64."""
-    return numbers.clamp(-LARGEST.value, LARGEST.value).float().to(torch.float8_e4m3fn).double()
+    return numbers.clamp(-LARGEST, LARGEST).float().to(torch.float8_e4m3fn).double()

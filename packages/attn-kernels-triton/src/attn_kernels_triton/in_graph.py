@@ -38,21 +38,13 @@ class ChunksInGraph(RecurrenceKernel):
 
     def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- chunks as fit the chip
         """Outputs and the state after the last step, float32; see `recurrence.compute.by_chunks`."""
-        return self._run(steps, before, 0)
-
-    def run_replaceable(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-        """Like `run`; in a compiled graph, if this GPU cannot run the kernel, the next kernel computes the call with
-        chunks of this size."""
-        return self._run(steps, before, chunk)
-
-    def _run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
         import torch
 
         found: tuple[Tensor, Tensor]
         if torch.compiler.is_compiling():
             from attn_kernels_triton.recurrence.operators import by_chunks as in_graph
 
-            found = in_graph(steps, before, chunk)
+            found = in_graph(steps, before)
         else:
             from attn_kernels_triton.recurrence.compute import by_chunks
 

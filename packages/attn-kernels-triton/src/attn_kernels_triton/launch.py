@@ -51,7 +51,7 @@ def warm_up_backward(given: Sequence[Tensor | None], kind: tuple[Hashable, ...],
     """Run a backward pass once, over arbitrary values, the first time that a call of this kind needs gradients.
 
     Call it before the forward pass. A backward kernel that this GPU cannot compile then fails where dispatch can still
-    choose the next kernel, see `attn_core.kernels.dispatch.KernelTable.run`, rather than when a loss is differentiated.
+    choose the next kernel, see `attn_core.kernels.dispatch.Operation.run`, rather than when a loss is differentiated.
     Gradients flow to `given`, whose first entry is not None. `kind` is the name of the backward pass and everything
     that its kernels are specialized on; `compute` launches them. Subclasses of tensors (such as fake ones) are skipped.
     """

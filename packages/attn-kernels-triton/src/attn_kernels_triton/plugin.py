@@ -12,13 +12,12 @@ from attn_core.kernels.linear import LinearKernel
 def attn_kernels() -> list[Kernel[Any]]:
     """The Triton kernels for attention, recurrences and row-wise operations on GPUs."""
     from attn_kernels_triton.backends.attend import TritonAttend
-    from attn_kernels_triton.backends.fp8 import TritonFp8
     from attn_kernels_triton.backends.paged import TritonLatent, TritonPaged
     from attn_kernels_triton.backends.recurrence import TritonChunked, TritonRecurrent
     from attn_kernels_triton.backends.recurrent_step import TritonRecurrentStep
     from attn_kernels_triton.backends.rowwise import TritonCrossEntropy, TritonGate, TritonRmsNorm, TritonRotary
 
-    attention: list[Kernel[Any]] = [TritonAttend(), TritonFp8(), TritonPaged(), TritonLatent()]
+    attention: list[Kernel[Any]] = [TritonAttend(), TritonPaged(), TritonLatent()]
     rowwise: list[Kernel[Any]] = [TritonRmsNorm(), TritonRotary(), TritonGate(), TritonCrossEntropy()]
     return [*attention, TritonChunked(), TritonRecurrent(), TritonRecurrentStep(), *rowwise]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 from attn_core import AttentionSpec, Causal, Heads, Mask, RaggedBatch
-from attn_core.batch import RowsInPlace, StaticMixedBatch, StaticMixedRows
+from attn_core.batch import RowsInPlace, StaticBatch, StaticRows
 from attn_core.distributions import Softmax
 from attn_core.kernels.attend import PagedAttentionInputs
 from attn_kernels_triton.launch import Launch
+from attn_kernels_triton.paged import step
 from attn_kernels_triton.paged.attend import launches
-from attn_kernels_triton.paged.bucket import DecodeStep, DecodeWork, bucket_of, decode_launches
-from attn_kernels_triton.paged.mixed import MixedWork, mixed_bucket_of, mixed_launches
+from attn_kernels_triton.paged.step import WorkLists, bucket_of
 
 CONTEXTS = (700, 5, 300)
 POOL = 4096
@@ -73,30 +73,7 @@ def fields_of(form: str, heads: int, size: int, dtype: torch.dtype) -> dict[str,
     return found
 
 
-def bucket_launches(
-    size: int, *, form: str = "plain", heads: tuple[int, int] = (32, 8), requests: int = 64, page: int = 16
-) -> list[Launch]:
-    """The programs of a step of a bucket: what cuts it, and what attends and merges."""
-    query, shared = heads
-    sizes = (size + 64, size) if form == "latent" else (size, size)
-    counts = Heads(query=query, key_value=shared, key_size=sizes[0], value_size=sizes[1])
-    spec = AttentionSpec(heads=counts, mask=CAUSAL)
-    work = DecodeWork.of(bucket_of(spec, requests, torch.bfloat16, torch.device("cpu")), torch.device("cpu"))
-    contexts = torch.zeros(requests, dtype=torch.int32)
-    step = DecodeStep(
-        query=torch.empty(requests, query, sizes[0], dtype=torch.bfloat16),
-        fields=fields_of(form, shared, size, torch.bfloat16),
-        form="plain" if form == "latent" else form,
-        pages=torch.zeros(requests, 256, dtype=torch.int32),
-        page=page,
-        contexts=contexts,
-        parameters={},
-    )
-    out = torch.empty(requests, query, sizes[1], dtype=torch.bfloat16)
-    return [work.layout(contexts), *decode_launches(spec, step, work, out)]
-
-
-def mixed_launches_of(
+def step_launches(
     size: int,
     *,
     form: str = "plain",
@@ -107,29 +84,36 @@ def mixed_launches_of(
     mask: Mask = CAUSAL,
     **parts,
 ) -> list[Launch]:
-    """The programs of a step of up to so many tokens in chunks: what cuts it, and what attends and merges."""
+    """The programs of a recorded step of up to so many tokens: what cuts it, and what attends and merges. There is one
+    request less than `requests`, the last being the padding; as many as `tokens` decode."""
     query, shared = heads
-    counts = Heads(query=query, key_value=shared, key_size=size, value_size=size)
+    sizes = (size + 64, size) if form == "latent" else (size, size)
+    counts = Heads(query=query, key_value=shared, key_size=sizes[0], value_size=sizes[1])
     spec = AttentionSpec(heads=counts, mask=mask, **{"distribution": Softmax(), **parts})
-    device = torch.device("cpu")
-    work = MixedWork.of(mixed_bucket_of(spec, (tokens, requests), dtype, device), device)
-    places = torch.zeros(tokens, dtype=torch.int64)
-    rows = StaticMixedRows(
+    places, longest = torch.zeros(tokens, dtype=torch.int64), 1 if tokens < requests else tokens
+    rows = StaticRows(
         fields_of(form, shared, size, dtype),
         places,
         torch.zeros(requests - 1, 256, dtype=torch.int32),
         (),
-        form,
+        "plain" if form == "latent" else form,
         block_size=16,
         contexts=torch.zeros(requests, dtype=torch.int64),
         query_starts=torch.zeros(requests + 1, dtype=torch.int64),
+        max_query_len=longest,
     )
     operands = PagedAttentionInputs(
-        query=torch.empty(tokens, query, size, dtype=dtype),
-        batch=StaticMixedBatch(places, 4096),
+        query=torch.empty(tokens, query, sizes[0], dtype=dtype),
+        batch=StaticBatch(places, 4096, longest),
         rows=rows,
         requests=(),
         parameters={name: torch.zeros(shape) for name, shape in spec.weights.items()},
     )
-    out = torch.empty_like(operands.query)
-    return [work.layout(rows.query_starts, rows.contexts), *mixed_launches(spec, operands, rows, work, out)]
+    work = WorkLists.of(bucket_of(spec, operands.query, rows), torch.device("cpu"))
+    out = torch.empty(tokens, query, sizes[1], dtype=dtype)
+    return [work.layout(rows.query_starts, rows.contexts), *step.launches(spec, operands, rows, work, out)]
+
+
+def decode_launches(size: int, requests: int = 64, **shape) -> list[Launch]:
+    """The programs of a recorded step of one token of each request."""
+    return step_launches(size, tokens=requests, requests=requests + 1, **shape)

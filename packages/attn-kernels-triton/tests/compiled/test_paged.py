@@ -9,7 +9,7 @@ from attn_core.modifiers import Alibi, SoftCap, T5Bias
 from attn_kernels_triton.kernels.paged import attend_paged, merge_paged
 from attn_kernels_triton.paged import attend, cascade
 from attn_kernels_triton.paged.tiles import PagedChoice
-from paged_launches import bucket_launches, mixed_launches_of, paged_launches
+from paged_launches import decode_launches, paged_launches, step_launches
 
 REGISTERS = 255
 EVERYTHING = {"mask": Window(left=100), "modifiers": (SoftCap(cap=30.0), Alibi()), "distribution": SoftmaxWithSink()}
@@ -88,12 +88,12 @@ BUCKETS = {
 
 @pytest.mark.parametrize("name", BUCKETS)
 def test_on_hopper_steps_that_are_cut_on_the_device_do_not_spill(name):
-    launches = bucket_launches(**BUCKETS[name])
-    lay_out, attend, merge = map(artefact, launches)
+    launches = decode_launches(**BUCKETS[name])
+    schedule, attend, merge = map(artefact, launches)
     tile = launches[1].call.tile
     allowed = SPILLS.get(("attend_paged", tile.rows.value, tile.value_width.value), 0)
-    assert (lay_out.spills, merge.spills, max(attend.spills, allowed)) == (0, 0, allowed)
-    assert max(found.shared for found in (lay_out, attend, merge)) <= SHARED_MEMORY
+    assert (schedule.spills, merge.spills, max(attend.spills, allowed)) == (0, 0, allowed)
+    assert max(found.shared for found in (schedule, attend, merge)) <= SHARED_MEMORY
     assert attend.count("HGMMA") + attend.count("HMMA") > 0
 
 
@@ -108,7 +108,7 @@ MIXED = {
 
 @pytest.mark.parametrize("name", MIXED)
 def test_on_hopper_steps_with_prompts_that_are_cut_on_the_device_do_not_spill(name):
-    found = list(map(artefact, mixed_launches_of(**MIXED[name])))
+    found = list(map(artefact, step_launches(**MIXED[name])))
     assert [one.spills for one in found] == [0, 0, 0]
     assert max(one.shared for one in found) <= SHARED_MEMORY
     assert found[1].count("HGMMA") > 0
@@ -154,18 +154,18 @@ def test_programs_over_shared_prefixes_compile_for_other_gpus(target, sharing):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", OTHERS)
 def test_steps_that_are_cut_on_the_device_compile_for_other_gpus(target):
-    found = [compiled(launch, OTHERS[target]).metadata.target for launch in bucket_launches(128)]
+    found = [compiled(launch, OTHERS[target]).metadata.target for launch in decode_launches(128)]
     assert found == [OTHERS[target]] * 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", OTHERS)
 def test_steps_with_prompts_that_are_cut_on_the_device_compile_for_other_gpus(target):
-    launches, chip = mixed_launches_of(128), OTHERS[target]
+    launches, chip = step_launches(128), OTHERS[target]
     assert [compiled(launch, chip).metadata.target for launch in launches] == [chip] * 3
     if chip.backend == "cuda":
         # Tiles of heads of 128 spill a little on sm_80, in steps that are made anew as well.
-        assert [artefact(launch, chip).spills for launch in mixed_launches_of(64)] == [0, 0, 0]
+        assert [artefact(launch, chip).spills for launch in step_launches(64)] == [0, 0, 0]
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ if INTERPRETED:
     sys.path.insert(0, str(Path(__file__).parent))
     import repairs
     import torch
-    from attn_kernels_triton import fp8 as coded
     from attn_kernels_triton.attention import tiles
     from attn_kernels_triton.launch import Launch
 
@@ -23,7 +22,6 @@ if INTERPRETED:
     # Small tiles, so that a small problem has several: an interpreter's time goes by tiles, whatever is in them.
     tiles.CHOICES.update(dict.fromkeys(tiles.CHOICES, tiles.Choice(32, 32, 4, 1)))
     tiles.DENSE_CHOICES.update(dict.fromkeys(tiles.DENSE_CHOICES, tiles.Choice(32, 32, 4, 1, "descriptors")))
-    coded.CODED_CHOICES.update(dict.fromkeys(coded.CODED_CHOICES, coded.Choice(64, 64, 4, 1, "descriptors")))
 
     @pytest.fixture(autouse=True)
     def poisoned(monkeypatch):
@@ -44,8 +42,7 @@ if INTERPRETED:
     @pytest.fixture
     def few_processors(monkeypatch):
         """An interpreter's time goes by programs, and there are as many as processors are to be kept busy."""
-        for module in ("bucket", "mixed"):
-            monkeypatch.setattr(f"attn_kernels_triton.paged.{module}.processors", lambda _: 6)
+        monkeypatch.setattr("attn_kernels_triton.paged.step.processors", lambda _: 6)
 
     @pytest.fixture
     def programs(monkeypatch):

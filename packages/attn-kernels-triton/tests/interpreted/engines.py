@@ -8,9 +8,7 @@ import torch
 from attn_core import Capability, installed
 from attn_engine import Engine, EngineConfig, Request, SamplingParams
 from attn_engine.build import build_engine
-from attn_engine.decode_graphs import DecodeGraphs
-from attn_engine.mixed_graphs import MixedGraphs, MixedLimits
-from attn_engine.recorded_steps import Rerun
+from attn_engine.graphs import Rerun, StepGraphs, StepLimits
 from attn_models.decoder.decoder import Decoder
 from attn_schema.decoder import DecoderConfig
 
@@ -51,19 +49,18 @@ def model_of(name: str) -> Decoder:
     return model
 
 
-def generated(model: Decoder, cache: str) -> tuple[list, DecodeGraphs]:
+def generated(model: Decoder, cache: str) -> tuple[list, StepGraphs]:
     """For each prompt the tokens with their log probabilities, and what the decode steps were recorded by."""
     engine = build_engine(model, None, EngineConfig(kv_cache=cache, max_num_seqs=4), kv_cache_tokens=512)
-    graphs = engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), 4)
+    graphs = engine._runner.graphs = StepGraphs(model, engine._store, Rerun(), StepLimits(0, 4))
     return answered(engine), graphs
 
 
-def generated_in_chunks(model: Decoder, cache: str, tokens: int) -> tuple[list, MixedGraphs]:
+def generated_in_chunks(model: Decoder, cache: str, tokens: int) -> tuple[list, StepGraphs]:
     """The same of prompts in chunks of up to so many tokens, and what steps with these were recorded by."""
     config = EngineConfig(kv_cache=cache, max_num_seqs=4, max_num_batched_tokens=tokens)
     engine = build_engine(model, None, config, kv_cache_tokens=512)
-    engine._runner.graphs = DecodeGraphs(model, engine._store, Rerun(), 4)
-    graphs = engine._runner.mixed_graphs = MixedGraphs(model, engine._store, Rerun(), MixedLimits(tokens, 4))
+    graphs = engine._runner.graphs = StepGraphs(model, engine._store, Rerun(), StepLimits(tokens, 4))
     return answered(engine), graphs
 
 

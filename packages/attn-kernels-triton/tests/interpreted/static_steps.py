@@ -58,7 +58,7 @@ def inputs(step: int) -> torch.Tensor:
 
 def static_step(layer, static, step: int) -> torch.Tensor:
     """What a padded step of inputs in place computes for its real requests."""
-    static.load([0, 0, 0], [prompt + step for prompt in PROMPTS], [0, 1, 2], PADDED)
+    static.load([0, 0, 0], [prompt + step for prompt in PROMPTS], [1, 1, 1], [0, 1, 2], PADDED)
     rows = torch.cat([inputs(step), torch.zeros(PADDED - len(PROMPTS), WIDTH)])
     with torch.inference_mode():
-        return layer.step(rows, static.batch(PADDED), static.view(PADDED)["layer"])[: len(PROMPTS)]
+        return layer.step(rows, static.batch(PADDED, 1), static.view(PADDED, 1)["layer"])[: len(PROMPTS)]

@@ -7,7 +7,8 @@ import logging
 
 import pytest
 import torch
-from attn_core.kernels import dispatch, rowwise
+from attn_core.kernels import dispatch
+from attn_core.plugins.catalog import installed_operation
 from attn_kernels_triton import launch
 from attn_kernels_triton.launch import Launch
 from attn_models.decoder.decoder import Decoder
@@ -42,10 +43,10 @@ def refused(monkeypatch, caplog):
     monkeypatch.setattr(Launch, "run", forward_alone)
     monkeypatch.setattr(launch, "_warm", set())
     monkeypatch.setattr(dispatch, "_said", set())
-    rowwise.row_table.cache_clear()
+    installed_operation.cache_clear()
     with caplog.at_level(logging.WARNING):
         yield tried, lambda: [said for one in caplog.records if "cannot run on" in (said := one.getMessage())]
-    rowwise.row_table.cache_clear()
+    installed_operation.cache_clear()
 
 
 def learned(model: Decoder) -> list[Tensor]:

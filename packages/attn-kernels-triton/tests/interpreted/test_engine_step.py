@@ -9,6 +9,8 @@ import pytest
 import torch
 from attn_core.graph_safety import ASKS_THE_HOST
 from attn_core.kernels import dispatch, rowwise
+from attn_core.plugins.catalog import installed_operation
+from attn_engine.graphs import DECODE, PROMPTS
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.products import CodedLinear
 from attn_models.quantization.quantize import join_projections, quantize_model
@@ -28,10 +30,10 @@ pytestmark = pytest.mark.usefixtures("few_processors")
 def test_recorded_decode_steps_say_what_the_definition_says(name, programs):
     model = model_of(name)
     found, graphs = generated(model, "shared")
-    assert (graphs.reason, graphs.replayed) == (None, NEW - 1)
-    assert "lay_out" in programs
+    assert (graphs.reasons, graphs.replayed[DECODE]) == ({}, NEW - 1)
+    assert "schedule_step" in programs
     assert ("rotate_append" in programs) == (model.config.positions == "rotary")
-    assert rowwise.row_kernel(rowwise.NormKernel, "plain", torch.zeros(2, 64)) is not None
+    assert rowwise.row_result(rowwise.NormKernel, "plain", lambda kernel: kernel, torch.zeros(2, 64)) is not None
     require_defined(model, found)
 
 
@@ -39,10 +41,10 @@ def test_recorded_decode_steps_say_what_the_definition_says(name, programs):
 def test_recorded_steps_with_prompts_say_what_the_definition_says(name, tokens, programs):
     model = model_of(name)
     found, graphs = generated_in_chunks(model, "shared", tokens)
-    assert graphs.reason is None
+    assert not graphs.reasons
     # All of the first steps: no program over whole prompts was started.
-    assert graphs.replayed == (1 if tokens == 32 else 2)
-    assert "lay_out_mixed" in programs
+    assert graphs.replayed[PROMPTS] == (1 if tokens == 32 else 2)
+    assert "schedule_step" in programs
     assert not [one for one in programs if one.startswith("attend") and one != "attend_paged"]
     require_defined(model, found)
 
@@ -52,7 +54,7 @@ def test_recorded_prompts_over_codes_or_rows_go_on_as_any(cache):
     model = model_of("gqa")
     found, graphs = generated_in_chunks(model, cache, 12)
     before, _ = generated(model, cache)
-    assert graphs.reason is None
+    assert not graphs.reasons
     assert [[token.id for token in one] for one in found] == [[token.id for token in one] for one in before]
 
 
@@ -64,8 +66,8 @@ def test_recorded_steps_over_states_of_fixed_size_say_what_the_definition_says(n
     if joined:
         join_projections(served)
     found, graphs = generated(served, "shared")
-    assert graphs.reason is None
-    assert graphs.replayed >= NEW - 1
+    assert not graphs.reasons
+    assert graphs.replayed[DECODE] >= NEW - 1
     assert programs.count("step_heads") >= 2 * (NEW - 1)
     assert "go_through" not in programs
     require_defined(model, found)
@@ -86,7 +88,7 @@ def test_projections_that_were_joined_say_the_same(name):
     joined = copy.deepcopy(model)
     join_projections(joined)
     after, graphs = generated(joined, "shared")
-    assert graphs.reason is None
+    assert not graphs.reasons
     assert [[token.id for token in tokens] for tokens in after] == [[token.id for token in tokens] for tokens in before]
 
 
@@ -95,7 +97,7 @@ def test_packed_weights_are_multiplied_as_they_lie_by_programs_alone(form, progr
     packed = model_of("gqa")
     quantize_model(packed, form, kernel=f"triton_{form}")
     found, graphs = generated(packed, "shared")
-    assert (graphs.reason, graphs.replayed) == (None, NEW - 1)
+    assert (graphs.reasons, graphs.replayed[DECODE]) == ({}, NEW - 1)
     products = [module for module in packed.modules() if isinstance(module, CodedLinear)]
     assert len(products) == 4 * len(packed.blocks) + (form == "int8")  # of int4 the head is int8, by the cheapest
     assert programs.count("multiply_codes") >= len(products) * NEW
@@ -111,8 +113,8 @@ def test_packed_weights_are_multiplied_as_they_lie_by_programs_alone(form, progr
 def test_mechanisms_without_a_static_step_run_as_ever_and_say_why(name):
     model = model_of(name)
     found, graphs = generated(model, "shared")
-    assert graphs.replayed == 0
-    assert EAGER[name] in graphs.reason
+    assert not graphs.replayed
+    assert EAGER[name] in graphs.reasons[DECODE]
     require_defined(model, found)
 
 
@@ -127,11 +129,11 @@ def uncompilable(monkeypatch, caplog):
 
     monkeypatch.setattr(Launch, "run", run)
     monkeypatch.setattr(dispatch, "_said", set())
-    rowwise.row_table.cache_clear()
+    installed_operation.cache_clear()
     with caplog.at_level(logging.WARNING):
         yield lambda: [found for record in caplog.records if "cannot run on" in (found := record.getMessage())]
     assert tried
-    rowwise.row_table.cache_clear()
+    installed_operation.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["gqa", "mla", "retnet", "gated_deltanet"])
@@ -140,7 +142,7 @@ def test_where_no_program_compiles_other_kernels_compute_and_each_is_said_once(n
     found, graphs = generated(model, "shared")
     require_defined(model, found)
     # What then computes states of fixed size asks the device for the same in every step, and is recorded.
-    assert (graphs.replayed >= NEW - 1) == (name in RECURRENT)
+    assert (graphs.replayed[DECODE] >= NEW - 1) == (name in RECURRENT)
     said = uncompilable()
     kernels = [line.split()[1] for line in said]
     assert len(set(kernels)) == len(kernels)

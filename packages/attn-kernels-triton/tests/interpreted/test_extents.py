@@ -12,7 +12,6 @@ from attn_core.errors import InvalidValue
 from attn_core.kernels.attend import PagedAttentionInputs
 from attn_core.kernels.recurrence import Steps
 from attn_kernels_triton.attention.attend import attend
-from attn_kernels_triton.fp8 import attend as attend_codes
 from attn_kernels_triton.paged.attend import attend_rows
 from attn_kernels_triton.recurrence.compute import by_chunks, by_token
 from attn_testing import oracle
@@ -70,12 +69,6 @@ def test_positions_that_32_bits_cannot_tell_apart_are_refused(name):
     given = {part: torch.zeros(1, 4, 1, 16) for part in ("query", "key", "value")}
     with pytest.raises(InvalidValue, match=f"^{name}.*{2**32}"):
         attend(asked(16), AttentionInputs(**given, **{name: torch.tensor([[0, 1, 2, 2**32]])}))
-
-
-def test_codes_that_would_fill_more_than_32_bits_count_are_refused():
-    query, key = rows(1, 4, 1, 16), rows(1, FAR // 32, 1, 16)
-    with pytest.raises(InvalidValue, match=r"^key: codes"):
-        attend_codes(asked(16), AttentionInputs(query=query, key=key, value=key))
 
 
 def paged(

@@ -17,8 +17,8 @@ from attn_core.modifiers import Alibi, RelativeBias, SoftCap, T5Bias
 from attn_kernels_triton.attention.attend import attend
 from attn_kernels_triton.attention.operators import attend_named
 from attn_kernels_triton.backends.attend import TritonAttend
+from attn_variants.attention.kernels import AttentionKernels
 from attn_variants.compute.dropout import new_dropout
-from attn_variants.plan import KernelPlan
 from calls import Call, results
 from engines import model_of
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -36,7 +36,7 @@ CALLS = {
 
 def in_graph(spec, operands, **options):
     """The output of one graph without a break, by a backend that keeps operators as they are."""
-    plan = KernelPlan(spec, "triton_attend")
+    plan = AttentionKernels(spec, "triton_attend")
 
     @torch.compile(fullgraph=True, backend="aot_eager", **options)
     def run(query, key, value, parameters):
@@ -90,7 +90,7 @@ def test_the_operator_is_one_node_of_the_graph():
 
     call = CALLS["causal of groups"]
     operands = call.operands()
-    plan = KernelPlan(call.spec, "triton_attend")
+    plan = AttentionKernels(call.spec, "triton_attend")
     torch.compile(lambda query: plan.run(dataclasses.replace(operands, query=query)), fullgraph=True, backend=look)(
         operands.query
     )
@@ -141,7 +141,7 @@ def test_weights_that_are_dropped_in_a_graph_are_those_that_are_dropped_elsewher
 def test_one_graph_draws_a_seed_for_every_call():
     torch._dynamo.reset()
     call = CALLS["sinks"]
-    operands, plan = call.operands(), KernelPlan(call.spec, "triton_attend")
+    operands, plan = call.operands(), AttentionKernels(call.spec, "triton_attend")
     counter = CompileCounterWithBackend("aot_eager")
 
     @torch.compile(fullgraph=True, backend=counter)
@@ -194,7 +194,7 @@ def test_packed_documents_in_a_graph_give_the_same_outputs_and_gradients(label, 
 @pytest.mark.parametrize("given", [{"dropout": DROPPED}, {"varlen": PACKED}, {"varlen": PACKED, "dropout": DROPPED}])
 def test_dropout_and_documents_are_part_of_the_one_node(given):
     call = PACKED_CALLS["causal"]
-    operands, plan = call.operands(**given), KernelPlan(call.spec, "triton_attend")
+    operands, plan = call.operands(**given), AttentionKernels(call.spec, "triton_attend")
 
     def compiled(look):
         run = torch.compile(

@@ -16,7 +16,7 @@ from attn_core.modifiers import Alibi, Modifier, RelativeBias, SoftCap, T5Bias
 from attn_core.scores import ScaledDot
 from attn_kernels_triton.paged import schedule
 from attn_kernels_triton.paged.attend import attend_rows
-from attn_kernels_triton.paged.schedule import RequestTokens, works
+from attn_kernels_triton.paged.host_plan import RequestTokens, works
 from attn_testing import oracle
 from bounds import require_close
 

@@ -1,4 +1,4 @@
-"""A program that the chip cannot compile is found by the operator of a graph, where another kernel computes."""
+"""A program that the chip cannot compile is found when its kernel is chosen for a graph, where another computes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from attn_core.kernels import dispatch
 from attn_core.kernels.recurrence import RecurrenceDispatcher
 from attn_core.modifiers import Alibi, T5Bias
 from attn_kernels_triton import launch
-from attn_kernels_triton.attention import operators as attention
 from attn_kernels_triton.attention.attend import attend
 from attn_kernels_triton.launch import Launch
-from attn_kernels_triton.recurrence import operators as recurrence
 from attn_kernels_triton.recurrence.compute import by_chunks
-from attn_variants.plan import KernelPlan
+from attn_variants.attention.kernels import AttentionKernels
 from calls import Call, results
 from engines import model_of
 from test_backward_refused import turns_back
@@ -55,15 +53,13 @@ def refused(monkeypatch, caplog):
     torch._dynamo.reset()
     with caplog.at_level(logging.WARNING):
         yield refuse
-    for operator in (attention.OPERATOR, recurrence.OPERATOR):
-        operator.forget()
 
 
 def compiled(backend="aot_eager"):
     """The gradients and output of a plan that chooses by itself, in one graph without a break."""
 
     def run(spec, operands):
-        plan = KernelPlan(spec)
+        plan = AttentionKernels(spec)
 
         @torch.compile(fullgraph=True, backend=backend)
         def of(query, key, value, parameters):
@@ -106,7 +102,7 @@ def test_inductors_graphs_give_way_too(refused):
 
 def test_a_kernel_that_was_asked_for_by_name_raises_in_a_graph(refused):
     call = CALLS["causal of groups"]
-    operands, plan = call.operands(), KernelPlan(call.spec, "triton_attend")
+    operands, plan = call.operands(), AttentionKernels(call.spec, "triton_attend")
     refused(REFUSED["all"])
     run = torch.compile(
         lambda query: plan.run(dataclasses.replace(operands, query=query)), fullgraph=True, backend="aot_eager"
@@ -118,7 +114,7 @@ def test_a_kernel_that_was_asked_for_by_name_raises_in_a_graph(refused):
 def test_other_errors_of_an_operator_are_raised(monkeypatch):
     torch._dynamo.reset()
     call = CALLS["causal of groups"]
-    operands, plan = call.operands(), KernelPlan(call.spec)
+    operands, plan = call.operands(), AttentionKernels(call.spec)
 
     def full(*_):
         raise torch.OutOfMemoryError("no memory is left")

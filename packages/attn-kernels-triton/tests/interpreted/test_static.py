@@ -15,7 +15,7 @@ from static_steps import PADDED, PROMPTS, STEPS, WIDTH, inputs, prepared, static
 @pytest.fixture(autouse=True)
 def few_processors(monkeypatch):
     """An interpreter's time goes by programs, and there are as many as processors are to be kept busy."""
-    monkeypatch.setattr("attn_kernels_triton.paged.bucket.processors", lambda _: 6)
+    monkeypatch.setattr("attn_kernels_triton.paged.step.processors", lambda _: 6)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def few_processors(monkeypatch):
 def test_a_static_step_computes_what_a_planned_one_does(name, cache):
     layer, planned = prepared(name, cache)
     _, store = prepared(name, cache)
-    static = store.static_decode(PADDED, 1024)
+    static = store.static_step(PADDED, PADDED, 1024)
     for step in range(STEPS):
         batch = RaggedBatch.of((1, 1, 1), [prompt + step for prompt in PROMPTS], torch.tensor)
         with torch.inference_mode():
@@ -45,12 +45,12 @@ def test_a_static_step_computes_what_a_planned_one_does(name, cache):
 @pytest.mark.parametrize(("name", "cache"), [("gqa", "shared"), ("sliding_window", "paged"), ("mla", "paged")])
 def test_two_static_steps_start_the_same_programs_over_the_same_memory(name, cache, monkeypatch):
     layer, store = prepared(name, cache)
-    static = store.static_decode(PADDED, 1024)
+    static = store.static_step(PADDED, PADDED, 1024)
     seen: list[tuple] = []
     run = Launch.run
 
     def recorded(self, device):
-        tables = {"numbers", "positions", "contexts"}
+        tables = {"numbers", "positions", "contexts", "starts"}
         fields = self.call._asdict() if hasattr(self.call, "_asdict") else {}
         addresses = tuple(fields[name].data_ptr() for name in sorted(tables & fields.keys()))
         seen.append((self.program.__name__, self.programs, addresses))
@@ -62,18 +62,18 @@ def test_two_static_steps_start_the_same_programs_over_the_same_memory(name, cac
         seen.clear()
         static_step(layer, static, step)
         steps.append(list(seen))
-    assert any(name == "lay_out" for name, _, _ in steps[0])
+    assert any(name == "schedule_step" for name, _, _ in steps[0])
     assert steps[0] == steps[1] == steps[2]
 
 
 def test_who_asks_the_host_for_lengths_is_refused():
     _, store = prepared("gqa", "paged")
-    static = store.static_decode(PADDED, 1024)
-    static.load([0], [5], [0], PADDED)
+    static = store.static_step(PADDED, PADDED, 1024)
+    static.load([0], [5], [1], [0], PADDED)
     with pytest.raises(NotGraphSafe, match="number of cached tokens"):
-        _ = static.batch(PADDED).contexts
+        _ = static.batch(PADDED, 1).contexts
     with pytest.raises(NotGraphSafe, match="gathered"):
-        static.view(PADDED)["layer"]["kv"].rows(range(PADDED))
+        static.view(PADDED, 1)["layer"]["kv"].rows(range(PADDED))
 
 
 @pytest.mark.parametrize(("name", "cache"), [("linear", "contiguous"), ("gqa", "contiguous"), ("gqa", "kivi")])
@@ -83,4 +83,4 @@ def test_states_and_caches_without_blocks_say_why_not(name, cache):
     specs = {"layer": mechanism.state(config)}
     store = installed().caches.get(cache).create(specs, StoreSize(tokens=1024, requests=2))
     with pytest.raises(NotGraphSafe):
-        store.static_decode(2, 1024)
+        store.static_step(2, 2, 1024)

@@ -36,17 +36,18 @@ def rows_of(number: int, count: int) -> torch.Tensor:
 
 def step_of(layer, static, at: list[tuple[int, int]], rows: torch.Tensor) -> torch.Tensor:
     """A static step of requests with their positions, padded with rows that mean nothing."""
-    static.load([0] * len(at), [position for _, position in at], [request for request, _ in at], PADDED)
+    positions, names = [position for _, position in at], [request for request, _ in at]
+    static.load([0] * len(at), positions, [1] * len(at), names, PADDED)
     padded = torch.cat([rows, torch.full((PADDED - len(at), WIDTH), 9.0, dtype=rows.dtype)])
     with torch.inference_mode():
-        return layer.step(padded, static.batch(PADDED), static.view(PADDED)["layer"])[: len(at)]
+        return layer.step(padded, static.batch(PADDED, 1), static.view(PADDED, 1)["layer"])[: len(at)]
 
 
 @pytest.mark.parametrize("name", CACHES)
 def test_static_steps_after_prompts_compute_what_the_layer_defines_in_float64(name, programs):
     layer, store = prepared(name, CACHES[name], PROMPTS)
     exact, (_, plain) = copy.deepcopy(layer).double(), prepared(name, CACHES[name], PROMPTS)
-    static, computed = store.static_decode(PADDED, 1024), list(PROMPTS)
+    static, computed = store.static_step(PADDED, PADDED, 1024), list(PROMPTS)
     for number, order in enumerate(ORDERS):
         rows, contexts = rows_of(number, len(order)), [computed[request] for request in order]
         batch = RaggedBatch.of((1,) * len(order), contexts, torch.tensor)
@@ -66,7 +67,7 @@ def test_static_steps_after_prompts_compute_what_the_layer_defines_in_float64(na
 @pytest.mark.parametrize("name", CACHES)
 def test_a_request_that_begins_in_the_slot_of_another_begins_anew(name):
     layer, store = prepared(name, CACHES[name], PROMPTS)
-    static, row = store.static_decode(PADDED, 1024), rows_of(0, 1)
+    static, row = store.static_step(PADDED, PADDED, 1024), rows_of(0, 1)
     store.release(0)
     assert store.admit(7)
     assert store.reserve(7, 2)
@@ -79,7 +80,7 @@ def test_a_request_that_begins_in_the_slot_of_another_begins_anew(name):
 @pytest.mark.parametrize("name", CACHES)
 def test_static_steps_start_the_same_programs_over_the_same_memory(name, monkeypatch):
     layer, store = prepared(name, CACHES[name], PROMPTS)
-    static, steps, seen = store.static_decode(PADDED, 1024), [], []
+    static, steps, seen = store.static_step(PADDED, PADDED, 1024), [], []
     run = Launch.run
 
     def recorded(self, device):
@@ -112,7 +113,7 @@ def test_a_kernel_that_was_asked_for_by_name_is_not_replaced(name, programs):
         return
     layer.plan = type(layer.plan)(installed().kernels, "plain_recurrent")
     programs.clear()
-    step_of(layer, store.static_decode(PADDED, 1024), [(1, PROMPTS[1])], rows_of(0, 1))
+    step_of(layer, store.static_step(PADDED, PADDED, 1024), [(1, PROMPTS[1])], rows_of(0, 1))
     assert not {"step_heads", "go_through"} & set(programs)
 
 

@@ -10,6 +10,7 @@ import torch
 from attn_core import installed
 from attn_core.errors import InvalidValue, KernelRefused
 from attn_core.kernels.linear import BLOCK_FORMATS, LinearProblem, choose_linear
+from attn_engine.graphs import DECODE
 from attn_kernels_triton import products
 from attn_kernels_triton.backends.linears import HELD_BITS
 from attn_kernels_triton.products import CodedLinear
@@ -102,7 +103,7 @@ def test_a_model_is_served_in_the_blocks_of_its_file(monkeypatch, programs):
             module.weight = nn.Parameter(kept, requires_grad=False)
     join_projections(model, torch.bfloat16)
     found, graphs = generated(model, "shared")
-    assert (graphs.reason, graphs.replayed) == (None, NEW - 1)
+    assert (graphs.reasons, graphs.replayed[DECODE]) == ({}, NEW - 1)
     stored = [module for module in model.modules() if isinstance(module, CodedLinear)]
     assert {layer.form for layer in stored} == {"q8_0"}
     assert len(stored) >= 3 * len(model.blocks)

@@ -12,7 +12,7 @@ from attn_core.distributions import SoftmaxWithSink
 from attn_core.kernels.attend import PagedAttentionInputs
 from attn_core.modifiers import Alibi, T5Bias
 from attn_kernels_triton.paged.attend import attend_rows
-from attn_kernels_triton.paged.schedule import draft_trees_of
+from attn_kernels_triton.paged.host_plan import draft_trees_of
 from bounds import require_close
 from test_paged import POOL, Step, by_definition
 

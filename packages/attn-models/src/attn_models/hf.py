@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from attn_core import (
 from attn_core.dropout import Dropout
 from attn_core.errors import Incompatible, MissingPackage, UserError
 from attn_core.kernels.attend import AttendKernel, attend_problem
-from attn_core.kernels.dispatch import KernelTable
+from attn_core.kernels.dispatch import Operation
 from attn_core.modifiers import SoftCap
 from attn_core.scores import ScaledDot
 from torch import Tensor
@@ -146,9 +146,9 @@ def drawn_dropout(probability: float) -> Dropout | None:
 
 @lru_cache(256)
 def _kernel(spec: AttentionSpec, dtype: torch.dtype, device: str, flags: tuple[bool, bool]) -> AttendKernel:
-    problem = attend_problem(
-        spec,
-        dtype=str(dtype).removeprefix("torch."),
+    operation: Operation[AttendKernel] = Operation(installed().kernels, AttendKernel, partial(attend_problem, spec))
+    return operation.require(
+        dtype=dtype,
         device=device,
         gradients=flags[0],
         dropout=flags[1],
@@ -158,7 +158,6 @@ def _kernel(spec: AttentionSpec, dtype: torch.dtype, device: str, flags: tuple[b
         queries=0,
         keys=0,
     )
-    return KernelTable(installed().kernels, AttendKernel, lambda: problem).require()
 
 
 def materialised_mask(*arguments: Any, **words: Any) -> Tensor:

@@ -10,12 +10,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jinja2
 import pytest
 import tokenizers
 from attn_core.errors import Unavailable, UserError
 from attn_models.tokenizers import Tokenizer, chat
 from attn_models.tokenizers.chat import TemplateWorker
-from attn_models.tokenizers.settings import TokenizerSettings
+from attn_models.tokenizers.settings import SPECIAL_TOKENS, TokenizerSettings
 
 
 @pytest.fixture
@@ -81,6 +82,32 @@ def test_a_template_writes_what_it_does_in_transformers(template: str) -> None:
     transformers = pytest.importorskip("transformers.utils.chat_template_utils")
     theirs, _ = transformers.render_jinja_template([messages], tools=None, documents=None, chat_template=template)
     assert ours == theirs[0]
+
+
+NAMED = [
+    "{% if bos_token is defined %}{{ bos_token }}{% else %}none{% endif %}",
+    "{% if eos_token is not defined %}none{% endif %}{{ eos_token }}",
+    "{{ bos_token + 'a' }}",
+    "{{ sep_token }}{{ cls_token }}{{ mask_token }}{{ pad_token }}{{ unk_token }}",
+]
+"""What published templates do with special tokens."""
+
+
+@pytest.mark.parametrize("tokens", [{}, {"eos_token": "</s>"}, dict.fromkeys(SPECIAL_TOKENS, "a")], ids=len)
+@pytest.mark.parametrize("template", NAMED)
+def test_a_special_token_that_a_model_lacks_is_undefined_as_in_transformers(template: str, tokens: dict) -> None:
+    transformers = pytest.importorskip("transformers")
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
+    peer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **tokens)
+    ours = Tokenizer(backend, TokenizerSettings(chat_template=template, **tokens))
+    messages = [{"role": "user", "content": "a"}]
+    try:
+        wanted = peer.apply_chat_template(messages, tokenize=False)
+    except jinja2.UndefinedError:
+        with pytest.raises(UserError):
+            ours.render_chat(messages)
+    else:
+        assert ours.render_chat(messages) == wanted
 
 
 LONG = "{% for i in range(50) %}{% for j in range(10000) %}{% set x = i * j %}{% endfor %}{% endfor %}x"

@@ -12,14 +12,13 @@ from attn_schema.schema import Schema
 
 
 class ModelState(StrEnum):
-    """The lifecycle state of a model. ELSEWHERE: another gateway serves it. UNKNOWN: not known to this version."""
+    """The lifecycle state of a model. UNKNOWN: not known to this version."""
 
     UNKNOWN = "unknown"
     LOADING = "loading"
     SERVING = "serving"
     DRAINING = "draining"
     FAILED = "failed"
-    ELSEWHERE = "elsewhere"
 
 
 class ModelInfo(Schema, frozen=True, kw_only=True):

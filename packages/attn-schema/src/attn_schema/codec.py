@@ -1,6 +1,7 @@
 """Conversion of nouns (the data classes of `attn_schema`) to protobuf messages and back, by field name.
 
-A noun becomes the message of the same name in package `attn.v1`; `MESSAGES` lists the exceptions.
+A noun becomes the message of the same name in package `attn.v1`; `MESSAGES` lists the exceptions. The nouns of other
+packages name their message class themselves, as the class variable `MESSAGE`.
 Enumerations are matched by the names of their members, `FinishReason.STOP` and `FINISH_REASON_STOP`; absent fields take
 the noun's defaults; a tuple in a oneof is a message with one repeated field, as protobuf has no repeated oneof fields.
 """
@@ -17,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import msgspec
 from attn.v1 import catalog_pb2, common_pb2, inference_pb2, model_pb2, training_pb2
-from attn_core.errors import InvalidValue
+from attn_core.errors import InvalidValue, UserError
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -48,6 +49,12 @@ RANGES = {
 }
 
 
+class InvalidMessage(UserError):  # noqa: N818 - named as its family in attn_core.errors
+    """The bytes are not the protobuf message that is expected."""
+
+    reason = "INVALID_MESSAGE"
+
+
 @dataclass(frozen=True)
 class _Codec:
     """The conversion of one field: `read` turns the message's value into the noun's, `write` sets it in a message."""
@@ -65,6 +72,9 @@ class _Codec:
 @functools.cache
 def message_class(noun: type[msgspec.Struct]) -> type[Message]:
     """The protobuf message class of a noun; raises `LookupError` for a noun without a message."""
+    own = getattr(noun, "MESSAGE", None)
+    if own is not None:
+        return cast("type[Message]", own)
     name = MESSAGES.get(noun.__name__, noun.__name__)
     for module in MODULES:
         if hasattr(module, name):
@@ -95,6 +105,21 @@ def to_message(value: msgspec.Struct) -> Any:
     message = message_class(type(value))()
     _fill(message, value)
     return message
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    """The bytes of a noun's message; raises as `to_message`."""
+    return cast("bytes", to_message(value).SerializeToString())
+
+
+def parsed(noun: type[msgspec.Struct], data: bytes) -> Message:
+    """The message of a noun from its bytes; raises `InvalidMessage`."""
+    kind = message_class(noun)
+    try:
+        return kind.FromString(data)
+    except Exception as error:
+        text = f"the request is not a valid message {kind.DESCRIPTOR.name}: wrong bytes, or text that is not UTF-8"
+        raise InvalidMessage(text, expected=kind.DESCRIPTOR.full_name) from error
 
 
 def from_message(noun: type[Noun], message: Message) -> Noun:
@@ -180,7 +205,7 @@ def _message_kind(name: str, element: Any, field: Any) -> Kind:
             lambda target, value: _add_all(getattr(target, name), value),
         )
     elif is_noun(element) and message is message_class(element).DESCRIPTOR:
-        kind = lambda value: from_message(element, value), lambda target, value: _fill_part(target, name, value)
+        kind = partial(_read_part, element, name), lambda target, value: _fill_part(target, name, value)
     else:
         kind = _wrapped_kind(name, element, message)
     return kind
@@ -243,6 +268,14 @@ def _datetime(value: Any) -> datetime:
 
 def _setter(name: str) -> Callable[[Any, Any], None]:
     return lambda target, value: setattr(target, name, value)
+
+
+def _read_part(noun: Any, name: str, message: Message) -> Any:
+    try:
+        return from_message(noun, message)
+    except InvalidValue as error:
+        error.metadata["field"] = noun.path_in(name, str(error.metadata.get("field")))
+        raise
 
 
 def _fill_part(target: Any, name: str, value: Any) -> None:

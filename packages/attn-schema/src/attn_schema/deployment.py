@@ -18,7 +18,7 @@ benchmarks/disaggregated_prefill.py."""
 
 
 class DeploymentConfig(Checked, frozen=True, kw_only=True):
-    """The number of engines that serve a model. Without any option it is one engine, in a Ray actor of its own.
+    """The number of engines that serve a model. Without any option it is one engine, in a process of its own.
 
     With `replicas` or `max_replicas` the engines are a Ray Serve deployment: a fixed number, or autoscaled with the
     load. With `prefill_replicas` in addition, those engines decode, and further engines compute long prompts

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from attn_core.errors import InvalidValue
@@ -16,6 +18,10 @@ AUTO = "auto"
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:(?P<index>0|[1-9]\d{0,2}))?")
 DEVICES = "auto, cpu, cuda, cuda:INDEX or mps"
 """The allowed device names, as shown in error messages."""
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The environment variable with the GPUs that a process may use."""
+NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 Device: TypeAlias = Annotated[
     str,
@@ -31,6 +37,13 @@ def require_device(field: str, device: str) -> None:
     """Raise `InvalidValue` unless `device` is a valid device name; whether this machine has it is not checked."""
     if not DEVICE.fullmatch(device):
         raise InvalidValue.of(field, device, DEVICES)
+
+
+def visible_gpus() -> list[str]:
+    """The NVIDIA GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them, found without torch."""
+    if VISIBLE in os.environ:
+        return [name.strip() for name in os.environ[VISIBLE].split(",") if name.strip() not in {"", "-1"}]
+    return [str(index) for index, _ in enumerate(NVIDIA_GPUS.iterdir())] if NVIDIA_GPUS.is_dir() else []
 
 
 class DeviceConfig(Checked, frozen=True, kw_only=True):

@@ -67,7 +67,7 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
         Meta(
             gt=0, le=1,
             description="Fraction of a GPU's memory for weights, activations and KV cache together; also the fraction "
-            "of a GPU that is requested from Ray.",
+            "of a GPU that is reserved for the engine.",
         ),
     ] = 0.9  # fmt: skip
     max_num_seqs: Annotated[
@@ -165,6 +165,14 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
             extra={"wire": False, "flag": False},
         ),
     ] = {}  # noqa: RUF012 - msgspec copies it  # fmt: skip
+    fingerprint: Annotated[
+        str,
+        Meta(
+            description="Fingerprint of the model's files; an engine that finds other files is not started. A server "
+            "sets it, so that engines that start later serve what was loaded.",
+            extra={"wire": False, "flag": False},
+        ),
+    ] = ""  # fmt: skip
 
     def with_defaults(self, device_type: str) -> Self:
         """A copy in which unset `max_num_seqs` and `max_num_batched_tokens` have the defaults of this device type, such

@@ -130,6 +130,12 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidValue.of(f"{place}{'.' if place else ''}{info.name}", None, "a value; it has no default")
         return cls(**{name: checked(known[name], value) for name, value in values.items()})
 
+    @classmethod
+    def path_in(cls, holder: str, name: str) -> str:
+        """How errors name a field of this noun in the field `holder` of a request: by its name alone."""
+        del holder
+        return name
+
     def replace(self, **changes: Any) -> Self:
         """A copy with these fields changed."""
         return msgspec.structs.replace(self, **changes)

@@ -74,8 +74,9 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
         Path,
         Meta(
             description="File with bearer tokens, one per line, each followed by settings of its tenant, such as "
-            "`tenant=ann role=user weight=2 max_running=4 requests_per_minute=60 tokens_per_minute=20000 max_models=2`;"
-            " it must be readable by its owner only, and is read again when it changes or at SIGHUP.",
+            "`tenant=ann role=user weight=2 max_running=4 requests_per_minute=60 tokens_per_minute=20000 max_models=2 "
+            "max_memory_bytes=8e9`; it must be readable by its owner only, and is read again when it changes or at "
+            "SIGHUP.",
         ),
     ] | None = None  # fmt: skip
     tls_cert: Annotated[Path, Meta(description="Certificate chain for TLS (PEM).")] | None = None
@@ -113,8 +114,12 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
             description="Folder for models and jobs; ~/.local/share/attn if not given.", extra={"envvar": "ATTN_HOME"}
         ),
     ] | None = None  # fmt: skip
+    ray: Annotated[
+        bool,
+        Meta(description="Run models and jobs on Ray, which is started on this machine unless RAY_ADDRESS is set."),
+    ] = False
     cpus: Annotated[
-        int, Meta(ge=1, le=MAX_CPUS, description="CPUs of the server's own Ray instance; all if not given.")
+        int, Meta(ge=1, le=MAX_CPUS, description="CPUs for the workers of training jobs; all if not given.")
     ] | None = None  # fmt: skip
     shutdown_timeout: Annotated[
         float, Meta(ge=0, description="Seconds that running calls may take to finish at shutdown.")

@@ -221,6 +221,11 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
                 "bleu_sentences", self.evaluation.bleu_sentences, "0 unless the model is an encoder-decoder"
             )
 
+    @classmethod
+    def path_in(cls, holder: str, name: str) -> str:
+        """How errors name a field of this noun in the field `holder` of a request, such as config.optimizer.steps."""
+        return f"{holder}.{field_path(name)}"
+
 
 @functools.cache
 def field_path(name: str) -> str:

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from attn_core.kernels import devices
 from attn_core.kernels.measured import table_here
-from attn_core.kernels.rowwise import row_table
+from attn_core.plugins.catalog import installed_operation
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -68,7 +68,7 @@ def fake_gpu(gpu: devices.Gpu = H200) -> Iterator[list[str]]:
         if find_spec("triton") and find_spec("attn_kernels_triton"):
             launch = importlib.import_module("attn_kernels_triton.launch").Launch
             stack.enter_context(patch.object(launch, "run", lambda self, _: started.append(self.program.__name__)))
-        for cached in (row_table, table_here):
+        for cached in (installed_operation, table_here):
             cached.cache_clear()
             stack.callback(cached.cache_clear)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))

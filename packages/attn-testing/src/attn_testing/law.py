@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from typing import Any, ClassVar
 
 import torch
@@ -51,10 +52,12 @@ def require_within(actual: Tensor, expected: Tensor, what: str, error: float) ->
 class Law:
     """Base class of a law. Its `test_` methods take a `case`, one configuration under test, or the whole `subject`.
 
-    `cases_at_most` limits a slow law to that many cases, spread over all of them; None checks every case.
+    `cases_at_most` limits a slow law to that many cases, and `usual_cases` does so in a run without `--every-case`.
+    Which they are differs by law and subject, so that together all are tested; None checks every case.
     """
 
     cases_at_most: ClassVar[int | None] = None
+    usual_cases: ClassVar[int | None] = None
 
     @classmethod
     def excuse(cls, case: Any) -> str | None:
@@ -78,17 +81,35 @@ class Law:
         return [name for name in vars(cls) if name.startswith("test_")]
 
     @classmethod
-    def applicable(cls, cases: list[Any]) -> tuple[list[Any], str]:
-        """The cases to check, and the reason if there are none."""
-        excuses = [cls.excuse(case) for case in cases]
-        chosen = [case for case, excuse in zip(cases, excuses, strict=True) if excuse is None]
-        if not chosen:
-            reasons = sorted({excuse for excuse in excuses if excuse})
-            return [], "; ".join(reasons) or "there are no cases"
-        most = cls.cases_at_most or len(chosen)
-        if most >= len(chosen):
-            return chosen, ""
-        return [chosen[i * (len(chosen) - 1) // max(1, most - 1)] for i in range(most)], ""
+    def usually(cls, case: Any) -> int | None:
+        """How many cases of the subject of this one a run without `--every-case` checks at most; None: every one."""
+        return cls.usual_cases
+
+    @classmethod
+    def applicable(cls, cases: list[Any], subject: str = "", *, every: bool = True) -> tuple[list[Any], str]:
+        """The cases to check, and the reason if there are none.
+
+        If not all are checked, those are whose names come first in an order that differs by law and `subject`, a name.
+        """
+        limits = [cls.cases_at_most, None if every or not cases else cls.usually(cases[0])]
+        most = min((limit for limit in limits if limit is not None), default=len(cases))
+        order = sorted(cases, key=lambda case: zlib.crc32(f"{cls.title()} {subject} {case.label}".encode()))
+        chosen: list[Any] = []
+        reasons: set[str] = set()
+        for case in order if most < len(cases) else cases:
+            if len(chosen) == most:
+                break
+            if (excuse := cls.excuse(case)) is None:
+                chosen.append(case)
+            else:
+                reasons.add(excuse)
+        if chosen:
+            return sorted(chosen, key=cases.index), ""
+        return [], "; ".join(sorted(reasons)) or "there are no cases"
+
+
+SHARED_LAYER_CASES = 3
+"""The usual cases of a mechanism whose layer is that of all specs: what the layer does, other mechanisms test too."""
 
 
 class MechanismLaw(Law):
@@ -102,6 +123,10 @@ class MechanismLaw(Law):
         if missing:
             return f"{case.mechanism.name} does not declare {' and '.join(missing)}"
         return cls.silent_on(case)
+
+    @classmethod
+    def usually(cls, case: Any) -> int | None:
+        return cls.usual_cases or (SHARED_LAYER_CASES if case.has_shared_layer else None)
 
     @classmethod
     def silent_on(cls, case: Any) -> str | None:

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 from attn_core.kernels import devices
 from attn_core.kernels.measured import table_here
-from attn_core.kernels.rowwise import row_table
+from attn_core.plugins.catalog import installed_operation
 from torch import Tensor
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -416,11 +416,11 @@ def pretended_gpu(gpu: devices.Gpu = H200) -> Iterator[PretendCuda]:
         if find_spec("triton") and find_spec("attn_kernels_triton"):
             launches = importlib.import_module("attn_kernels_triton.launch")
             stack.enter_context(patch.object(launches.Launch, "run", run))
-            for module in ("launch", "paged.bucket", "paged.mixed", "products", "attention.backward"):
+            for module in ("launch", "paged.step", "products", "attention.backward"):
                 owner = importlib.import_module(f"attn_kernels_triton.{module}")
                 stack.enter_context(patch.object(owner, "processors", lambda _: launches.USUAL))
         # Clear what was cached for a machine without a GPU, or with another one.
-        for cached in (row_table, table_here):
+        for cached in (installed_operation, table_here):
             cached.cache_clear()
             stack.callback(cached.cache_clear)
         yield stack.enter_context(counter)

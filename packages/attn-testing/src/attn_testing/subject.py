@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from attn_core import Capability, Mechanism, MechanismConfig, Rotary, Source, StateSpecs, configure, installed
 from attn_core.checks import require_whole
+from attn_core.declared import DeclaredMechanism
 from attn_core.options import option_fields
 from torch import Tensor
 
@@ -59,6 +60,23 @@ class Case:
         """Random inputs [*shape, width], float64, N(0, 1), from `seed`."""
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(*shape, self.config.hidden_size, generator=generator, dtype=torch.float64)
+
+    @cached_property
+    def refusal(self) -> Exception | None:
+        """Why the layer cannot be built although the config is accepted; None if it can."""
+        try:
+            self.layer  # noqa: B018
+        except Exception as error:  # noqa: BLE001  # a mechanism may raise anything; the law `settings` says so
+            return error
+        return None
+
+    @property
+    def has_shared_layer(self) -> bool:
+        """Whether the layer is the one that computes every spec."""
+        own = type(self.mechanism)
+        if not issubclass(own, DeclaredMechanism):
+            return False
+        return own.build is DeclaredMechanism.build and own.inner is DeclaredMechanism.inner
 
     @property
     def cross(self) -> bool:
@@ -196,14 +214,20 @@ class Subject:
         return installed().mechanisms.get(self.given) if isinstance(self.given, str) else self.given
 
     @property
-    def cases(self) -> list[Case]:
-        """A case for every setting that the mechanism accepts, in each declared mode; then those of the sketch."""
+    def configured(self) -> list[Case]:
+        """A case for every accepted config, in each declared mode; then those of the sketch. No layer is built."""
         return [tried for tried in (*self._tried, *self._sketched) if isinstance(tried, Case)]
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """The configured cases whose layer can be built."""
+        return [case for case in self.configured if case.refusal is None]
 
     @property
     def refusals(self) -> list[Refusal]:
         """Every setting that the mechanism did not accept."""
-        return [tried for tried in self._tried if isinstance(tried, Refusal)]
+        tried = [(one, one.refusal) if isinstance(one, Case) else (one, one.error) for one in self._tried]
+        return [Refusal(one.label, one.setting, error) for one, error in tried if error is not None]
 
     @property
     def modes(self) -> list[Setting]:
@@ -217,7 +241,7 @@ class Subject:
     @cached_property
     def _tried(self) -> list[Case | Refusal]:
         return [
-            self.attempt({**setting, **mode})
+            self._configured({**setting, **mode})
             for setting in self._promised()
             for mode in self.modes
             if not (mode.get("cross") and setting.get("rotary"))
@@ -231,7 +255,7 @@ class Subject:
             return []
         settings = list(self._promised())
         tried = [
-            self.attempt({**setting, **mode}, **further)
+            self._configured({**setting, **mode}, **further)
             for setting in (settings[:1] if len(settings) == 1 else [settings[0], settings[-1]])
             for mode in self.modes
             if not (mode.get("cross") and setting.get("rotary"))
@@ -255,15 +279,19 @@ class Subject:
                 yield {"max_seq_len": self.context, **setting}
 
     def attempt(self, setting: Setting, **options: Any) -> Case | Refusal:
-        """The case of a setting, with some options changed, or its refusal."""
+        """The case of a setting, with some options changed, or its refusal; the layer is built."""
+        case = self._configured(setting, **options)
+        refused = isinstance(case, Case) and case.refusal
+        return Refusal(case.label, setting, refused) if refused else case
+
+    def _configured(self, setting: Setting, **options: Any) -> Case | Refusal:
         label = label_of(setting)
         try:
             config = configure(self.mechanism, {**self.options, **options}, **setting)
-            case = Case(self.mechanism, config, setting, label, self.longest)
-            case.layer  # noqa: B018  # building may refuse what the config alone could not
+            self.mechanism.state(config)  # reads the spec, which may refuse what the config alone could not
         except Exception as error:  # noqa: BLE001  # a mechanism may raise anything; the law `settings` says so
             return Refusal(label, setting, error)
-        return case
+        return Case(self.mechanism, config, setting, label, self.longest)
 
 
 def label_of(setting: Setting) -> str:

@@ -48,12 +48,18 @@ class Suite:
             if name in vars(cls) and cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
                 raise TypeError(f"{cls.__qualname__}.{name} is defined by attn_testing and must not be overridden")
 
+    @classmethod
+    def chosen(cls, law: type[Law], *, every: bool) -> tuple[list[Any], str]:
+        """The cases that a law checks, all or those of a usual run, and the reason if there are none."""
+        return law.applicable(cls.subject().cases, cls.__qualname__, every=every)
+
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Parametrise each law by its cases; a law without any becomes one skipped test with the reason."""
         if "case" in metafunc.fixturenames:
             law = law_of(type(self), metafunc.definition.originalname or metafunc.definition.name)
-            cases, why = law.applicable(self.subject().cases)
-            if cases and not metafunc.config.getoption("--every-case", default=False):
+            every = metafunc.config.getoption("--every-case", default=True)
+            cases, why = self.chosen(law, every=every)
+            if cases and not every:
                 cases, why = untested(metafunc.config, law, cases), "other classes test each part of its cases"
             skipped = [pytest.param(None, id="none", marks=pytest.mark.skip(reason=why))]
             metafunc.parametrize("case", [pytest.param(case, id=case.label) for case in cases] or skipped)
@@ -147,6 +153,17 @@ class MechanismSuite(Suite):
         return Subject(cls.mechanism, cls.options, cls.settings)
 
     @classmethod
+    def chosen(cls, law: type[Law], *, every: bool) -> tuple[list[Any], str]:
+        """The same of all configured cases: whether their layers can be built is known when a test runs."""
+        return law.applicable(cls.subject().configured, cls.__qualname__, every=every)
+
+    @pytest.fixture(autouse=True)
+    def _can_be_built(self, request: pytest.FixtureRequest) -> None:
+        case = getattr(request.node, "callspec", None) and request.node.callspec.params.get("case")
+        if case is not None and case.refusal is not None:
+            pytest.skip(str(case.refusal))
+
+    @classmethod
     def reported(cls) -> str:
         """The name of the mechanism."""
         return str(cls.subject().mechanism.name)
@@ -159,6 +176,7 @@ class MechanismLaws(
     laws.EveryOptionActs,
     laws.Settings,
     laws.Undeclared,
+    laws.Abilities,
     laws.RowSums,
     laws.WeightsOfOutput,
     laws.CausalityByPerturbation,

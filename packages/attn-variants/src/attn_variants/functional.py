@@ -16,8 +16,8 @@ from attn_core.scores import ScaledDot, Score
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
+from attn_variants.attention.kernels import AttentionKernels
 from attn_variants.compute.dropout import new_dropout
-from attn_variants.plan import KernelPlan
 from attn_variants.tensor_masks import with_tensor, without_tensors
 
 LAYOUT = "[batch, num_heads, length, head_dim] or [num_heads, length, head_dim]"
@@ -145,9 +145,9 @@ class Family:
 
 
 @lru_cache(maxsize=256)
-def kernels_for(spec: AttentionSpec, name: str | None) -> KernelPlan:
-    """The kernel plan of a spec, cached across calls."""
-    return KernelPlan(spec, name)
+def kernels_for(spec: AttentionSpec, name: str | None) -> AttentionKernels:
+    """The kernels of a spec, cached across calls."""
+    return AttentionKernels(spec, name)
 
 
 def causal_mask(mask: Mask | None, *, is_causal: bool) -> Mask:

@@ -13,12 +13,12 @@ from attn_core.checks import require_whole
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
 
+from attn_variants.attention.layer import SpecLayer
+from attn_variants.compute.dropout import with_dropout
 from attn_variants.compute.plain import attention_weights, dropped, summed
 from attn_variants.display import describe, summary
 from attn_variants.functional import causal_mask, kernels_for, require_tensors
-from attn_variants.layer_utils import with_dropout
 from attn_variants.layers import configured
-from attn_variants.spec_layer import SpecLayer
 from attn_variants.tensor_masks import with_tensor, without_tensors
 
 Result = tuple[Tensor, Tensor | None]

@@ -46,7 +46,7 @@ def attn_spec_layers() -> list[Callable[..., Any]]:
 
 def spec_layer(spec: AttentionSpec, config: MechanismConfig, inner: InnerAttention | None = None) -> Any:
     """Build a `SpecLayer` around `inner`, with randomly initialised weights."""
-    from attn_variants.spec_layer import SpecLayer
+    from attn_variants.attention.layer import SpecLayer
 
     layer = SpecLayer(
         spec,

@@ -20,10 +20,10 @@ from attn_core.masks import (
     Strided,
 )
 from attn_core.masks.layout import seen_by, tiled
+from attn_variants.attention.kernels import AttentionKernels
 from attn_variants.compute import plain
 from attn_variants.compute.block_sparse.attend import attend
 from attn_variants.compute.block_sparse.layout import parts
-from attn_variants.plan import KernelPlan
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MASKS = [
@@ -188,12 +188,12 @@ def test_it_is_chosen_where_little_is_left_and_not_where_all_is_or_calls_are_sho
 
 def test_a_layer_chooses_by_the_length_of_its_call():
     spec = AttentionSpec(heads=heads(1, 1), mask=Window(left=16))
-    plan, names = KernelPlan(spec), []
-    run = {kernel.name: index for index, kernel in enumerate(plan._table.kernels)}
+    plan, names = AttentionKernels(spec), []
+    run = {kernel.name: index for index, kernel in enumerate(plan._operation.kernels)}
     for length in (64, 2000):
         rows = torch.randn(1, length, 1, 8)
         plan.run(AttentionInputs(query=rows, key=rows, value=rows))
-        names.append(list(plan._table._chosen.values())[-1])
+        names.append(list(plan._operation._chosen.values())[-1])
     assert names == [run["torch_sdpa"], run["block_sparse"]]
 
 

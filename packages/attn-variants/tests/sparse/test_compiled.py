@@ -4,11 +4,11 @@ import pytest
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Heads, Window, installed
 from attn_core.masks import BigBird, Neighbourhood
+from attn_variants.attention.kernels import COMPILED, AttentionKernels
 from attn_variants.compute.block_sparse import compiled
 from attn_variants.compute.block_sparse.compiled import named, tiles, tiles_backward
 from attn_variants.compute.block_sparse.layout import parts
 from attn_variants.compute.block_sparse.tiles import Layout, gradients, outputs
-from attn_variants.plan import COMPILED, KernelPlan
 
 NAMES = {
     "sliding_window": {"window": 40},
@@ -58,13 +58,13 @@ def test_a_mask_is_named_by_what_it_says():
 def test_graphs_are_priced_for_long_sequences(monkeypatch):
     rows = torch.randn(1, 5, 1, 8)
     heads = Heads(query=1, key_value=1, key_size=8, value_size=8)
-    plan, asked = KernelPlan(AttentionSpec(heads=heads, mask=Window(left=2))), []
+    plan, asked = AttentionKernels(AttentionSpec(heads=heads, mask=Window(left=2))), []
 
-    def require(dtype, device, flags, lengths):
-        asked.append(lengths)
+    def require(queries, keys, **_others):
+        asked.append((queries, keys))
         return installed().kernels.get("plain")
 
-    monkeypatch.setattr(plan._table, "require", require)
+    monkeypatch.setattr(plan._operation, "require", require)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     plan.run(AttentionInputs(query=rows, key=rows, value=rows))
     assert asked == [(COMPILED, COMPILED)]

@@ -6,10 +6,10 @@ import pytest
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Rotary
 from attn_core.masks import Graph, Segments, Tree
+from attn_variants.attention.layer import SpecLayer
 from attn_variants.compute.block_sparse import attend as block_sparse
 from attn_variants.compute.plain import attend, attention_weights
 from attn_variants.compute.torch_sdpa import attend as sdpa
-from attn_variants.spec_layer import SpecLayer
 
 LAYOUT = Heads(query=4, key_value=2, key_size=4, value_size=4)
 COMPUTATIONS = [attend, sdpa, block_sparse.attend]

@@ -36,8 +36,6 @@ class _ModelStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelState
     """Finishing what runs; new requests are refused."""
     MODEL_STATE_FAILED: _ModelState.ValueType  # 4
     """Could not be loaded or has died; see `state_detail`."""
-    MODEL_STATE_ELSEWHERE: _ModelState.ValueType  # 5
-    """Served by another gateway with engines of its own; `state_detail` says by which. This one refuses requests to it."""
 
 class ModelState(_ModelState, metaclass=_ModelStateEnumTypeWrapper):
     """Where a model is in its life."""
@@ -52,8 +50,6 @@ MODEL_STATE_DRAINING: ModelState.ValueType  # 3
 """Finishing what runs; new requests are refused."""
 MODEL_STATE_FAILED: ModelState.ValueType  # 4
 """Could not be loaded or has died; see `state_detail`."""
-MODEL_STATE_ELSEWHERE: ModelState.ValueType  # 5
-"""Served by another gateway with engines of its own; `state_detail` says by which. This one refuses requests to it."""
 Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
 
 @_typing.final

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attn_gateway.call import Call as Call
     from attn_gateway.call import Caller as Caller
-    from attn_gateway.call import call_of as call_of
+    from attn_gateway.call import Metadata as Metadata
+    from attn_gateway.calls import Calls as Calls
+    from attn_gateway.calls import Handler as Handler
+    from attn_gateway.calls import handlers_of as handlers_of
     from attn_gateway.cluster import Cluster as Cluster
     from attn_gateway.cluster import ClusterSettings as ClusterSettings
     from attn_gateway.cluster import ModelToLoad as ModelToLoad
     from attn_gateway.gateway import Gateway as Gateway
     from attn_gateway.gateway import probe as probe
     from attn_gateway.gateway import serving as serving
-    from attn_gateway.local_calls import LocalCalls as LocalCalls
-    from attn_gateway.local_calls import Metadata as Metadata
     from attn_gateway.paging import page_of as page_of
-    from attn_gateway.service import GrpcService as GrpcService
     from attn_gateway.service import HttpServer as HttpServer
+    from attn_gateway.service import Service as Service
     from attn_gateway.service import ServingState as ServingState
     from attn_gateway.settings import GatewaySettings as GatewaySettings
     from attn_gateway.settings import ReplicaTls as ReplicaTls
@@ -38,12 +39,12 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 # Listing plugins imports this package, and must not import gRPC with it.
 _HOMES = {
-    "call": ("Call", "Caller", "Context", "call_of"),
+    "call": ("Call", "Caller", "Metadata"),
+    "calls": ("Calls", "Handler", "handlers_of"),
     "cluster": ("Cluster", "ClusterSettings", "ModelToLoad"),
     "gateway": ("Gateway", "probe", "serving"),
-    "local_calls": ("LocalCalls", "Metadata"),
     "paging": ("page_of",),
-    "service": ("GrpcService", "HttpServer", "ServingState"),
+    "service": ("HttpServer", "Service", "ServingState"),
     "settings": ("GatewaySettings", "ReplicaTls", "TlsFiles"),
     "status": ("code_of", "status_of"),
     "tenants": ("Tenant", "Tenants", "read_tenants"),

@@ -1,20 +1,20 @@
-"""Information about a call for its handler: caller, tenant, request id and deadline."""
+"""A call: its caller, tenant, request id, deadline, and the tokens that it counts."""
 
 from __future__ import annotations
 
 import hashlib
 import time
+import uuid
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
-import grpc
-import grpc.aio
-from attn_core.errors import Incompatible, InternalError, PermissionDenied
+from attn_core.errors import PermissionDenied
 
 REQUEST_ID = "x-request-id"
 """Metadata key of the request id: in the request the client's choice, in the trailing metadata the one used."""
+LONGEST_ID = 128
+"""The longest request id accepted from a client, in characters."""
 
 AUTHORIZATION = "authorization"
 """Metadata key of the bearer token."""
@@ -22,21 +22,23 @@ AUTHORIZATION = "authorization"
 LOCAL = "local"
 """The peer name of calls from this process."""
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-"""The context that gRPC passes to a handler; generic only for type checkers."""
+Metadata: TypeAlias = Sequence[tuple[str, Any]]
+"""Pairs of a lower-case key and a value, as in gRPC."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
     """The caller, identified by its token. `owner` is the tenant that owns what it creates; empty means all tenants.
 
-    `max_models` is the number of models of its own that it may have loaded; None without a limit.
+    `max_models` is the number of models of its own that it may have loaded, `max_memory_bytes` the memory that their
+    weights and KV caches may take; None without a limit.
     """
 
     tenant: str
     owner: str
     is_admin: bool
     max_models: float | None = None
+    max_memory_bytes: float | None = None
 
     @property
     def sees(self) -> str | None:
@@ -49,8 +51,10 @@ class Caller:
             raise PermissionDenied(f"{what} is for admins; this token has the role user", role="user")
 
 
-CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
-"""The caller of the current task; None if the server requires no token, and every caller is an admin."""
+NOBODY: Final = Caller(tenant="", owner="", is_admin=False)
+"""The caller of a call whose token was not checked."""
+SERVER: Final = Caller(tenant="", owner="", is_admin=True)
+"""The server itself, as the caller of its own services."""
 
 
 class Charge:
@@ -74,54 +78,55 @@ class Charge:
         if self._count is not None:
             self._count(self._reserved)
 
+    def waive(self) -> None:
+        """Count nothing for a call that was refused before anything was computed."""
+        self.prompt_tokens = self.new_tokens = 0
+
     def settle(self) -> None:
         """Count what was used in place of what was reserved."""
         if self._count is not None:
             self._count(self.prompt_tokens + self.new_tokens - self._reserved)
 
 
-CHARGE: ContextVar[Charge | None] = ContextVar("charge", default=None)
-"""The charge of the current task's call; None outside a gateway."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Call:
     """One call: its request id, and its deadline on the clock of `time.monotonic()` in seconds, or None.
 
-    `tenant` is the tenant of the caller's bearer token; empty without one. If the server requires no token, it is
-    derived from whatever token the caller sends, and nothing has an owner.
+    The gateway's policies set `caller` and `charge`; before, nothing is allowed and nothing is counted.
     """
 
     request_id: str
-    deadline: float | None
-    tenant: str = ""
-    caller: Caller = Caller(tenant="", owner="", is_admin=True)
+    deadline: float | None = None
+    metadata: Metadata = field(default=(), repr=False)
+    peer: str = LOCAL
+    caller: Caller = NOBODY
     charge: Charge = field(default_factory=Charge)
     """What the call counts towards the limit of the tenant's tokens."""
+    request: Any = field(default=None, repr=False)
+    """The request, as a message until it is decoded; None before it is read."""
+    observe: Callable[[Any], None] | None = None
+    """Called with each response of a stream."""
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the caller's bearer token; empty without one.
+
+        If the server requires no token, it is derived from whatever token the caller sends, and nothing has an owner.
+        """
+        return self.caller.tenant
 
     def remaining(self) -> float | None:
         """Seconds until the deadline, negative after it; None without one. Send this, not `deadline`, to processes."""
         return None if self.deadline is None else self.deadline - time.monotonic()
 
 
-def call_of(context: Context) -> Call:
-    """The call to which a gRPC context belongs."""
-    remaining: float | None = context.time_remaining()  # None without a deadline; the type stubs omit it
-    deadline = None if remaining is None else time.monotonic() + remaining
-    caller = CALLER.get() or Caller(tenant=tenant_of(context), owner="", is_admin=True)
-    charge = CHARGE.get() or Charge()
-    return Call(
-        request_id=request_id_of(context), deadline=deadline, tenant=caller.tenant, caller=caller, charge=charge
-    )
-
-
-def tenant_of(context: Context) -> str:
+def tenant_of(metadata: Metadata) -> str:
     """A name that is the same for all calls with the same bearer token; empty without a token."""
-    given = authorization_in(context.invocation_metadata())
+    given = authorization_in(metadata)
     return _name(given[0]) if given else ""
 
 
-def authorization_in(metadata: Any) -> list[str]:
+def authorization_in(metadata: Metadata | None) -> list[str]:
     """The values of `authorization` in a call's metadata, which may be None."""
     return [str(value) for key, value in metadata or () if key == AUTHORIZATION]
 
@@ -135,73 +140,11 @@ def _name(given: str) -> str:
     return hashlib.blake2b(given.encode(), digest_size=16).hexdigest()
 
 
-def request_id_of(context: Context) -> str:
-    """The id under which the call is logged; "-" outside a gateway."""
-    for key, value in context.trailing_metadata() or ():
+def request_id_in(metadata: Metadata) -> str:
+    """The client's `x-request-id` if it is safe to log (printable ASCII, no spaces, not too long); else a new id."""
+    for key, value in metadata:
         if key == REQUEST_ID:
-            return str(value)
-    return "-"
-
-
-class LocalContext:
-    """The context of a call from this process, not over gRPC: the part of the gRPC context that interceptors use.
-
-    `deadline` is on the clock of `time.monotonic()`, in seconds.
-    """
-
-    def __init__(self, metadata: Sequence[tuple[str, str]], deadline: float | None) -> None:
-        self._metadata = tuple(metadata)
-        self._deadline = deadline
-        self._trailing: tuple[tuple[str, str | bytes], ...] = ()
-        self._code: Any = None
-        self._details = ""
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata of the caller."""
-        return self._metadata
-
-    def time_remaining(self) -> float | None:
-        """Seconds until the deadline; None without one."""
-        return None if self._deadline is None else self._deadline - time.monotonic()
-
-    def set_trailing_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
-        """Store the trailing metadata of the call."""
-        self._trailing = tuple(metadata)
-
-    def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """The trailing metadata of the call."""
-        return self._trailing
-
-    def set_code(self, code: Any) -> None:
-        """Set the status code of the call."""
-        self._code = code
-
-    def code(self) -> Any:
-        """The status code of the call; None if it was not set."""
-        return self._code
-
-    def set_details(self, details: str) -> None:
-        """Set the message of the status."""
-        self._details = details
-
-    def details(self) -> str:
-        """The message of the status."""
-        return self._details
-
-    def peer(self) -> str:
-        """The origin of the call: this process."""
-        return LOCAL
-
-    def auth_context(self) -> dict[str, Any]:
-        """The TLS properties of the caller: empty, as the call uses no connection."""
-        return {}
-
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
-        """End the call, for a handler that did not raise an `AttnError`.
-
-        Raises `Incompatible` with the details for UNIMPLEMENTED, else `InternalError`.
-        """
-        del trailing_metadata
-        if code is grpc.StatusCode.UNIMPLEMENTED:
-            raise Incompatible(details, code=code.name)
-        raise InternalError(details or code.name, code=code.name)
+            given = value if isinstance(value, str) else ""
+            fits = 0 < len(given) <= LONGEST_ID and given.isascii() and given.isprintable() and " " not in given
+            return given if fits else uuid.uuid4().hex
+    return uuid.uuid4().hex

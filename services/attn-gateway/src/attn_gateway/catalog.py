@@ -1,4 +1,3 @@
-# ruff: noqa: ARG002, N802 - names and arguments of calls are the interface's
 """CatalogService: the mechanisms installed on the server. It needs no package but the contract, attn-core."""
 
 from __future__ import annotations
@@ -8,18 +7,23 @@ import dataclasses
 from typing import Any
 
 import attn_core
-import grpc.aio
-from attn.v1 import catalog_pb2 as pb
-from attn.v1.catalog_pb2_grpc import CatalogServiceServicer, add_CatalogServiceServicer_to_server
 from attn_core.errors import AttnError
 from attn_core.options import option_fields
 from attn_core.plugins.catalog import Catalog
 from attn_core.plugins.loader import PluginStatus
 from attn_schema import BrokenPlugin, Mechanism, MechanismOption, Paper, StateKind
-from attn_schema.codec import to_message
+from attn_schema.methods import (
+    CATALOG,
+    GetMechanismRequest,
+    GetMechanismResponse,
+    ListMechanismsRequest,
+    ListMechanismsResponse,
+    Row,
+)
 from msgspec import UNSET
 
-from attn_gateway.call import Context
+from attn_gateway.call import Call
+from attn_gateway.calls import Handler, handlers_of
 from attn_gateway.paging import page_of
 
 STATE_KINDS: dict[type[attn_core.StateSpec], StateKind] = {
@@ -31,28 +35,10 @@ SAMPLE_WIDTH = 64
 """The hidden size for which a mechanism's states are computed; their kinds do not depend on it."""
 
 
-class CatalogGrpc:
-    """The catalogue service, as an `attn_gateway.service.GrpcService`."""
+class CatalogService:
+    """The catalogue service, as an `attn_gateway.service.Service`."""
 
-    names = ("attn.v1.CatalogService",)
-
-    def __init__(self, catalog: Catalog | None = None) -> None:
-        self._servicer = CatalogServicer(catalog)
-
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Add the servicer to the server."""
-        add_CatalogServiceServicer_to_server(self._servicer, server)
-
-    async def start(self) -> None:
-        """Load the catalogue."""
-        await self._servicer.load()
-
-    async def stop(self, shutdown_timeout: float) -> None:
-        """Do nothing: the service holds no resources."""
-
-
-class CatalogServicer(CatalogServiceServicer):
-    """The handlers of the catalogue service's calls."""
+    names = (CATALOG,)
 
     def __init__(self, catalog: Catalog | None = None) -> None:
         self._given = catalog
@@ -62,23 +48,28 @@ class CatalogServicer(CatalogServiceServicer):
     def _catalog(self) -> Catalog:
         return self._given or attn_core.installed()
 
-    async def load(self) -> None:
+    def handlers(self) -> dict[Row, Handler]:
+        """The handlers of the calls."""
+        return handlers_of(CATALOG, self)
+
+    async def start(self) -> None:
         """Read the catalogue in a thread, as this imports plugins."""
         self._mechanisms = await asyncio.to_thread(mechanisms_of, self._catalog)
 
-    async def ListMechanisms(self, request: pb.ListMechanismsRequest, context: Context) -> pb.ListMechanismsResponse:
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Do nothing: the service holds no resources."""
+
+    async def list_mechanisms(self, request: ListMechanismsRequest, _: Call) -> ListMechanismsResponse:
         """Return a page of mechanisms; the first page also lists broken plugins."""
         page, following = page_of(self._mechanisms, request)
         broken = [] if request.page_token else broken_plugins(self._catalog)
-        return pb.ListMechanismsResponse(
-            mechanisms=map(to_message, page), next_page_token=following, broken_plugins=map(to_message, broken)
-        )
+        return ListMechanismsResponse(mechanisms=tuple(page), next_page_token=following, broken_plugins=tuple(broken))
 
-    async def GetMechanism(self, request: pb.GetMechanismRequest, context: Context) -> pb.GetMechanismResponse:
+    async def get_mechanism(self, request: GetMechanismRequest, _: Call) -> GetMechanismResponse:
         """Return one mechanism, by short or full name."""
         full = self._catalog.mechanisms.full_name(request.name)
         found = next(m for m in self._mechanisms if f"{m.distribution}/{m.name}" == full)
-        return pb.GetMechanismResponse(mechanism=to_message(found))
+        return GetMechanismResponse(mechanism=found)
 
 
 def mechanisms_of(catalog: Catalog) -> list[Mechanism]:

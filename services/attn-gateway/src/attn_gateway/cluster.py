@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attn_core.errors import InvalidValue, Unavailable
+from attn_core.errors import InvalidValue, MissingPackage, Unavailable
 from attn_schema import ClusterConfig, DeploymentConfig, EngineConfig
 from attn_schema.home import home_folder
 
@@ -61,11 +62,14 @@ class ModelToLoad:
 class ClusterSettings:
     """How to reach or start the Ray cluster, and the settings of this installation that services need.
 
-    Without `address` a private cluster is started on this machine, with `cpus` logical CPUs (None: all) and an object
-    store of `object_store_bytes`. `models` are loaded at the start, with the configs `engine` and `deployment`, then
-    the LoRA `adapters` on them. With `replica_tls`, gateways and replicas communicate over TLS.
+    Models and jobs run on the cluster with `ray` or an `address`, or if they need more than this machine has, else as
+    processes of this machine; raises `MissingPackage` if Ray is asked for and not installed. Without `address` a
+    private cluster is started on this machine, with `cpus` logical CPUs (None: all), also those of jobs without Ray,
+    and an object store of `object_store_bytes`. `models` are loaded at the start, with the configs `engine` and
+    `deployment`, then the LoRA `adapters` on them. With `replica_tls`, gateways and replicas communicate over TLS.
     """
 
+    ray: bool = False
     address: str | None = None
     cpus: int | None = None
     object_store_bytes: int = 256 * 2**20
@@ -75,6 +79,23 @@ class ClusterSettings:
     engine: EngineConfig = field(default_factory=EngineConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
     replica_tls: ReplicaTls | None = None
+
+    def __post_init__(self) -> None:
+        if self.uses_ray and not is_installed("ray"):
+            raise MissingPackage.of("ray", "--ray" if self.address is None else "RAY_ADDRESS")
+
+    @property
+    def uses_ray(self) -> bool:
+        """Whether everything runs on Ray, even if this machine is enough for it."""
+        return self.ray or self.address is not None
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 class Cluster:
@@ -101,7 +122,8 @@ class Cluster:
     async def start(self) -> None:
         """Start or join Ray, unless that is done already; afterwards Ray can be used in this process.
 
-        Takes 2 to 10 seconds. Raises `Unavailable` if Ray cannot be started or reached.
+        Takes 2 to 10 seconds. Raises `MissingPackage` if Ray is not installed, `Unavailable` if it cannot be started or
+        reached.
         """
         async with self._lock:
             if self._started:
@@ -109,6 +131,8 @@ class Cluster:
             try:
                 await _finish(asyncio.wrap_future(self._thread.submit(self._ray.start)))
                 self._started = True
+            except ImportError as error:
+                raise MissingPackage.of("ray", "using more than this machine") from error
             except Exception as error:
                 # Ray has no exception class of its own for a failed start.
                 address = self.settings.address

@@ -50,7 +50,8 @@ def serve_command(
 ) -> None:
     """Serve mechanisms, models and training jobs over gRPC.
 
-    Starts a private Ray cluster on this machine when a service needs one, or joins the cluster at `RAY_ADDRESS`.
+    Models and jobs run in child processes of the server, or on Ray: with `--ray` on a private instance that the server
+    starts, as it does for several replicas, or on the cluster at `RAY_ADDRESS`.
     Ctrl-C drains: running calls may finish, new ones are refused; a second Ctrl-C stops at once. The engine options
     apply to the models given here; `attn models load` has its own.
     On SIGHUP, the server reads `--config FILE` again and changes its models accordingly.
@@ -72,6 +73,7 @@ def serve_command(
             otlp_traces_endpoint=server.otlp_traces_endpoint,
         ),
         cluster=ClusterSettings(
+            ray=server.ray,
             address=os.environ.get("RAY_ADDRESS") or None,
             cpus=server.cpus,
             home=private_folder(server.home or home_folder()),

@@ -7,29 +7,26 @@ import contextlib
 import errno
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import grpc.aio
 import structlog
 from attn_core.errors import InternalError, InvalidValue, Unavailable, UserError, cleaning_up
+from attn_schema.methods import Row
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection
 
+from attn_gateway.call import Metadata
+from attn_gateway.calls import Calls, Handler
+from attn_gateway.grpc_edge import GrpcEdge
 from attn_gateway.health import Health
-from attn_gateway.interceptors.audit import Audit
-from attn_gateway.interceptors.chain import Chain
-from attn_gateway.interceptors.errors import Errors
-from attn_gateway.interceptors.limits import Limits
-from attn_gateway.interceptors.measure import Measured
-from attn_gateway.interceptors.readiness import Readiness
-from attn_gateway.interceptors.request_id import RequestIds
-from attn_gateway.interceptors.token import BearerToken
-from attn_gateway.interceptors.wire import Wire
-from attn_gateway.local_calls import LocalCalls, Metadata, RecordingServer
 from attn_gateway.metrics import Metrics
-from attn_gateway.service import GrpcService, HttpServer, KnowsItsAddress
+from attn_gateway.policies.auth import BearerToken, audit
+from attn_gateway.policies.limits import Limits, Readiness
+from attn_gateway.policies.measure import Measured, errors_shown
+from attn_gateway.service import HttpServer, KnowsItsAddress, Service
 from attn_gateway.settings import GatewaySettings
 from attn_gateway.traces import Traces
 
@@ -40,15 +37,13 @@ TOKEN_FILE_SECONDS = 1.0
 HANDSHAKE_SECONDS = 10
 """How long a client may take for the handshakes of TLS and HTTP/2."""
 MOST_STREAMS = 2**16
-"""Most concurrent streams of a connection that gRPC itself accepts; `interceptors.limits` has the real limit."""
+"""Most concurrent streams of a connection that gRPC itself accepts; `policies.limits` has the real limit."""
 
 
 class Gateway:
     """A gRPC server, with an optional HTTP server in front of the same services; runs from `start` to `stop`."""
 
-    def __init__(
-        self, settings: GatewaySettings, services: Sequence[GrpcService], http: HttpServer | None = None
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, services: Sequence[Service], http: HttpServer | None = None) -> None:
         self.settings = settings
         self.http = http
         self.services = tuple(services)
@@ -61,27 +56,26 @@ class Gateway:
         self._readiness = Readiness()
         self._server: grpc.aio.Server | None = None
         self._port = 0
-        self._local_calls: LocalCalls | None = None
+        self._calls: Calls | None = None
         self.tenants = settings.tenants()
         self._watching: asyncio.Task[None] | None = None
-        self._own_calls: LocalCalls | None = None
+        self._own_calls: Calls | None = None
         self._metrics = Metrics()
         endpoint = settings.otlp_traces_endpoint
         self._traces = None if endpoint is None else Traces(endpoint)
-        self._bearer_token = BearerToken(self.tenants) if self.tenants else None
+        self._token = BearerToken(self.tenants)
         self._serving = False
 
     @property
-    def local_calls(self) -> LocalCalls:
-        """The services, for calls from this process; raises `Unavailable` before `start`."""
-        if self._local_calls is None:
+    def calls(self) -> Calls:
+        """The calls of all services, for other edges than gRPC; raises `Unavailable` before `start`."""
+        if self._calls is None:
             raise Unavailable("the server is still starting")
-        return self._local_calls
+        return self._calls
 
     def require_token(self, metadata: Metadata) -> None:
         """Raise `Unauthenticated` if callers need a token and this metadata has no valid one."""
-        if self._bearer_token is not None:
-            self._bearer_token.caller(metadata)
+        self._token.caller(metadata)
 
     async def metrics(self, metadata: Metadata) -> bytes:
         """The metrics of all tenants in Prometheus's text format.
@@ -89,8 +83,7 @@ class Gateway:
         If callers need a token, raises `Unauthenticated` without a valid one, and `PermissionDenied` unless it is an
         admin's.
         """
-        if self._bearer_token is not None:
-            self._bearer_token.caller(metadata).require_admin("reading metrics")
+        self._token.caller(metadata).require_admin("reading metrics")
         return await self._metrics.text(self._own_calls if self._serving else None)
 
     @property
@@ -162,7 +155,7 @@ class Gateway:
         # The calls that still run have had their time; with a longer grace, health watches would delay the stop.
         await self._server.stop(grace=0.1)
 
-    async def _open(self, service: GrpcService) -> None:
+    async def _open(self, service: Service) -> None:
         try:
             await service.start()
         except asyncio.CancelledError as error:
@@ -178,16 +171,15 @@ class Gateway:
     def _build(self) -> grpc.aio.Server:
         settings, tenants = self.settings, self.tenants
         limits = Limits(tenants, settings.max_calls, settings.max_streams_per_connection)
-        # The first is the outermost: any error of an inner one becomes a status with a request id.
-        measured = Measured(self._metrics, tenants, self._traces)
-        guards = [self._bearer_token] if self._bearer_token else []
-        interceptors = [RequestIds(), Errors(), measured, *guards, limits, self._readiness, Audit()]
-        server = grpc.aio.server(interceptors=[Chain([*interceptors, Wire()])], options=server_options(settings))
-        recording = RecordingServer(server)
+        measured = Measured(self._metrics, self._traces, by_tenant=bool(tenants))
+        handlers: dict[Row, Handler] = {}
         for service in self.services:
-            service.add_to(cast("grpc.aio.Server", recording))
-        self._local_calls = LocalCalls(recording.handlers, interceptors)
-        self._own_calls = LocalCalls(recording.handlers, ())
+            handlers |= service.handlers()
+        # The first policy is the outermost: any error of an inner one is shown with its request id, and measured.
+        self._calls = Calls(handlers, (errors_shown, measured, self._token, limits, self._readiness, audit))
+        self._own_calls = Calls(handlers)
+        server = grpc.aio.server(options=server_options(settings))
+        server.add_generic_rpc_handlers((GrpcEdge(self._calls, self._token),))  # the first of all: it checks tokens
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         shown = [*self.names, HEALTH, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(shown, server)
@@ -196,7 +188,7 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def serving(
-    services: Sequence[GrpcService],
+    services: Sequence[Service],
     settings: GatewaySettings | None = None,
     *,
     http: HttpServer | None = None,
@@ -218,7 +210,7 @@ def server_options(settings: GatewaySettings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.max_request_bytes),
         ("grpc.max_allowed_incoming_connections", settings.connections_allowed),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),
-        # Above this limit, gRPC resets streams without a message, so it is high; see `interceptors.limits`.
+        # Above this limit, gRPC resets streams without a message, so it is high; see `policies.limits`.
         ("grpc.max_concurrent_streams", MOST_STREAMS),
         ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),
         ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout_seconds * 1000)),

@@ -13,7 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
 
-from attn_gateway.call import Context
+from attn_gateway.grpc_edge import Context
 
 POLL_SECONDS = 0.5
 

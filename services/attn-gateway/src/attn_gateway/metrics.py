@@ -8,18 +8,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import structlog
-from attn.v1 import inference_pb2, model_pb2, training_pb2
 from attn_core.errors import AttnError
-from attn_schema import EngineStats, JobState, ModelState
-from attn_schema.codec import from_message
+from attn_schema import EngineStats, JobState, ModelState, TrainingJob
+from attn_schema.methods import (
+    GET_ENGINE_STATS,
+    LIST_MODELS,
+    LIST_TRAINING_JOBS,
+    GetEngineStatsRequest,
+    ListModelsRequest,
+    ListTrainingJobsRequest,
+)
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from attn_gateway.local_calls import LocalCalls
+from attn_gateway.call import SERVER, Call
+from attn_gateway.calls import Calls
 
 log = structlog.get_logger()
 
@@ -105,7 +112,6 @@ ENGINE_FIELDS = {
 }
 """The metrics of engines, with the field of `EngineStats` that each shows."""
 
-MODELS, INFERENCE, TRAINING = "/attn.v1.ModelService", "/attn.v1.InferenceService", "/attn.v1.TrainingService"
 PAGE_SIZE = 1000
 REPLICA = "0"
 """The replica label of a model with one engine."""
@@ -148,7 +154,7 @@ class Metrics:
         """Add a value to a histogram."""
         self._histograms[name].labels(*labels).observe(value)
 
-    async def text(self, calls: LocalCalls | None) -> bytes:
+    async def text(self, calls: Calls | None) -> bytes:
         """All metrics in Prometheus's text format; `calls` must need no token, and with None no service is called.
 
         Values that cannot be read at the moment, such as those of an engine that is restarting, are left out.
@@ -170,12 +176,12 @@ def _family(name: str, values: Iterable[tuple[Sequence[str], float]]) -> Family:
     return family
 
 
-async def _models(calls: LocalCalls) -> list[Family]:
+async def _models(calls: Calls) -> list[Family]:
     """The metrics of models and their engines."""
-    if f"{MODELS}/ListModels" not in calls.methods:
+    if LIST_MODELS.path not in calls.rows:
         return []
-    listed = await calls.unary(f"{MODELS}/ListModels", model_pb2.ListModelsRequest(page_size=PAGE_SIZE), ())
-    serving = [m.name for m in listed.models if m.state == model_pb2.MODEL_STATE_SERVING]
+    listed = await calls.unary(LIST_MODELS, ListModelsRequest(page_size=PAGE_SIZE), _own_call())
+    serving = [model.name for model in listed.models if model.state is ModelState.SERVING]
     found = await asyncio.gather(*(_stats(calls, name) for name in serving))
     stats = {
         (name, replica): each
@@ -185,7 +191,7 @@ async def _models(calls: LocalCalls) -> list[Family]:
     }
     states = dict.fromkeys(ModelState, 0)
     for model in listed.models:
-        states[ModelState(model_pb2.ModelState.Name(model.state).removeprefix("MODEL_STATE_").lower())] += 1
+        states[model.state] += 1
     usage = {
         labels: each.kv_tokens_used / each.kv_tokens_total for labels, each in stats.items() if each.kv_tokens_total
     }
@@ -204,30 +210,30 @@ def by_replica(stats: EngineStats) -> dict[str, EngineStats]:
     return {replica.name: replica.stats for replica in stats.replicas} or {REPLICA: stats}
 
 
-async def _stats(calls: LocalCalls, model: str) -> EngineStats | None:
-    request = inference_pb2.GetEngineStatsRequest(model=model)
+async def _stats(calls: Calls, model: str) -> EngineStats | None:
     try:
-        return from_message(EngineStats, await calls.unary(f"{INFERENCE}/GetEngineStats", request, ()))
+        found: EngineStats = await calls.unary(GET_ENGINE_STATS, GetEngineStatsRequest(model=model), _own_call())
     except AttnError as error:
         log.warning("the metrics of an engine could not be read", model=model, reason=error.message)
         return None
+    return found
 
 
-async def _jobs(calls: LocalCalls) -> list[Family]:
+async def _jobs(calls: Calls) -> list[Family]:
     """The number of training jobs in each state, and the speed and step of the running ones."""
-    method = f"{TRAINING}/ListTrainingJobs"
-    if method not in calls.methods:
+    if LIST_TRAINING_JOBS.path not in calls.rows:
         return []
-    page = await calls.unary(method, training_pb2.ListTrainingJobsRequest(page_size=PAGE_SIZE), ())
-    jobs: list[Any] = list(page.jobs)
-    while page.next_page_token:
-        request = training_pb2.ListTrainingJobsRequest(page_size=PAGE_SIZE, page_token=page.next_page_token)
-        page = await calls.unary(method, request, ())
+    jobs: list[TrainingJob] = []
+    token: str | None = ""
+    while token is not None:
+        request = ListTrainingJobsRequest(page_size=PAGE_SIZE, page_token=token)
+        page = await calls.unary(LIST_TRAINING_JOBS, request, _own_call())
         jobs += page.jobs
+        token = page.next_page_token or None
     states = dict.fromkeys(JobState, 0)
     for job in jobs:
-        states[JobState(training_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_").lower())] += 1
-    running = [job for job in jobs if job.state == training_pb2.JOB_STATE_RUNNING]
+        states[job.state] += 1
+    running = [job for job in jobs if job.state is JobState.RUNNING]
     speeds = [((job.id,), job.last_metrics["tokens_per_second"]) for job in running
               if "tokens_per_second" in job.last_metrics]  # fmt: skip
     return [
@@ -235,3 +241,7 @@ async def _jobs(calls: LocalCalls) -> list[Family]:
         _family("attn_training_tokens_per_second", speeds),
         _family("attn_training_step", [((job.id,), job.step) for job in running]),
     ]
+
+
+def _own_call() -> Call:
+    return Call(request_id="metrics", caller=SERVER)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attn_core.plugins.hooks import Command, hookimpl
 
 if TYPE_CHECKING:
-    from attn_gateway.service import GrpcService
+    from attn_gateway.service import Service
 
 
 @hookimpl
@@ -18,8 +18,8 @@ def attn_commands() -> list[Command]:
 
 
 @hookimpl
-def attn_services() -> list[GrpcService]:
+def attn_services() -> list[Service]:
     """The catalogue service."""
-    from attn_gateway.catalog import CatalogGrpc
+    from attn_gateway.catalog import CatalogService
 
-    return [CatalogGrpc()]
+    return [CatalogService()]

@@ -6,7 +6,6 @@ the variable unchanged, so that GPU memory used there would not be counted: all 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -63,10 +62,10 @@ def free_gpus() -> float:
     return float(ray.available_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call]
 
 
-async def require_free(request: GpuRequest, remedy: str) -> None:
+def require_free(request: GpuRequest, remedy: str) -> None:
     """Raise `OutOfCapacity` with a `remedy` unless Ray has the requested GPU share free; Ray would wait forever."""
     end = time.monotonic() + FREED_SECONDS
-    while request.num_gpus and (free := await asyncio.to_thread(free_gpus)) + ROUNDING < request.num_gpus:
+    while request.num_gpus and (free := free_gpus()) + ROUNDING < request.num_gpus:
         if time.monotonic() > end:
             raise OutOfCapacity(
                 f"device {request.device} needs {request.num_gpus:g} of a GPU from Ray; {free:g} of {known_gpus():g} "
@@ -75,4 +74,4 @@ async def require_free(request: GpuRequest, remedy: str) -> None:
                 needed_gpus=f"{request.num_gpus:g}",
                 free_gpus=f"{free:g}",
             )
-        await asyncio.sleep(POLL_SECONDS)
+        time.sleep(POLL_SECONDS)

@@ -21,7 +21,7 @@ from attn_gateway.cluster import Cluster, ClusterSettings, ModelToLoad
 from attn_gateway.gateway import Gateway
 from attn_gateway.gc_heap import freeze_gc_heap
 from attn_gateway.ready import ReadyFile
-from attn_gateway.service import GrpcService, HttpServer, ServesModels
+from attn_gateway.service import HttpServer, ServesModels, Service
 from attn_gateway.settings import GatewaySettings
 
 log = structlog.get_logger()
@@ -46,7 +46,7 @@ class ServeSettings:
 
 
 MODEL_SERVICE = "attn.v1.ModelService"
-Offer = Callable[[Cluster], Sequence[GrpcService]]
+Offer = Callable[[Cluster], Sequence[Service]]
 """Creates the services, given the cluster that they run on."""
 
 
@@ -94,7 +94,7 @@ async def serve(
             await cluster.stop()
 
 
-async def apply_models(settings: ServeSettings, services: Sequence[GrpcService]) -> None:
+async def apply_models(settings: ServeSettings, services: Sequence[Service]) -> None:
     """Serve the models of the config file as it is now; an error is logged, and the present models keep running."""
     try:
         models = settings.models_again()
@@ -106,7 +106,7 @@ async def apply_models(settings: ServeSettings, services: Sequence[GrpcService])
         log.error("config not applied", reason=error.message)
 
 
-def offered_services(cluster: Cluster) -> Sequence[GrpcService]:
+def offered_services(cluster: Cluster) -> Sequence[Service]:
     """The services of all plugins; one that cannot be used is logged with its reason."""
     catalog = attn_core.installed()
     services = [service for _, service in catalog.offers("attn_services", cluster=cluster)]

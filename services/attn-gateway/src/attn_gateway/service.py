@@ -1,21 +1,22 @@
-"""The protocols of the gRPC services and the HTTP server of a gateway."""
+"""The protocols of the services and the HTTP server of a gateway."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import grpc.aio
-
 if TYPE_CHECKING:
+    from attn_schema.methods import Row
+
+    from attn_gateway.call import Metadata
+    from attn_gateway.calls import Calls, Handler
     from attn_gateway.cluster import ModelToLoad
-    from attn_gateway.local_calls import LocalCalls, Metadata
     from attn_gateway.settings import GatewaySettings
 
 
 @runtime_checkable
-class GrpcService(Protocol):
-    """A service of the gateway. Its life cycle is `add_to`, `start`, calls, `stop`; each happens once.
+class Service(Protocol):
+    """A service of the gateway. Its life cycle is `handlers`, `start`, calls, `stop`; each happens once.
 
     Calls reach it only between the end of `start` and the beginning of `stop`: before and after, the gateway
     answers UNAVAILABLE and its health is NOT_SERVING.
@@ -23,11 +24,11 @@ class GrpcService(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """The full names of the gRPC services, such as "attn.v1.CatalogService"; for health and reflection."""
+        """The full names of its services, such as "attn.v1.CatalogService"; for health and reflection."""
         ...
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Add the servicers, whose handlers are `async def`, to a server that has not started."""
+    def handlers(self) -> Mapping[Row, Handler]:
+        """The handler of each call that it answers; see `attn_gateway.calls.handlers_of`."""
         ...
 
     async def start(self) -> None:
@@ -52,8 +53,8 @@ class ServingState(Protocol):
         ...
 
     @property
-    def local_calls(self) -> LocalCalls:
-        """The services, for calls from this process."""
+    def calls(self) -> Calls:
+        """The calls of all services."""
         ...
 
     @property

@@ -26,6 +26,8 @@ NAME_LENGTH = 64
 
 MAX_MODELS = 8
 """The models that a tenant may have loaded at the same time, unless its line of the token file says otherwise."""
+MAX_MEMORY_BYTES = 64 * 2**30
+"""The memory that these may take together, likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,8 @@ class Tenant:
     """A group of callers with common ownership and limits. None is no limit; `weight` is the share in fair queueing.
 
     `tokens_per_minute` counts tokens of prompts and completions, `max_running` the calls that run at the same time,
-    `max_models` the models of its own that are loaded; an admin's belong to all tenants, and are not limited.
+    `max_models` the models of its own that are loaded, `max_memory_bytes` the memory for their weights and KV caches;
+    an admin's belong to all tenants, and are not limited.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Tenant:
     tokens_per_minute: float | None = None
     max_running: float | None = None
     max_models: float | None = MAX_MODELS
+    max_memory_bytes: float | None = MAX_MEMORY_BYTES
 
     @property
     def is_admin(self) -> bool:
@@ -50,7 +54,7 @@ class Tenant:
         return self.role == "admin"
 
 
-LIMITS = ("requests_per_minute", "tokens_per_minute", "max_running", "max_models")
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_running", "max_models", "max_memory_bytes")
 
 
 class Tenants:
@@ -119,9 +123,10 @@ def read_tenants(path: Path) -> dict[str, Tenant]:
     """Read the tenants, by token, of a token file, which only its owner may be able to read.
 
     Each line is a token, then its tenant's weight or settings: `TOKEN tenant=ann role=user weight=2 max_running=4
-    requests_per_minute=60 tokens_per_minute=20000 max_models=2`. Each token of a tenant has its own line, and the first
-    of them the tenant's settings; a tenant without a name is identified by its token. The tenant of the first line is
-    an admin unless its `role` is set. Raises `UserError` for an invalid file; errors do not quote tokens.
+    requests_per_minute=60 tokens_per_minute=20000 max_models=2 max_memory_bytes=8e9`. Each token of a tenant has its
+    own line, and the first of them the tenant's settings; a tenant without a name is identified by its token. The
+    tenant of the first line is an admin unless its `role` is set. Raises `UserError` for an invalid file; errors do not
+    quote tokens.
     """
     try:
         mode = path.stat().st_mode

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core.errors import MissingPackage
+from attn_schema import Usage
 
 TRACE_KEYS = ("traceparent", "tracestate")
 """Metadata keys of the W3C's trace context."""
@@ -21,7 +22,7 @@ NANOSECONDS = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class TracedCall:
-    """A call that has ended. Times are in seconds since its start; `usage` is its `Usage` message, or None."""
+    """A call that has ended. Times are in seconds since its start; `usage` is None unless it is a completion."""
 
     method: str
     request_id: str
@@ -31,7 +32,7 @@ class TracedCall:
     seconds: float
     first_token: float | None
     last_token: float | None
-    usage: Any
+    usage: Usage | None
 
 
 class Traces:
@@ -95,7 +96,7 @@ def _measured(call: TracedCall) -> dict[str, Any]:
         "gen_ai.usage.input_tokens": call.usage.prompt_tokens,
         "gen_ai.usage.output_tokens": call.usage.completion_tokens,
         "attn.usage.cached_tokens": call.usage.cached_tokens,
-        "gen_ai.latency.time_in_queue": call.usage.queue_time if call.usage.HasField("queue_time") else None,
+        "gen_ai.latency.time_in_queue": call.usage.queue_time,
         "gen_ai.latency.time_to_first_token": call.first_token,
         "gen_ai.latency.e2e": call.seconds,
     }
@@ -105,7 +106,7 @@ def _phases(call: TracedCall) -> list[tuple[str, float, float]]:
     """The engine's phases of a completion as (name, begin, end): queue, prefill, and decode after the first token."""
     if call.usage is None or call.first_token is None or call.last_token is None:
         return []
-    queued = min(call.usage.queue_time, call.first_token)
+    queued = min(call.usage.queue_time or 0.0, call.first_token)
     return [
         ("engine.queue", 0.0, queued),
         ("engine.prefill", queued, call.first_token),

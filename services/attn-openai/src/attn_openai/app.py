@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from importlib.metadata import version
 from typing import Any, TypeAlias
@@ -14,6 +13,7 @@ import msgspec
 import structlog
 from attn_core.errors import AttnError, InternalError, InvalidValue, Unavailable, UnknownName, UserError
 from attn_gateway import ServingState
+from attn_gateway.call import request_id_in
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -261,7 +261,7 @@ class HttpApplication:
         """An endpoint that responds with the result of `handle`, or with the error that it raises."""
 
         async def endpoint(request: Request) -> Any:
-            request_id = _request_id(request)
+            request_id = request_id_in(request.headers.items())
             # These must be bound here: a stream is sent by other tasks, which inherit the present context variables.
             structlog.contextvars.bind_contextvars(request_id=request_id, path=request.url.path)
             try:
@@ -283,7 +283,7 @@ class HttpApplication:
         metadata = [("x-request-id", request_id)]
         for name in ("authorization", "traceparent", "tracestate"):
             metadata += [(name, value) for value in request.headers.getlist(name)]
-        return HttpCaller(self._gateway.local_calls, tuple(metadata), request_id, kv_tokens=self._kv_tokens)
+        return HttpCaller(self._gateway.calls, tuple(metadata), request_id, kv_tokens=self._kv_tokens)
 
     def _check_host(self, request: Request) -> None:
         """Refuse foreign host names on a server without tokens, against DNS rebinding by web pages."""
@@ -325,19 +325,16 @@ class HttpApplication:
 
     async def _call(self, request: Request, caller: HttpCaller) -> Any:
         """Answer a gRPC call in JSON."""
-        calls = self._gateway.local_calls
-        name, kind = transcoding.method_of(**request.path_params, calls=calls)
-        message = transcoding.read_message(kind, await self._body(request))
+        row = transcoding.row_of(**request.path_params, calls=self._gateway.calls)
+        message = transcoding.read_message(row.request, await self._body(request))
         lists = request.query_params.get("tensors") == transcoding.LISTS
         timed = caller.until(timeout_of(request))
-        if not calls.streams(name):
-            return json_response(
-                await unless_gone(request.receive, transcoding.call(name, message, timed, lists=lists))
-            )
-        return LineStream(transcoding.stream(name, message, timed, lists=lists), caller.request_id)
+        if not row.streams:
+            return json_response(await unless_gone(request.receive, transcoding.call(row, message, timed, lists=lists)))
+        return LineStream(transcoding.stream(row, message, timed, lists=lists), caller.request_id)
 
     def _document(self) -> Any:
-        return transcoding.openapi(self._gateway.local_calls, PATHS | PAGE_PATHS, REQUESTS, version("attn-openai"))
+        return transcoding.openapi(self._gateway.calls, PATHS | PAGE_PATHS, REQUESTS, version("attn-openai"))
 
     async def _openapi(self, _: Request) -> Response:
         return json_response(self._document())
@@ -364,12 +361,6 @@ def is_own_host(name: str) -> bool:
     except ValueError:
         return name == "localhost"
     return True
-
-
-def _request_id(request: Request) -> str:
-    given = request.headers.get("x-request-id", "")
-    fits = 0 < len(given) <= 128 and given.isascii() and given.isprintable() and " " not in given
-    return given if fits else uuid.uuid4().hex
 
 
 async def _unknown_path(request: Request, error: Exception) -> Response:

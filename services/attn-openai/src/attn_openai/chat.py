@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_schema import FinishReason, OutputDelta, Prompt, SamplingParams, Token, Usage
+from attn_schema import FinishReason, GenerateRequest, OutputDelta, Prompt, SamplingParams, Token, Usage
+from attn_schema.methods import GENERATE
 
 from attn_openai.caller import HttpCaller
 from attn_openai.messages import conversation
@@ -78,7 +79,7 @@ class ChatTask:
 
     def deltas(self, caller: HttpCaller) -> AsyncGenerator[OutputDelta, None]:
         """The deltas of the completions."""
-        return caller.generate(self.model, self.prompt, self.sampling)
+        return caller.stream(GENERATE, GenerateRequest(model=self.model, prompt=self.prompt, sampling=self.sampling))
 
 
 @dataclass

@@ -14,13 +14,25 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from attn_core.errors import InvalidValue
-from attn_schema import ModelInfo, ModelState, OutputDelta, Prompt, SequenceScore, Token, Usage
+from attn_schema import (
+    EmbedRequest,
+    GenerateRequest,
+    ModelInfo,
+    OutputDelta,
+    Prompt,
+    ScoreRequest,
+    Token,
+    Usage,
+)
+from attn_schema.methods import EMBED, GENERATE, LIST_MODELS, SCORE, ListModelsRequest
 
 from attn_openai.caller import HttpCaller
 from attn_openai.chat import BROKEN_CHARACTER, FINISH_REASONS, usage_of
 from attn_openai.messages import conversation
 from attn_openai.requests import MAX_PROMPTS, CompletionRequest, EmbeddingsRequest
 from attn_openai.tools import Tools
+
+PAGE_SIZE = 1000
 
 
 def prompts_of(given: Any) -> list[Prompt]:
@@ -132,14 +144,16 @@ class CompletionTask:
         read = await asyncio.gather(*(caller.tokenize(request.model, prompt) for prompt in self.prompts))
         if request.logprobs is None:
             return [Echo(each.text, len(each.tokens)) for each in read]
-        scores: list[SequenceScore] = await caller.score(request.model, self.prompts, request.logprobs)
+        asked = ScoreRequest(model=request.model, prompts=tuple(self.prompts), top_logprobs=request.logprobs)
+        scores = (await caller.unary(SCORE, asked)).scores
         return [Echo(each.text, len(each.tokens), score.tokens) for each, score in zip(read, scores, strict=True)]
 
     async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
         """Yield the deltas of all prompts as they arrive, with the index of the choice."""
         request = self.request
         sampling = request.sampling(request.token_limit, top_logprobs=request.logprobs)
-        streams = [self.caller.generate(request.model, prompt, sampling) for prompt in self.prompts]
+        asked = [GenerateRequest(model=request.model, prompt=prompt, sampling=sampling) for prompt in self.prompts]
+        streams = [self.caller.stream(GENERATE, each) for each in asked]
         async with aclosing(merged(streams)) as outputs:
             async for place, delta in outputs:
                 yield place * self.n + delta.index, delta
@@ -246,7 +260,7 @@ def _head(request: CompletionRequest, caller: HttpCaller) -> dict[str, Any]:
 async def embed(request: EmbeddingsRequest, caller: HttpCaller) -> dict[str, Any]:
     """Return an embedding for each text."""
     texts = request.texts()
-    found = await caller.embed(request.model, texts)
+    found = await caller.unary(EMBED, EmbedRequest(model=request.model, texts=tuple(texts)))
     size = found.embeddings.shape[1]
     if request.dimensions is not None and request.dimensions > size:
         raise InvalidValue.of("dimensions", request.dimensions, f"1 to {size}, the size of the model's embeddings")
@@ -289,8 +303,8 @@ def model_of(info: ModelInfo) -> dict[str, Any]:
 
 async def models(caller: HttpCaller) -> dict[str, Any]:
     """All models that this server serves."""
-    here = [info for info in await caller.models() if info.state is not ModelState.ELSEWHERE]
-    return {"object": "list", "data": [model_of(info) for info in here]}
+    listed = await caller.unary(LIST_MODELS, ListModelsRequest(page_size=PAGE_SIZE))
+    return {"object": "list", "data": [model_of(info) for info in listed.models]}
 
 
 async def tokenize(values: dict[str, Any], caller: HttpCaller) -> dict[str, Any]:

@@ -9,17 +9,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
-from attn.v1 import catalog_pb2
 from attn_cli.pages import assets
 from attn_cli.pages.assets import HEADERS, INDEX
 from attn_core.errors import DeadlineExceeded, InternalError, OutOfCapacity, UserError
+from attn_schema.methods import GET_MECHANISM, GetMechanismRequest
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from attn_openai.caller import HttpCaller
 from attn_openai.catalogue import MechanismView
 
-GET_MECHANISM = "/attn.v1.CatalogService/GetMechanism"
 ROOT = "/ui/"
 AT_ONCE = 2
 """The number of mechanisms whose data is computed at the same time; further requests wait."""
@@ -80,7 +79,7 @@ class Pages:
     @staticmethod
     async def _admit(caller: HttpCaller, name: str) -> None:
         """Admit callers that may read the catalogue, within their limits; raises `UnknownName` for an unknown name."""
-        await caller.unary(GET_MECHANISM, catalog_pb2.GetMechanismRequest(name=name))
+        await caller.unary(GET_MECHANISM, GetMechanismRequest(name=name))
 
 
 async def _laws(name: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -6,8 +6,10 @@ The paths are those of gRPC and of the Connect protocol. A streaming call sends 
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import cache
 from html import escape
 from typing import Any
@@ -15,10 +17,12 @@ from typing import Any
 import attn_schema
 import msgspec
 from attn_core.errors import InvalidValue, UnknownName
-from attn_gateway import LocalCalls
-from attn_schema.codec import from_message, message_class
+from attn_gateway import Calls
+from attn_schema import methods
+from attn_schema.codec import from_message, message_class, to_message
+from attn_schema.methods import Row
 from attn_schema.schema import fields_of, is_noun
-from google.protobuf import descriptor_pool, json_format, message_factory
+from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
@@ -47,19 +51,18 @@ KNOWN_MESSAGES: dict[str, dict[str, Any]] = {
 """JSON schemas of the messages whose JSON form is not an object of their fields."""
 
 
-def method_of(service: str, method: str, calls: LocalCalls) -> tuple[str, type[Message]]:
-    """The full name of a method and the class of its request; raises `UnknownName`."""
-    name = f"/{service}/{method}"
-    if name not in calls.methods:
-        raise UnknownName.of("path", name, calls.methods)
-    found = descriptor_pool.Default().FindMethodByName(f"{service}.{method}")
-    return name, message_factory.GetMessageClass(found.input_type)
+def row_of(service: str, method: str, calls: Calls) -> Row:
+    """The row of a path; raises `UnknownName`."""
+    path = f"/{service}/{method}"
+    if path not in calls.rows:
+        raise UnknownName.of("path", path, calls.rows)
+    return calls.rows[path]
 
 
-def read_message(kind: type[Message], values: dict[str, Any]) -> Message:
-    """Parse a message from its JSON form, with either spelling of its fields; raises `InvalidValue`."""
+def read_message(noun: type[msgspec.Struct], values: dict[str, Any]) -> Message:
+    """Parse a noun's message from its JSON form, with either spelling of its fields; raises `InvalidValue`."""
     try:
-        return json_format.ParseDict(values, kind())
+        return json_format.ParseDict(values, message_class(noun)())
     except (json_format.ParseError, TypeError, ValueError) as error:
         raise InvalidValue(f"body: {error}", field="body") from error
 
@@ -88,20 +91,28 @@ def _unpack_tensors(message: Message, values: dict[str, Any]) -> None:
                 _unpack_tensors(part, target)
 
 
-async def call(name: str, request: Message, caller: HttpCaller, *, lists: bool) -> dict[str, Any]:
-    """Call a method with a single response."""
-    return shown(await caller.unary(name, request), lists=lists)
+async def call(row: Row, request: Message, caller: HttpCaller, *, lists: bool) -> dict[str, Any]:
+    """Make a call with a single response."""
+    return await _encoded(row, await caller.unary(row, request), lists=lists)
 
 
 async def stream(
-    name: str, request: Message, caller: HttpCaller, *, lists: bool
+    row: Row, request: Message, caller: HttpCaller, *, lists: bool
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Call a method with a stream of responses, each yielded as `result`."""
-    async for answer in caller.calls.stream(name, request, caller.metadata, caller.deadline):
-        yield {"result": shown(answer, lists=lists)}
+    """Make a call with a stream of responses, each yielded as `result`."""
+    async with aclosing(caller.stream(row, request)) as answers:
+        async for answer in answers:
+            yield {"result": await _encoded(row, answer, lists=lists)}
 
 
-def openapi(calls: LocalCalls, paths: dict[str, str], requests: dict[str, type[msgspec.Struct]], version: str) -> Any:
+async def _encoded(row: Row, answer: msgspec.Struct, *, lists: bool) -> dict[str, Any]:
+    """A response in JSON form; converted in a thread if it may be large."""
+    if row.bulk:
+        return await asyncio.to_thread(lambda: shown(to_message(answer), lists=lists))
+    return shown(to_message(answer), lists=lists)
+
+
+def openapi(calls: Calls, paths: dict[str, str], requests: dict[str, type[msgspec.Struct]], version: str) -> Any:
     """The OpenAPI document of all calls, and of `paths` ("POST /v1/...": description) with their `requests` by path."""
     schemas: dict[str, Any] = {}
     entries: dict[str, Any] = {}
@@ -119,20 +130,18 @@ def openapi(calls: LocalCalls, paths: dict[str, str], requests: dict[str, type[m
         if path in bodies:
             entry["requestBody"] = _json(bodies[path])
         entries[path] = {method.lower(): entry}
-    for name in sorted(calls.methods):
-        service, method = name[1:].split("/")
-        found = descriptor_pool.Default().FindMethodByName(f"{service}.{method}")
-        answer = _reference(found.output_type, schemas)
-        if calls.streams(name):
+    for path, row in sorted(calls.rows.items()):
+        answer = _reference_of(row.response, schemas)
+        if row.streams:
             described = {"description": "One JSON line per message.", "content": {"application/x-ndjson": {
                 "schema": {"type": "object", "properties": {"result": answer}}}}}  # fmt: skip
         else:
             described = {"description": "The response.", **_json(answer)}
-        entries[name] = {
+        entries[path] = {
             "post": {
-                "summary": f"The gRPC method {service}.{method}.",
-                "tags": [service],
-                "requestBody": _json(_reference(found.input_type, schemas)),
+                "summary": f"The gRPC method {row.service}.{row.name}.",
+                "tags": [row.service],
+                "requestBody": _json(_reference_of(row.request, schemas)),
                 "responses": {"200": described},
             }
         }
@@ -147,6 +156,11 @@ def openapi(calls: LocalCalls, paths: dict[str, str], requests: dict[str, type[m
 
 def _json(schema: Any) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": schema}}}
+
+
+def _reference_of(noun: type[msgspec.Struct], schemas: dict[str, Any]) -> dict[str, Any]:
+    message: Any = message_class(noun).DESCRIPTOR
+    return _reference(message, schemas)
 
 
 def _reference(message: Descriptor, schemas: dict[str, Any]) -> dict[str, Any]:
@@ -186,8 +200,7 @@ def _single(field: FieldDescriptor, schemas: dict[str, Any]) -> dict[str, Any]:
 def _descriptions() -> dict[str, dict[str, str]]:
     """The descriptions of message fields in attn-schema, by the names of message and field."""
     found: dict[str, dict[str, str]] = {}
-    for name in dir(attn_schema):
-        noun = getattr(attn_schema, name)
+    for noun in (*vars(attn_schema).values(), *vars(methods).values()):
         if is_noun(noun):
             try:
                 message = message_class(noun).DESCRIPTOR.full_name

@@ -11,26 +11,36 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from attn_core import installed
 from attn_core.errors import AttnError, DeadlineExceeded, Incompatible, InvalidValue, Unavailable
-from attn_engine.host import TextTask
+from attn_engine.client import EngineClient, EngineLost
+from attn_engine.host import EmbedTask, TextTask
 from attn_gateway import ReplicaTls
 from attn_models.adapters.native import SOURCE
 from attn_models.loading.encoders import is_encoder
 from attn_models.weights.safe_files import read_config
-from attn_schema import DeploymentConfig, EngineConfig, EngineStats, ModelInfo, ScoringParams
+from attn_schema import (
+    AttentionMap,
+    AttentionMapsRequest,
+    DeploymentConfig,
+    Embeddings,
+    EngineConfig,
+    EngineStats,
+    ModelInfo,
+    Prompt,
+    ScoringParams,
+    Tokenization,
+)
 
-from attn_serve.deployment import DeploymentBackend, total
 from attn_serve.moved_states import StateLost
 from attn_serve.replica_client import ReplicaClient
 from attn_serve.replica_messages import StateTicket
+from attn_serve.replicas import Replicas, total
 from attn_serve.routing import prompt_bytes
-from attn_serve.streams import EngineLost, Streams
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +53,7 @@ MAX_ATTEMPTS = 2
 """How many prefill attempts are made before the decode replica computes the prompt itself."""
 
 
-class DisaggregatedBackend:
+class DisaggregatedReplicas(EngineClient):
     """Serves one model from two deployments: one computes prompts (prefill), the other generates tokens (decode).
 
     Prompts of fewer than `prefill_min_tokens` tokens (estimated from their bytes), and sequences that are scored, are
@@ -52,12 +62,14 @@ class DisaggregatedBackend:
 
     def __init__(
         self,
-        prefill: DeploymentBackend,
-        decode: DeploymentBackend,
+        prefill: Replicas,
+        decode: Replicas,
         deployment: DeploymentConfig,
         *,
         drafts: bool = False,
     ) -> None:
+        super().__init__()
+        self.streams = decode.streams
         self.prefill = prefill
         self.decode = decode
         self._deployment = deployment
@@ -73,25 +85,31 @@ class DisaggregatedBackend:
         config: EngineConfig,
         deployment: DeploymentConfig,
         tls: ReplicaTls | None = None,
-    ) -> DisaggregatedBackend:
-        """Create the backend of the model in a folder; raises as `require_movable` if its states cannot be moved."""
+        *,
+        start_ray: Callable[[], Awaitable[None]] | None = None,
+    ) -> DisaggregatedReplicas:
+        """Create the client of the model in a folder; raises as `require_movable` if its states cannot be moved."""
         require_movable(folder, config)
-        prefill = DeploymentBackend(name + PREFILL_SUFFIX, folder, config, deployment.prefill, tls)
-        decode = DeploymentBackend(name, folder, config, deployment.decode, tls)
+        prefill = Replicas(name + PREFILL_SUFFIX, folder, config, deployment.prefill, tls, start_ray=start_ray)
+        decode = Replicas(name, folder, config, deployment.decode, tls, start_ray=start_ray)
         return cls(prefill, decode, deployment, drafts=config.draft_model is not None)
+
+    scalable = True
 
     @property
     def replicas(self) -> int:
         """The number of replicas of both kinds that accept tasks."""
         return self.prefill.replicas + self.decode.replicas
 
-    async def start(self, streams: Streams) -> ModelInfo:
+    async def start(self) -> ModelInfo:
         """Deploy or join both deployments.
 
-        Raises as `DeploymentBackend.start`, also if there is room for each deployment but not for both together.
+        Raises as `Replicas.start`, also if there is room for each deployment but not for both together.
         """
+        if self.decode.start_ray is not None:
+            await self.decode.start_ray()
         await asyncio.to_thread(self.decode.require_places, self._deployment.together)
-        starts = [asyncio.ensure_future(one) for one in (self.decode.start(streams), self.prefill.start(Streams()))]
+        starts = [asyncio.ensure_future(one) for one in (self.decode.start(), self.prefill.start())]
         await asyncio.wait(starts)  # if one fails, the other is not left half started
         info, _ = [start.result() for start in starts]
         if self._drafts:
@@ -107,36 +125,35 @@ class DisaggregatedBackend:
         self._deployment = deployment
         await asyncio.gather(self.decode.scale(deployment.decode), self.prefill.scale(deployment.prefill))
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `ModelHost` on a suitable replica and return its result."""
-        match method:
-            case "submit":
-                return await self._submit(*arguments)
-            case "stats":
-                return total(self._stats())
-            case "cancel" | "load_adapter" | "unload_adapter":
-                await asyncio.gather(*(group.call(method, *arguments) for group in self._groups))
-                return None
-        return await self.decode.call(method, *arguments)
+    async def cancel(self, task_id: str) -> None:
+        """Stop a task, whether its prompt is being computed or it is decoded."""
+        await asyncio.gather(*(group.cancel(task_id) for group in self._groups))
+
+    async def tokenize(self, prompt: Prompt) -> Tokenization:
+        """The tokens of a prompt."""
+        return await self.decode.tokenize(prompt)
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter on all replicas of both kinds."""
+        await asyncio.gather(*(group.load_adapter(name, folder) for group in self._groups))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Remove an adapter from all replicas; running tasks go on."""
+        await asyncio.gather(*(group.unload_adapter(name) for group in self._groups))
+
+    async def stats(self) -> EngineStats:
+        """The summed statistics of all replicas."""
+        return total(self._stats())
+
+    async def _embed(self, task: EmbedTask) -> Embeddings:
+        return await self.decode._embed(task)  # noqa: SLF001 -- of the same class
+
+    async def _attention_maps(self, request: AttentionMapsRequest, adapter: str) -> list[AttentionMap]:
+        return await self.decode._attention_maps(request, adapter)  # noqa: SLF001 -- of the same class
 
     async def pids(self) -> list[int]:
         """The process ids of the replicas that accept tasks, for monitoring or killing the processes."""
         return [pid for group in self._groups for pid in await group.pids()]
-
-    def adopt(self, deployment: DeploymentConfig) -> None:
-        """Use the deployment config that another gateway has set when it changed the number of replicas."""
-        self._deployment = deployment
-        self.decode.adopt(deployment.decode)
-        self.prefill.adopt(deployment.prefill)
-
-    def forget_adapter(self, name: str) -> None:
-        """Stop loading an adapter on new replicas, because another gateway has unloaded it."""
-        for group in self._groups:
-            group.forget_adapter(name)
-
-    async def leave(self, shutdown_timeout: float) -> None:
-        """Let running tasks finish and disconnect from the replicas, without deleting the deployments."""
-        await asyncio.gather(*(group.leave(shutdown_timeout) for group in self._groups))
 
     async def release(self, shutdown_timeout: float) -> None:
         """Like `stop`, but keep the deployments if other gateways use their replicas."""
@@ -147,7 +164,7 @@ class DisaggregatedBackend:
         await asyncio.gather(*(group.stop(shutdown_timeout) for group in self._groups))
 
     @property
-    def _groups(self) -> Iterable[DeploymentBackend]:
+    def _groups(self) -> Iterable[Replicas]:
         return self.prefill, self.decode
 
     def _stats(self) -> dict[str, EngineStats]:
@@ -163,7 +180,8 @@ class DisaggregatedBackend:
         tokens = len(prompt_bytes(task.prompt)) // BYTES_PER_TOKEN
         return tokens >= self._deployment.prefill_min_tokens
 
-    async def _submit(self, task: TextTask) -> None:
+    async def submit(self, task: TextTask) -> None:
+        """Start a task on a decode replica, after a prefill replica has computed its prompt if that is long."""
         if not self.moves(task):
             await self.decode.submit(task)
             return

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,24 +15,18 @@ from attn_core.errors import (
     AttnError,
     InvalidValue,
     PermissionDenied,
-    Unavailable,
     UnknownName,
     cleaning_up,
 )
-from attn_engine.host.ranks import require_tensor_parallel
-from attn_models.lora.files import base_of, is_adapter
+from attn_engine.client import EngineClient
+from attn_models.lora.peft_config import base_of, is_adapter
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState, Prompt
 
-from attn_serve.engine_client import EngineClient
-from attn_serve.sources import ModelSources
-from attn_serve.versions import base_name, conversation_key, new_shares, pick, shares_wanted
+from attn_serve.served_model import ServedModel, engine_name, require_serving
+from attn_serve.sources import ModelSources, engines_bytes, require_memory
+from attn_serve.versions import base_name, conversation_key, new_shares, pick, require_name, shares_wanted
 
 log = logging.getLogger(__name__)
-
-ALLOWED_NAMES = (
-    "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters; or NAME@VERSION"
-)
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9._-]{1,64})?")
 
 EngineMaker = Callable[[str, Path, EngineConfig, DeploymentConfig], EngineClient]
 """Creates the client of an engine, not yet started, for a model's name, folder, engine and deployment config."""
@@ -43,17 +36,6 @@ RETIRED_SECONDS = 3600.0
 """How long requests may take to finish in a version that is replaced by another."""
 IDLE_SECONDS = 2.0
 """How long such a version must be idle before it is unloaded: a stream may be moving between two engines."""
-
-
-def engine_name(owner: str, name: str) -> str:
-    """A name for the engine that is unique across the owners of models and adapters."""
-    return f"{owner}.{name}" if owner else name
-
-
-def require_name(name: str, field: str = "name") -> None:
-    """Raise `InvalidValue` for an invalid model name."""
-    if not NAME.fullmatch(name):
-        raise InvalidValue.of(field, name, ALLOWED_NAMES)
 
 
 def served_from(name: str, source: str) -> AlreadyExists:
@@ -88,43 +70,6 @@ class WantedModel(NamedTuple):
     config: EngineConfig
     deployment: DeploymentConfig
     traffic: float | None = None
-
-
-@dataclass(eq=False)
-class ServedModel:
-    """One model and its engine; `info` describes the model and its state.
-
-    `owner` is the tenant that owns the model, empty if all tenants may use it; an adapter has a `base`, and the
-    `config` of its base. `fingerprint` is that of the files that were loaded, empty if another gateway did it.
-    """
-
-    info: ModelInfo
-    engine: EngineClient
-    folder: Path
-    config: EngineConfig
-    deployment: DeploymentConfig
-    owner: str = ""
-    base: ServedModel | None = None
-    fingerprint: str = ""
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def name(self) -> str:
-        """The name that requests use."""
-        return self.info.name
-
-    def now(self) -> ModelInfo:
-        """The model's info with the current number of engines."""
-        serving = self.info.state is ModelState.SERVING
-        return self.info.replace(replicas=self.engine.replicas if serving else 0)
-
-
-def require_serving(model: ServedModel) -> ServedModel:
-    """Return the model; raises `Unavailable` if it does not serve now."""
-    if model.info.state is not ModelState.SERVING:
-        detail = f": {model.info.state_detail}" if model.info.state_detail else ""
-        raise Unavailable(f"model {model.name!r} is {model.info.state}{detail}", model=model.name)
-    return model
 
 
 class Fleet:
@@ -173,7 +118,7 @@ class Fleet:
         return self.find(name, tenant).now()
 
     async def publish(self) -> None:
-        """Publish changes to other gateways; does nothing here, as only this server serves these models."""
+        """Record changes of models; does nothing here, where models end with the server."""
 
     def choose(self, name: str, prompt: Prompt, tenant: str | None = None) -> ServedModel:
         """The version of a model that serves a request; raises as `engine`."""
@@ -204,7 +149,8 @@ class Fleet:
 
         `tenant` owns the model; without one, all tenants may use it. If the source is an adapter, it is loaded on
         `base_model`, a model that serves; by default the one that the adapter names, or the only one. A version gets
-        the share `traffic` of the requests for its model; by default none if other versions serve.
+        the share `traffic` of the requests for its model; by default none if other versions serve. Raises
+        `OutOfCapacity` if the models of the tenant would take more memory than the caller may use.
         """
         require_name(name)
         if traffic is not None:
@@ -219,15 +165,17 @@ class Fleet:
             config = config if is_adapter(folder) else await self._with_draft(config, tenant)
             known = self._taken(name, owner)
             if known is None:
-                making = (deployment or DeploymentConfig(), base_model, tenant)
-                model = self._made(name, source or name, folder, config, *making)
+                deployment = deployment or DeploymentConfig()
+                require_memory(engines_bytes(folder, config, deployment), self._taken_bytes(owner))
+                making = (deployment, base_model, tenant)
+                model = self._made(name, source or name, folder, config.replace(fingerprint=fingerprint), *making)
                 model.fingerprint = fingerprint
                 await self._start(model)
                 self._share(model, traffic)
                 return model
         if known.info.source != (source or name):
             raise served_from(name, known.info.source)
-        if known.fingerprint and await self._sources.fingerprint(known.folder) not in {"", known.fingerprint}:
+        if known.fingerprint and await self._sources.current(source or name, tenant) not in {"", known.fingerprint}:
             raise AlreadyExists(f"the files of {name!r} have changed since it was loaded; unload it first", name=name)
         await known.ready.wait()
         return self.find(name, known.owner or None)
@@ -290,7 +238,7 @@ class Fleet:
     async def scale(self, name: str, deployment: DeploymentConfig, tenant: str | None = None) -> ServedModel:
         """Change how many engines serve a model; returns when they do. Running requests are not interrupted.
 
-        Raises `PermissionDenied` if the tenant does not own the model.
+        Raises `PermissionDenied` if the tenant does not own the model, and `OutOfCapacity` as `load`.
         """
         self.engine(name, tenant)
         model = self._changeable(name, tenant, "scaling")
@@ -299,19 +247,23 @@ class Fleet:
         if model.base is not None:
             raise InvalidValue.of("name", name, f"{model.base.name!r}, the model that the adapter is loaded on")
         deployment = rescaled(model.deployment, deployment)
-        if not await model.engine.scale(deployment):
-            # A single engine in an actor of its own is replaced by a deployment.
+        require_memory(engines_bytes(model.folder, model.config, deployment), self._taken_bytes(model.owner, name))
+        if model.engine.scalable:
+            await model.engine.scale(deployment)
+        else:
+            # A single engine in a process of its own is replaced by a deployment.
             engine = self._make(engine_name(model.owner, name), model.folder, model.config, deployment)
             try:
                 await engine.start()
                 for adapter in self._adapters_of(model):
-                    named = engine_name(adapter.owner, adapter.name)
-                    adapter.engine = await engine.load_adapter(named, adapter.folder)
+                    await engine.load_adapter(adapter.adapter, adapter.folder)
             except BaseException:
                 with cleaning_up("the deployment that did not start"):
                     await asyncio.shield(engine.stop(0))
                 raise
             former, model.engine = model.engine, engine
+            for adapter in self._adapters_of(model):
+                adapter.engine = engine
             await former.stop(HANDOVER_SECONDS)
         model.deployment = deployment
         return model
@@ -344,7 +296,10 @@ class Fleet:
         for name, one in wanted.items():
             require_name(name, "models")
             folder = await self._sources.find(one.source)
-            await asyncio.to_thread(require_tensor_parallel, folder, one.config)
+            if one.config.tensor_parallel_size > 1:
+                from attn_engine.host.ranks import require_tensor_parallel
+
+                await asyncio.to_thread(require_tensor_parallel, folder, one.config)
             if one.deployment.prefill_replicas is not None:
                 from attn_serve.disaggregation import require_movable
 
@@ -357,7 +312,7 @@ class Fleet:
         if known is None:
             return False
         config = await self._with_draft(one.config, None)
-        if (known.info.source, known.config) != (one.source, config):
+        if (known.info.source, known.config.replace(fingerprint="")) != (one.source, config):
             allowed = "those that it is served with; unload it first, or use a version NAME@VERSION"
             raise InvalidValue.of(f"models.{name}", "another source or engine", allowed)
         if known.deployment != one.deployment and not one.deployment.deployed:
@@ -385,7 +340,7 @@ class Fleet:
             self.set_traffic(base_name(model.name), {}, model.owner or None)
         for adapter in self._adapters_of(model):
             del self._models[adapter.owner, adapter.name]
-        await self._end(model, model.engine.stop(shutdown_timeout))
+        await self._end(model, model.stop(shutdown_timeout))
 
     def _changeable(self, name: str, tenant: str | None, what: str) -> ServedModel:
         """The model of this name; raises `PermissionDenied` unless the tenant owns it or is None."""
@@ -413,6 +368,11 @@ class Fleet:
         """The names of the models that a tenant owns, without those that failed."""
         return {name for (each, name) in self._models if each == owner and self._taken(name, owner)}
 
+    def _taken_bytes(self, owner: str, but: str = "") -> int:
+        """The memory of the models of an owner, without the one named `but`."""
+        models = [model for (whose, name), model in self._models.items() if whose == owner and name != but]
+        return sum(engines_bytes(model.folder, model.config, model.deployment) for model in models)
+
     def _taken(self, name: str, owner: str) -> ServedModel | None:
         """The model under a name, of this owner or available to all tenants, unless it has failed."""
         found = self._models.get((owner, name)) or self._models.get(("", name))
@@ -438,6 +398,7 @@ class Fleet:
             )
             self.engine(base.name, tenant)  # raises if the base does not serve
             model = ServedModel(info, base.engine, folder, base.config, base.deployment, owner, base)
+            model.refusals = base.refusals  # of one engine
         else:
             if base_model:
                 raise InvalidValue.of("base_model", base_model, "none, as the source is not an adapter")
@@ -449,7 +410,8 @@ class Fleet:
 
     async def _start_adapter(self, model: ServedModel, base: ServedModel, folder: Path) -> None:
         try:
-            model.engine = await base.engine.load_adapter(engine_name(model.owner, model.name), folder)
+            await base.engine.load_adapter(model.adapter, folder)
+            model.engine = base.engine  # which may have been replaced meanwhile
             model.info = model.info.replace(state=ModelState.SERVING)
         except BaseException:
             del self._models[model.owner, model.name]
@@ -483,6 +445,7 @@ class Fleet:
         if model.base is not None:
             await self._start_adapter(model, model.base, model.folder)
             return
+        model.engine.on_failure = partial(self._mark_failed, model)
         try:
             known = {name: getattr(model.info, name) for name in ("name", "source", "load_time")}
             model.info = (await model.engine.start()).replace(state=ModelState.SERVING, **known)
@@ -497,3 +460,8 @@ class Fleet:
             raise
         finally:
             model.ready.set()
+
+    def _mark_failed(self, model: ServedModel, detail: str) -> None:
+        """Mark a model whose engine cannot be started again, and its adapters; the name can be loaded again."""
+        for one in (model, *self._adapters_of(model)):
+            one.info = one.info.replace(state=ModelState.FAILED, state_detail=detail)

@@ -1,77 +1,110 @@
-"""A backend that runs the host in this process, for tests, notebooks and use without Ray."""
+"""An engine in this process, for tests and notebooks, and as the inside of every process that serves one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from attn_core.errors import Unavailable
-from attn_engine import RequestOutput
-from attn_engine.host import ModelHost, Preparation, open_host
-from attn_schema import EngineConfig, ModelInfo
-
-from attn_serve.streams import Streams
-
-IN_THREAD = frozenset({"attention_maps", "load_adapter"})
-"""Long-running methods, which are called in a thread so that they do not block the event loop."""
-PREPARATIONS: WeakKeyDictionary[ModelHost, Preparation] = WeakKeyDictionary()
-"""The `Preparation` of each host, which turns prompts into requests."""
-
-
-async def call_host(host: ModelHost, method: str, *arguments: Any) -> Any:
-    """Call a method of a host and return its result, without blocking the event loop for long."""
-    if method in IN_THREAD:
-        return await asyncio.to_thread(getattr(host, method), *arguments)
-    preparation = PREPARATIONS.get(host) or PREPARATIONS.setdefault(host, Preparation())
-    match method, arguments:
-        case "submit", (task,):
-            answer: Any = preparation.submit(host, task)
-        case "submit", (task, state):
-            answer = preparation.submit(host, task, lambda ready: host.submit(ready, state))
-        case "prefill", (task,):
-            answer = preparation.submit(host, task, host.prefill)
-        case "tokenize", (prompt,):
-            answer = preparation.tokenize(host, prompt)
-        case "cancel", (task_id,):
-            preparation.cancel(host, task_id)
-            return None
-        case _:
-            answer = getattr(host, method)(*arguments)
-    return await asyncio.wrap_future(answer) if isinstance(answer, Future) else answer
+from attn_engine import PromptState, RequestOutput
+from attn_engine.client import EngineClient
+from attn_engine.host import EmbedTask, ModelHost, Preparation, TextTask, open_host
+from attn_engine.host.engine import OpenRanks
+from attn_schema import (
+    AttentionMap,
+    AttentionMapsRequest,
+    Embeddings,
+    EngineConfig,
+    EngineStats,
+    ModelInfo,
+    Prompt,
+    Tokenization,
+)
 
 
-class InProcessBackend:
-    """Runs the host on threads of this process."""
+class InProcess(EngineClient):
+    """Runs the host on threads of this process; `open_ranks` is as in `open_host`.
 
-    def __init__(self, folder: Path, config: EngineConfig) -> None:
-        self._folder = folder
-        self._config = config
-        self.host: ModelHost | None = None
+    `receive`, if given, is called with all outputs, in place of `streams.deliver`.
+    """
 
-    async def start(self, streams: Streams) -> ModelInfo:
-        """Load the model and deliver its outputs to `streams` from now on."""
+    def __init__(
+        self,
+        folder: Path,
+        config: EngineConfig,
+        open_ranks: OpenRanks | None = None,
+        receive: Callable[[Sequence[RequestOutput]], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._open = partial(open_host, folder, config, open_ranks=open_ranks)
+        self._receive = receive or self.streams.deliver
+        self._preparation = Preparation()
+        self._host: ModelHost | None = None
+
+    @property
+    def host(self) -> ModelHost:
+        """The host that runs the model; raises `Unavailable` before `start` and after `stop`."""
+        if self._host is None:
+            raise Unavailable("the engine is not running")
+        return self._host
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine has not ended by itself."""
+        return self._host is None or self._host.alive
+
+    async def start(self) -> ModelInfo:
+        """Load the model; returns when it is ready for tasks."""
         loop = asyncio.get_running_loop()
 
         def deliver(outputs: Sequence[RequestOutput]) -> None:
-            loop.call_soon_threadsafe(streams.deliver, outputs)
+            loop.call_soon_threadsafe(self._receive, outputs)
 
-        self.host = await asyncio.to_thread(open_host, self._folder, self._config, deliver)
-        return self.host.info
+        self._host = await asyncio.to_thread(self._open, deliver)
+        return self._host.info
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the host and return its result."""
-        if self.host is None:
-            if method == "cancel":
-                return None
-            raise Unavailable("the engine is not running")
-        return await call_host(self.host, method, *arguments)
+    async def submit(self, task: TextTask, state: PromptState | None = None) -> None:
+        """Start a task, with the state of its prompt if another engine has computed it."""
+        start: Any = self.host.submit if state is None else partial(self.host.submit, state=state)
+        await asyncio.wrap_future(self._preparation.submit(self.host, task, start))
+
+    async def prefill(self, task: TextTask) -> None:
+        """Like `submit`, but only compute the prompt: the only output has its state."""
+        await asyncio.wrap_future(self._preparation.submit(self.host, task, self.host.prefill))
+
+    async def cancel(self, task_id: str) -> None:
+        """Stop a task, whether it waits, is being prepared or runs."""
+        if self._host is not None:
+            self._preparation.cancel(self._host, task_id)
+
+    async def tokenize(self, prompt: Prompt) -> Tokenization:
+        """The tokens that `generate` would process for a prompt."""
+        found: Tokenization = await asyncio.wrap_future(self._preparation.tokenize(self.host, prompt))
+        return found
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter, for tasks to use by this name."""
+        await asyncio.to_thread(self.host.load_adapter, name, folder)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Remove an adapter; running tasks go on."""
+        self.host.unload_adapter(name)
+
+    async def stats(self) -> EngineStats:
+        """The current engine statistics."""
+        return self.host.stats()
 
     async def stop(self, shutdown_timeout: float) -> None:
-        """Let running tasks finish, then free everything."""
-        if self.host is not None:
-            host, self.host = self.host, None
+        """Refuse new tasks, let running ones finish for up to `shutdown_timeout` seconds, then free everything."""
+        if self._host is not None:
+            host, self._host = self._host, None
             await asyncio.to_thread(host.stop, shutdown_timeout)
+
+    async def _embed(self, task: EmbedTask) -> Embeddings:
+        return await asyncio.wrap_future(self.host.embed(task))
+
+    async def _attention_maps(self, request: AttentionMapsRequest, adapter: str) -> list[AttentionMap]:
+        return await asyncio.to_thread(self.host.attention_maps, request, adapter)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from attn.v1 import inference_pb2
 from attn_core.errors import OutOfCapacity
+from attn_gateway import Call
+from attn_schema import Prompt, SamplingParams
 from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS
 
 LEAST_SECONDS, MOST_SECONDS = 0.05, 0.25
@@ -26,26 +27,43 @@ SECONDS_A_REFUSAL, LONGEST_SECONDS = 0.005, 1.0
 """Refusals of many kinds of requests hold longer, by this much per kind up to the second value, to spare the engine."""
 
 
+BYTES_PER_TOKEN = 4
+"""The usual number of bytes of a token, by which tokens of a text are estimated before it is tokenized."""
+
+
+def estimated_tokens(prompt: Prompt) -> int:
+    """The number of tokens of a prompt, and of its encoder prompt: exact for token ids, else by bytes of the text."""
+    parts = [part for part in (prompt, prompt.encoder_prompt) if part is not None]
+    texts = [*(part.text or "" for part in parts), *(message.content for message in prompt.chat or ())]
+    ids = sum(len(part.token_ids or ()) for part in parts)
+    return ids + -(-sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN)
+
+
+def most_new_tokens(params: SamplingParams) -> int:
+    """The most tokens that a request may generate."""
+    each = DEFAULT_MAX_NEW_TOKENS if params.max_new_tokens is None else params.max_new_tokens
+    return each * max(params.n, params.num_beams or 1)
+
+
 class RequestSize(NamedTuple):
-    """What is known of a request before it is decoded: tenant, timeout in seconds, new tokens and prompt bytes."""
+    """What is known of a request before it is tokenized: tenant, timeout in seconds, and sizes.
+
+    The size of the prompt is its tokens by estimate, and the bytes of its images.
+    """
 
     tenant: str
     timeout: float | None
     max_new_tokens: int
-    prompt_bytes: int
+    prompt_size: int
     resumed: bool = False
 
     @classmethod
-    def of(
-        cls, request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequest, tenant: str, timeout: float | None
-    ) -> RequestSize:
-        """The size of a request message."""
-        if isinstance(request, inference_pb2.ScoreRequest):
-            return cls(tenant, timeout, 0, request.ByteSize())
-        sampling = request.sampling
-        new = sampling.max_new_tokens if sampling.HasField("max_new_tokens") else DEFAULT_MAX_NEW_TOKENS
-        width = max(sampling.n, sampling.num_beams, 1)
-        return cls(tenant, timeout, new * width, request.prompt.ByteSize(), request.HasField("resume"))
+    def of(cls, call: Call, prompts: Sequence[Prompt], max_new_tokens: int, *, resumed: bool = False) -> RequestSize:
+        """The size of a request."""
+        chats = (message for prompt in prompts for message in prompt.chat or ())
+        images = sum(len(image) for message in chats for image in message.images)
+        size = sum(map(estimated_tokens, prompts)) + images
+        return cls(call.tenant, call.remaining(), max_new_tokens, size, resumed)
 
     @property
     def can_be_late(self) -> bool:
@@ -60,7 +78,7 @@ class RequestSize(NamedTuple):
 
 class _Refusal(NamedTuple):
     max_new_tokens: int
-    prompt_bytes: int
+    prompt_size: int
     until: float
     error: OutOfCapacity
 
@@ -85,7 +103,7 @@ class RecentRefusals:
             return
         if self._clock() >= held.until:
             del self._held[size.kind]
-        elif size.max_new_tokens >= held.max_new_tokens and size.prompt_bytes >= held.prompt_bytes:
+        elif size.max_new_tokens >= held.max_new_tokens and size.prompt_size >= held.prompt_size:
             self.repeated += 1
             raise OutOfCapacity(held.error.message, **held.error.metadata)
 
@@ -112,7 +130,7 @@ class RecentRefusals:
         smaller = (
             held is None
             or held.until <= now
-            or size.max_new_tokens + size.prompt_bytes <= (held.max_new_tokens + held.prompt_bytes)
+            or size.max_new_tokens + size.prompt_size <= (held.max_new_tokens + held.prompt_size)
         )
         if smaller:
-            self._held[kind] = _Refusal(size.max_new_tokens, size.prompt_bytes, now + seconds, error)
+            self._held[kind] = _Refusal(size.max_new_tokens, size.prompt_size, now + seconds, error)

@@ -10,18 +10,22 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
-from attn_engine.host import TextTask
+from attn_engine.client import EngineLost, Streams
+from attn_engine.host import EmbedTask, TextTask
 from attn_gateway import ReplicaTls
-from attn_schema import EngineStats
+from attn_schema import Embeddings, EngineStats
 
 from attn_serve import replica_messages as messages
 from attn_serve.replica_messages import ReplicaAddress, StateTicket
-from attn_serve.streams import EngineLost, Streams
 
 SILENCE_SECONDS = 5.0
 """A replica that sends nothing for so long, not even a heartbeat, is considered lost: its machine or network failed."""
 OPEN_SECONDS = 10.0
 """How long a replica may take to open a session."""
+
+DRAIN_POLL_SECONDS = 0.02
+LARGE_BYTES = 32 * 1024
+"""Larger answers are decoded in a thread, so that they do not block the event loop."""
 
 
 class ReplicaClient:
@@ -84,6 +88,15 @@ class ReplicaClient:
             self.tasks.discard(task.id)
             raise
 
+    async def embed(self, task: EmbedTask) -> Embeddings:
+        """A vector of norm 1 for each text."""
+        self.tasks.add(task.id)
+        try:
+            found: Embeddings = await self.call("embed", task)
+        finally:
+            self.tasks.discard(task.id)
+        return found
+
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the host; raises its error, or `EngineLost` if the connection broke."""
         try:
@@ -98,13 +111,23 @@ class ReplicaClient:
             raise EngineLost(f"the connection to replica {self.id} was closed") from None
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
             raise EngineLost(f"the connection to replica {self.id} is closed") from error
-        return messages.decode_answer(method, cast("bytes", data))
+        if len(data) <= LARGE_BYTES:
+            return messages.decode_answer(method, cast("bytes", data))
+        return await asyncio.to_thread(messages.decode_answer, method, data)
 
     async def cancel(self, task_id: str) -> None:
         """Cancel a task; does nothing if the replica is gone, as its tasks ended with it."""
         self.tasks.discard(task_id)
         with contextlib.suppress(EngineLost):
             await self.call("cancel", task_id)
+
+    async def drained(self, seconds: float) -> None:
+        """Wait up to so many seconds until no task runs."""
+        end = asyncio.get_running_loop().time() + seconds
+        while self.tasks and not self.gone:
+            if asyncio.get_running_loop().time() > end:
+                break
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
 
     async def close(self) -> None:
         """Close the connection; the replica cancels the tasks that still run for this gateway."""

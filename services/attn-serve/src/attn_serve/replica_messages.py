@@ -7,7 +7,7 @@ run the same release.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from attn_schema import (
     AttentionMap,
     AttentionMapsRequest,
     Embeddings,
+    EngineConfig,
     EngineStats,
     ModelInfo,
     OutputDelta,
@@ -102,6 +103,21 @@ class SentError(msgspec.Struct, frozen=True):
     def received(self) -> AttnError:
         """The error that was sent, as the most specific class that is known in this process."""
         return error_of_reasons(self.reasons, self.message, self.metadata)
+
+
+class EngineTask(msgspec.Struct, frozen=True):
+    """What a child process gets: the model that it serves, and environment variables that choose its GPU."""
+
+    folder: str
+    config: EngineConfig
+    environment: Mapping[str, str] = {}
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What a child process answers: its address, or the error of loading its model."""
+
+    address: ReplicaAddress | None = None
+    error: SentError | None = None
 
 
 class SentTask(msgspec.Struct, frozen=True):

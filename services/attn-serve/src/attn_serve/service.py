@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import uuid
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
-import grpc.aio
-from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
-from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
-from attn_gateway import Cluster, ModelToLoad
-from attn_gateway.records import ArtifactStore, Database, GatewayRecord, ModelRecords, database_url
+from attn_engine.client import EngineClient
+from attn_gateway import Cluster, Handler, ModelToLoad, handlers_of
+from attn_gateway.records import ArtifactStore, Database, ModelRecords, database_url
 from attn_gateway.records.database import CALL_SECONDS
 from attn_gateway.records.leases import this_process
 from attn_schema import DeploymentConfig, EngineConfig, ModelState
+from attn_schema.methods import INFERENCE, MODELS, Row
 
-from attn_serve.engine_client import EngineClient
+from attn_serve.child_process import ChildProcess
 from attn_serve.fleet import WantedModel, require_adaptable
-from attn_serve.ray_backend import RayBackend
-from attn_serve.servicers import InferenceServicer, ModelServicer
-from attn_serve.shared_fleet import SharedFleet
+from attn_serve.handlers import InferenceHandlers, ModelHandlers
+from attn_serve.placement import EngineProcesses, GpuShares, fits_here
+from attn_serve.recorded_fleet import RecordedFleet
 from attn_serve.sources import ModelSources
 
 EVERYBODY = ""
@@ -30,30 +26,32 @@ EVERYBODY = ""
 
 
 class InferenceGrpc:
-    """The inference and model services, whose engines run in Ray actors."""
+    """The inference and model services, whose engines run in child processes, or on Ray where that is needed."""
 
-    names: Sequence[str] = ("attn.v1.InferenceService", "attn.v1.ModelService")
+    names: Sequence[str] = (INFERENCE, MODELS)
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, processes: EngineProcesses | None = None) -> None:
+        self._processes = processes or EngineProcesses()
         self._cluster = cluster
         self._applied: set[str] = set()
+        self._gpus = GpuShares()
         self._database = Database(database_url(cluster.home), patience=CALL_SECONDS)
         self._artifacts = ArtifactStore.from_environment(cluster.home)
         sources = ModelSources(cluster.home, ModelRecords(self._database), self._artifacts)
-        self.fleet = SharedFleet(sources, self._engine, self._database)
+        self.fleet = RecordedFleet(sources, self._engine, self._database)
         self._address, self._chosen = "", False
 
     def listens(self, address: str, *, chosen: bool) -> None:
         """Store the address at which the gateway listens; see `attn_gateway.service.KnowsItsAddress`."""
         self._address, self._chosen = address, chosen
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Add both servicers to the server."""
-        add_InferenceServiceServicer_to_server(InferenceServicer(self.fleet), server)
-        add_ModelServiceServicer_to_server(ModelServicer(self.fleet), server)
+    def handlers(self) -> dict[Row, Handler]:
+        """The handlers of the calls of both services."""
+        inference, models = InferenceHandlers(self.fleet), ModelHandlers(self.fleet)
+        return handlers_of(INFERENCE, inference) | handlers_of(MODELS, models)
 
     async def start(self) -> None:
-        """Start Ray and load the configured models.
+        """Join or start Ray if the settings ask for it, and load the configured models.
 
         Before that, raises errors for invalid models, and `Unavailable` if the artefact store does not answer.
         """
@@ -63,33 +61,23 @@ class InferenceGrpc:
         for adapter in settings.adapters if len(wanted) == 1 else ():
             require_adaptable(adapter.name, next(iter(wanted.values())).config)
         await self.fleet.require_sources(wanted)
-        await self._cluster.start()
-        shared = settings.address is not None
+        if settings.uses_ray:
+            await self._cluster.start()
         configured = {*wanted, *(adapter.name for adapter in settings.adapters)}
-        await self.fleet.join(self._gateway(shared=shared), configured, shared=shared)
-        # Models that other gateways of this Ray cluster serve under these names are not changed.
-        lacking = self.fleet.unserved(wanted)
-        await self.fleet.apply({name: one for name, one in wanted.items() if name in lacking}, ())
+        await self.fleet.join(self._place(), configured)
+        await self.fleet.apply(wanted, ())
         self._applied = set(wanted)
         for adapter in settings.adapters:
             await self.fleet.load(adapter.name, adapter.source, settings.engine)
+        await asyncio.to_thread(self._processes.stop)
 
-    def _gateway(self, *, shared: bool) -> GatewayRecord:
-        """The record of this gateway; gateways with the same place share its engines, or succeed it after it ended."""
-        process = this_process()
-        gateway_id = uuid.uuid4().hex
-        place = f"gateway/{gateway_id}"
-        if shared:
+    def _place(self) -> str:
+        """What this gateway and its successors have in common: their Ray cluster, or else the address, if chosen."""
+        if self._cluster.settings.address is not None:
             import ray
 
-            place = f"ray/{ray.get_runtime_context().gcs_address}"
-        elif self._chosen:
-            place = f"gateway/{process.split('/', 1)[0]}/{self._address}"
-        host = socket.gethostname()
-        version = metadata.version("attn-serve")
-        return GatewayRecord(
-            id=gateway_id, place=place, address=self._address, host=host, process=process, version=version
-        )
+            return f"ray/{ray.get_runtime_context().gcs_address}"
+        return f"gateway/{this_process().split('/', 1)[0]}/{self._address}" if self._chosen else ""
 
     async def apply(self, models: Sequence[ModelToLoad]) -> None:
         """Serve these models of a changed config file; see `attn_gateway.service.ServesModels`."""
@@ -111,6 +99,7 @@ class InferenceGrpc:
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Unload all models."""
+        await asyncio.to_thread(self._processes.stop)
         await self.fleet.stop(shutdown_timeout)
         self._database.close()
 
@@ -120,16 +109,18 @@ class InferenceGrpc:
         return found[0].info.state is ModelState.SERVING if found else None
 
     def _engine(self, name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> EngineClient:
-        """Create the client of an engine in an actor, or of a deployment.
+        """Create the client of an engine in a child process, or of a deployment on Ray.
 
-        A deployment is used if the config asks for several engines, or if other gateways may share this Ray cluster.
+        A deployment is used if Ray is asked for or other gateways may share it, and for several engines, or more ranks
+        than this machine has devices.
         """
         # The weights of tenants are always the server's, whoever loads the model.
-        config = config.replace(tenant_weights=self._cluster.settings.engine.tenant_weights)
-        if deployment.deployed or self._cluster.settings.address is not None:
-            from attn_serve.deployment import DeploymentBackend
-            from attn_serve.disaggregation import DisaggregatedBackend
+        settings = self._cluster.settings
+        config = config.replace(tenant_weights=settings.engine.tenant_weights)
+        if not (settings.uses_ray or deployment.deployed) and fits_here(config):
+            return ChildProcess(name, folder, config, self._gpus, self._processes)
+        from attn_serve.disaggregation import DisaggregatedReplicas
+        from attn_serve.replicas import Replicas
 
-            kind = DeploymentBackend if deployment.prefill_replicas is None else DisaggregatedBackend.of
-            return EngineClient(kind(name, folder, config, deployment, self._cluster.settings.replica_tls))
-        return EngineClient(RayBackend(name, folder, config))
+        kind = Replicas if deployment.prefill_replicas is None else DisaggregatedReplicas.of
+        return kind(name, folder, config, deployment, settings.replica_tls, start_ray=self._cluster.start)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import os
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
 
-from attn_core.errors import InvalidValue, UnknownName
-from attn_engine.host import find_folder
-from attn_engine.host.loading import CONFIGS, path_of
+from attn_core.errors import CheckpointInvalid, InvalidValue, OutOfCapacity, Unavailable, UnknownName, UserError
 from attn_gateway.records import ArtifactStore, ModelRecords, Owners
-from attn_models.lora.files import is_adapter
-from attn_models.weights.manifest import file_sha256
+from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME, is_adapter
+from attn_models.weights.manifest import fingerprint
+from attn_schema import DeploymentConfig, EngineConfig
+from attn_schema.engine import KV_CACHE_BYTES
 from attn_schema.home import model_folder_name, model_names, models_folder
 
+CONFIGS = ("config.json", ADAPTER_CONFIG_NAME)
+"""The files of which a folder of a model, or of an adapter, has one."""
 WAITING = ThreadPoolExecutor(32, thread_name_prefix="attn-sources")
 """Threads for artefact stores, which may block for minutes when these fail.
 
 asyncio's own few threads stay free for tokenisation.
 """
+
+WEIGHTS = ("*.safetensors", "*.gguf")
 
 
 class ModelSources:
@@ -35,8 +41,8 @@ class ModelSources:
 
     @staticmethod
     async def fingerprint(folder: Path) -> str:
-        """What `fingerprint_of` returns, without blocking the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(WAITING, fingerprint_of, folder)
+        """The fingerprint of a folder's files, without blocking the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(WAITING, fingerprint, folder)
 
     async def find(self, source: str, tenant: str | None = None) -> Path:
         """The folder for a name that this tenant may use, or for an absolute path; tenant None is an admin.
@@ -53,6 +59,13 @@ class ModelSources:
         if isinstance(found, Path) or self._artifacts is None:
             return Path(found)
         return await asyncio.get_running_loop().run_in_executor(WAITING, self._artifacts.fetch, found)
+
+    async def current(self, source: str, tenant: str | None = None) -> str:
+        """The fingerprint of the files that `find` would return now; empty if it finds none."""
+        try:
+            return await self.fingerprint(await self.find(source, tenant))
+        except (UserError, Unavailable):
+            return ""
 
     def _found(self, source: str, tenant: str | None) -> Path | str:
         """The folder on this machine, or else the artefact that holds it."""
@@ -73,16 +86,64 @@ class ModelSources:
         return {name for name in names if not owners.may_use(models / model_folder_name(name), tenant)}
 
 
-def fingerprint_of(folder: Path) -> str:
-    """A text that changes with the files of a model folder; empty if the folder is gone.
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files in a model's folder; of a GGUF file that file."""
+    return [folder] if folder.is_file() else [path for pattern in WEIGHTS for path in folder.glob(pattern)]
 
-    Of an adapter's files it is the content that counts. Those of a model may be large: their sizes and times count.
+
+def engines_bytes(folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> int:
+    """The memory for the weights and KV caches of all engines of a model, or for the weights of an adapter.
+
+    A KV cache whose size is not given counts with the default of a CPU.
     """
-    contents = is_adapter(folder)
-    digest = hashlib.sha256()
-    files = sorted(path for path in folder.glob("*") if path.is_file())
-    for path in files:
-        found = path.stat()
-        digest.update(f"{path.name}\0{found.st_size}\0".encode())
-        digest.update((file_sha256(path) if contents else str(found.st_mtime_ns)).encode())
-    return digest.hexdigest() if files else ""
+    weights = sum(path.stat().st_size for path in weight_files(folder))
+    if is_adapter(folder):
+        return weights
+    cache = KV_CACHE_BYTES if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
+    return (weights + cache + config.kv_offload_bytes) * deployment.together.at_first
+
+
+MOST_BYTES: ContextVar[float | None] = ContextVar("most_bytes", default=None)
+"""The memory that the models of the caller of the current task may take; None without a limit."""
+
+
+def require_memory(wanted: int, taken: int) -> None:
+    """Raise `OutOfCapacity` if the caller's models may not take `wanted` bytes more than the `taken` ones."""
+    most = MOST_BYTES.get()
+    if most is not None and taken + wanted > most:
+        text = f"{wanted} bytes for weights and KV caches, besides {taken} of other models of this tenant"
+        text = f"{text}, exceed its limit max_memory_bytes={most:g}"
+        raise OutOfCapacity(text, limit="max_memory_bytes", allowed=f"{most:g}")
+
+
+def find_folder(source: str, home: Path, hidden: Collection[str] = ()) -> Path:
+    """The folder of a model or an adapter, given an absolute path or a name under the home's models.
+
+    For the path of a GGUF file it is the folder into which it is converted below the home. Names in `hidden` are
+    treated as unknown.
+
+    Raises `UnknownName`, which suggests similar names, `CheckpointInvalid` for a path that is not a model folder, and
+    for a file what `folder_of_gguf` raises.
+    """
+    given = path_of(source)
+    if given.is_absolute():
+        if os.path.isfile(given):  # noqa: PTH113
+            from attn_models.sources.gguf_files import folder_of_gguf
+
+            return folder_of_gguf(given, home)
+        # Unlike `Path.is_file`, this does not raise for paths that are too long or not permitted.
+        if not any(os.path.isfile(given / name) for name in CONFIGS):  # noqa: PTH113
+            raise CheckpointInvalid.of(given, "is not a model folder: it has no config.json")
+        return given
+    known = sorted(set(model_names(home, CONFIGS)).difference(hidden))
+    if source not in known:
+        raise UnknownName.of("model", source, known)
+    return models_folder(home) / model_folder_name(source)
+
+
+def path_of(source: str) -> Path:
+    """The source as a path with `~` expanded; unexpanded if there is no such home folder."""
+    try:
+        return Path(source).expanduser()
+    except RuntimeError:
+        return Path(source)

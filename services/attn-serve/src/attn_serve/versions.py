@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -18,6 +19,16 @@ from attn_schema import Prompt
 from attn_serve.routing import prompt_bytes
 
 SEPARATOR = "@"
+ALLOWED_NAMES = (
+    "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters; or NAME@VERSION"
+)
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9._-]{1,64})?")
+
+
+def require_name(name: str, field: str = "name") -> None:
+    """Raise `InvalidValue` for an invalid model name."""
+    if not NAME.fullmatch(name):
+        raise InvalidValue.of(field, name, ALLOWED_NAMES)
 
 
 def base_name(name: str) -> str:

@@ -1,1 +1,1 @@
-"""The training service of attn: durable, resumable training jobs over gRPC, run on Ray."""
+"""The training service of attn: durable, resumable training jobs over gRPC."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+import msgspec
 from attn_schema.training import Checkpoint, JobError, LogLine, Metrics, TrainingConfig
 
 from attn_train.records import Stop
@@ -27,6 +28,24 @@ class Assignment:
     threads: int | None = None
     artifacts: str | None = None
     owner: str = ""
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Assignment:
+        """Return the assignment of these plain values."""
+        converted = {"config": TrainingConfig.from_mapping(values["config"]), "home": Path(values["home"])}
+        return cls(**{**values, **converted})
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTask:
+    """The input of a worker process: its part, `rank`, of an attempt, and the HOST:PORT where its group meets.
+
+    `assignment` are the plain values of an `Assignment`.
+    """
+
+    assignment: dict[str, Any]
+    rank: int
+    address: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +69,11 @@ class Stalled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GoesOn:
+class Resumed:
     """The worker no longer waits, and continues."""
 
 
-Message: TypeAlias = TrainingStarted | Heartbeat | Metrics | Checkpoint | LogLine | Stalled | GoesOn
+Message: TypeAlias = TrainingStarted | Heartbeat | Metrics | Checkpoint | LogLine | Stalled | Resumed
 """The messages of a worker to its supervisor."""
 
 SendMessage: TypeAlias = Callable[[Message], None]
@@ -90,6 +109,39 @@ class Lost:
 
 Outcome: TypeAlias = Finished | Stopped | Failed | Lost
 
+KINDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        TrainingStarted, Heartbeat, Metrics, Checkpoint, LogLine, Stalled, Resumed, Finished, Stopped, Failed, Lost
+    )
+}  # fmt: skip
+
+
+class Sent(msgspec.Struct, frozen=True, array_like=True):
+    """A message or an outcome, in the form in which a worker process sends it: with the name of its class."""
+
+    kind: str
+    content: msgspec.Raw
+
+    @classmethod
+    def of(cls, value: Message | Outcome) -> Sent:
+        """Pack a message or an outcome."""
+        return cls(type(value).__name__, msgspec.Raw(msgspec.msgpack.encode(value)))
+
+    def value(self) -> Message | Outcome:
+        """Unpack it."""
+        found: Message | Outcome = msgspec.msgpack.decode(self.content, type=KINDS[self.kind])
+        return found
+
+
+def outcome_of_all(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome of a group: the first failure, else the first lost worker, else that of the leading worker."""
+    for kind in (Failed, Lost):
+        for outcome in outcomes:
+            if isinstance(outcome, kind):
+                return outcome
+    return outcomes[0]
+
 
 class Worker(Protocol):
     """The supervisor's handle of a running worker."""
@@ -104,7 +156,7 @@ class Worker(Protocol):
 
 
 class Backend(Protocol):
-    """Starts workers, for example as threads or Ray actors."""
+    """Starts workers, as processes or Ray actors."""
 
     def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> Worker:
         """Start a worker. `send` gets its messages, in order, then `ended` gets its outcome; called from any thread."""

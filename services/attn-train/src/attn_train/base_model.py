@@ -14,8 +14,9 @@ from attn_models.adapters.native import NativeAdapter
 from attn_models.loading import LoadedModel, load_model, save_model
 from attn_models.loading.models import config_of, family_of, fresh_model
 from attn_models.lora import AdaptedModel, AdapterConfig, LoraAdapter, write_adapter
-from attn_models.lora.files import is_adapter, modules_of, weights_sha256
+from attn_models.lora.files import modules_of, weights_sha256
 from attn_models.lora.frozen import let_gradients_through
+from attn_models.lora.peft_config import is_adapter
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights.safe_files import read_config
 from attn_schema.decoder import DecoderConfig
@@ -26,7 +27,7 @@ from torch import nn
 
 from attn_train.data.load import tokenizer_folder
 from attn_train.data.synthetic import TASKS
-from attn_train.prepared.shards import PreparedData
+from attn_train.data.token_shards.shards import PreparedData
 from attn_train.tasks.base import derived
 from attn_train.tasks.language_modeling import CHARACTER
 

@@ -14,8 +14,8 @@ from attn_train.data.images import known_images, picture_files
 from attn_train.data.load import TEXT, data_kind_of, default_tokenizer, require_known_text, tokenizer_folder
 from attn_train.data.pairs import known_pair_sets, pair_paths
 from attn_train.data.synthetic import TASKS
+from attn_train.data.token_shards.shards import FIELD as PREPARED
 from attn_train.data.treebank import treebank_files
-from attn_train.prepared.shards import FIELD as PREPARED
 from attn_train.tasks.language_modeling import CHARACTER
 from attn_train.tasks.packed import open_prepared
 from attn_train.tasks.seq2seq import WORD, is_byte_pairs, is_learned_tokenizer

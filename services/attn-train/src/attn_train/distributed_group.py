@@ -24,9 +24,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from attn_train.group import Group, Tensors
 from attn_train.layout import MeshLayout
 from attn_train.precision import blocks_of, set_up_blocks
+from attn_train.process_group import Group, Tensors
 from attn_train.records import Stop
 from attn_train.sharded_checkpoint import Block, Held, Pieces
 
@@ -366,7 +366,7 @@ def summed_in_buckets(gradients: list[Any], group: dist.ProcessGroup) -> None:
 
 def split_context(model: nn.Module, group: dist.ProcessGroup) -> Any:
     """Make a decoder's attention layers use ring attention over a group; returns the context that splits tokens."""
-    layers: list[Any] = [module for module in model.modules() if hasattr(module, "split_tokens")]
+    layers: list[Any] = [module for module in model.modules() if getattr(module, "splits_tokens", False)]
     context = layers[0].split_tokens(group)
     decoder: Any = model
     decoder.places = lambda count: context.positions(count) if context.active else None

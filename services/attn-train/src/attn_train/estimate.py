@@ -29,7 +29,7 @@ from attn_train.layout import MeshLayout
 from attn_train.model import CHECKPOINT_BYTES, TRAINING_BYTES, configured, shapes_only
 from attn_train.precision import blocks_of
 from attn_train.pricing import SAMPLED_BATCHES, step_price
-from attn_train.process import keep_freed_memory, spin_briefly
+from attn_train.process_tuning import keep_freed_memory, spin_briefly
 from attn_train.step_probe import StepProbe, trained_bytes, weight_bytes
 from attn_train.tasks.base import Dataset, batch_weight
 from attn_train.tasks.distillation import distilled

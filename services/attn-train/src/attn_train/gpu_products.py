@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from attn_train.joint import can_join, joining, read_together
+from attn_train.fused_linears import can_join, joining, read_together
 
 HALF = torch.bfloat16
 

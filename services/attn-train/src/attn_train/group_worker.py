@@ -1,4 +1,7 @@
-"""One worker of a group: joins the process group, does its part of an attempt, and leaves the group."""
+"""One worker: joins the process group if there are several, does its part of an attempt, and leaves the group.
+
+`main` is the entry point of a worker process.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ import torch
 import torch.distributed as dist
 from attn_core.errors import Unavailable, cleaning_up
 from attn_models.device import resolve_device
+from attn_schema.child_process import Parent
 from attn_schema.training import JobError
 
-from attn_train.attempt import Assignment, Lost, Message, Outcome, SendMessage
+from attn_train.attempt import Assignment, Lost, Message, Outcome, SendMessage, Sent, WorkerTask
 from attn_train.distributed_group import DistributedGroup
 from attn_train.layout import MeshLayout
-from attn_train.records import StopFlag
+from attn_train.process_tuning import keep_freed_memory
+from attn_train.records import Stop, StopFlag
 from attn_train.worker import work
 
 GROUP_TIMEOUT_SECONDS = 600.0
@@ -70,3 +75,23 @@ def _discarded(message: Message) -> None:
 
 def _nothing() -> None:
     """Do nothing, as no messages were sent."""
+
+
+def main() -> None:
+    """Do the part of an attempt that the parent of this process sends."""
+    keep_freed_memory()
+    parent, flag = Parent(), StopFlag()
+    task = parent.task(WorkerTask)
+    parent.follow(Stop, flag.set)
+
+    def send(message: Message) -> None:
+        parent.send(Sent.of(message))
+
+    assignment = Assignment.from_mapping(task.assignment)
+    if assignment.config.workers == 1:
+        outcome = work(assignment, send, flag)
+    else:
+        outcome = work_in_group(assignment, task.rank, task.address, (send, _nothing), flag)
+    parent.send(Sent.of(outcome))
+    # Threads of gloo and of torch that are still alive when Python ends can end the process with an error.
+    os._exit(0)

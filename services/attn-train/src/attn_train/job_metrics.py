@@ -102,7 +102,7 @@ class WandbRun:
                 self._event = event.id
 
     def close(self) -> None:
-        """Finish the run; only then is its file complete."""
+        """Finish the run; the library's own process then completes the file, before this process ends at the latest."""
         run, self._run = self._run, None
         if run is not None:
             self._calling(run.finish)

@@ -23,7 +23,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """Resources that jobs need or the cluster has: concurrent jobs, and Ray's logical CPUs and GPUs."""
+    """Resources that jobs need or the machine or cluster has: concurrent jobs, CPUs and GPUs."""
 
     jobs: float = 1.0
     cpus: float = 0.0

@@ -87,15 +87,15 @@ def _check_context(model: Any, config: TrainingConfig) -> None:
         raise Incompatible(
             "only decoders without multi-token prediction can be split by tokens: for others, cp must be 1"
         )
+    layer: Any
     for layer in split_sites(model).values():
         name = getattr(getattr(layer, "mechanism", None), "name", None)
         if name is None:
             continue
-        require: Any = getattr(layer, "require_token_split", None)
-        if require is None:
+        if not layer.splits_tokens:
             raise Incompatible(f"mechanism {name!r} cannot be split by tokens: cp must be 1", mechanism=name)
         try:
-            require(config.model.sequence_length, config.cp)
+            layer.require_token_split(config.model.sequence_length, config.cp)
         except Incompatible as error:
             message = f"mechanism {name!r} cannot be split by tokens: {error.message}"
             raise Incompatible(message, mechanism=name) from error

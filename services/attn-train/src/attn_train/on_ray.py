@@ -16,7 +16,7 @@ from attn_schema.training import JobError, LogLine
 
 from attn_train.attempt import Assignment, Failed, Lost, Message, Outcome, SendMessage
 from attn_train.job_queue import Room
-from attn_train.process import keep_freed_memory, spin_briefly
+from attn_train.process_tuning import keep_freed_memory, spin_briefly
 from attn_train.ray_group import RayGroup
 from attn_train.records import Stop, StopFlag
 from attn_train.supervisor import SERVER_STOPS, Supervisor, SupervisorSettings

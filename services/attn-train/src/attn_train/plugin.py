@@ -12,11 +12,11 @@ from attn_schema.output import Json, print_json
 
 if TYPE_CHECKING:
     from attn_gateway import Cluster
-    from attn_gateway.service import GrpcService
+    from attn_gateway.service import Service
 
 
 @hookimpl
-def attn_services(cluster: Cluster) -> list[GrpcService]:
+def attn_services(cluster: Cluster) -> list[Service]:
     """Return the TrainingService."""
     from attn_train.service import TrainingGrpc
 
@@ -25,7 +25,7 @@ def attn_services(cluster: Cluster) -> list[GrpcService]:
 
 @hookimpl
 def attn_commands() -> list[Command]:
-    """Return `attn data`, `attn evaluate`, `attn sweep`, and the command that `attn compare --train` calls."""
+    """Return `attn data`, `attn evaluate`, and the command that `attn compare --train` calls."""
     return [
         Command(
             name="compare-training",
@@ -35,17 +35,12 @@ def attn_commands() -> list[Command]:
         Command(
             name="data",
             summary="Prepare training data that does not fit into memory, and inspect it.",
-            target="attn_train.prepared.command:app",
+            target="attn_train.data.token_shards.command:app",
         ),
         Command(
             name="evaluate",
             summary="Evaluate a model on data: perplexity or accuracy.",
             target="attn_train.plugin:evaluate_command",
-        ),
-        Command(
-            name="sweep",
-            summary="Train with combinations of options, and rank them.",
-            target="attn_train.comparison.command:sweep_command",
         ),
     ]
 

@@ -10,12 +10,13 @@ from typing import Any, cast
 import torch
 from attn_core.errors import InvalidValue
 from attn_core.kernels.product import (
+    ProductKernel,
     activation_kernel,
     product_kernel,
-    product_table,
     whole_attention_kernel,
 )
 from attn_core.kernels.rowwise import Activation
+from attn_core.plugins.catalog import installed_operation
 from attn_models.decoder.block import Block
 from attn_models.decoder.mixture_of_experts import Router
 from attn_models.encoder.encoder import EncoderBlock
@@ -28,8 +29,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
+from attn_train.fused_linears import join_products
 from attn_train.gpu_products import GpuProducts, HalfWeights
-from attn_train.joint import join_products
 
 Precision = Callable[[], AbstractContextManager[object]]
 """Returns a context for forward passes in some precision."""
@@ -48,7 +49,9 @@ def forward_precision(
     and the weights cast in `halves`, and `Bfloat16Products` on a CPU.
     """
     if precision == "float32":
-        return nullcontext() if device.type != "cpu" or product_table() is None else Float32Products()
+        return (
+            nullcontext() if device.type != "cpu" or installed_operation(ProductKernel) is None else Float32Products()
+        )
     if device.type == "cpu":
         return Bfloat16Products()
     autocast = torch.autocast(device.type, dtype=torch.bfloat16)

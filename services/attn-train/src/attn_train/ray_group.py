@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +13,26 @@ from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus
 from attn_schema.text_files import lines_of
 from attn_schema.training import JobError, LogLine, TrainingConfig
 
-from attn_train.attempt import Assignment, Failed, Finished, Lost, Message, Outcome, SendMessage, Stalled, Stopped
-from attn_train.process import keep_freed_memory, spin_briefly
+from attn_train.attempt import (
+    Assignment,
+    Failed,
+    Finished,
+    Lost,
+    Message,
+    Outcome,
+    SendMessage,
+    Stalled,
+    Stopped,
+    outcome_of_all,
+)
+from attn_train.process_tuning import keep_freed_memory, spin_briefly
+from attn_train.processes import OTHERS_SECONDS, free_address
 from attn_train.records import Stop, StopFlag
 
 PLACED_SECONDS = 30.0
 """How long to wait for the placement of all workers before an elastic job tries with fewer."""
 GROW_SECONDS = 15.0
 """Interval at which a group with fewer workers than requested checks whether there is room for more."""
-OTHERS_SECONDS = 20.0
-"""How long the other workers may take to end by themselves after one worker has ended without finishing."""
 
 
 class RayRankActor:
@@ -37,10 +46,7 @@ class RayRankActor:
 
     def address(self) -> str:
         """Return a free HOST:PORT of this machine, for the workers' process group."""
-        with socket.socket() as probe:
-            probe.bind((str(ray.util.get_node_ip_address()), 0))  # type: ignore[no-untyped-call]
-            host, port = probe.getsockname()
-        return f"{host}:{port}"
+        return free_address(str(ray.util.get_node_ip_address()))  # type: ignore[no-untyped-call]
 
     def work(self, assignment: Assignment, supervisor: Any, rank: int, address: str) -> Outcome:
         """Run this worker's part of an attempt; the leading worker sends messages directly to the supervisor."""
@@ -210,15 +216,6 @@ def admitted_sizes(config: TrainingConfig) -> list[int]:
     sizes = [size for size in range(config.workers, least - 1, -1) if size % inner == 0]
     rows = config.optimizer.batch_size
     return [size for size in sizes if size == config.workers or rows % (size // (config.tp * config.cp)) == 0]
-
-
-def outcome_of_all(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome of a group: the first failure, else the first lost worker, else that of the leading worker."""
-    for kind in (Failed, Lost):
-        for outcome in outcomes:
-            if isinstance(outcome, kind):
-                return outcome
-    return outcomes[0]
 
 
 def _outcome(result: Any) -> Outcome:

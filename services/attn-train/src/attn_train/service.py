@@ -1,44 +1,64 @@
-# ruff: noqa: N802 - names and arguments of calls are the interface's
-"""The gRPC TrainingService."""
+"""The training service."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import time
 from collections.abc import AsyncIterator
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import grpc.aio
 import msgspec
-from attn.v1 import training_pb2 as pb
-from attn.v1.training_pb2_grpc import TrainingServiceServicer, add_TrainingServiceServicer_to_server
 from attn_core.errors import AttnError, InvalidValue, Unavailable, UnknownName
-from attn_gateway import Cluster
-from attn_gateway.call import Caller, Context, call_of
+from attn_gateway import Call, Caller, Cluster, Handler, handlers_of
 from attn_gateway.records import Database, ModelRecord, ModelRecords, database_url
 from attn_gateway.records.artifacts import ARTIFACTS
 from attn_gateway.records.database import CALL_SECONDS
 from attn_gateway.records.leases import LEASE_SECONDS
 from attn_gateway.settings import is_loopback
-from attn_schema.codec import from_message, to_message
-from attn_schema.training import JobError, JobState, TrainingConfig, TrainingJob, field_path
+from attn_schema.cores import usable_cores
+from attn_schema.methods import (
+    TRAINING,
+    CancelTrainingJobRequest,
+    CancelTrainingJobResponse,
+    DeleteTrainingJobRequest,
+    DeleteTrainingJobResponse,
+    EstimateTrainingJobRequest,
+    EstimateTrainingJobResponse,
+    GetTrainingJobRequest,
+    GetTrainingJobResponse,
+    Heartbeat,
+    ListTrainingJobsRequest,
+    ListTrainingJobsResponse,
+    ResumeTrainingJobRequest,
+    ResumeTrainingJobResponse,
+    Row,
+    SubmitTrainingJobRequest,
+    SubmitTrainingJobResponse,
+    WatchTrainingJobRequest,
+    WatchTrainingJobResponse,
+)
+from attn_schema.training import JobError, JobState, TrainingConfig, TrainingJob
 
-from attn_train.access import Access
-from attn_train.admission import check_config, check_job_id, check_model_name_is_free, new_job_id
-from attn_train.base_model import completed
 from attn_train.checking import Checks
 from attn_train.dispatcher import Dispatcher, Host
-from attn_train.estimate import estimated_apart
-from attn_train.model import resolved
+from attn_train.job_queue import Room
 from attn_train.records import JobRecord, Stop
 from attn_train.settings import Layout, TrainSettings
 from attn_train.stalls import AT_WORK
 from attn_train.store import JobStore
 from attn_train.supervisor import SupervisorSettings
 
+if TYPE_CHECKING:
+    from attn_train.access import Access
+
+CHECKS = "attn_train.admission"
+"""The module of the checks of submissions. It is imported by the first of them, in a thread, as it imports torch."""
 POLL_SECONDS = 0.05
 
 
@@ -81,18 +101,6 @@ class ChangeNotifier:
         await self.wake()
 
 
-def config_of(message: pb.TrainingConfig) -> TrainingConfig:
-    """Return the configuration of a message, with defaults filled in; raises `InvalidValue` with the field's path."""
-    try:
-        config = from_message(TrainingConfig, message)
-    except InvalidValue as error:
-        error.metadata["field"] = f"config.{field_path(str(error.metadata.get('field')))}"
-        raise
-    except ValueError as error:
-        raise InvalidValue.of("config.model", "NaN or an infinite number", "finite numbers") from error
-    return resolved(config)
-
-
 HIGHEST_PRIORITY = 100
 DEFAULT_PAGE = 100
 LARGEST_PAGE = 1000
@@ -104,7 +112,7 @@ SMALL_DISK = 1 << 20
 """Free bytes below which a disk is reported as full."""
 
 
-class TrainingServicer(TrainingServiceServicer):
+class TrainingHandlers:
     """Reads and writes the records of jobs; the dispatcher acts on them."""
 
     def __init__(self, home: Path, settings: TrainSettings, store: JobStore, dispatcher: Dispatcher) -> None:
@@ -121,19 +129,19 @@ class TrainingServicer(TrainingServiceServicer):
         self.only_this_machine = False
         """Whether only this machine can connect: who calls without a token is then the user of the server itself."""
 
-    async def SubmitTrainingJob(
-        self, request: pb.SubmitTrainingJobRequest, context: Context
-    ) -> pb.SubmitTrainingJobResponse:
+    async def submit_training_job(self, request: SubmitTrainingJobRequest, call: Call) -> SubmitTrainingJobResponse:
         """Validate and record a job, and wake the dispatcher; returns the existing job for a repeated request."""
-        caller = call_of(context).caller
+        caller = call.caller
         config = await self._config(request, caller)
+        from attn_train.admission import check_model_name_is_free, new_job_id
+
         if not -HIGHEST_PRIORITY <= request.priority <= HIGHEST_PRIORITY:
             raise InvalidValue.of("priority", request.priority, f"-{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
         if request.priority > 0:
-            call_of(context).caller.require_admin("a priority above 0")
+            call.caller.require_admin("a priority above 0")
         if request.validate_only:
             await self._check(config, caller)
-            return pb.SubmitTrainingJobResponse(job=to_message(TrainingJob(config=config)))
+            return SubmitTrainingJobResponse(job=TrainingJob(config=config))
         job = await self._repeated(request.job_id, config, caller.owner)
         if job is None:
             await self._check(config, caller)
@@ -142,31 +150,32 @@ class TrainingServicer(TrainingServiceServicer):
             await self._database.write(self._models.record, ModelRecord(job_id, caller.owner))
             job = await self._database.write(self._store.submit, job_id, config, caller.owner, request.priority)
             self._dispatcher.wake()
-        return pb.SubmitTrainingJobResponse(job=_message(job))
+        return SubmitTrainingJobResponse(job=job.public())
 
-    async def EstimateTrainingJob(
-        self, request: pb.EstimateTrainingJobRequest, context: Context
-    ) -> pb.EstimateTrainingJobResponse:
+    async def estimate_training_job(
+        self, request: EstimateTrainingJobRequest, call: Call
+    ) -> EstimateTrainingJobResponse:
         """Validate like a submission, and run a few steps in a separate process; one estimate at a time."""
-        caller = call_of(context).caller
+        caller = call.caller
         config = await self._config(request, caller)
+        from attn_train.admission import check_model_name_is_free
+        from attn_train.estimate import estimated_apart
+
         if await self._repeated(request.job_id, config, caller.owner) is None:
             await self._check(config, caller)
             if request.job_id:
                 check_model_name_is_free(request.job_id, self._home)
         async with self.checks.turn(caller.tenant), self._estimating:
             found = await estimated_apart(config, self._home, self._settings.threads)
-        return pb.EstimateTrainingJobResponse(config=to_message(config), estimate=to_message(found))
+        return EstimateTrainingJobResponse(config=config, estimate=found)
 
-    async def GetTrainingJob(self, request: pb.GetTrainingJobRequest, context: Context) -> pb.GetTrainingJobResponse:
+    async def get_training_job(self, request: GetTrainingJobRequest, call: Call) -> GetTrainingJobResponse:
         """Return one job."""
-        job = await self._job(request.id, context)
+        job = await self._job(request.id, call)
         (shown,) = await self._database.read(self._as_shown, [job])
-        return pb.GetTrainingJobResponse(job=_message(shown))
+        return GetTrainingJobResponse(job=shown.public())
 
-    async def ListTrainingJobs(
-        self, request: pb.ListTrainingJobsRequest, context: Context
-    ) -> pb.ListTrainingJobsResponse:
+    async def list_training_jobs(self, request: ListTrainingJobsRequest, call: Call) -> ListTrainingJobsResponse:
         """Return a page of jobs; its token is the number of its last job, so that new jobs do not shift later pages."""
         if not 0 <= request.page_size <= LARGEST_PAGE:
             raise InvalidValue.of("page_size", request.page_size, f"0 to {LARGEST_PAGE}")
@@ -174,31 +183,31 @@ class TrainingServicer(TrainingServiceServicer):
         if token and not (token.isascii() and token.isdecimal() and len(token) <= 15):
             raise InvalidValue.of("page_token", token, "the next_page_token of an earlier page")
         count = request.page_size or DEFAULT_PAGE
-        sees = call_of(context).caller.sees
+        sees = call.caller.sees
         jobs = await self._database.read(self._store.page, int(token) if token else None, count + 1, sees)
         following = str(jobs[count - 1].number) if len(jobs) > count else ""
         shown = await self._database.read(self._as_shown, jobs[:count])
-        return pb.ListTrainingJobsResponse(jobs=[_message(job) for job in shown], next_page_token=following)
+        return ListTrainingJobsResponse(jobs=tuple(job.public() for job in shown), next_page_token=following)
 
-    async def WatchTrainingJob(
-        self, request: pb.WatchTrainingJobRequest, context: Context
-    ) -> AsyncIterator[pb.WatchTrainingJobResponse]:
+    async def watch_training_job(
+        self, request: WatchTrainingJobRequest, call: Call
+    ) -> AsyncIterator[WatchTrainingJobResponse]:
         """Stream the job, its events after `after_event_id`, and new events until the job has ended."""
-        job = await self._job(request.id, context)
+        job = await self._job(request.id, call)
         after = request.after_event_id
         if not 0 <= after <= job.last_event_id:
             raise InvalidValue.of("after_event_id", after, f"0 to {job.last_event_id}, the id of the newest event")
-        yield pb.WatchTrainingJobResponse(job=_message(job))
+        yield WatchTrainingJobResponse(job=job.public())
         while True:
             # Read before the events, so that no change in between is missed.
             count = self.changes.count
             events = await self._database.read(self._store.events, request.id, after, EVENTS_AT_ONCE)
             for event in events:
-                yield pb.WatchTrainingJobResponse(event=to_message(event))
+                yield WatchTrainingJobResponse(event=event)
                 after = event.id
             if events:
                 continue
-            job = await self._job(request.id, context)
+            job = await self._job(request.id, call)
             if job.state.final and job.last_event_id == after:
                 return
             if self.changes.closed:
@@ -206,38 +215,32 @@ class TrainingServicer(TrainingServiceServicer):
                     "the server is shutting down; watch again from the last event received", after_event_id=after
                 )
             if job.last_event_id == after and not await self.changes.beyond(count, HEARTBEAT_SECONDS):
-                yield pb.WatchTrainingJobResponse(heartbeat=pb.Heartbeat(last_event_id=after))
+                yield WatchTrainingJobResponse(heartbeat=Heartbeat(last_event_id=after))
 
-    async def CancelTrainingJob(
-        self, request: pb.CancelTrainingJobRequest, context: Context
-    ) -> pb.CancelTrainingJobResponse:
+    async def cancel_training_job(self, request: CancelTrainingJobRequest, call: Call) -> CancelTrainingJobResponse:
         """Record the request to stop, and notify the supervisor."""
         stop = Stop.DISCARD if request.discard else Stop.SAVE
-        job = await self._database.write(self._store.request_stop, request.id, stop, call_of(context).caller.sees)
+        job = await self._database.write(self._store.request_stop, request.id, stop, call.caller.sees)
         await self._dispatcher.check_now(request.id)
-        return pb.CancelTrainingJobResponse(job=_message(job))
+        return CancelTrainingJobResponse(job=job.public())
 
-    async def ResumeTrainingJob(
-        self, request: pb.ResumeTrainingJobRequest, context: Context
-    ) -> pb.ResumeTrainingJobResponse:
+    async def resume_training_job(self, request: ResumeTrainingJobRequest, call: Call) -> ResumeTrainingJobResponse:
         """Put a failed or cancelled job back into the queue."""
-        job = await self._database.write(self._store.requeue, request.id, call_of(context).caller.sees)
+        job = await self._database.write(self._store.requeue, request.id, call.caller.sees)
         self._dispatcher.wake()
-        return pb.ResumeTrainingJobResponse(job=_message(job))
+        return ResumeTrainingJobResponse(job=job.public())
 
-    async def DeleteTrainingJob(
-        self, request: pb.DeleteTrainingJobRequest, context: Context
-    ) -> pb.DeleteTrainingJobResponse:
+    async def delete_training_job(self, request: DeleteTrainingJobRequest, call: Call) -> DeleteTrainingJobResponse:
         """Delete a job's record and files, after stopping it if `cancel` is set; its finished model is kept."""
-        tenant = call_of(context).caller.sees
+        tenant = call.caller.sees
         if request.cancel:
             await self._database.write(self._store.request_stop, request.id, Stop.DISCARD, tenant)
             await self._dispatcher.check_now(request.id)
-            await self._until_final(request.id, context)
-        await self._job(request.id, context)  # soon refused if the records cannot be read
+            await self._until_final(request.id, call)
+        await self._job(request.id, call)  # soon refused if the records cannot be read
         model = await asyncio.to_thread(self._delete, request.id, tenant)
         await self.changes.wake()
-        return pb.DeleteTrainingJobResponse(kept_model_path=model)
+        return DeleteTrainingJobResponse(kept_model_path=model)
 
     def _delete(self, job_id: str, tenant: str | None) -> str:
         layout = Layout(self._home)
@@ -261,18 +264,18 @@ class TrainingServicer(TrainingServiceServicer):
             self._models.forget(job_id)
         return str(model) if model.exists() else ""
 
-    async def _until_final(self, job_id: str, context: Context) -> None:
+    async def _until_final(self, job_id: str, call: Call) -> None:
         """Wait until a job that was asked to stop has ended."""
         while True:
             count = self.changes.count
-            if (await self._job(job_id, context)).state.final:
+            if (await self._job(job_id, call)).state.final:
                 return
             if self.changes.closed:
                 raise Unavailable("the server is shutting down; the job was asked to stop but is not deleted")
             await self.changes.beyond(count, HEARTBEAT_SECONDS)
 
-    async def _job(self, job_id: str, context: Context) -> JobRecord:
-        return await self._database.read(self._store.get, job_id, call_of(context).caller.sees)
+    async def _job(self, job_id: str, call: Call) -> JobRecord:
+        return await self._database.read(self._store.get, job_id, call.caller.sees)
 
     def _as_shown(self, jobs: list[JobRecord]) -> list[JobRecord]:
         """Return the jobs with their queue positions, and with the state STALLED if nothing can be recorded of them."""
@@ -301,21 +304,29 @@ class TrainingServicer(TrainingServiceServicer):
         return msgspec.structs.replace(job, state=JobState.STALLED, error=JobError.of(Unavailable(message)))
 
     def _access(self, caller: Caller) -> Access:
+        from attn_train.access import Access
+
         trusted = self.only_this_machine or caller.owner != ""
         return Access(self._home, self._settings, self._models, caller.sees, trusted=trusted)
 
     async def _config(
-        self, request: pb.SubmitTrainingJobRequest | pb.EstimateTrainingJobRequest, caller: Caller
+        self, request: SubmitTrainingJobRequest | EstimateTrainingJobRequest, caller: Caller
     ) -> TrainingConfig:
         """Return the configuration of a request, with the fields that follow from its base model."""
-        config = config_of(request.config)
+        admission = await asyncio.to_thread(import_module, CHECKS)
+        from attn_train.base_model import completed
+        from attn_train.model import resolved
+
+        config = resolved(request.config)
         if request.job_id:
-            check_job_id(request.job_id)
+            admission.check_job_id(request.job_id)
         async with self.checks.turn(caller.tenant):
             await self.checks.run(self._access(caller).require, config)
             return await self.checks.run(completed, config, home=self._home)
 
     async def _check(self, config: TrainingConfig, caller: Caller) -> None:
+        from attn_train.admission import check_config
+
         async with self.checks.turn(caller.tenant):
             await self.checks.run(check_config, config, home=self._home)
 
@@ -330,15 +341,10 @@ class TrainingServicer(TrainingServiceServicer):
         return await self._database.write(self._store.submit, job_id, config, owner)
 
 
-def _message(job: JobRecord) -> pb.TrainingJob:
-    message: pb.TrainingJob = to_message(job.public())
-    return message
-
-
 class TrainingGrpc:
-    """The training service with jobs as Ray actors of the gateway's cluster, started when the first job needs it."""
+    """The training service, with jobs as processes of this machine, or as actors of the gateway's Ray cluster."""
 
-    names = ("attn.v1.TrainingService",)
+    names = (TRAINING,)
 
     def __init__(self, cluster: Cluster, settings: TrainSettings | None = None) -> None:
         self._cluster = cluster
@@ -348,22 +354,22 @@ class TrainingGrpc:
         self._dispatcher = Dispatcher(
             self._store, self.make_host, self._settings, lambda: cluster.settings.engine.tenant_weights
         )
-        self._servicer = TrainingServicer(cluster.home, self._settings, self._store, self._dispatcher)
+        self._handlers = TrainingHandlers(cluster.home, self._settings, self._store, self._dispatcher)
         self._tasks: list[asyncio.Task[None]] = []
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Add the servicer to the server."""
-        add_TrainingServiceServicer_to_server(self._servicer, server)
+    def handlers(self) -> dict[Row, Handler]:
+        """The handlers of the calls."""
+        return handlers_of(TRAINING, self._handlers)
 
     def listens(self, address: str, *, chosen: bool) -> None:
         """Note who can connect to the gateway; see `attn_gateway.service.KnowsItsAddress`."""
         del chosen
-        self._servicer.only_this_machine = is_loopback(address.rpartition(":")[0])
+        self._handlers.only_this_machine = is_loopback(address.rpartition(":")[0])
 
     async def start(self) -> None:
         """Start to follow the records; unfinished jobs continue in the background."""
         await asyncio.to_thread(Layout(self._cluster.home).sweep)
-        for work in (self._servicer.changes.follow(), self._dispatcher.run()):
+        for work in (self._handlers.changes.follow(), self._dispatcher.run()):
             self._tasks.append(asyncio.create_task(work))
 
     async def stop(self, shutdown_timeout: float) -> None:
@@ -373,18 +379,24 @@ class TrainingGrpc:
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        await self._servicer.changes.close()
-        self._servicer.checks.close()
+        await self._handlers.changes.close()
+        self._handlers.checks.close()
         await self._dispatcher.stop(shutdown_timeout)
         self._store.close()
 
     async def make_host(self) -> Host:
-        """Start the cluster, and return a host that runs supervisors on Ray."""
-        await self._cluster.start()
-        from attn_train.on_ray import RayHost
+        """Return a host that runs supervisors and workers on this machine, or on Ray, which is started or joined."""
+        settings = self._cluster.settings
+        if settings.uses_ray:
+            await self._cluster.start()
+            from attn_train.on_ray import RayHost
 
-        private = self._cluster.settings.address is None
-        return RayHost(self.supervisor_settings(), private=private)
+            return RayHost(self.supervisor_settings(), private=settings.address is None)
+        from attn_train.processes import Gpus, LocalHost, ProcessBackend
+
+        gpus = Gpus()
+        room = Room(jobs=math.inf, cpus=settings.cpus or usable_cores(), gpus=gpus.count)
+        return LocalHost(self.supervisor_settings(), ProcessBackend(gpus), room)
 
     def supervisor_settings(self) -> SupervisorSettings:
         """Return the settings of supervisors."""
@@ -397,13 +409,3 @@ class TrainingGrpc:
             gpus=self._settings.gpus,
             log_to=self._settings.log_to,
         )
-
-
-class InProcessTrainingGrpc(TrainingGrpc):
-    """The training service without Ray: everything runs in threads of this process."""
-
-    async def make_host(self) -> Host:
-        """Return a host that runs supervisors as threads."""
-        from attn_train.in_process import ThreadHost
-
-        return ThreadHost(self.supervisor_settings())

@@ -31,7 +31,7 @@ class TrainSettings:
     """Settings of the training service.
 
     At most `max_concurrent_jobs` jobs train at once; others are queued. Each worker uses `threads` CPU threads and, on
-    a CUDA device, reserves the share `gpus` of a GPU in Ray. A worker without progress for `stall_timeout` seconds is
+    a CUDA device, takes the share `gpus` of a GPU. A worker without progress for `stall_timeout` seconds is
     replaced. Paths that callers name must be below one of `data_roots`; for None see `access.Access`. With `log_to`
     "wandb", each job is also written as a W&B run.
     """

@@ -20,11 +20,11 @@ from attn_train.attempt import (
     Backend,
     Failed,
     Finished,
-    GoesOn,
     Heartbeat,
     Lost,
     Message,
     Outcome,
+    Resumed,
     Stalled,
     Stopped,
     TrainingStarted,
@@ -43,7 +43,7 @@ class SupervisorSettings:
 
     `poll` is the interval in seconds between reads of the record. A worker that was asked to stop is killed after
     `shutdown_timeout` seconds; one that sends nothing for `stall_timeout` seconds is killed and replaced. On a CUDA
-    device, a worker reserves `gpus` of a GPU in Ray, such as 1 or 0.5. `database` is the URL of the records; None means
+    device, a worker takes `gpus` of a GPU, such as 1 or 0.5. `database` is the URL of the records; None means
     that of the environment or home. With `artifacts`, a URL, checkpoints are kept there, and finished models are
     published there for servers on other machines. With `log_to` "wandb", metrics are also written to a W&B run.
     """
@@ -62,7 +62,7 @@ class SupervisorSettings:
 CHECK_NOW = None
 SERVER_STOPS = "the server is shutting down; the job continues when it starts again"
 
-Recorded: TypeAlias = TrainingStarted | Metrics | Checkpoint | LogLine | Stalled | GoesOn
+Recorded: TypeAlias = TrainingStarted | Metrics | Checkpoint | LogLine | Stalled | Resumed
 """The messages of a worker that are recorded."""
 Result = TypeVar("Result")
 
@@ -135,7 +135,7 @@ class Supervisor:
             self._store.begin(self.job_id, attempt, message.step, message.checkpoint)
         elif isinstance(message, Stalled):
             self._store.stall(self.job_id, attempt, message.error)
-        elif isinstance(message, GoesOn):
+        elif isinstance(message, Resumed):
             self._store.go_on(self.job_id, attempt)
         else:
             self._store.append(self.job_id, attempt, [message])

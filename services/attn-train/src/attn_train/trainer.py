@@ -29,7 +29,6 @@ from attn_train.checkpoint import (
 )
 from attn_train.collectives import require_no_failure
 from attn_train.gradient_norms import GradientNorms
-from attn_train.group import Group
 from attn_train.optimizer import (
     learning_rate,
     optimizer_of,
@@ -37,6 +36,7 @@ from attn_train.optimizer import (
     restore_optimizer_state,
 )
 from attn_train.precision import forward_precision, half_weights, validation_precision
+from attn_train.process_group import Group
 from attn_train.records import Stop, StopFlag
 from attn_train.sharded_checkpoint import Held, Parts, read_shards, read_whole, stored_tensors
 from attn_train.tasks.base import (

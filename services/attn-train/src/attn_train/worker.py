@@ -23,10 +23,10 @@ from attn_train.attempt import (
     Assignment,
     Failed,
     Finished,
-    GoesOn,
     Heartbeat,
     Lost,
     Outcome,
+    Resumed,
     SendMessage,
     Stalled,
     Stopped,
@@ -35,9 +35,9 @@ from attn_train.attempt import (
 from attn_train.base_model import load_base
 from attn_train.checkpoint import Saved
 from attn_train.data.load import load_dataset
-from attn_train.group import Group
 from attn_train.model import configured
 from attn_train.object_checkpoints import checkpoints_of
+from attn_train.process_group import Group
 from attn_train.records import Stop, StopFlag
 from attn_train.settings import Layout
 from attn_train.stalls import is_disk_error, is_file_error, pausing, with_retries
@@ -180,7 +180,7 @@ class Waiting:
         finally:
             if self._stalled:
                 self._stalled = False
-                self._reporter.send(GoesOn())
+                self._reporter.send(Resumed())
 
     def _report_stall(self, error: AttnError) -> None:
         if not self._stalled:

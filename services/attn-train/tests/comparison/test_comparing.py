@@ -27,7 +27,7 @@ from attn_train.comparison.plan import Question, parse_entries, parse_sizes, pla
 from attn_train.comparison.report import page, picture, png
 from attn_train.comparison.results import as_json, grouped, scaling, table
 from attn_train.comparison.runs import ComparisonFolder, RunsHere, RunsOnServer, trained
-from attn_train.service import InProcessTrainingGrpc
+from attn_train.service import TrainingGrpc
 from attn_train.settings import Layout, TrainSettings
 
 
@@ -103,10 +103,10 @@ def test_an_interrupted_run_goes_on_to_what_it_would_have_found(ask, home):
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(ask, home):
     class Broken(RunsHere):
-        def train(self, run, say, until=None):
+        def train(self, run, say):
             if run.label == "linear":
                 raise InternalError("no luck")
-            return super().train(run, say, until)
+            return super().train(run, say)
 
     question = ask(seeds=1)
     folder = ComparisonFolder(home, question.title)
@@ -174,7 +174,7 @@ async def test_on_a_server_each_run_is_a_job_with_the_same_losses(ask, home, tmp
     _, local = here(question, home)
     other = tmp_path / "server"
     shutil.copytree(home / "data", other / "data")
-    service = InProcessTrainingGrpc(Cluster(ClusterSettings(home=other)), TrainSettings(data_roots=(home, other)))
+    service = TrainingGrpc(Cluster(ClusterSettings(home=other)), TrainSettings(data_roots=(home, other)))
 
     def compare(address):
         with Client(ClientSettings(address=address)) as client:

@@ -13,12 +13,12 @@ from attn_schema.training import JobError, JobState, Metrics
 from attn_train import object_checkpoints, stalls
 from attn_train.attempt import Finished, TrainingStarted
 from attn_train.checkpoint import CheckpointFolder
-from attn_train.in_process import ThreadBackend
 from attn_train.object_checkpoints import checkpoints_of
 from attn_train.settings import Layout
 from attn_train.store import JobStore
 from attn_train.supervisor import Supervisor, SupervisorSettings, supervisor_lease
 from s3_server import bucket_server
+from thread_workers import ThreadBackend
 
 SECONDS = 60
 STORE = "s3://bucket/prefix"

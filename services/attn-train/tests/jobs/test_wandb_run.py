@@ -180,6 +180,7 @@ def test_the_file_of_the_library_itself_has_each_step_once(tmp_path, run_job, jo
         assert len(list((tmp_path / "jobs" / "job" / "wandb").glob("offline-run-*"))) == 1
         run_job()
         assert job.get("job").state is JobState.SUCCEEDED
+        wandb.teardown()  # waits for the library's own process, which completes the file after a run has finished
         found = list((tmp_path / "jobs" / "job" / "wandb").glob("offline-run-*"))
         assert len(found) == 1
         assert history(found[0] / "run-job.wandb") == rows_of(range(1, 13))

@@ -12,12 +12,23 @@ from attn_core.errors import UserError
 from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig, field_path
 from attn_train.admission import check_config
 from attn_train.checkpoint import CheckpointFolder
-from attn_train.comparison.sweep import with_options
 from attn_train.data.load import load_dataset
 from attn_train.model import resolved
 from attn_train.records import StopFlag
 from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
+
+
+def with_options(config: TrainingConfig, options: Mapping[str, Any]) -> TrainingConfig:
+    plain = msgspec.to_builtins(config)
+    for name, value in options.items():
+        *parts, last = field_path(name).split(".")
+        place = plain
+        for part in parts:
+            place = place[part]
+        place[last] = value
+    return TrainingConfig.from_mapping(plain)
+
 
 VALUES: dict[str, Any] = {
     "family": "gpt3",

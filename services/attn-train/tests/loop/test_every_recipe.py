@@ -12,12 +12,12 @@ from attn_core import installed
 from attn_models.adapters.family import FamilyAdapter
 from attn_models.adapters.native import NativeAdapter
 from attn_models.adapters.registry import ADAPTERS
-from attn_schema.codec import to_message
+from attn_schema.codec import from_message, to_message
+from attn_schema.training import TrainingConfig
 from attn_train.admission import check_config
 from attn_train.data.load import load_dataset
-from attn_train.model import configured
+from attn_train.model import configured, resolved
 from attn_train.records import StopFlag
-from attn_train.service import config_of
 from attn_train.trainer import Trainer
 from attn_train.worker import build_model
 
@@ -54,14 +54,14 @@ def small(name, files):
         message.data.max_pairs = 0 if message.data.dataset == "digits" else 40
     message.optimizer.steps, message.optimizer.batch_size, message.optimizer.warmup_steps = 2, 2, 1
     message.evaluation.eval_batches, message.evaluation.bleu_sentences = 1, 0
-    return config_of(message)
+    return resolved(from_message(TrainingConfig, message))
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_builds_its_model_learns_and_leaves_a_folder(name, files, record):
     config = small(name, files)
     check_config(config, home=files / "home")
-    assert config_of(to_message(config)) == config
+    assert resolved(from_message(TrainingConfig, to_message(config))) == config
     dataset = load_dataset(config, files / "home", lambda _: None)
     model = build_model(config, dataset)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

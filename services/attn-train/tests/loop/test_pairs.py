@@ -223,3 +223,10 @@ def test_rules_are_what_they_say():
             assert words.setdefault(one, other) == other
     assert len(set(words.values())) == len(words) == 40
     assert pairs == synthetic_pairs("dictionary", 400, 0, longest=9)
+
+
+def test_languages_are_refused_where_there_are_no_pairs(config, changed, tmp_path, words):
+    (tmp_path / "words.txt").write_text(words)
+    asked = changed(config, data__dataset=str(tmp_path / "words.txt"), data__languages="en-de")
+    with pytest.raises(InvalidValue, match="languages"):
+        check_config(asked, home=tmp_path)

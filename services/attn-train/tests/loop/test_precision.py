@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 from attn_core.kernels.base import Anything, OneOf
-from attn_core.kernels.dispatch import KernelTable
+from attn_core.kernels.dispatch import Operation
 from attn_core.kernels.product import ProductKernel, ProductProblem
 from attn_train.precision import Bfloat16Products, Float32Products
 from attn_train.records import StopFlag
@@ -94,11 +94,11 @@ class CountedProduct(ProductKernel):
 def only(kernel, monkeypatch):
     """This kernel, made the only one for products."""
 
-    def problem(dtype, _device, _gradients, multiplied_in):
-        return ProductProblem(dtype=str(dtype).removeprefix("torch."), gradients=True, multiplied_in=multiplied_in)
+    def problem(dtype, multiplied_in, **_others):
+        return ProductProblem(dtype=dtype, gradients=True, multiplied_in=multiplied_in)
 
-    table = KernelTable([kernel], ProductKernel, problem)
-    monkeypatch.setattr("attn_core.kernels.product.product_table", lambda: table)
+    operation = Operation([kernel], ProductKernel, problem)
+    monkeypatch.setattr("attn_core.kernels.product.installed_operation", lambda _kind: operation)
     return kernel
 
 

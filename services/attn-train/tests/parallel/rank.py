@@ -19,9 +19,9 @@ from attn_core.errors import AttnError
 from attn_schema.training import TrainingConfig
 from attn_train.checkpoint import CheckpointFolder
 from attn_train.data.load import load_dataset
-from attn_train.group import Group
 from attn_train.layout import MeshLayout
 from attn_train.model import resolved
+from attn_train.process_group import Group
 from attn_train.records import StopFlag
 from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model

@@ -106,7 +106,7 @@ def test_a_full_disk_stalls_two_workers_until_there_is_room(tmp_path, small_disk
     said = sent(tmp_path)
     (stalled,) = [values for kind, values in said if kind == "Stalled"]
     assert stalled["error"]["reason"] == "CHECKPOINT_WRITE_FAILED"
-    assert [kind for kind, _ in said if kind in ("Stalled", "GoesOn")] == ["Stalled", "GoesOn"]
+    assert [kind for kind, _ in said if kind in ("Stalled", "Resumed")] == ["Stalled", "Resumed"]
     assert [values["step"] for kind, values in said if kind == "Metrics"] == list(range(1, 13))
     assert CheckpointFolder(Layout(small_disk).checkpoints("job")).newest_whole(lambda *_: None).step == 12
     assert Path(outcomes[0][1]["model_path"]).is_dir()

@@ -15,9 +15,9 @@ from attn.v1.training_pb2_grpc import TrainingServiceStub
 from attn_gateway import Cluster, ClusterSettings, GatewaySettings, serving
 from attn_schema.training import CheckpointConfig, JobState, TrainingConfig
 from attn_train.records import Stop
-from attn_train.service import InProcessTrainingGrpc
 from attn_train.settings import TrainSettings
 from attn_train.store import JobStore
+from thread_workers import TrainingInThreads
 
 STEPS = 1_000_000
 """More than there is time for: the job is stopped."""
@@ -25,19 +25,19 @@ STEPS = 1_000_000
 SERVER = """
 import asyncio, sys
 from pathlib import Path
-import ray._private.services as services
 from attn_gateway import Cluster, ClusterSettings, serving
 from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
 
 home, address, *node = sys.argv[1:]
 if node:
+    import ray._private.services as services
     # On one machine Ray would take any node of it.
     found = services.get_node_to_connect_for_driver
     services.get_node_to_connect_for_driver = lambda gcs, **asked: found(gcs, **asked | {"node_name": node[0]})
 
 async def main():
-    cluster = Cluster(ClusterSettings(home=Path(home), address=address))
+    cluster = Cluster(ClusterSettings(home=Path(home), address=address or None, cpus=2))
     async with serving([TrainingGrpc(cluster, TrainSettings(threads=1))]):
         await asyncio.Event().wait()
 
@@ -73,7 +73,7 @@ Serve = Callable[..., contextlib.AbstractAsyncContextManager[TrainingServiceStub
 async def served(
     home: Path, settings: TrainSettings, gateway: GatewaySettings | None = None
 ) -> AsyncIterator[TrainingServiceStub]:
-    service = InProcessTrainingGrpc(Cluster(ClusterSettings(home=home)), settings)
+    service = TrainingInThreads(Cluster(ClusterSettings(home=home)), settings)
     async with (
         serving([service], gateway, shutdown_timeout=20.0) as running,
         grpc.aio.insecure_channel(running.address) as channel,
@@ -132,7 +132,7 @@ def watch_fixture():
 def server_command() -> Callable[..., list[str]]:
     """`server_command(home, address, node)`: a server in a process of its own, over a Ray cluster that stays.
 
-    It is a driver of the node of that name, if one is given.
+    It is a driver of the node of that name, if one is given. With an empty address it has no Ray.
     """
     return lambda *arguments: [sys.executable, "-c", SERVER, *map(str, arguments)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -273,7 +273,7 @@ class AttendKernel(Kernel[AttendProblem]):
     def run_in_graph(self, spec: AttentionSpec, name: str, operands: AttentionInputs) -> Tensor:
         """Like `run`, but called while torch.compile traces.
 
-        `name` is the name of the spec from `named_spec` or `replaceable_spec`, "" if it has none.
+        `name` is the name of the spec from `named_spec`, "" if it has none.
         """
         return self.run(spec, operands)
 
@@ -290,21 +290,6 @@ def named_spec(spec: AttentionSpec) -> str:
         return ""
     name = hashlib.sha256(text.encode()).hexdigest()
     SPECS[name] = spec
-    return name
-
-
-NEXT: dict[str, Callable[[AttentionInputs, str], Tensor]] = {}
-"""By name of a spec: computes it without the kernel of the given name, which this device cannot run."""
-
-
-def replaceable_spec(spec: AttentionSpec, run: Callable[[AttentionInputs, str], Tensor]) -> str:
-    """Like `named_spec`, by another name, by which `NEXT` also has `run`, as a fallback for compiled graphs."""
-    name = named_spec(spec)
-    if not name:
-        return ""
-    name = f"{name}-or-next"
-    SPECS[name] = spec
-    NEXT.setdefault(name, run)
     return name
 
 
@@ -354,14 +339,17 @@ class PagedAttentionInputs:
 class PagedAttendKernel(Kernel[PagedAttendProblem]):
     """Computes attention to cached rows in the cache's memory.
 
-    Where no kernel accepts, rows are gathered and an `AttendKernel` computes the same. `static` says that the kernel
-    also supports `StaticRows`: its work on the host then depends only on the number of requests. `static_mixed` says
-    the same for `StaticMixedRows` and the number of tokens.
+    Where no kernel accepts, rows are gathered and an `AttendKernel` computes the same. `graph_queries` is the largest
+    number of tokens of a request in `StaticRows` that the kernel supports, None for any: its work on the host then
+    depends only on the numbers of tokens and requests. It is 0 if the kernel plans each step on the host.
     """
 
     problem: ClassVar[type[Problem]] = PagedAttendProblem
-    static: ClassVar[bool] = False
-    static_mixed: ClassVar[bool] = False
+    graph_queries: ClassVar[int | None] = 0
+
+    def records(self, max_query_len: int) -> bool:
+        """Whether steps with up to `max_query_len` tokens of a request can be recorded as graphs."""
+        return self.graph_queries is None or max_query_len <= self.graph_queries
 
     @abstractmethod
     def run(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar
 
 from attn_core.errors import KernelRefused
 from attn_core.kernels.base import Kernel, Problem
@@ -66,13 +67,17 @@ def choose(kernels: Registry[K], problem: Problem, name: str | None = None) -> K
 
     Raises `KernelRefused` where the named kernel, or every kernel, refuses; a named kernel is never replaced silently.
     """
-    candidates = [kernels.get(name)] if name else list(kernels)
-    verdicts = explain(candidates, problem, name)
+    verdicts = explain([kernels.get(name)] if name else list(kernels), problem, name)
     if verdicts and verdicts[0].accepted:
         return verdicts[0].kernel
-    refusals = "; ".join(f"{verdict.kernel.name} ({', '.join(verdict.reasons)})" for verdict in verdicts)
+    raise refusal(verdicts, problem, name)
+
+
+def refusal(verdicts: Iterable[Verdict[K]], problem: Problem, name: str | None) -> KernelRefused:
+    """The error for a problem that the kernel called `name`, or every kernel, refuses."""
+    reasons = "; ".join(f"{verdict.kernel.name} ({', '.join(verdict.reasons)})" for verdict in verdicts)
     what = f"kernel {name!r} refuses" if name else "no installed kernel accepts"
-    raise KernelRefused(f"{what} {problem.operation}: {refusals or 'none is installed'}", kernel=name or "")
+    return KernelRefused(f"{what} {problem.operation}: {reasons or 'none is installed'}", kernel=name or "")
 
 
 _said: set[str] = set()
@@ -85,161 +90,132 @@ def say_once(text: str) -> None:
         log.warning("%s", text)
 
 
-def say_replaced(kernel: str, why: str) -> None:
-    """Warn once that this device cannot run a kernel, so that another kernel is used."""
-    say_once(f"kernel {kernel} cannot run on this device, the next one is used instead: {why}")
-
-
-class Replaceable:
-    """An operator of compiled graphs that runs one kernel, or the next one on a device that cannot run the first.
-
-    A graph is compiled before its kernels run, so that the operator has to detect this. `kind` in `run` identifies a
-    kind of call, the same in the forward and the backward pass: after a first failure, all later calls of the kind use
-    the next kernel, because its results lack what the first kernel's backward pass reads.
-    """
-
-    def __init__(self, kernel: str, unsupported: Callable[[Exception], str | None]) -> None:
-        self.kernel = kernel
-        self.unsupported = unsupported
-        self._replaced: set[Hashable] = set()
-
-    def run(self, kind: Hashable, compute: Callable[[], Result], replace: Callable[[], Result] | None) -> Result:
-        """The result of `compute`, or, if its error means that this device cannot run the kernel, of `replace`.
-
-        The replacement is logged once. Other errors are raised, and all errors if `replace` is None, as for a kernel
-        that was selected by name.
-        """
-        if replace is None:
-            return compute()
-        if kind not in self._replaced:
-            try:
-                return compute()
-            except Exception as error:
-                why = self.unsupported(error)
-                if why is None:
-                    raise
-            self._replaced.add(kind)
-            say_replaced(self.kernel, why)
-        return replace()
-
-    def forget(self) -> None:
-        """Clear the recorded failures, so that the kernel is tried again for calls of every kind."""
-        self._replaced.clear()
-
-
 NONE = -1
 """The index that stands for no kernel."""
 
 
-class KernelTable(Generic[K]):
-    """The kernels of one operation, of which one is chosen once per kind of call.
+class Operation(Generic[K]):
+    """The kernels of one operation, of which one is chosen once per kind of call and kept.
 
-    `kind` is the kernel class of the operation; `problem` makes the problem of a kind of call from its arguments, which
-    must be hashable. `name` selects one kernel; a name of none raises `UnknownName`. A layer keeps a table and queries
-    it in every call: the problem is made and the kernels are compared only for the first call of a kind. It may be used
-    while torch.compile traces.
+    `kernel_class` is the class of the operation's kernels. A kind of call is given by keywords, hashable fields from
+    which `describe` makes the problem, by default `kernel_class.problem`; a `dtype` may be one of the tensor library.
+    `name` selects one kernel; a name of none raises `UnknownName`. A layer keeps an operation and queries it in every
+    call: the problem is made and the kernels are compared only for the first call of a kind.
+
+    It may be used while torch.compile traces. A graph is compiled before its kernels run: so that a kernel which this
+    device cannot run is found when it is chosen, `trial` then runs it on a small call of the given fields.
     """
 
     def __init__(
         self,
         registry: Registry[Kernel[Any]],
-        kind: Callable[..., K],
-        problem: Callable[..., Problem],
+        kernel_class: Callable[..., K],
+        describe: Callable[..., Problem] | None = None,
         name: str | None = None,
+        trial: Callable[..., None] | None = None,
     ) -> None:
         self.registry = registry
-        kernel_class: Any = kind  # a class, which may be abstract: type[K] would be refused
-        self.kind = kind
-        self.problem = problem
+        kind: Any = kernel_class  # a class, which may be abstract: type[K] would be refused
+        self.kernel_class = kernel_class
+        self.describe: Callable[..., Problem] = describe or kind.problem
+        self.trial = trial
         selected = list(registry) if name is None else [registry.get(name)]
         self.name = None if name is None else selected[0].name
-        self.kernels: tuple[K, ...] = tuple(kernel for kernel in selected if isinstance(kernel, kernel_class))
+        self.kernels: tuple[K, ...] = tuple(kernel for kernel in selected if isinstance(kernel, kind))
         self._chosen: dict[tuple[Any, ...], int] = {}
         self._failed: dict[tuple[Any, ...], set[str]] = {}
 
     def __reduce__(self) -> Any:
-        """Copied and pickled as a new table of the same registry; choices and failures belong to this process."""
-        return KernelTable, (self.registry, self.kind, self.problem, self.name)
+        """Copied and pickled as a new operation of the same registry; choices and failures belong to this process."""
+        return Operation, (self.registry, self.kernel_class, self.describe, self.name, self.trial)
 
-    def find(self, *call: Any, below: float = math.inf) -> K | None:
+    @property
+    def able(self) -> bool:
+        """Whether any kernel can run on this machine."""
+        return any(kernel.available() is None for kernel in self.kernels)
+
+    def problem(self, **call: Any) -> Problem:
+        """The problem of a kind of call."""
+        if "dtype" in call:
+            call["dtype"] = str(call["dtype"]).removeprefix("torch.")
+        return self.describe(**call)
+
+    def find(self, below: float = math.inf, **call: Any) -> K | None:
         """The accepting kernel of the lowest cost; None where all refuse or cost no less than `below`."""
-        index: int = self.index(call, below)
+        index: int = self.index(below, call)
         return None if index == NONE else self.kernels[index]
 
-    def require(self, *call: Any) -> K:
+    def require(self, **call: Any) -> K:
         """The accepting kernel of the lowest cost; raises `KernelRefused` if there is none."""
-        index: int = self.required_index(call)
+        index: int = self.index(math.inf, call)
+        if index == NONE:
+            self.refuse(**call)
         return self.kernels[index]
 
-    def run(self, call: tuple[Any, ...], compute: Callable[[K], Result]) -> Result:
-        """Call `compute` with the kernel of `require`, or with the next one if this device cannot run the kernel.
+    def run(self, compute: Callable[[K], Result], below: float = math.inf, **call: Any) -> Result | None:
+        """Call `compute` with the kernel of `find`; None if there is none.
 
-        The replacement is logged once. A kernel that was selected by name is not replaced: its error is raised. So is
-        the error of a kernel that is selected again after it failed, as while torch.compile traces, where the first
-        selection is a constant.
+        If this device cannot run the kernel, the next one is used, which is logged once. A kernel that was selected by
+        name is not replaced: its error is raised. So is the error of a kernel that is selected again after it failed,
+        as while torch.compile traces, where the first selection is a constant.
         """
-        # `require` raises where there is no kernel.
-        return cast("Result", self._run_first(lambda: self.require(*call), call, compute))
-
-    def run_below(
-        self, call: tuple[Any, ...], compute: Callable[[K], Result], below: float = math.inf
-    ) -> Result | None:
-        """Like `run`, but with the kernel of `find`; returns None if there is none, or none is left."""
-        return self._run_first(lambda: self.find(*call, below=below), call, compute)
-
-    def _run_first(
-        self, choose: Callable[[], K | None], call: tuple[Any, ...], compute: Callable[[K], Result]
-    ) -> Result | None:
-        excluded: K | None = None
-        while (kernel := choose()) is not None:
+        failed: K | None = None
+        while (index := self.index(below, call)) != NONE:
+            kernel = self.kernels[index]
             try:
                 return compute(kernel)
             except Exception as error:
-                why = self.unsupported(kernel, error)
-                if why is None or kernel is excluded:
+                why = None if self.name else kernel.unsupported(error)
+                if why is None or kernel is failed:
                     raise
-            self.exclude(call, kernel, why)
-            excluded = kernel
+            self.exclude(kernel, why, call)
+            failed = kernel
         return None
 
-    def unsupported(self, kernel: K, error: Exception) -> str | None:
-        """Why this device cannot run a kernel, if its error means that; None if the error is to be raised, which
-        includes any error of a kernel that was selected by name."""
-        return None if self.name else kernel.unsupported(error)
-
-    def exclude(self, call: tuple[Any, ...], kernel: K, why: str) -> None:
+    def exclude(self, kernel: K, why: str, call: Mapping[str, Any]) -> None:
         """Do not choose this kernel again for this kind of call; logs once that it is replaced, and `why`."""
-        self._failed.setdefault(call, set()).add(kernel.name)
-        self._chosen = {key: index for key, index in self._chosen.items() if key[1:] != call}
-        say_replaced(kernel.name, why)
+        kind = (*call, *call.values())
+        self._failed.setdefault(kind, set()).add(kernel.name)
+        self._chosen = {key: index for key, index in self._chosen.items() if key[2:] != kind}
+        say_once(f"kernel {kernel.name} cannot run on this device, the next one is used instead: {why}")
 
-    def leave_out(self, name: str) -> None:
-        """Remove the kernel of this name from the table, for all kinds of calls."""
-        self.kernels = tuple(kernel for kernel in self.kernels if kernel.name != name)
-        self._chosen.clear()
-
-    def index(self, call: tuple[Any, ...], below: float = math.inf) -> int:
+    def index(self, below: float, call: Mapping[str, Any]) -> int:
         """The index of the chosen kernel in `kernels`, or `NONE`."""
-        key = (below, *call)
-        index = self._chosen.get(key)
-        if index is None:
-            failed = self._failed.get(call, ())
-            candidates = [kernel for kernel in self.kernels if kernel.name not in failed]
-            verdicts = explain(candidates, self.problem(*call), self.name)
-            best = verdicts[0] if verdicts else None
+        compiling = self.trial is not None and sys.modules["torch"].compiler.is_compiling()
+        key = (below, compiling, *call, *call.values())
+        while (index := self._chosen.get(key)) is None:
+            best = next(iter(self.verdicts(**call)), None)
             acceptable = best is not None and best.cost is not None and best.cost < below
-            index = self._chosen[key] = self.kernels.index(best.kernel) if acceptable and best is not None else NONE
+            self._chosen[key] = self.kernels.index(best.kernel) if acceptable and best is not None else NONE
+            why = self.failure(best.kernel, **call) if compiling and acceptable and best is not None else None
+            if why is not None and best is not None:
+                self.exclude(best.kernel, why, call)
         return index
 
-    def required_index(self, call: tuple[Any, ...]) -> int:
-        """Like `index`, but raises `KernelRefused` if there is no kernel."""
-        index = self.index(call)
-        if index == NONE:
-            choose(self.registry, self.problem(*call), self.name)
-        return index
+    def failure(self, kernel: K, **call: Any) -> str | None:
+        """Why this device cannot run a kernel, by a trial; None if it can, and for errors with another meaning, which
+        are left to the call itself."""
+        if self.trial is None or self.name or type(kernel).unsupported is Kernel.unsupported:
+            return None
+        try:
+            self.trial(kernel, **call)
+        except Exception as error:  # noqa: BLE001 -- a kernel may raise anything
+            return kernel.unsupported(error)
+        return None
+
+    def verdicts(self, **call: Any) -> list[Verdict[K]]:
+        """The verdict, as from `explain`, of every kernel that has not failed to run calls of this kind."""
+        failed = self._failed.get((*call, *call.values()), ())
+        return explain(
+            [kernel for kernel in self.kernels if kernel.name not in failed], self.problem(**call), self.name
+        )
+
+    def refuse(self, **call: Any) -> NoReturn:
+        """Raise `KernelRefused` for a kind of call, with the reasons of every kernel."""
+        raise refusal(self.verdicts(**call), self.problem(**call), self.name)
 
 
 # torch.compile calls these while tracing and keeps the number as a constant, which it cannot do with a kernel object.
 # torch.compiler.assume_constant_result does no more, but would import the compiler, two seconds, in every process.
-KernelTable.index._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
-KernelTable.required_index._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
+Operation.index._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
+Operation.refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001

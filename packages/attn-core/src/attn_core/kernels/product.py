@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 from attn_core.kernels.base import Kernel, Problem
-from attn_core.kernels.dispatch import KernelTable
 from attn_core.kernels.rowwise import Activation
-from attn_core.plugins.catalog import installed
+from attn_core.plugins.catalog import installed_operation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,26 +61,16 @@ def product_kernel(
 
     `multiplied_in` as in `ProductProblem`. Not to be called while torch.compile traces.
     """
-    table = product_table()
-    if table is None or weight.dim() != 2 or rows.numel() * weight.shape[0] < SMALLEST_PRODUCT:
+    operation = installed_operation(ProductKernel)
+    if operation is None or weight.dim() != 2 or rows.numel() * weight.shape[0] < SMALLEST_PRODUCT:
         return None
     parts = (rows, weight) if bias is None else (rows, weight, bias)
     if any(part.dtype != rows.dtype or part.device != rows.device for part in parts):
         return None
     gradients = any(part.requires_grad for part in parts)
-    return table.find(rows.dtype, rows.device.type, gradients, multiplied_in, below=1)
-
-
-@cache
-def product_table() -> KernelTable[ProductKernel] | None:
-    """The kernels of linear layers; None where none can run on this machine."""
-    table = KernelTable(installed().kernels, ProductKernel, _problem)
-    return table if any(kernel.available() is None for kernel in table.kernels) else None
-
-
-def _problem(dtype: Any, device: str, gradients: bool, multiplied_in: str) -> ProductProblem:  # noqa: FBT001 -- part of a key
-    kind = str(dtype).removeprefix("torch.")
-    return ProductProblem(dtype=kind, device=device, gradients=gradients, multiplied_in=multiplied_in)
+    kind = {"dtype": rows.dtype, "device": rows.device.type}
+    found: ProductKernel | None = operation.find(below=1, gradients=gradients, multiplied_in=multiplied_in, **kind)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,22 +95,12 @@ class ActivationKernel(Kernel[ActivationProblem]):
 
 def activation_kernel(rows: Tensor, form: Activation) -> ActivationKernel | None:
     """The kernel for an activation, or None, as for `product_kernel`."""
-    table = activation_table()
-    if table is None or rows.numel() < SMALLEST_ACTIVATION:
+    operation = installed_operation(ActivationKernel)
+    if operation is None or rows.numel() < SMALLEST_ACTIVATION:
         return None
-    return table.find(form, rows.dtype, rows.device.type, rows.requires_grad, below=1)
-
-
-@cache
-def activation_table() -> KernelTable[ActivationKernel] | None:
-    """The kernels of activations; None where none can run on this machine."""
-    table = KernelTable(installed().kernels, ActivationKernel, _activation)
-    return table if any(kernel.available() is None for kernel in table.kernels) else None
-
-
-def _activation(form: str, dtype: Any, device: str, gradients: bool) -> ActivationProblem:  # noqa: FBT001 -- part of a key
-    kind = str(dtype).removeprefix("torch.")
-    return ActivationProblem(form=form, dtype=kind, device=device, gradients=gradients)
+    kind = {"dtype": rows.dtype, "device": rows.device.type}
+    found: ActivationKernel | None = operation.find(below=1, form=form, gradients=rows.requires_grad, **kind)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,24 +137,16 @@ def whole_attention_kernel(
     query: Tensor, key: Tensor, value: Tensor, *, causal: bool, dropout: bool = False
 ) -> WholeAttentionKernel | None:
     """The kernel for attention over whole sequences, or None, as for `product_kernel` and for unsuitable inputs."""
-    table = whole_attention_table()
-    if table is None or any(rows.dim() != 4 or rows.dtype != query.dtype for rows in (query, key, value)):
+    operation = installed_operation(WholeAttentionKernel)
+    if operation is None or any(rows.dim() != 4 or rows.dtype != query.dtype for rows in (query, key, value)):
         return None
     if not key.shape[1] or query.shape[1] % key.shape[1] or (causal and query.shape[2] != key.shape[2]):
         return None
     if query.numel() * key.shape[2] < SMALLEST_PRODUCT:
         return None
     gradients = query.requires_grad or key.requires_grad or value.requires_grad
-    return table.find(causal, dropout, query.dtype, query.device.type, gradients, below=1)
-
-
-@cache
-def whole_attention_table() -> KernelTable[WholeAttentionKernel] | None:
-    """The kernels of attention over whole sequences; None where none can run on this machine."""
-    table = KernelTable(installed().kernels, WholeAttentionKernel, _attention)
-    return table if any(kernel.available() is None for kernel in table.kernels) else None
-
-
-def _attention(causal: bool, dropout: bool, dtype: Any, device: str, gradients: bool) -> WholeAttentionProblem:  # noqa: FBT001 -- parts of a key
-    kind = str(dtype).removeprefix("torch.")
-    return WholeAttentionProblem(causal=causal, dropout=dropout, dtype=kind, device=device, gradients=gradients)
+    kind = {"dtype": query.dtype, "device": query.device.type}
+    found: WholeAttentionKernel | None = operation.find(
+        below=1, causal=causal, dropout=dropout, gradients=gradients, **kind
+    )
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from attn_core.errors import KernelRefused
 from attn_core.heads import Heads
 from attn_core.kernels.base import Kernel, Problem
-from attn_core.kernels.dispatch import KernelTable
+from attn_core.kernels.dispatch import Operation
 from attn_core.plugins.registry import Registry
 
 if TYPE_CHECKING:
@@ -140,17 +141,12 @@ class RecurrenceKernel(Kernel[RecurrenceProblem]):
         `before`.
         """
 
-    def run_replaceable(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-        """Like `run`, for a kernel that was not selected by name: an operator of a compiled graph, which runs it later,
-        may use the next kernel if this device cannot run it."""
-        return self.run(steps, before, chunk)
 
+TRIAL = 64
+"""The number of tokens of a trial."""
 
 NARROW = 2
 """Bytes of a 16-bit element."""
-
-Kind = tuple[int, int, int, Decay, bool]
-"""Number of heads, their key and value size, the granularity of the decay, and whether the delta rule is used."""
 
 
 class RecurrenceDispatcher:
@@ -161,21 +157,26 @@ class RecurrenceDispatcher:
 
     def __init__(self, kernels: Registry[Kernel[Any]], name: str | None = None) -> None:
         self.name = name
-        self.table = KernelTable(kernels, RecurrenceKernel, _problem, name)
+        self.operation: Operation[Any] = Operation(kernels, RecurrenceKernel, name=name, trial=_trial)
 
     def run(self, steps: Steps, before: Tensor | None, chunk: int, computed: Any = None) -> tuple[Tensor, Tensor]:
         """Outputs and memory, see `RecurrenceKernel.run`; raises `KernelRefused` where no kernel accepts.
 
-        `computed` is as in `handed`; outputs have the type of the steps. If this device cannot run the kernel, the next
-        one is used, which is logged once.
+        `computed` is the type of the model's matrix products, None for that of the steps: if it has 16 bits and the
+        kernel `mixes`, queries, keys and values are rounded to it. Outputs have the type of the steps. If this device
+        cannot run the kernel, the next one is used, which is logged once.
         """
         found = self.run_below(steps, before, chunk, computed)
-        return self.required(steps, before, single=False).run(steps, before, chunk) if found is None else found
+        if found is None:
+            raise self._refused()
+        return found
 
     def decode(self, steps: Steps, before: Tensor) -> tuple[Tensor, Tensor]:
         """Like `run`, for one token of each sequence."""
         found = self.run_below(steps, before, 1, single=True)
-        return self.required(steps, before, single=True).run(steps, before, 1) if found is None else found
+        if found is None:
+            raise self._refused()
+        return found
 
     def run_below(
         self,
@@ -189,77 +190,58 @@ class RecurrenceDispatcher:
     ) -> tuple[Tensor, Tensor] | None:
         """Like `run`, or like `decode` for a `single` token of each sequence, with a kernel that costs less than
         `below`; None if there is none, for a layer with a plain computation of its own."""
-        if single:
-            kernel, given = self.kernel(steps, before, single=True, below=below), steps
-        else:
-            kernel, given = self.handed(steps, before, computed, below=below)
-        if kernel is None:
-            return None
-        try:
-            out, after = (kernel.run if self.name else kernel.run_replaceable)(given, before, chunk)
-        except Exception as error:
-            why = self.table.unsupported(kernel, error)
-            if why is None:
-                raise
-        else:
-            return out if given is steps else out.to(steps.value.dtype), after
-        self.table.exclude(_call(given, before, single=single), kernel, why)
-        return self.run_below(steps, before, chunk, computed, single=single, below=below)
+        call = _call(steps, before, single=single)
+        if computed is not None and computed.itemsize == NARROW and not single:
+            mixed = self.operation.run(
+                lambda kernel: kernel.run(steps.narrowed(computed), before, chunk) if kernel.mixes else None,
+                below,
+                **call | {"dtype": computed},
+            )
+            if mixed is not None:
+                return mixed[0].to(steps.value.dtype), mixed[1]
+        return self.operation.run(lambda kernel: kernel.run(steps, before, chunk), below, **call)
 
-    def handed(
-        self, steps: Steps, before: Tensor | None, computed: Any, *, below: float = math.inf
-    ) -> tuple[RecurrenceKernel | None, Steps]:
-        """The kernel for several tokens, as from `kernel`, and the steps to pass to it.
-
-        `computed` is the type of the model's matrix products, None for that of the steps: if it has 16 bits and the
-        kernel `mixes`, queries, keys and values are rounded to it.
-        """
-        if computed is not None and computed.itemsize == NARROW:
-            kernel = self.kernel(steps, before, below=below, dtype=computed)
-            if kernel is not None and kernel.mixes:
-                return kernel, steps.narrowed(computed)
-        return self.kernel(steps, before, below=below), steps
-
-    def required(self, steps: Steps, before: Tensor | None, *, single: bool) -> RecurrenceKernel:
-        """The kernel, as from `kernel`; raises `KernelRefused` where no kernel accepts."""
-        kernel = self.kernel(steps, before, single=single)
-        if kernel is None:
-            refusal = f"kernel {self.name!r} does not compute" if self.name else "no installed kernel computes"
-            raise KernelRefused(f"{refusal} this recurrence; attn-variants provides one", kernel=self.name or "")
-        return kernel
-
-    def kernel(
-        self,
-        steps: Steps,
-        before: Tensor | None = None,
-        *,
-        single: bool = False,
-        below: float = math.inf,
-        dtype: Any = None,
-    ) -> RecurrenceKernel | None:
-        """The accepting kernel of the lowest cost; None where all refuse or cost no less than `below`.
-
-        `single` says that each sequence has one token; `dtype` is the type in which queries, keys and values are passed
-        on, None for their own. A layer with a plain computation of its own sets `below` to 1, the cost of that.
-        """
-        return self.table.find(*_call(steps, before, single=single, dtype=dtype), below=below)
+    def _refused(self) -> KernelRefused:
+        refusal = f"kernel {self.name!r} does not compute" if self.name else "no installed kernel computes"
+        return KernelRefused(f"{refusal} this recurrence; attn-variants provides one", kernel=self.name or "")
 
 
-def _call(steps: Steps, before: Tensor | None, *, single: bool, dtype: Any = None) -> tuple[Kind, Any, str, bool, bool]:
-    """The arguments of `_problem` for a call."""
+def _call(steps: Steps, before: Tensor | None, *, single: bool) -> dict[str, Any]:
+    """The fields of `RecurrenceProblem` for a call; `single` says that each sequence has one token."""
     value = steps.value
-    gradients = any(part is not None and part.requires_grad for part in (*steps, before))
-    kind = value.shape[2], steps.key.shape[3], value.shape[3], steps.fades, steps.strength is not None
-    return kind, dtype or value.dtype, value.device.type, gradients, single
+    return {
+        "decay": steps.fades,
+        "delta_rule": steps.strength is not None,
+        "key_size": steps.key.shape[3],
+        "value_size": value.shape[3],
+        "query_heads": value.shape[2],
+        "key_value_heads": value.shape[2],
+        "gradients": any(part is not None and part.requires_grad for part in (*steps, before)),
+        "dtype": value.dtype,
+        "device": value.device.type,
+        "tokens": int(single),
+    }
 
 
-def _problem(kind: Kind, dtype: Any, device: str, gradients: bool, single: bool) -> RecurrenceProblem:  # noqa: FBT001 -- parts of a key
-    heads, key_size, value_size, decay, delta_rule = kind
-    layout = Heads(query=heads, key_value=heads, key_size=key_size, value_size=value_size)
-    return recurrence_problem(
-        RecurrenceSpec(heads=layout, decay=decay, delta_rule=delta_rule),
-        dtype=str(dtype).removeprefix("torch."),
-        device=device,
-        gradients=gradients,
-        tokens=int(single),
+def _trial(kernel: RecurrenceKernel, **call: Any) -> None:
+    """Run a kernel, and its backward pass if there are gradients, on zeros of `TRIAL` tokens of this kind of call."""
+    torch: Any = sys.modules["torch"]  # loaded by the caller; the contract itself needs no tensor library
+    narrow = call["dtype"]
+    wide = torch.float32 if kernel.mixes else narrow
+
+    def rows(size: int | None, dtype: Any) -> Any:
+        sizes = (1, call["tokens"] or TRIAL, call["query_heads"], *(() if size is None else (size,)))
+        return torch.zeros(sizes, dtype=dtype, device=call["device"], requires_grad=call["gradients"])
+
+    channels = {"none": None, "head": 1, "channel": call["key_size"]}[call["decay"]]
+    steps = Steps(
+        rows(call["key_size"], narrow),
+        rows(call["key_size"], narrow),
+        rows(call["value_size"], narrow),
+        None if channels is None else rows(channels, wide),
+        rows(None, wide) if call["delta_rule"] else None,
     )
+    with torch.set_grad_enabled(call["gradients"]):
+        out, after = kernel.run(steps, None, TRIAL)
+        if call["gradients"]:
+            torch.autograd.backward(out.sum() + after.sum())

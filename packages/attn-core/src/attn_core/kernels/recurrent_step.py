@@ -10,12 +10,13 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from attn_core.batch import RaggedBatch, SlotsInPlace, Span
 from attn_core.errors import InvalidValue
 from attn_core.kernels.base import Kernel, Problem
-from attn_core.kernels.dispatch import KernelTable
+from attn_core.kernels.dispatch import Operation
 from attn_core.kernels.recurrence import Decay
 from attn_core.plugins.registry import Registry
 
@@ -189,16 +190,12 @@ class RecurrentStepDispatcher:
     """Chooses the kernels of one layer's decode steps among `kernels`, usually `installed().kernels`."""
 
     def __init__(self, kernels: Registry[Kernel[Any]]) -> None:
-        kernel_class: Any = RecurrentStepKernel
-        self.table: KernelTable[RecurrentStepKernel] = KernelTable(kernels, kernel_class, _problem)
-        self._able: bool | None = None
+        self.operation: Operation[Any] = Operation(kernels, RecurrentStepKernel, recurrent_step_problem)
 
-    @property
+    @cached_property
     def able(self) -> bool:
         """Whether any kernel can run on this machine."""
-        if self._able is None:
-            self._able = any(kernel.available() is None for kernel in self.table.kernels)
-        return self._able
+        return self.operation.able
 
     def run(
         self,
@@ -219,8 +216,8 @@ class RecurrentStepDispatcher:
         """
         if not self.able:
             return None
-        call = spec, like.dtype, like.device.type, gradients
-        if self.table.find(*call, below=PLAIN) is None:
+        call = {"spec": spec, "dtype": like.dtype, "device": like.device.type, "gradients": gradients}
+        if self.operation.find(below=PLAIN, **call) is None:
             return None
         in_place = getattr(view, "in_place", None)
         slots_in_place = None if in_place is None else in_place()
@@ -229,7 +226,7 @@ class RecurrentStepDispatcher:
         if request is not None:
             slots_in_place = SlotsInPlace(slots_in_place.fields, slots_in_place.slots[request : request + 1])
         given = inputs(slots_in_place)
-        return self.table.run_below(call, lambda kernel: kernel.run(given), below=PLAIN)
+        return self.operation.run(lambda kernel: kernel.run(given), below=PLAIN, **call)
 
     def single_tokens(
         self, batch: RaggedBatch, step: Callable[[Span, RaggedBatch], Tensor | None]
@@ -241,7 +238,3 @@ class RecurrentStepDispatcher:
             if out is None:
                 return
             yield span, out
-
-
-def _problem(spec: RecurrentStepSpec, dtype: Any, device: str, gradients: bool) -> RecurrentStepProblem:  # noqa: FBT001 -- part of a key
-    return recurrent_step_problem(spec, dtype=str(dtype).removeprefix("torch."), device=device, gradients=gradients)

@@ -8,13 +8,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from attn_core.errors import InvalidValue
 from attn_core.kernels.base import Kernel, Problem
-from attn_core.kernels.dispatch import KernelTable
-from attn_core.plugins.catalog import installed
+from attn_core.plugins.catalog import installed_operation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -191,43 +189,20 @@ Row = TypeVar("Row", bound=RowKernel[Any])
 Result = TypeVar("Result")
 
 
-def row_kernel(kind: Callable[..., Row], form: str, rows: Tensor, *others: Tensor | None) -> Row | None:
-    """The kernel for rows [..., row_size]; None if no kernel is faster than the plain computation.
-
-    `kind` is a kernel class of this module, `others` are the other tensors that gradients may flow to. Not to be called
-    while torch.compile traces, which fuses such operations by itself.
-    """
-    table = row_table(kind)
-    if table is None or rows.stride(-1) != 1:
-        return None
-    gradients = any(part is not None and part.requires_grad for part in (rows, *others))
-    found: Row | None = table.find(form, rows.shape[-1], rows.dtype, rows.device.type, gradients, below=1)
-    return found
-
-
 def row_result(
     kind: Callable[..., Row], form: str, compute: Callable[[Row], Result], rows: Tensor, *others: Tensor | None
 ) -> Result | None:
-    """The result of `compute` for the kernel for rows, as from `row_kernel`; None if there is no such kernel.
+    """The result of `compute` for the kernel for rows [..., row_size]; None if no kernel is faster than the plain
+    computation.
 
-    If this device cannot run the kernel, the next one is used, which is logged once.
+    `kind` is a kernel class of this module, `others` are the other tensors that gradients may flow to. If this device
+    cannot run the kernel, the next one is used, which is logged once. Not to be called while torch.compile traces,
+    which fuses such operations by itself.
     """
-    table = row_table(kind)
-    if table is None or rows.stride(-1) != 1:
+    operation = installed_operation(kind)
+    if operation is None or rows.stride(-1) != 1:
         return None
     gradients = any(part is not None and part.requires_grad for part in (rows, *others))
-    call = form, rows.shape[-1], rows.dtype, rows.device.type, gradients
-    found: Result | None = table.run_below(call, compute, below=1)
+    sizes = {"row_size": rows.shape[-1], "dtype": rows.dtype, "device": rows.device.type}
+    found: Result | None = operation.run(compute, below=1, form=form, gradients=gradients, **sizes)
     return found
-
-
-@cache
-def row_table(kind: Any) -> KernelTable[Any] | None:
-    """The kernels of the class `kind`; None where none can run on this machine."""
-    table = KernelTable(installed().kernels, kind, partial(_problem, kind.problem.operation))
-    return table if any(kernel.available() is None for kernel in table.kernels) else None
-
-
-def _problem(operation: str, form: str, row_size: int, dtype: Any, device: str, gradients: bool) -> RowProblem:  # noqa: FBT001 -- part of a key
-    kind = str(dtype).removeprefix("torch.")
-    return row_problem(operation, row_size, form=form, dtype=kind, device=device, gradients=gradients)

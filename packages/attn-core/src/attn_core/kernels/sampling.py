@@ -13,11 +13,10 @@ from abc import abstractmethod
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from attn_core.kernels.base import Kernel, Problem
-from attn_core.kernels.dispatch import KernelTable
+from attn_core.kernels.dispatch import Operation
 from attn_core.plugins.catalog import installed
 
 if TYPE_CHECKING:
@@ -97,9 +96,5 @@ class SamplingKernel(Kernel[SamplingProblem]):
 
 def sampling_kernel(vocab_size: int, device: str) -> SamplingKernel | None:
     """The kernel for float32 logits on this type of device; None if the caller is to compute the definition."""
-    found: KernelTable[Any] = KernelTable(installed().kernels, SamplingKernel, partial(_problem, device))
-    return found.find(vocab_size)
-
-
-def _problem(device: str, vocab_size: int) -> SamplingProblem:
-    return SamplingProblem(vocab_size=vocab_size, device=device)
+    operation: Operation[Any] = Operation(installed().kernels, SamplingKernel)
+    return operation.find(vocab_size=vocab_size, device=device)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from attn_core.heads import Heads
 from attn_core.kernels.attend import AttentionInputs
 from attn_core.kernels.base import Kernel, Problem
-from attn_core.kernels.dispatch import KernelTable
+from attn_core.kernels.dispatch import Operation
 from attn_core.plugins.registry import Registry
 
 if TYPE_CHECKING:
@@ -93,35 +93,26 @@ class SelectedBlocksDispatcher:
     """Chooses the kernels by which one layer attends to selected blocks, usually among `installed().kernels`."""
 
     def __init__(self, kernels: Registry[Kernel[Any]], heads: Heads) -> None:
-        self.table = KernelTable(kernels, SelectedBlocksKernel, partial(_problem, SelectedBlocksSpec(heads=heads)))
+        describe = partial(selected_blocks_problem, SelectedBlocksSpec(heads=heads))
+        self.operation: Operation[Any] = Operation(kernels, SelectedBlocksKernel, describe)
 
-    def run(self, selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> Tensor:
+    def run(self, selected: SelectedBlocks, blocks: KeyBlocks, inputs: AttentionInputs) -> Tensor:
         """Outputs, see `SelectedBlocksKernel.run`; raises `KernelRefused` where no kernel accepts.
 
-        `operands` are the inputs from which queries and blocks were made. If this device cannot run the kernel, the
-        next one is used, which is logged once.
+        `inputs` are those from which queries and blocks were made. If this device cannot run the kernel, the next one
+        is used, which is logged once.
         """
-        call = _call_of(selected, blocks, operands)
-        return self.table.run(call, lambda kernel: kernel.run(selected, blocks))
-
-
-def _call_of(selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> tuple[Any, str, bool, bool]:
-    """The kind of a call: type and device of the queries, whether gradients are needed, and whether there are other
-    keys than those of the queries, explicit positions or padding."""
-    query = selected.query
-    gradients = any(rows.requires_grad for rows in (query, blocks.key, blocks.value))
-    given = operands.key_padding_mask, operands.query_positions, operands.key_positions
-    # bool(), because torch.compile makes a symbolic value of a comparison of lengths.
-    other_keys = bool(operands.query.shape[1] != operands.key.shape[1])
-    return query.dtype, query.device.type, gradients, other_keys or any(part is not None for part in given)
-
-
-def _problem(
-    spec: SelectedBlocksSpec,
-    dtype: Any,
-    device: str,
-    gradients: bool,  # noqa: FBT001 -- part of a key
-    padded: bool,  # noqa: FBT001 -- part of a key
-) -> SelectedBlocksProblem:
-    kind = str(dtype).removeprefix("torch.")
-    return selected_blocks_problem(spec, dtype=kind, device=device, gradients=gradients, padded=padded)
+        query = selected.query
+        explicit = inputs.key_padding_mask, inputs.query_positions, inputs.key_positions
+        # bool(), because torch.compile makes a symbolic value of a comparison of lengths.
+        other_keys = bool(inputs.query.shape[1] != inputs.key.shape[1])
+        call: dict[str, Any] = {
+            "dtype": query.dtype,
+            "device": query.device.type,
+            "gradients": any(rows.requires_grad for rows in (query, blocks.key, blocks.value)),
+            "padded": other_keys or any(part is not None for part in explicit),
+        }
+        out: Tensor | None = self.operation.run(lambda kernel: kernel.run(selected, blocks), **call)
+        if out is None:
+            self.operation.refuse(**call)
+        return out

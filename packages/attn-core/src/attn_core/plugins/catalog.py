@@ -16,6 +16,7 @@ from attn_core.errors import MissingPackage
 from attn_core.inner import InnerAttention
 from attn_core.kernels.base import Kernel
 from attn_core.kernels.block import BlockKernel
+from attn_core.kernels.dispatch import Operation
 from attn_core.kernels.linear import LinearKernel
 from attn_core.mechanism import Mechanism
 from attn_core.models import ModelFamily, ModelShape
@@ -31,7 +32,7 @@ LAYOUTS = "attn-models"
 BUILT_IN = frozenset(
     f"attn-{name}"
     for name in (
-        *("cache", "cli", "client", "experiments", "gateway", "kernels-cpu", "kernels-triton", "local", "models"),
+        *("cache", "cli", "client", "engine", "experiments", "gateway", "kernels-cpu", "kernels-triton", "models"),
         *("openai", "serve", "train", "variants"),
     )
 )
@@ -162,6 +163,13 @@ class Catalog:
 def installed() -> Catalog:
     """The catalogue of this process, loaded on first use."""
     return Catalog()
+
+
+@cache
+def installed_operation(kernel_class: Any) -> Operation[Any] | None:
+    """The operation of all installed kernels of this class; None where none of them can run on this machine."""
+    found: Operation[Any] = Operation(installed().kernels, kernel_class)
+    return found if found.able else None
 
 
 def installed_registry(name: str) -> Registry[Any]:

@@ -108,7 +108,7 @@ def attn_local_stores() -> list[Callable[[], Any]]:  # type: ignore[empty-body]
 
 @hookspec
 def attn_services(cluster: Any) -> list[Any]:  # type: ignore[empty-body]
-    """gRPC services for the server: `GrpcService`s of attn-gateway, for the `cluster`, which is its `Cluster`."""
+    """Services for the server: `Service`s of attn-gateway, for the `cluster`, which is its `Cluster`."""
 
 
 @hookspec

@@ -2,53 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
+from attn_core.errors import Incompatible
 from attn_core.models import LanguageModel
 from attn_models.loading import LoadedModel, load_draft
-from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME
-from attn_models.sources.gguf_files import folder_of_gguf
 from attn_schema import EngineConfig
-from attn_schema.home import model_folder_name, model_names, models_folder
-
-CONFIGS = ("config.json", ADAPTER_CONFIG_NAME)
-"""The files of which a folder of a model, or of an adapter, has one."""
-
-
-def find_folder(source: str, home: Path, hidden: Collection[str] = ()) -> Path:
-    """The folder of a model or an adapter, given an absolute path or a name under the home's models.
-
-    For the path of a GGUF file it is the folder into which it is converted below the home. Names in `hidden` are
-    treated as unknown.
-
-    Raises `UnknownName`, which suggests similar names, `CheckpointInvalid` for a path that is not a model folder, and
-    for a file what `folder_of_gguf` raises.
-    """
-    given = path_of(source)
-    if given.is_absolute():
-        if os.path.isfile(given):  # noqa: PTH113
-            return folder_of_gguf(given, home)
-        # Unlike `Path.is_file`, this does not raise for paths that are too long or not permitted.
-        if not any(os.path.isfile(given / name) for name in CONFIGS):  # noqa: PTH113
-            raise CheckpointInvalid.of(given, "is not a model folder: it has no config.json")
-        return given
-    known = sorted(set(model_names(home, CONFIGS)).difference(hidden))
-    if source not in known:
-        raise UnknownName.of("model", source, known)
-    return models_folder(home) / model_folder_name(source)
-
-
-def path_of(source: str) -> Path:
-    """The source as a path with `~` expanded; unexpanded if there is no such home folder."""
-    try:
-        return Path(source).expanduser()
-    except RuntimeError:
-        return Path(source)
 
 
 def quantization_of(model: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue, OutOfCapacity
-from attn_core.graph_safety import mixed_state_reason
+from attn_core.graph_safety import state_reason
 from attn_models.device import device_memory, in_words, require_memory
 from attn_schema import EngineConfig
 
@@ -54,7 +54,7 @@ def recorded_share(model: Any, config: EngineConfig) -> float:
     """The size of the largest recorded step with prompts, whose memory CUDA graphs keep, as a fraction of a step of
     `max_num_batched_tokens` tokens; 0 if such steps are not recorded, for example because of the model's states."""
     states = model.state_specs().items()
-    if config.enforce_eager or any(mixed_state_reason(layer, specs) for layer, specs in states):
+    if config.enforce_eager or any(state_reason(layer, specs, max_query_len=2) for layer, specs in states):
         return 0.0
     return min(1.0, config.max_cudagraph_capture_size / config.batch_sizes[1])
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +10,7 @@ from pathlib import Path
 import msgspec
 from attn_models.device import resolve_device
 from attn_schema import EngineConfig
+from attn_schema.child_process import Child, Parent
 
 from attn_engine.host.ranks import RankGroup, RankTask, run_rank
 
@@ -28,21 +26,13 @@ class RankProcesses:
     ip = "127.0.0.1"
 
     def __init__(self) -> None:
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, Child] = {}
 
     def start(self, tasks: Sequence[RankTask]) -> None:
         """See `RankLauncher.start`."""
         for task in tasks:
-            command = [sys.executable, "-c", "from attn_engine.host.rank_processes import main; main()"]
-            # In a session of its own: signals from the terminal reach only this process, which then stops the ranks.
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
-            )
-            self._processes[task.index] = process
-            if process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.write(msgspec.json.encode(task))
-                    process.stdin.close()
+            child = self._processes[task.index] = Child("attn_engine.host.rank_processes:main", {})
+            child.send(task)
 
     def pids(self) -> list[int]:
         """The process ids, for monitoring."""
@@ -51,20 +41,17 @@ class RankProcesses:
     def ended(self) -> str | None:
         """See `RankLauncher.ended`."""
         for index, process in self._processes.items():
-            code = process.poll()
-            if code is not None:
-                return f"the process of rank {index} exited with code {code}"
+            ended = process.ended(0)
+            if ended is not None:
+                return f"the process of rank {index} {ended}"
         return None
 
     def stop(self, timeout: float) -> None:
         """See `RankLauncher.stop`."""
         until = time.monotonic() + timeout
         for process in self._processes.values():
-            try:
-                process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.ended(max(0.0, until - time.monotonic()))
+            process.stop(0.0)
 
 
 def local_ranks(folder: Path, config: EngineConfig) -> RankGroup:
@@ -77,8 +64,10 @@ def local_ranks(folder: Path, config: EngineConfig) -> RankGroup:
 
 
 def main() -> None:
-    """Run the rank whose `RankTask` is read as JSON from the standard input."""
-    task = msgspec.json.decode(sys.stdin.buffer.read(), type=RankTask)
+    """The entry point of a child process: run the rank of its `RankTask`."""
+    parent = Parent()
+    task = parent.task(RankTask)
+    parent.follow(RankTask, lambda _: None)  # there is one; this process ends with its parent
     if resolve_device(task.config.device).type == "cuda":
         task = msgspec.structs.replace(task, config=task.config.replace(device=f"cuda:{task.index}"))
     run_rank(task)

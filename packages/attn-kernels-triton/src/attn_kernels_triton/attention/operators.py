@@ -1,8 +1,7 @@
 """Attention as custom operators of PyTorch, with fake shapes and gradients, which torch.compile keeps in its graphs.
 
 A graph refers to a spec by a digest of its content, see `attn_core.kernels.attend.named_spec`. Eager calls bypass these
-operators, whose overhead is larger than that of a kernel launch. If this GPU cannot run the kernels, the fallback of
-the spec in `NEXT` is used; its gradients recompute the forward pass.
+operators, whose overhead is larger than that of a kernel launch.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import torch
 from attn_core import AttentionInputs, AttentionSpec
 from attn_core.dropout import Dropout
 from attn_core.first_order import first_order_only
-from attn_core.kernels.attend import NEXT, SPECS, VarlenStarts, known_varlen, starts, texts
-from attn_core.kernels.dispatch import Replaceable
+from attn_core.kernels.attend import SPECS, VarlenStarts, known_varlen, starts, texts
 from attn_core.masks import band_of
 from attn_core.modifiers import BiasTable
 from torch import Tensor
@@ -25,11 +23,6 @@ from attn_kernels_triton.attention.backward import backward
 from attn_kernels_triton.attention.forward import Attended, Inputs, empty, forward_launch, inputs_of
 from attn_kernels_triton.attention.plan import Plan, buckets, plan_of, seed_of
 from attn_kernels_triton.checks import check
-from attn_kernels_triton.machine import uncompilable
-from attn_kernels_triton.replaced import gradients_of, values_of
-
-OPERATOR = Replaceable("triton_attend", uncompilable)
-"""Runs both operators, and replaces them by the next kernel if this GPU cannot run theirs."""
 
 
 def attend(name: str, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
@@ -88,32 +81,14 @@ def parse_call(
         others["dropout"] = Dropout(probability=probability, seed=seed, offset=int(offset), first=int(first))
     operands = AttentionInputs(query=query, key=key, value=value, parameters=parameters, **others)
     check(spec, operands)
-    return Call(name, spec, operands)
+    return Call(spec, operands)
 
 
 class Call(NamedTuple):
-    """A spec, its name, and its operands."""
+    """A spec and its operands."""
 
-    name: str
     spec: AttentionSpec
     operands: AttentionInputs
-
-    @property
-    def kind(self) -> tuple[str, torch.dtype, torch.device]:
-        """The key under which it is stored that this GPU cannot run such calls."""
-        return self.name, self.operands.query.dtype, self.operands.query.device
-
-    @property
-    def rows(self) -> Inputs:
-        """Queries, keys and values."""
-        return inputs_of(self.operands)
-
-    def next(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """The output of the next kernel, given queries, keys, values and the weights of the spec in order."""
-        weights = dict(zip(self.spec.weights, leaves[3:], strict=True))
-        query, key, value = leaves[:3]
-        given = dataclasses.replace(self.operands, query=query, key=key, value=value, parameters=weights)
-        return [NEXT[self.name](given, OPERATOR.kernel)]
 
     def parts(self) -> list[tuple[slice, Inputs, Plan]]:
         """The query slice, inputs and plan of each launch: one for all, or one per document if the mask is no band.
@@ -142,13 +117,7 @@ def attend_named(
     `spec` is the name of the spec followed by the names of the tensors in `places`, separated by spaces, see
     `given_places`; `weights` are the parameters of the spec in order.
     """
-    call = parse_call(spec, (query, key, value), places, weights, numbers)
-
-    def replace() -> tuple[Tensor, Tensor]:
-        out, lse = shapes_of(query, value)
-        return values_of(lambda: call.next([*call.rows, *weights]), [out])[0], lse
-
-    return OPERATOR.run(call.kind, lambda: attended(call), replace if call.name in NEXT else None)
+    return attended(parse_call(spec, (query, key, value), places, weights, numbers))
 
 
 def attended(call: Call) -> tuple[Tensor, Tensor]:
@@ -177,14 +146,7 @@ def attend_named_backward(
     `saved` are queries, keys, values, output and lse; the other arguments are those of `attend_named`.
     """
     call = parse_call(spec, saved[:3], places, weights, numbers)
-
-    def replace() -> list[Tensor]:
-        return gradients_of(call.next, [*saved[:3], *weights], [change])
-
-    def compute() -> list[Tensor]:
-        return run_backward(call, change, Attended(*saved[3:]), weights)
-
-    return OPERATOR.run(call.kind, compute, replace if call.name in NEXT else None)
+    return run_backward(call, change, Attended(*saved[3:]), weights)
 
 
 def run_backward(call: Call, change: Tensor, attended: Attended, weights: Sequence[Tensor]) -> list[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core.batch import StaticMixedRows, StaticRows
+from attn_core.batch import StaticRows
 from attn_core.kernels.attend import BAND, LATENT, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 
@@ -35,8 +35,7 @@ class TritonPaged(PagedAttendKernel):
 
     name = "triton_paged"
     summary = "attention over a paged KV cache on a GPU, for decoding and prompt chunks, also in int8 and int4"
-    static = True
-    static_mixed = True
+    graph_queries: ClassVar[int | None] = None
     accepts: ClassVar[Mapping[str, Condition]] = {
         "score": OneOf("scaled_dot", "dot"),
         "modifiers": MODIFIERS,
@@ -76,20 +75,12 @@ class TritonPaged(PagedAttendKernel):
         return 0.1 if problem.rows == "plain" else 0.06
 
     def run(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
-        """The output [tokens, heads, value_size]; see `paged.attend`, for `StaticRows` `paged.bucket`, and for
-        `StaticMixedRows` `paged.mixed`."""
+        """The output [tokens, heads, value_size]; see `paged.attend`, and for `StaticRows` `paged.step`."""
         from attn_kernels_triton.paged.attend import attend_rows
-        from attn_kernels_triton.paged.bucket import attend_static
-        from attn_kernels_triton.paged.mixed import attend_mixed
+        from attn_kernels_triton.paged.step import attend_step
 
         rows = operands.rows
-        if isinstance(rows, StaticMixedRows):
-            mixed: Tensor = attend_mixed(spec, operands, rows)
-            return mixed
-        if isinstance(rows, StaticRows):
-            static: Tensor = attend_static(spec, operands, rows)
-            return static
-        out: Tensor = attend_rows(spec, operands)
+        out: Tensor = attend_step(spec, operands, rows) if isinstance(rows, StaticRows) else attend_rows(spec, operands)
         return out
 
 
@@ -102,7 +93,7 @@ class TritonLatent(TritonPaged):
     name = "triton_latent"
     summary = "absorbed latent attention (MLA) over a paged KV cache on a GPU"
     # Prefill uses expanded keys and values: in the absorbed form each query-key pair costs several times as much.
-    static_mixed = False
+    graph_queries = 1
     accepts: ClassVar[Mapping[str, Condition]] = {
         **TritonPaged.accepts,
         "modifiers": LATENT_MODIFIERS,

@@ -57,8 +57,8 @@ class Paged(NamedTuple):
     `query` and `out` are [1, token, head, size]. `value` is `NO_CACHE` if values are the first part of keys, `rest` if
     keys have no second part. `numbers` [request, place], with stride `stride`, are the cache rows from position
     `firsts[request]` on (from 0 if `firsts` is None); if `page` is given, they are the numbers of pages of `page` rows.
-    `items` [item, 7], see `paged.schedule.Item`: request, first token, first row, number of rows, first key, end of the
-    keys, and the slot of partial results (-1: write the output). `sums` [slot, rows, value_width] and `lse` [slot,
+    `items` [item, 7], see `paged.host_plan.Item`: request, first token, first row, number of rows, first key, end of
+    the keys, and the slot of partial results (-1: write the output). `sums` [slot, rows, value_width] and `lse` [slot,
     rows], base 2, hold partial results, float32. For draft trees, whose tokens begin at position `bases[request]`,
     `seen` [token, words], int32, has a bit for each token of the tree that a token sees; else both are None. If
     `slots_of` [token], int32, is given, rows belong to several requests, whose partial results go to slots of
@@ -381,87 +381,3 @@ def finish_row(call, row, summed, total, top):
     out = summed / tl.where(total == 0.0, 1.0, total)
     at = call.out.data + tl.cast(token, tl.int64) * call.out.row + head * call.out.head + across
     tl.store(at, out.to(call.out.data.dtype.element_ty), mask=across < call.tile.value_size)
-
-
-class Layout(NamedTuple):
-    """The argument of the kernel that splits a decode step of `requests` requests with one token each into work items.
-
-    `contexts` [request] is the number of cached rows before the token, -1 if there is no request. `items` [item, 7] and
-    `merges` [request * tiles, 5] are written, see `Paged` and `Merge`. The `group` heads of a token are `tiles` tiles
-    of `tile` rows. About `wanted` splits are made in all, none shorter than `shortest`, each of whole tiles of
-    `tile_keys`. `left` is the window of a query, `width` a power of two that is not smaller than `requests`.
-    """
-
-    contexts: Any
-    items: Any
-    merges: Any
-    requests: Any
-    room: Any
-    wanted: Any
-    owners: Any
-    left: Any
-    tiles: Any
-    tile: Any
-    group: Any
-    shortest: Any
-    tile_keys: Any
-    width: Any
-
-
-LAID = tl.constexpr(64)
-"""The number of items that one program writes."""
-
-
-@triton.jit
-def lay_out(call):
-    """Write the items and merges of a decode step. Grid: blocks of `LAID` items; surplus items have no rows."""
-    request = tl.arange(0, call.width)
-    known = request < call.requests
-    held = tl.load(call.contexts + request, mask=known, other=-1).to(tl.int32) + 1
-    seen = held
-    if call.left is not None:
-        seen = tl.minimum(held, call.left + 1)
-    # All items get about as many keys, whatever their request: a single long request must not delay the step.
-    length = tl.cdiv(tl.sum(seen.to(tl.int64), 0) * call.tiles, call.wanted).to(tl.int32)
-    length = tl.cdiv(tl.maximum(length, 1), call.shortest) * call.shortest
-    # Rounded to the nearest number of splits: a little more than one split's length is not split.
-    pieces = tl.where(known, tl.maximum((2 * seen + length) // (2 * length), 1), 0)
-    own_length = tl.cdiv(tl.cdiv(seen, tl.maximum(pieces, 1)), call.tile_keys) * call.tile_keys
-    ends = tl.cumsum(pieces * call.tiles, 0)
-    starts = ends - pieces * call.tiles
-    if tl.program_id(0) == 0:
-        lay_merges(call, request, starts, pieces)
-    number = tl.program_id(0) * LAID + tl.arange(0, LAID)
-    who = tl.sum((ends[None, :] <= number[:, None]).to(tl.int32), 1)
-    own = request[None, :] == who[:, None]
-    item_pieces = tl.sum(tl.where(own, pieces[None, :], 0), 1)
-    real = item_pieces > 0
-    place = number - tl.sum(tl.where(own, starts[None, :], 0), 1)
-    tile = place // tl.maximum(item_pieces, 1)
-    last = tl.sum(tl.where(own, held[None, :], 0), 1)
-    oldest = last - tl.sum(tl.where(own, seen[None, :], 0), 1)
-    own_length = tl.sum(tl.where(own, own_length[None, :], 0), 1)
-    start = tl.minimum(oldest + (place - tile * item_pieces) * own_length, last)
-    at, inside = call.items + number * 7, number < call.room
-    count = tl.minimum(call.group - tile * call.tile, call.tile)
-    tl.store(at, tl.where(real, who, 0), mask=inside)
-    tl.store(at + 1, tl.where(real, who, 0), mask=inside)
-    tl.store(at + 2, tl.where(real, tile * call.tile, 0), mask=inside)
-    tl.store(at + 3, tl.where(real, count, 0), mask=inside)
-    tl.store(at + 4, tl.where(real, start, 0), mask=inside)
-    tl.store(at + 5, tl.where(real, tl.minimum(start + own_length, last), 0), mask=inside)
-    tl.store(at + 6, tl.where(item_pieces > 1, number * call.owners, -1), mask=inside)
-
-
-@triton.jit
-def lay_merges(call, request, starts, pieces):
-    """Write the merge entries of all tiles of all requests."""
-    known = request < call.requests
-    for tile in range(call.tiles):
-        at = call.merges + (request * call.tiles + tile) * 5
-        tl.store(at, request, mask=known)
-        tl.store(at + 1, tl.zeros_like(request) + tile * call.tile, mask=known)
-        count = tl.minimum(call.group - tile * call.tile, call.tile)
-        tl.store(at + 2, tl.zeros_like(request) + count, mask=known)
-        tl.store(at + 3, (starts + tile * pieces) * call.owners, mask=known)
-        tl.store(at + 4, pieces, mask=known)

@@ -21,7 +21,7 @@ from attn_kernels_triton.kernels.arguments import Rows, Rule
 from attn_kernels_triton.kernels.paged import NO_CACHE, CachedRows, Merge, Paged, PagedTile, attend_paged, merge_paged
 from attn_kernels_triton.launch import Launch, power_of_two, processors
 from attn_kernels_triton.machine import interpreted
-from attn_kernels_triton.paged.schedule import Portion, Shared, prepared
+from attn_kernels_triton.paged.host_plan import Portion, Shared, prepared
 from attn_kernels_triton.paged.tiles import (
     BIASED,
     INT4,
@@ -41,7 +41,7 @@ from attn_kernels_triton.tuning.store import known
 def check(spec: AttentionSpec, operands: PagedAttentionInputs) -> None:
     """Raise `InvalidValue` for operands whose shapes, dtypes, devices, strides or sizes the kernels do not support.
 
-    Row numbers are checked once per step, see `paged.schedule.prepared`.
+    Row numbers are checked once per step, see `paged.host_plan.prepared`.
     """
     query, batch, rows = operands.query, operands.batch, operands.rows
     tokens = sum(batch.lengths)

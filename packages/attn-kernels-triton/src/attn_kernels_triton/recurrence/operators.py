@@ -1,58 +1,26 @@
 """Chunked recurrences as custom operators of PyTorch, with fake shapes and gradients, which torch.compile keeps in its
 graphs.
 
-Eager calls bypass these operators, whose overhead is larger than that of a kernel launch. If this GPU cannot run the
-kernels, the next kernel computes the call; its gradients recompute the forward pass.
+Eager calls bypass these operators, whose overhead is larger than that of a kernel launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
-from attn_core import installed
 from attn_core.first_order import first_order_only
-from attn_core.kernels.dispatch import Replaceable
-from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
+from attn_core.kernels.recurrence import Steps
 from torch import Tensor
 
-from attn_kernels_triton.machine import uncompilable
 from attn_kernels_triton.recurrence.compute import given_of, to_decay
 from attn_kernels_triton.recurrence.launch import Given, buffers_of, forward_launches, run_backward
-from attn_kernels_triton.replaced import gradients_of, values_of
-
-OPERATOR = Replaceable("triton_chunked", uncompilable)
-"""Runs both operators, and replaces them by the next kernel if this GPU cannot run theirs."""
 
 
-def by_chunks(steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-    """Like `recurrence.compute.by_chunks`, as an operator; `chunk` as in `recur`."""
-    found: tuple[Tensor, Tensor] = recur(*steps, before, chunk)
+def by_chunks(steps: Steps, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Like `recurrence.compute.by_chunks`, as an operator."""
+    found: tuple[Tensor, Tensor] = recur(*steps, before)
     return found
-
-
-@cache
-def dispatcher() -> RecurrenceDispatcher:
-    """The dispatcher that chooses the next kernel, without this one."""
-    found = RecurrenceDispatcher(installed().kernels)
-    found.table.leave_out(OPERATOR.kernel)
-    return found
-
-
-def next_of(given: Given, chunk: int) -> tuple[Tensor, Tensor]:
-    """Outputs and final state by the next kernel, which gets float32 steps, or those in the dtype of the keys if it
-    supports mixed dtypes."""
-    steps = Steps(*(None if part is None else part.float() for part in given[:5]))  # type: ignore[arg-type]
-    before = None if given.before is None else given.before.float()
-    return dispatcher().run(steps, before, chunk, given.key.dtype)
-
-
-def kind_of(given: Given) -> tuple[object, ...]:
-    """The key under which it is stored that this GPU cannot run such calls."""
-    types = (None if part is None else part.dtype for part in given)
-    return (*types, given.key.device, given.sizes.key_size, given.sizes.value_size, given.sizes.channels)
 
 
 @torch.library.custom_op("attn_kernels_triton::recur", mutates_args=())
@@ -63,30 +31,18 @@ def recur(
     decay: Tensor | None,
     strength: Tensor | None,
     before: Tensor | None,
-    chunk: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs [batch, tokens, heads, value_size] in the dtype of the steps and the final state, float32.
-
-    `chunk` is the chunk size for the next kernel, which is used if this GPU cannot run this one; 0 for no fallback.
-    """
+    """Outputs [batch, tokens, heads, value_size] in the dtype of the steps and the final state, float32."""
     steps = Steps(query, key, value, decay, strength)
     given = given_of(steps, before)
     if not given.sizes.tokens:
         empty = given.state().zero_() if before is None else before.float().clone()
         return torch.empty_like(value), empty
 
-    def compute() -> tuple[Tensor, Tensor]:
-        work = buffers_of(given)
-        for launch in forward_launches(given, work):
-            launch.run(key.device)
-        return work.out, work.after
-
-    def replace() -> tuple[Tensor, Tensor]:
-        whole = Given(*steps, before)
-        out, after = values_of(lambda: next_of(whole, chunk), shapes_of(key, value))
-        return out, after
-
-    return OPERATOR.run(kind_of(Given(*steps, before)), compute, replace if chunk else None)
+    work = buffers_of(given)
+    for launch in forward_launches(given, work):
+        launch.run(key.device)
+    return work.out, work.after
 
 
 def shapes_of(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,13 +53,11 @@ def shapes_of(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("attn_kernels_triton::recur_backward", mutates_args=())
-def recur_backward(
-    out: Tensor | None, after: Tensor | None, steps: list[Tensor], names: str, chunk: int = 0
-) -> list[Tensor]:
+def recur_backward(out: Tensor | None, after: Tensor | None, steps: list[Tensor], names: str) -> list[Tensor]:
     """The gradients of the requested tensors, in order, given those of the outputs and of the final state.
 
     `names` lists the fields of `Given` that `steps` are, separated by spaces, and after a slash those whose gradients
-    are requested; `chunk` as in `recur`.
+    are requested.
     """
     given, wanted = parse_call(steps, names)
     tensors = given_of(Steps(*given[:5]), given.before)
@@ -111,18 +65,7 @@ def recur_backward(
         return [torch.zeros_like(part) if name != "before" or after is None else after.to(part.dtype, copy=True)
                 for name, part in wanted.items()]  # fmt: skip
 
-    def replace() -> list[Tensor]:
-        return gradients_of(next_over(given, list(wanted), chunk), list(wanted.values()), [out, after])
-
-    def compute() -> list[Tensor]:
-        return backward_of(given, tensors, (out, after), wanted)
-
-    return OPERATOR.run(kind_of(given), compute, replace if chunk else None)
-
-
-def next_over(given: Given, names: list[str], chunk: int) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-    """A function that runs the next kernel with other tensors for the fields `names`."""
-    return lambda leaves: next_of(given._replace(**dict(zip(names, leaves, strict=True))), chunk)
+    return backward_of(given, tensors, (out, after), wanted)
 
 
 def backward_of(
@@ -154,7 +97,7 @@ def _(_query: Tensor, key: Tensor, value: Tensor, *_others: Any) -> tuple[Tensor
 
 
 @recur_backward.register_fake
-def _(_out: Tensor | None, _after: Tensor | None, steps: list[Tensor], names: str, _chunk: int = 0) -> list[Tensor]:
+def _(_out: Tensor | None, _after: Tensor | None, steps: list[Tensor], names: str) -> list[Tensor]:
     return [
         torch.empty_like(part, memory_format=torch.contiguous_format) for part in parse_call(steps, names)[1].values()
     ]
@@ -162,8 +105,7 @@ def _(_out: Tensor | None, _after: Tensor | None, steps: list[Tensor], names: st
 
 def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG001 -- as torch calls it
     """Save what the backward pass needs (`setup_context`)."""
-    *tensors, ctx.chunk = inputs
-    present = {name: part for name, part in zip(Given._fields, tensors, strict=True) if part is not None}
+    present = {name: part for name, part in zip(Given._fields, inputs, strict=True) if part is not None}
     ctx.names = " ".join(present)
     ctx.save_for_backward(*present.values())
     ctx.set_materialize_grads(False)
@@ -174,10 +116,10 @@ def back(ctx: Any, out: Tensor | None, after: Tensor | None) -> tuple[Tensor | N
     """The gradients of the operator's arguments."""
     needed = [name for name, needs in zip(Given._fields, ctx.needs_input_grad, strict=False) if needs]
     if not needed or (out is None and after is None):
-        return (None,) * (len(Given._fields) + 1)
+        return (None,) * len(Given._fields)
     names = f"{ctx.names}/{' '.join(needed)}"
-    found = dict(zip(needed, recur_backward(out, after, list(ctx.saved_tensors), names, ctx.chunk), strict=True))
-    return *(found.get(name) for name in Given._fields), None
+    found = dict(zip(needed, recur_backward(out, after, list(ctx.saved_tensors), names), strict=True))
+    return tuple(found.get(name) for name in Given._fields)
 
 
 recur.register_autograd(back, setup_context=save_for_backward)

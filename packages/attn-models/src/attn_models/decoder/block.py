@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,9 +62,9 @@ def attended_documents(layer: Any, rows: Tensor, lengths: Tensor) -> Tensor:
     """The output of a layer for `rows` [batch, tokens, width] that hold documents of these `lengths` [documents] end to
     end, each computed as if it were alone.
 
-    A layer whose `forward` takes `lengths` computes them together; other layers are called once per document.
+    A layer that `takes_lengths` computes them together; other layers are called once per document.
     """
-    if "lengths" in inspect.signature(layer.forward).parameters:
+    if layer.takes_lengths:
         together: Tensor = layer(rows, lengths=lengths)
         return together
     return torch.cat([layer(document) for document in torch.split(rows, lengths.tolist(), dim=1)], dim=1)

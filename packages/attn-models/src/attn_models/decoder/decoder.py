@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from attn_core import Fields, RaggedBatch
@@ -59,6 +59,9 @@ class Decoder(nn.Module):
     for the number of tokens given to `forward`, the positions of this rank's tokens, or None if the rank has all of
     them. A subclass with its own blocks overrides `build_block`.
     """
+
+    takes_lengths: ClassVar[bool] = True
+    """Whether `hidden` takes the lengths of documents packed end to end."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from inspect import signature
 from typing import Any, TypeAlias
 
 import torch
@@ -195,7 +194,7 @@ class Encoder(nn.Module):
         """Raise `InvalidValue` unless the attention of every layer supports global tokens."""
         for layer in range(self.config.num_layers):
             attention: Any = self.blocks[layer].attention
-            if "global_tokens" not in signature(attention.forward).parameters:
+            if not attention.takes_global_tokens:
                 name = attention_of(self.config, layer).mechanism.name
                 raise InvalidValue(f"global_tokens: the attention {name!r} of layer {layer} has none; longformer has")
 

@@ -54,6 +54,7 @@ from attn_models.sources.gguf_files import folder_at
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
 from attn_models.weights.quantized_tensors import with_plain_weights
+from attn_models.weights.safetensors_files import release_read_pages
 
 PLACES = ("mechanism", "encoder", "decoder", "cross")
 """The fields of a config that name mechanisms."""
@@ -260,6 +261,7 @@ def load_model(
         prepare(model)
     if quantization == "auto":
         prepack_model(model, read_as)
+        release_read_pages(checkpoint.path)
     elif quantization is not None:
         quantize_model(model, quantization, getattr(torch, name))
     elif joined and can_quantize(model):

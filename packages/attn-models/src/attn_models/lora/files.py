@@ -18,15 +18,12 @@ from attn_models.adapters.native import LAYOUTS
 from attn_models.adapters.registry import decoder_adapter
 from attn_models.adapters.state_dict import joined_parts, split_parts
 from attn_models.lora.adapter import LoraAdapter, LoraLayer, require_fits
-from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME, AdapterConfig, adapter_config_of
+from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME, CONFIG_LIMIT, AdapterConfig, adapter_config_of
 from attn_models.lora.sites import StoredModule, stored_modules
 from attn_models.weights import LazyTensors, read_manifest, staged_folder, verify_manifest
 from attn_models.weights.manifest import MANIFEST_LIMIT, MANIFEST_NAME, file_sha256
 from attn_models.weights.safe_files import read_config, read_json_object
 from attn_models.weights.safetensors_files import read_header, require_floats, weight_files
-
-CONFIG_LIMIT = 1 << 20
-"""The largest size in bytes of an adapter_config.json."""
 
 ADAPTER_NAME = "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -123,16 +120,6 @@ def _joined(module: StoredModule, layers: Sequence[LoraLayer | None]) -> tuple[T
         return a, joined_parts(rows, module.groups), None
     whole = joined_parts([cast("Tensor", m)[:, None] / abs(module.scale) for m in magnitudes], module.groups)
     return a, joined_parts(rows, module.groups), whole[:, 0]
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder contains an adapter and not a model."""
-    return (folder / ADAPTER_CONFIG_NAME).is_file() and not (folder / "config.json").is_file()
-
-
-def base_of(folder: Path) -> str:
-    """The name or path of the base in an adapter's folder; empty if it names none."""
-    return str(read_json_object(folder / ADAPTER_CONFIG_NAME, CONFIG_LIMIT).get("base_model_name_or_path") or "")
 
 
 def read_adapter(folder: Path, model: Any, base: Path, key: str = "") -> LoraAdapter:

@@ -11,7 +11,11 @@ from typing import Any
 
 from attn_core.errors import CheckpointInvalid
 
+from attn_models.weights.safe_files import read_json_object
+
 ADAPTER_CONFIG_NAME = "adapter_config.json"
+CONFIG_LIMIT = 1 << 20
+"""The largest size in bytes of an adapter_config.json."""
 
 NEEDED = ("peft_type", "r", "lora_alpha")
 
@@ -176,3 +180,13 @@ def _pattern(values: Mapping[str, Any], key: str, path: Path, *, whole: bool = F
             raise CheckpointInvalid.of(path, f"{key}: {name!r} is not a regular expression: {error}") from error
         found[name] = _number(given, name, path, whole=whole)
     return found
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder contains an adapter and not a model."""
+    return (folder / ADAPTER_CONFIG_NAME).is_file() and not (folder / "config.json").is_file()
+
+
+def base_of(folder: Path) -> str:
+    """The name or path of the base in an adapter's folder; empty if it names none."""
+    return str(read_json_object(folder / ADAPTER_CONFIG_NAME, CONFIG_LIMIT).get("base_model_name_or_path") or "")

@@ -16,6 +16,8 @@ CONFIG_NAME = "tokenizer_config.json"
 GENERATION_NAME = "generation_config.json"
 TOKENS_NAME = "special_tokens_map.json"
 MODEL_NAME = "config.json"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""The special tokens that have names, as in transformers."""
 TEMPLATE_NAME = "chat_template.jinja"
 
 
@@ -32,22 +34,23 @@ class TokenizerSettings:
     pad_token: str | None = None
     unk_token: str | None = None
     mask_token: str | None = None
+    sep_token: str | None = None
+    cls_token: str | None = None
     chat_template: str | None = None
     eos_ids: tuple[int, ...] = ()
     decoder_start_id: int | None = None
 
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """The spellings of the special tokens that the model has, by name: what transformers tells a chat template."""
+        found = {name: getattr(self, name) for name in SPECIAL_TOKENS}
+        return {name: spelling for name, spelling in found.items() if spelling is not None}
+
     def to_config(self) -> dict[str, Any]:
         """The content of a tokenizer_config.json with these settings, for Hugging Face's libraries."""
-        named = {
-            "bos_token": self.bos_token,
-            "eos_token": self.eos_token,
-            "pad_token": self.pad_token,
-            "unk_token": self.unk_token,
-            "mask_token": self.mask_token,
-            "chat_template": self.chat_template,
-        }
-        given = {key: value for key, value in named.items() if value is not None}
-        return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **given}
+        given = {} if self.chat_template is None else {"chat_template": self.chat_template}
+        kind = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        return kind | self.special_tokens | given
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
@@ -66,7 +69,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     ends, start = said.get("eos_token_id"), said.get("decoder_start_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     return TokenizerSettings(
-        **{f"{word}_token": _spelling(spelled.get(f"{word}_token")) for word in ("bos", "eos", "pad", "unk", "mask")},
+        **{name: _spelling(spelled.get(name)) for name in SPECIAL_TOKENS},
         chat_template=_template(listed_member(folder, TEMPLATE_NAME, records), config),
         eos_ids=tuple(end for end in ends if type(end) is int and end >= 0),
         decoder_start_id=start if type(start) is int and start >= 0 else None,

@@ -272,9 +272,7 @@ class Tokenizer:
             checked = [message | {"content": content_parts(message["content"])} for message in checked]
         values: dict[str, Any] = {"messages": checked, "add_generation_prompt": add_generation_prompt}
         values |= {"tools": None, "documents": None}  # as transformers has it: templates ask whether they are None
-        for word in ("bos", "eos", "pad", "unk"):
-            values[f"{word}_token"] = getattr(self.settings, f"{word}_token") or ""
-        return render_template(template, values)
+        return render_template(template, values | self.settings.special_tokens)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True, images: bool = False

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
 from attn_models.decoder.decoder import Decoder
@@ -88,9 +89,15 @@ class VisionDecoder(Decoder):
 
     def hidden_of_images(self, tokens: Tensor, rows: Tensor) -> Tensor:
         """Hidden states [tokens, hidden_size] of one whole prompt [tokens], with the image embeddings `rows` in place
-        of its image tokens, in order."""
-        places = (tokens == self.config.image_token_id).nonzero().flatten()
-        with self.placing(places, rows.flatten(0, -2)):
+        of its image tokens, in order.
+
+        Raises `InvalidValue` unless there are as many embeddings as image tokens.
+        """
+        places, rows = (tokens == self.config.image_token_id).nonzero().flatten(), rows.flatten(0, -2)
+        if len(rows) != len(places):
+            allowed = f"{len(places)}, as many as image tokens ({self.config.image_token_id}) in the prompt"
+            raise InvalidValue.of("rows", len(rows), allowed)
+        with self.placing(places, rows):
             return self.hidden(tokens[None])[0]
 
     def _embed(self, tokens: Tensor, positions: Tensor, longest: int | None = None) -> Tensor:

@@ -18,6 +18,11 @@ from attn_models.weights.safe_files import member, read_json_object
 MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT = 4 << 20
 
+SAMPLED_BYTES, SAMPLES = 64 << 20, 256
+"""The most bytes of a file that `fingerprint` reads, and the number of blocks in which it does."""
+READ = frozenset({".json", ".safetensors", ".gguf", ".model", ".txt", ".jinja"})
+"""The endings of the files of a folder from which models and tokenizers are read."""
+
 Verify = Literal["hashes", "sizes"]
 """How a manifest is checked: every byte hashed (about 0.4 GB/s per core), or only names and sizes."""
 
@@ -34,6 +39,26 @@ def file_sha256(path: Path) -> str:
     """The hexadecimal SHA-256 of the file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fingerprint(folder: Path) -> str:
+    """A text that changes with the content of a model's or an adapter's folder, or of a GGUF file, and is equal for a
+    copy of it on another machine; empty if there is none.
+
+    Of a file of more than `SAMPLED_BYTES` bytes only evenly spaced blocks are read: weights that were trained or
+    converted anew differ in all of them, and the hashes of a manifest count in any case.
+    """
+    files = [folder] if folder.is_file() else sorted(path for path in folder.glob("*") if path.suffix in READ)
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        step = max(SAMPLED_BYTES // SAMPLES, size // SAMPLES)
+        with path.open("rb") as file:
+            for start in range(0, size, step):
+                file.seek(start)
+                digest.update(file.read(SAMPLED_BYTES // SAMPLES))
+    return digest.hexdigest() if files else ""
 
 
 def write_manifest(folder: Path, source: Mapping[str, Any] | None = None) -> Path:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,11 @@ if TYPE_CHECKING:
 
 HEADER_LIMIT = 16 << 20
 """The limit on the size of a header in bytes; a header of 100,000 tensors has about 12 MB."""
+SMAPS = Path("/proc/self/smaps")
+MAPPING = re.compile(
+    r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) .* (?P<file>/.*)\n(?:[A-Z]\w+:.*\n)*?Anonymous: +0 kB$", re.MULTILINE
+)
+"""An unchanged mapping of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,3 +196,19 @@ def _opened(path: Path) -> Any:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise CheckpointInvalid.of(path, f"not a valid safetensors file: {error}") from error
+
+
+def release_read_pages(folder: Path) -> None:
+    """Free the memory of weights that were read from a folder's files and packed; what is read again is loaded again.
+
+    A file stays mapped as long as one of its tensors is used as it is. Only mappings without changes are released, and
+    only on Linux.
+    """
+    if not SMAPS.exists():
+        return
+    files = {str(path.resolve()) for path in folder.glob("*.safetensors")}
+    madvise = ctypes.CDLL(None).madvise
+    for mapping in MAPPING.finditer(SMAPS.read_text()):
+        if mapping["file"] in files:
+            start, end = int(mapping["start"], 16), int(mapping["end"], 16)
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

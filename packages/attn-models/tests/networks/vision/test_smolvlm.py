@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from io import BytesIO
 
@@ -11,6 +12,7 @@ from attn_core.errors import CheckpointInvalid, ContextLengthExceeded, Incompati
 from attn_models.loading import load_model, save_model
 from attn_models.vision_language.example import SIDE, picture, vision_tokenizer, write_vision_model
 from attn_models.vision_language.images import TileReader, read_tile_reader
+from attn_models.vision_language.model import VisionDecoder
 from attn_models.vision_language.prompts import MOST_IMAGES, ImagePrompts
 from attn_schema import IMAGE_PLACE
 
@@ -89,6 +91,18 @@ def test_a_checkpoint_of_transformers_gives_its_logits_and_is_written_back(kind,
     with torch.no_grad():
         found = again.eval()(input_ids=ids[None], pixel_values=pixels[None]).logits[0]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("changed", [{"patch": 1}, {"patch": 2}, {"image": 36}])
+def test_embeddings_that_fit_no_image_tokens_of_the_prompt_are_refused(changed, tmp_path):
+    model = load_model(write_vision_model(tmp_path / "model")).model
+    fitting, config = model.config.tokens_per_tile, model.config
+    other = VisionDecoder(dataclasses.replace(config, vision=dataclasses.replace(config.vision, **changed)))
+    tokens = torch.tensor([1, *[config.image_token_id] * fitting, 2])
+    pixels = torch.zeros(1, 3, other.config.vision.image, other.config.vision.image)
+    with torch.no_grad(), pytest.raises(InvalidValue) as refused:
+        other.hidden_of_images(tokens, other.image_rows(pixels))
+    assert refused.value.metadata["field"] == "rows"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.EveryOptionActs: unseen.Idle(),
     laws.Settings: mechanisms.RefusesGroups(),
     laws.Undeclared: mechanisms.IgnoredMask(),
+    laws.Abilities: ordinary.IgnoresLengths(),
     laws.RowSums: mechanisms.Unnormalised(),
     laws.WeightsOfOutput: unseen.Unrelated(),
     laws.CausalityByPerturbation: mechanisms.LargeLeak(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from attn_core.auxiliary_loss import KeepsAuxiliaryLoss
 from attn_core.inner import require_plain
@@ -57,6 +59,29 @@ class SummedLoss(Sound):
     """Breaks micro batches: the loss grows with the batch."""
 
     layer = SummedLossLayer
+
+
+class IgnoresLengthsLayer(SoundLayer):
+    """Declares that it takes the lengths of documents, and computes all of them as one."""
+
+    takes_lengths = True
+
+    def forward(
+        self,
+        query: Tensor,
+        source: Tensor | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Outputs [batch, query, width] for whole sequences."""
+        return super().forward(query, source, key_padding_mask=key_padding_mask)
+
+
+class IgnoresLengths(Sound):
+    """Breaks abilities: the declared lengths of documents are ignored."""
+
+    layer = IgnoresLengthsLayer
 
 
 CHUNK = 8

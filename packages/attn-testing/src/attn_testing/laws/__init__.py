@@ -11,7 +11,7 @@ from attn_testing.laws.attention_weights import (
     WeightsOfOutput,
 )
 from attn_testing.laws.causality import Bidirectionality, CausalityByGradient, CausalityByPerturbation
-from attn_testing.laws.declarations import Described, Settings, Undeclared
+from attn_testing.laws.declarations import Abilities, Described, Settings, Undeclared
 from attn_testing.laws.decoding import BatchInvariance, ChunkedPrefill, DecodeEqualsForward, StateBytes, TreeEqualsPaths
 from attn_testing.laws.equation import Equation
 from attn_testing.laws.kv_sharing import KVSharing
@@ -25,6 +25,7 @@ from attn_testing.laws.resuming import Preemption, StatesAreRead, StepPrecision
 from attn_testing.laws.splitting import HeadSplit
 
 MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
+    Abilities,
     Described,
     Options,
     EveryOptionActs,
@@ -69,6 +70,7 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
 
 __all__ = [
     "MECHANISM_LAWS",
+    "Abilities",
     "BatchInvariance",
     "Bidirectionality",
     "CausalityByGradient",

@@ -11,7 +11,7 @@ from attn_core import Capability, Paper, Rotary, configure
 from attn_core.errors import UnknownName, UserError
 
 from attn_testing.latex import latex_error
-from attn_testing.law import LawBroken, MechanismLaw, require
+from attn_testing.law import LawBroken, MechanismLaw, require, require_same
 from attn_testing.subject import Case, Subject
 
 TOKENS = 12
@@ -55,6 +55,49 @@ class Described(MechanismLaw):
         except UnknownName:
             return
         raise LawBroken("an option that does not exist is accepted")
+
+
+DOCUMENTS = (5, 7)
+
+
+class Abilities(MechanismLaw):
+    """A layer has the abilities that its attributes declare, and no others."""
+
+    @classmethod
+    def silent_on(cls, case: Case) -> str | None:
+        return "it attends to a source" if case.cross else None
+
+    def test_it_takes_lengths_where_it_declares_that_and_computes_each_document_alone(self, case: Case) -> None:
+        rows = case.rows(1, sum(DOCUMENTS))
+        with torch.no_grad():
+            together = taken(case, rows, lengths=DOCUMENTS)
+            require((together is not None) == case.layer.takes_lengths, f"takes_lengths is {case.layer.takes_lengths}")
+            if together is not None:
+                alone = [case.attend(document) for document in torch.split(rows, list(DOCUMENTS), dim=1)]
+                require_same(together, torch.cat(alone, dim=1), "outputs with lengths and of each document", 1e-9)
+
+    def test_it_takes_global_tokens_where_it_declares_that(self, case: Case) -> None:
+        rows = case.rows(1, TOKENS)
+        with torch.no_grad():
+            found = taken(case, rows, global_tokens=torch.zeros(1, TOKENS, dtype=torch.bool))
+        declared = case.layer.takes_global_tokens
+        require((found is not None) == declared, f"takes_global_tokens is {declared}")
+
+    def test_it_splits_tokens_where_it_declares_that(self, case: Case) -> None:
+        if case.layer.splits_tokens:
+            try:
+                case.layer.require_token_split(2 * TOKENS, 2)
+            except UserError as error:
+                require(str(error), "a split by tokens is refused without a reason")
+
+
+def taken(case: Case, rows: torch.Tensor, **given: Any) -> torch.Tensor | None:
+    """The outputs of a layer called with further arguments; None where its `forward` has none of these names."""
+    try:
+        out: torch.Tensor = case.layer(rows, **given)
+    except TypeError:
+        return None
+    return out
 
 
 REQUIRED_FIELDS = {Capability.GROUPED: "num_kv_heads", Capability.ROTARY: "rotary"}

@@ -48,7 +48,8 @@ class Equation(MechanismLaw):
             return "its equation is not a softmax of products of queries and keys"
         if case.config.rotary is not None:
             return "rotary positions are not part of the equation"
-        linear = all(isinstance(getattr(case.layer, name, None), nn.Linear) for name in ("query", "key"))
+        layer = case.layer if case.refusal is None else None
+        linear = all(isinstance(getattr(layer, name, None), nn.Linear) for name in ("query", "key"))
         return None if linear else "its layer has no linear modules query and key"
 
     def test_weights_are_those_of_the_equation(self, case: Case) -> None:

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import torch
 from attn_core import Capability
-from attn_core.declared import DeclaredMechanism
 from attn_core.masks.base import Mask
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
@@ -198,15 +197,17 @@ class Compiles(MechanismLaw):
 
     @classmethod
     def parts(cls, case: Case) -> frozenset[object]:
-        """The layer's class, and the classes of the parts of its spec; of a mechanism that has no spec its name."""
+        """The layer's class, and the classes of the parts of its spec or what distinguishes its recurrence."""
+        if case.refusal is not None:
+            return frozenset()
         mechanism, config = case.mechanism, case.config
+        spec, recurrence = mechanism.spec(config), mechanism.recurrence(config)
         used: list[object] = [type(case.layer), "cross" if case.cross else "self"]
-        if not isinstance(mechanism, DeclaredMechanism):
-            return frozenset([*used, mechanism.name])
-        spec = mechanism.spec(config)
-        grouped = "grouped" if spec.heads.key_value < spec.heads.query else "own"
-        used += [*masks_of(spec.mask), *map(type, spec.parts.values())]
-        return frozenset([*used, grouped, type(spec.norm), type(spec.rotary)])
+        used += [] if recurrence is None else [(recurrence.decay, recurrence.delta_rule)]
+        if spec is not None:
+            used += [] if case.has_shared_layer else [mechanism.name]
+            used += [*masks_of(spec.mask), *map(type, spec.parts.values()), type(spec.norm), type(spec.rotary)]
+        return frozenset(used)
 
     def test_the_layer_compiles_without_a_graph_break_and_gives_the_same(self, case: Case) -> None:
         layer = case.build()

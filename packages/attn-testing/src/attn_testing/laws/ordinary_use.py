@@ -73,7 +73,11 @@ class KernelNames(MechanismLaw):
 
     @classmethod
     def silent_on(cls, case: Case) -> str | None:
-        return None if hasattr(case.layer, "use_kernel") else "its layer takes no names of kernels"
+        return (
+            None
+            if case.refusal is None and hasattr(case.layer, "use_kernel")
+            else "its layer takes no names of kernels"
+        )
 
     def test_a_name_that_cannot_be_honoured_is_refused(self, case: Case) -> None:
         rows, source = case.rows(1, TOKENS), case.source(1, TOKENS)

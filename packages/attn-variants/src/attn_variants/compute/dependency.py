@@ -7,7 +7,7 @@ from attn_core.graph_safety import device_cache
 from attn_core.modifiers import DependencyTree
 from torch import Tensor
 
-from attn_variants.compute.kept import in_trace
+from attn_variants.compute.constants import in_trace
 
 
 def tree_distances(tree: DependencyTree, query: Tensor, key: Tensor) -> Tensor:

@@ -83,3 +83,14 @@ WITH_PARTS: Mapping[str, Callable[[Pairs, Tensor], Tensor]] = {
     "local_gaussian": local,
     "stick_breaking": stick_breaking,
 }
+
+
+def softmax_over(scores: Tensor, allowed: Tensor | None) -> Tensor:
+    """Softmax over the last axis; zeros, and no gradient, in rows where nothing is allowed.
+
+    `allowed` is bool, broadcasts with the scores and is True for scores to keep.
+    """
+    if allowed is None:
+        return torch.softmax(scores, dim=-1)
+    lowest = torch.finfo(scores.dtype).min
+    return torch.softmax(scores.masked_fill(~allowed, lowest), dim=-1).masked_fill(~allowed, 0.0)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Protocol
+
 import torch
+from attn_core import AttentionInputs
 from attn_core.dropout import TOGETHER, Dropout
 from torch import Tensor
 
@@ -26,3 +30,21 @@ def kept_weights(dropout: Dropout, weights: Tensor) -> Tensor:
     row = (row + dropout.first * heads).view(batch, heads, 1, 1)
     word = torch.stack(dropout.words(row, query[:, None], four), dim=-1).flatten(-2)[..., :keys]
     return word >= dropout.threshold
+
+
+class DropsWeights(Protocol):
+    """A layer that drops attention weights with probability `dropout` while it is `training`."""
+
+    training: bool
+    dropout: float
+
+
+def with_dropout(inputs: AttentionInputs, layer: DropsWeights) -> AttentionInputs:
+    """The inputs with a new seed for the layer's dropout; unchanged in evaluation or if the probability is 0.
+
+    The seed is drawn from the CPU generator on every device, which avoids a GPU synchronisation. Activations that
+    `torch.utils.checkpoint` recomputes get the same seed, as it restores the generator.
+    """
+    if not layer.training or not layer.dropout:
+        return inputs
+    return dataclasses.replace(inputs, dropout=new_dropout(layer.dropout))

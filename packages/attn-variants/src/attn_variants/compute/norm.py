@@ -40,3 +40,17 @@ def fused_norm(rows: Tensor, gain: Tensor | None, eps: float) -> Tensor | None:
     if torch.compiler.is_compiling():
         return None
     return row_result(NormKernel, "plain", lambda kernel: kernel.norm(rows, gain, eps), rows, gain)
+
+
+def unit(rows: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """Rows [..., size] scaled to L2 norm one; zeros stay zeros, as `epsilon` is added to the squared norm."""
+    return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + epsilon)
+
+
+def rms_normed(rows: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+    """RMSNorm of rows [..., size], times `weight` [size] if given (Zhang & Sennrich 2019)."""
+    found = fused_norm(rows, weight, epsilon)
+    if found is not None:
+        return found
+    normed = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + epsilon)
+    return normed if weight is None else normed * weight.to(rows.dtype)

@@ -12,7 +12,7 @@ from attn_core.graph_safety import device_cache
 from attn_core.kernels.rowwise import RotaryKernel, row_result
 from torch import Tensor
 
-from attn_variants.compute.kept import in_trace
+from attn_variants.compute.constants import in_trace
 
 SHORTEST_TABLE = 256
 

@@ -11,7 +11,7 @@ from attn_core import AttentionInputs
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from attn_variants.compute.kept import in_trace
+from attn_variants.compute.constants import in_trace
 
 _warm: set[tuple[Hashable, ...]] = set()
 
@@ -22,7 +22,7 @@ def warm_up_backward(
     """Run a backward pass with zero gradients once for each kind of call that needs gradients, on detached inputs.
 
     Call it before the call itself: if the device or build lacks the backward kernel, the error is raised here, before
-    anything is saved, and `attn_core.kernels.dispatch.KernelTable.run` tries the next kernel. `kind` names the kernel
+    anything is saved, and `attn_core.kernels.dispatch.Operation.run` tries the next kernel. `kind` names the kernel
     and everything that its backward kernel depends on. Skipped for tensor subclasses, while tracing, and in dispatch
     modes such as FLOP counters.
     """

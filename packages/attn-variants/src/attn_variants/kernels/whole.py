@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from attn_core import AttentionInputs
 from attn_core.kernels.attend import AttendKernel, AttendProblem
 from attn_core.kernels.base import Anything, Condition, OneOf
-from attn_core.kernels.product import WholeAttentionProblem, whole_attention_table
+from attn_core.kernels.product import WholeAttentionKernel, WholeAttentionProblem
+from attn_core.plugins.catalog import installed_operation
 
 if TYPE_CHECKING:
     from attn_core import AttentionSpec
@@ -39,17 +40,18 @@ class WholeDropped(AttendKernel):
 
     def available(self) -> str | None:
         """Why no kernel of `whole_attention` can run on this machine, or None if one can."""
-        return None if whole_attention_table() is not None else "no whole_attention kernel can run on this machine"
+        able = installed_operation(WholeAttentionKernel) is not None
+        return None if able else "no whole_attention kernel can run on this machine"
 
     def further_refusals(self, problem: AttendProblem) -> list[str]:
         """The reasons of the `whole_attention` kernels if all of them refuse the problem; else empty."""
-        table = whole_attention_table()
-        if table is None:
+        operation = installed_operation(WholeAttentionKernel)
+        if operation is None:
             return []
         whole_problem = WholeAttentionProblem(
             causal=problem.mask == "causal", dropout=True, gradients=problem.gradients, dtype=problem.dtype
         )
-        refused = [kernel.refusals(whole_problem) for kernel in table.kernels]
+        refused = [kernel.refusals(whole_problem) for kernel in operation.kernels]
         return [] if not all(refused) else [reason for reasons in refused for reason in reasons]
 
     def cost(self, problem: AttendProblem) -> float:  # noqa: ARG002 -- the same for every problem

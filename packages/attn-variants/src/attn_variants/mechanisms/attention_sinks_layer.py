@@ -9,10 +9,10 @@ from attn_core import AttentionInputs, AttentionSpec, Fields
 from attn_core.masking import positions
 from torch import Tensor
 
+from attn_variants.attention.kernels import AttentionKernels
+from attn_variants.attention.layer import SpecLayer
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import CosSin, cos_sin_of, rotate
-from attn_variants.plan import KernelPlan
-from attn_variants.spec_layer import SpecLayer
 
 
 class AttentionSinksLayer(SpecLayer):
@@ -21,6 +21,9 @@ class AttentionSinksLayer(SpecLayer):
     The distance from a query to a sink is measured within the cache, which holds only the sinks and the window (Xiao et
     al. 2023, section 3.2).
     """
+
+    only_spec = False
+    own_positions = True
 
     def __init__(
         self, spec: AttentionSpec, *, sinks: int, window: int, hidden_size: int, bias: bool, dropout: float = 0.0
@@ -35,8 +38,8 @@ class AttentionSinksLayer(SpecLayer):
         self._paged = None  # positions within the cache are computed over gathered rows
         if self.spec.rotary is not None:
             heads = dataclasses.replace(self.spec.heads, key_size=2 * self.spec.heads.key_size)
-            self._plan = KernelPlan(dataclasses.replace(self.spec, heads=heads, rotary=None), name)
-            self._last_plan = KernelPlan(self._plan.spec, name)
+            self._kernels = AttentionKernels(dataclasses.replace(self.spec, heads=heads, rotary=None), name)
+            self._last_kernels = AttentionKernels(self._kernels.spec, name)
 
     def weights(
         self,
@@ -74,5 +77,5 @@ class AttentionSinksLayer(SpecLayer):
         found = cos_sin_of(rotary, self.rotated, places, dtype)
         return CosSin(found.cosines / rotary.attention_factor, found.sines / rotary.attention_factor)
 
-    def _attend(self, rows: Tensor, operands: AttentionInputs, plan: KernelPlan) -> Tensor:
-        return super()._attend(rows, self.in_cache(operands), plan)
+    def _attend(self, rows: Tensor, operands: AttentionInputs, kernels: AttentionKernels) -> Tensor:
+        return super()._attend(rows, self.in_cache(operands), kernels)

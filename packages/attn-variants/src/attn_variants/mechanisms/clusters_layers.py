@@ -10,7 +10,7 @@ from attn_core.auxiliary_loss import recomputing
 from torch import Tensor, nn
 from torch.nn.functional import normalize, one_hot, pad
 
-from attn_variants.layer_utils import softmax_over
+from attn_variants.compute.distribution import softmax_over
 from attn_variants.mechanisms.whole_sequence_layer import ranks
 
 OWN_SCORE = -5e4

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import pad
 
-from attn_variants.layer_utils import refuse_source
+from attn_variants.attention.projections import refuse_source
 from attn_variants.mechanisms.memory_sizes import MemorySizes
 
 

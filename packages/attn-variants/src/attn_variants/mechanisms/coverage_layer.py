@@ -11,7 +11,7 @@ from attn_core.errors import InvalidValue
 from attn_core.masking import shares, wide
 from torch import Tensor, nn
 
-from attn_variants.layer_utils import by_heads, fresh_linear, glorot_parameter
+from attn_variants.attention.projections import by_heads, fresh_linear, glorot_parameter
 
 
 class Memory(NamedTuple):

@@ -14,11 +14,12 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad, silu
 
+from attn_variants.attention.projections import by_heads, fresh_linear
+from attn_variants.attention.step import batch_cos_sin
+from attn_variants.compute.norm import rms_normed
 from attn_variants.compute.rotary import cos_sin_to, rotate, rotated_size
-from attn_variants.layer_utils import by_heads, fresh_linear, rms_normed
 from attn_variants.mechanisms.decode_steps import gated_linear_step, lightning_step, retention_step
 from attn_variants.mechanisms.recurrence_layers import Inputs, Projections, RecurrenceLayer
-from attn_variants.stepping import batch_cos_sin
 
 RETENTION_EPSILON = 1e-6
 GLA_EPSILON = 1e-5

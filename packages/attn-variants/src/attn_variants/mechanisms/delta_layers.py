@@ -15,7 +15,8 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
-from attn_variants.layer_utils import by_heads, fresh_linear, rms_normed, unit
+from attn_variants.attention.projections import by_heads, fresh_linear
+from attn_variants.compute.norm import rms_normed, unit
 from attn_variants.mechanisms.decode_steps import delta_step, kimi_delta_step
 from attn_variants.mechanisms.recurrence_layers import Inputs, Projections, RecurrenceLayer
 

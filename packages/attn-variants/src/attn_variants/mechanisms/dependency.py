@@ -120,8 +120,8 @@ class DependencyDepthAttention(DeclaredMechanism):
 
     def build(self, config: MechanismConfig) -> Any:
         """A new `DepthLayer` with randomly initialised weights."""
+        from attn_variants.attention.layer import SpecLayer
         from attn_variants.mechanisms.sinusoidal_layers import DepthLayer
-        from attn_variants.spec_layer import SpecLayer
 
         attention = SpecLayer(
             self.spec(config),

@@ -9,7 +9,8 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
-from attn_variants.layer_utils import refuse_source, softmax_over
+from attn_variants.attention.projections import refuse_source
+from attn_variants.compute.distribution import softmax_over
 
 
 @dataclass(frozen=True, kw_only=True)

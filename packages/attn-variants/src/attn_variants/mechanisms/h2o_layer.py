@@ -12,11 +12,11 @@ from attn_core.masking import of_query_heads, shares, wide
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from attn_variants.attention.kernels import AttentionKernels
+from attn_variants.attention.layer import SpecLayer
+from attn_variants.attention.step import cos_sin_of_batch
 from attn_variants.compute.pairs import Pairs
 from attn_variants.compute.plain import pairs_of
-from attn_variants.plan import KernelPlan
-from attn_variants.spec_layer import SpecLayer
-from attn_variants.stepping import cos_sin_of_batch
 
 TILE = 64
 """The number of queries of whole sequences whose weights are in memory at once."""
@@ -132,6 +132,9 @@ class HeavyHitterLayer(SpecLayer):
     the cache holds only the kept keys and values.
     """
 
+    only_spec = False
+    own_positions = True
+
     def __init__(self, spec: AttentionSpec, budget: Budget, *, hidden_size: int, bias: bool) -> None:
         super().__init__(spec, hidden_size=hidden_size, bias=bias)
         self.budget = budget
@@ -208,7 +211,7 @@ class HeavyHitterLayer(SpecLayer):
         found = (wide(query)[:, :, None] * query.shape[-1] ** -0.5) @ along.transpose(-1, -2)
         return shares(found[:, :, 0], present)
 
-    def _attend(self, rows: Tensor, operands: AttentionInputs, plan: KernelPlan) -> Tensor:  # noqa: ARG002 -- no kernel can
+    def _attend(self, rows: Tensor, operands: AttentionInputs, kernels: AttentionKernels) -> Tensor:  # noqa: ARG002 -- no kernel can
         pairs = pairs_of(self.spec, operands)
         query, key, key_padding_mask = self.scaled(pairs)
         value, last = of_query_heads(self.spec.heads, wide(operands.value).transpose(1, 2)), self.last_queries(pairs)

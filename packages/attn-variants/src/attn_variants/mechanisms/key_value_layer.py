@@ -8,7 +8,7 @@ from attn_core.masking import counted, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attn_variants.layer_utils import glorot_parameter, refuse_source
+from attn_variants.attention.projections import glorot_parameter, refuse_source
 
 
 class KeyValueLayer(nn.Module):

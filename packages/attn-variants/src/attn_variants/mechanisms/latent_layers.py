@@ -10,14 +10,14 @@ from attn_core import AttentionInputs, AttentionSpec, Fields, Full, LayerState, 
 from attn_core.batch import PagedView, Rows
 from torch import Tensor, nn
 
+from attn_variants.attention.kernels import AttentionKernels, InPlaceAttention, PagedKernels
+from attn_variants.attention.projections import refuse_source, weight_of
+from attn_variants.attention.step import batch_cos_sin, split_prefills
+from attn_variants.compute.dropout import with_dropout
 from attn_variants.compute.norm import RmsNorm
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotated_size
-from attn_variants.layer_utils import refuse_source, weight_of, with_dropout
 from attn_variants.mechanisms.latent_sizes import LatentShape
-from attn_variants.paged_plan import PagedPlan, Reached
-from attn_variants.plan import KernelPlan
-from attn_variants.stepping import batch_cos_sin, prefills_and_rest
 
 
 class OverLatents(Protocol):
@@ -103,11 +103,11 @@ class LatentAttentionLayer(nn.Module):
 
     def use_kernel(self, name: str | None) -> None:
         """Use the kernel of this name from now on; None chooses the cheapest that supports each call."""
-        self._expanded = KernelPlan(self.expanded_spec, name)
-        self._absorbed = KernelPlan(self.absorbed_spec, name)
-        self._paged = PagedPlan(self.absorbed_spec, latent=True) if name is None else None
+        self._expanded = AttentionKernels(self.expanded_spec, name)
+        self._absorbed = AttentionKernels(self.absorbed_spec, name)
+        self._paged = PagedKernels(self.absorbed_spec, latent=True) if name is None else None
         # The newest token of a causal sequence sees the whole cache, so no mask is needed.
-        self._newest = KernelPlan(dataclasses.replace(self.absorbed_spec, mask=Full()), name)
+        self._newest = AttentionKernels(dataclasses.replace(self.absorbed_spec, mask=Full()), name)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Compute attention over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
@@ -131,8 +131,8 @@ class LatentAttentionLayer(nn.Module):
         rows = self.queries(query, cos_sin)
         latent, turned = self.memory(query, cos_sin)
         fresh = state["latent"].append({"latent": latent, "rotary_key": turned})
-        reached = None if self._paged is None else self._paged.reach(query, state["latent"])
-        out = None if reached is None else self.attend_reached(rows, fresh, batch, reached)
+        in_place = None if self._paged is None else self._paged.in_place_attention(query, state["latent"])
+        out = None if in_place is None else self.attend_in_place(rows, fresh, batch, in_place)
         if out is not None:
             return self._out(out)
         return self._out(attend_new(self, rows, fresh, batch, state["latent"]))
@@ -150,12 +150,14 @@ class LatentAttentionLayer(nn.Module):
         located = dataclasses.replace(operands, query_positions=positions, key_positions=remembered.positions)
         return self.attend_absorbed(located)
 
-    def attend_reached(self, query: Tensor, fresh: Fields, batch: RaggedBatch, reached: Reached) -> Tensor | None:
+    def attend_in_place(
+        self, query: Tensor, fresh: Fields, batch: RaggedBatch, in_place: InPlaceAttention
+    ) -> Tensor | None:
         """Outputs [tokens, heads, value] by a kernel that reads the cache in place (absorbed); None if none can run.
 
         Starts of sequences use the expanded computation."""
-        starts, others = prefills_and_rest(batch)
-        read = reached.attend(self.carry(query), batch, {}, [span.request for span in others])
+        starts, others = split_prefills(batch)
+        read = in_place.attend(self.carry(query), batch, {}, [span.request for span in others])
         if read is None:
             return None
         out = self.give_values(read)
@@ -258,8 +260,8 @@ class FactorisedLayer(nn.Module):
 
     def use_kernel(self, name: str | None) -> None:
         """Use the kernel of this name from now on; None chooses the cheapest that supports each call."""
-        self._plan = KernelPlan(self.spec, name)
-        self._newest = KernelPlan(dataclasses.replace(self.spec, mask=Full()), name)
+        self._kernels = AttentionKernels(self.spec, name)
+        self._newest = AttentionKernels(dataclasses.replace(self.spec, mask=Full()), name)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Compute attention over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
@@ -267,7 +269,7 @@ class FactorisedLayer(nn.Module):
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` if a source is
         given.
         """
-        return self._out(self._plan.run(with_dropout(self._operands(query, source, key_padding_mask), self)))
+        return self._out(self._kernels.run(with_dropout(self._operands(query, source, key_padding_mask), self)))
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key]; see `forward` for the arguments."""
@@ -287,7 +289,7 @@ class FactorisedLayer(nn.Module):
     def attend_start(self, query: Tensor, fresh: Fields) -> Tensor:
         """Outputs [batch, tokens, heads, value] of the start of a sequence."""
         latent = fresh["latent"]
-        return self._plan.run(self._met(query, latent, self._turns(latent.shape[1], latent)))
+        return self._kernels.run(self._met(query, latent, self._turns(latent.shape[1], latent)))
 
     def attend_rows(self, query: Tensor, remembered: Rows, positions: Tensor | None) -> Tensor:
         """Outputs [requests, query, heads, value]; `positions` is None for one query each, the newest."""
@@ -298,7 +300,7 @@ class FactorisedLayer(nn.Module):
         if positions is None:
             return self._newest.run(operands)
         located = dataclasses.replace(operands, query_positions=positions, key_positions=remembered.positions)
-        return self._plan.run(located)
+        return self._kernels.run(located)
 
     def _operands(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> AttentionInputs:
         refuse_source(source)

@@ -16,7 +16,7 @@ from attn_core.masking import wide
 from torch import Generator, Tensor, nn
 from torch.nn.functional import pad, relu
 
-from attn_variants.layer_utils import by_heads, fresh_linear, refuse_source
+from attn_variants.attention.projections import by_heads, fresh_linear, refuse_source
 from attn_variants.mechanisms.decode_steps import linear_step
 from attn_variants.mechanisms.recurrence_layers import Inputs, Places, Projections, RecurrenceLayer
 from attn_variants.mechanisms.recurrence_scan import effective_weights

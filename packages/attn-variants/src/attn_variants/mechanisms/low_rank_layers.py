@@ -10,7 +10,7 @@ from attn_core.first_order import first_order_only
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from attn_variants.layer_utils import softmax_over
+from attn_variants.compute.distribution import softmax_over
 from attn_variants.mechanisms.whole_sequence_layer import ranks
 
 

@@ -10,7 +10,7 @@ from attn_core.batch import Rows
 from attn_core.masking import shares, wide
 from torch import Tensor, nn
 
-from attn_variants.layer_utils import glorot_parameter, refuse_source
+from attn_variants.attention.projections import glorot_parameter, refuse_source
 
 TAPES = ("hidden", "memory", "key")
 """The fields that are written for each token."""

@@ -10,7 +10,7 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, softplus
 
-from attn_variants.layer_utils import refuse_source
+from attn_variants.attention.projections import refuse_source
 
 EPSILON = 1e-8
 LEAST = 1e-16

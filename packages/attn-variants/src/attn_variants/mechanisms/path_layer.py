@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from attn_variants.layer_utils import by_heads, fresh_linear, unit
+from attn_variants.attention.projections import by_heads, fresh_linear
+from attn_variants.compute.norm import unit
 from attn_variants.mechanisms.recurrence_layers import ShortConvolution
 
 

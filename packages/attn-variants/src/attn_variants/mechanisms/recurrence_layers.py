@@ -22,7 +22,7 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from attn_variants.layer_utils import (
+from attn_variants.attention.projections import (
     QUERY_KEY_VALUE,
     JointProjection,
     by_heads,
@@ -226,7 +226,7 @@ class RecurrenceLayer(nn.Module):
     def attend(self, steps: Steps, computed: torch.dtype) -> Tensor:
         """The outputs of the recurrence over whole sequences, [batch, tokens, heads, value_size].
 
-        `computed` is the dtype of the model's matrix products; see `RecurrenceDispatcher.handed`.
+        `computed` is the dtype of the model's matrix products; see `RecurrenceDispatcher.run`.
         """
         return self.plan.run(steps, None, self.chunk, computed)[0]
 

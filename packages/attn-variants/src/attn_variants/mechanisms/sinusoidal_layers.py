@@ -15,9 +15,9 @@ from attn_core.modifiers import DependencyTree
 from attn_core.rotary import sinusoidal
 from torch import Tensor, nn
 
+from attn_variants.attention.layer import SpecLayer
+from attn_variants.compute.constants import in_trace
 from attn_variants.compute.dependency import depth_of, depths_of
-from attn_variants.compute.kept import in_trace
-from attn_variants.spec_layer import SpecLayer
 
 SHORTEST_TABLE = 256
 
@@ -45,6 +45,9 @@ class SinusoidalLayer(SpecLayer):
 
     Keys and values are cached, and shared between layers, without positions.
     """
+
+    only_spec = False
+    own_positions = True
 
     def use_kernel(self, name: str | None) -> None:
         """See `SpecLayer.use_kernel`; kernels that read the cache in place are not used, as it has no positions."""

@@ -9,7 +9,7 @@ from attn_core import Heads
 from attn_core.masking import wide
 from torch import Tensor, nn
 
-from attn_variants.layer_utils import refuse_source
+from attn_variants.attention.projections import refuse_source
 
 
 class WholeLayer(nn.Module):

@@ -2,16 +2,14 @@
 
 from attn_gateway.records.artifacts import ArtifactStore, Manifest
 from attn_gateway.records.database import Database, database_url
-from attn_gateway.records.gateways import GatewayRecord, GatewayRecords, ServedModel, ServedState
 from attn_gateway.records.leases import Lease, Leases
 from attn_gateway.records.models import ModelRecord, ModelRecords
 from attn_gateway.records.owners import Owners
+from attn_gateway.records.served import ServedModel, ServedModels
 
 __all__ = [
     "ArtifactStore",
     "Database",
-    "GatewayRecord",
-    "GatewayRecords",
     "Lease",
     "Leases",
     "Manifest",
@@ -19,6 +17,6 @@ __all__ = [
     "ModelRecords",
     "Owners",
     "ServedModel",
-    "ServedState",
+    "ServedModels",
     "database_url",
 ]

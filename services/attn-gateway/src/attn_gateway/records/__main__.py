@@ -11,22 +11,16 @@ from sqlalchemy import func, select
 
 from attn_gateway.records import schema_version
 from attn_gateway.records.database import Database, database_url
-from attn_gateway.records.gateways import GatewayRecords
-from attn_gateway.records.leases import database_time
 from attn_gateway.records.tables import metadata
 
 
 def show(database: Database) -> None:
-    """Print the URL, the schema version, how many records there are, and the gateways with their heartbeats."""
+    """Print the URL, the schema version, and how many records there are."""
     sys.stdout.write(f"{database.shown}\nschema version {schema_version.NEWEST}\n")
     with database.reading() as connection:
         for table in metadata.sorted_tables:
             count = connection.execute(select(func.count()).select_from(table)).scalar_one()
             sys.stdout.write(f"{table.name:13} {count}\n")
-        now = database_time(connection)
-    for gateway in GatewayRecords(database).world().gateways.values():
-        state, age = "gone" if gateway.gone else "runs", now - gateway.heartbeat
-        sys.stdout.write(f"gateway {gateway.address} on {gateway.host}: {state}, heartbeat {age:.0f} s ago\n")
 
 
 def main(arguments: list[str] | None = None) -> int:

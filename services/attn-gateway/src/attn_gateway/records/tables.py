@@ -68,41 +68,17 @@ models = Table(
 )
 """Finished models: their owners, and their names in the artefact store, empty for models kept on one machine."""
 
-gateways = Table(
-    "gateways",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("place", Text, nullable=False),
-    Column("address", Text, nullable=False),
-    Column("host", Text, nullable=False),
-    Column("process", Text, nullable=False),
-    Column("version", Text, nullable=False),
-    Column("started", Double, nullable=False),
-    Column("heartbeat", Double, nullable=False),
-)
-"""The gateways that run, or that ended without removing their row. Those of one `place` share engines."""
-
 served_models = Table(
     "served_models",
     metadata,
     Column("place", Text, primary_key=True),
     Column("owner", Text, primary_key=True),
     Column("name", Text, primary_key=True),
-    Column("generation", LARGE, nullable=False),
-    Column("gateway", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("detail", Text, nullable=False),
     Column("source", Text, nullable=False),
     Column("base", Text, nullable=False),
     Column("engine", Text, nullable=False),
     Column("deployment", Text, nullable=False),
     Column("traffic", Double, nullable=False),
-    Column("configured", Integer, nullable=False),
-    Column("info", Text, nullable=False),
-    Column("changed", Double, nullable=False),
+    Column("serving", Integer, nullable=False),
 )
-"""The models that gateways serve, by name and owner: how each was loaded, as JSON, and its state.
-
-`gateway` is the one that loads or unloads the model, or did so last; `generation` rises each time that the name is
-loaded, and a write with an older one is refused.
-"""
+"""The models that calls have loaded, by server, owner and name: how each was loaded, as JSON."""

@@ -1,13 +1,12 @@
-"""The commands `attn compare --train` and `attn sweep`."""
+"""The command `attn compare --train`."""
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -27,10 +26,6 @@ Server = Annotated[
     bool, typer.Option("--server", help="Train the runs as jobs of a server instead of in this process.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the runs and their costs without starting them.")]
-Schedule = Annotated[
-    str, typer.Option(help="asha: stop most runs early, and continue those with the lowest validation losses.")
-]
-Factor = Annotated[int, typer.Option(help="With --schedule: one in this many runs that reach a rung continues.", min=2)]
 Recipe = Annotated[str, typer.Option(help=f"Start from a recipe: {', '.join(recipe_names())}, or a TOML file.")]
 
 
@@ -50,8 +45,6 @@ def compare_training_command(  # noqa: PLR0913 - options, given by name
         str, typer.Option(help="At least three HIDDEN_SIZExNUM_LAYERS, for scaling curves with fitted exponents.")
     ] = "",
     name: Annotated[str, typer.Option(help="Name of the comparison; by default derived from the options.")] = "",
-    schedule: Schedule = "",
-    reduction_factor: Factor = 3,
     threads: Threads = None,
     server: Server = False,
     dry_run: DryRun = False,
@@ -69,76 +62,19 @@ def compare_training_command(  # noqa: PLR0913 - options, given by name
     from attn_train.comparison.budget import Budget
     from attn_train.comparison.plan import Question, parse_entries, parse_sizes, planned
     from attn_train.comparison.report import figure_class
-    from attn_train.comparison.schedule import Asha
 
-    data, entries = training.data, parse_entries(train)
+    data = training.data
     question = Question(
         config=training.replace(data=data.replace(dataset=located(data.dataset))),
-        entries=entries,
+        entries=parse_entries(train),
         budget=Budget.parse(budget),
         seeds=seeds,
         probes=[] if probes == "none" else [probe.strip() for probe in probes.split(",") if probe.strip()],
         sizes=parse_sizes(sizes),
         name=name,
-        schedule=Asha.of(schedule, reduction_factor, len(entries)),
     )
     figure_class()
     runs = planned(question, home_folder(), _say(json=json))
-    _start(question, runs, Where(dry_run=dry_run, threads=threads, server=server, json=json), connection)
-
-
-@with_flags(top="training", defaults=recipe_under)
-def sweep_command(  # noqa: PLR0913 - options, given by name
-    *,
-    vary: Annotated[
-        list[str],
-        typer.Option(help="A training option and its values, learning_rate=1e-3,3e-3, or a range, 1e-4..1e-2."),
-    ],
-    samples: Annotated[
-        int | None, typer.Option(help="Number of combinations to draw at random; by default all are trained.", min=1)
-    ] = None,
-    budget: Annotated[
-        str, typer.Option(help="Budget of each run: flops=1e12, minutes=2 or tokens=1e6; by default --steps.")
-    ] = "",
-    seeds: Annotated[int, typer.Option(help="Runs per combination, with consecutive seeds from --seed.", min=1)] = 1,
-    name: Annotated[str, typer.Option(help="Name of the sweep; by default derived from the options.")] = "",
-    schedule: Schedule = "",
-    reduction_factor: Factor = 3,
-    threads: Threads = None,
-    server: Server = False,
-    dry_run: DryRun = False,
-    recipe: Recipe = "",  # noqa: ARG001 - `recipe_under` reads it
-    json: Json = False,
-    training: TrainingConfig,
-    connection: ConnectionOptions,
-) -> None:
-    """Train with combinations of options, and rank them in a table, plots and an HTML report.
-
-    Examples: `attn sweep --vary learning_rate=1e-3,3e-3 --vary num_layers=2,4 --dataset shakespeare`,
-    `attn sweep --vary learning_rate=1e-4..1e-2 --samples 8 --budget flops=1e12 --dataset shakespeare`. As with
-    `attn compare --train`, repeating the command trains only the runs that are not finished.
-    """
-    from attn_train.comparison.budget import Budget
-    from attn_train.comparison.plan import Question
-    from attn_train.comparison.report import figure_class
-    from attn_train.comparison.schedule import Asha
-    from attn_train.comparison.sweep import combinations, parse_axes, planned_sweep
-
-    chosen = combinations(parse_axes(vary), samples, training.seed)
-    data = training.data
-    question = Question(
-        config=training.replace(data=data.replace(dataset=located(data.dataset))),
-        entries=(),
-        budget=Budget.parse(budget) if budget else None,
-        seeds=seeds,
-        name=name,
-        schedule=Asha.of(schedule, reduction_factor, len(chosen)),
-    )
-    if not name:
-        digest = hashlib.sha256(f"{question.title}{chosen}".encode()).hexdigest()
-        question = replace(question, name=f"sweep-{digest[:8]}")
-    figure_class()
-    runs = planned_sweep(question, chosen, home_folder(), _say(json=json))
     _start(question, runs, Where(dry_run=dry_run, threads=threads, server=server, json=json), connection)
 
 
@@ -172,7 +108,6 @@ def _start(question: Any, runs: Any, where: Where, connection: ConnectionOptions
 
 def _run_all(question: Any, runs: Any, runner: Any, folder: Any, *, json: bool) -> None:
     """Train all runs; the results file is updated after each run, the report is written at the end."""
-    from attn_train.comparison.asha import trained_by_asha
     from attn_train.comparison.report import page, picture, png
     from attn_train.comparison.results import as_json, grouped, scaling, table
     from attn_train.comparison.runs import trained
@@ -180,9 +115,7 @@ def _run_all(question: Any, runs: Any, runner: Any, folder: Any, *, json: bool) 
     found: dict[str, Any] = {}
     groups, results = [], dict[str, Any]()
     command = shlex.join(["attn", *sys.argv[1:]])
-    say, schedule = _say(json=json), question.schedule
-    courses = trained(runs, runner, say) if schedule is None else trained_by_asha(schedule, runs, runner, say)
-    for run, course in courses:
+    for run, course in trained(runs, runner, _say(json=json)):
         found[run.id] = run, course
         groups = grouped({run.id: found[run.id] for run in runs if run.id in found})
         results = as_json(question, groups) | {"command": command, "planned_runs": len(runs)}
@@ -197,8 +130,6 @@ def _run_all(question: Any, runs: Any, runner: Any, folder: Any, *, json: bool) 
         if fits := scaling(question, groups):
             print_table(fits, "", title="Scaling")
         typer.echo(f"{folder.path}: results.json, report.html, report.png")
-    if any(group.stopped for group in groups):
-        say(f"to train the stopped runs to their end, repeat with --name {question.title} and without --schedule")
     if failures := [failure for group in groups for failure in group.failures]:
         raise WrongState(f"{len(failures)} of {len(runs)} runs failed: {'; '.join(failures)}")
 

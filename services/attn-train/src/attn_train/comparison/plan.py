@@ -18,7 +18,6 @@ from attn_schema.training import DataConfig, TrainingConfig
 
 from attn_train.admission import check_config
 from attn_train.comparison.budget import Budget
-from attn_train.comparison.schedule import POINTS, Asha
 from attn_train.data.load import load_dataset
 from attn_train.data.synthetic import MAKERS, TASKS
 from attn_train.model import resolved
@@ -28,6 +27,8 @@ from attn_train.tasks.base import Dataset
 FIELDS = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "positions")
 """Fields of the model config that may be given together with a mechanism, like its options."""
 ID_LENGTH = 64
+POINTS = 10
+"""The number of evaluations during a run."""
 NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -112,19 +113,15 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is compared: `entries` at `sizes`, with `seeds` seeds, on the dataset of `config` and on `probes`.
-
-    Without a budget, each run has the steps of `config`; without a schedule, no run is stopped early.
-    """
+    """What is compared: `entries` at `sizes`, with `seeds` seeds, on the dataset of `config` and on `probes`."""
 
     config: TrainingConfig
     entries: Sequence[Entry]
-    budget: Budget | None
+    budget: Budget
     seeds: int = 3
     probes: Sequence[str] = ()
     sizes: Sequence[dict[str, int]] = ({},)
     name: str = ""
-    schedule: Asha | None = None
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -134,7 +131,7 @@ class Question:
         if self.name and not NAME.fullmatch(self.name):
             raise InvalidValue.of("--name", self.name, "1 to 32 letters, digits, '-' and '_'")
         model = self.config.model
-        for field in ("mechanism", "options") if self.entries else ():
+        for field in ("mechanism", "options"):
             if getattr(model, field):
                 raise InvalidValue.of(field, getattr(model, field), "none: give it in --train, as NAME:OPTION=1")
         if model.family != DECODER:
@@ -143,17 +140,11 @@ class Question:
             raise InvalidValue.of("base_model", model.base_model, "none: every run trains from initial weights")
 
     @property
-    def spent(self) -> str:
-        """The budget of each run, as text."""
-        return f"{self.config.optimizer.steps} steps" if self.budget is None else str(self.budget)
-
-    @property
     def title(self) -> str:
         """The given name, or one derived from all options, so that the same command resumes the same comparison."""
         if self.name:
             return self.name
-        identity = [self.config, [entry.label for entry in self.entries], self.spent, self.seeds, self.probes]
-        identity += [] if self.schedule is None else [str(self.schedule)]
+        identity = [self.config, [entry.label for entry in self.entries], str(self.budget), self.seeds, self.probes]
         text = msgspec.json.encode([*identity, self.sizes], order="deterministic", enc_hook=str)
         return f"compare-{hashlib.sha256(text).hexdigest()[:8]}"
 
@@ -177,7 +168,7 @@ def planned(question: Question, home: Path, say: Callable[[str], None]) -> list[
                 check_config(config, home=home)
                 loaded = load_dataset(config, home, say) if loaded is None else loaded
                 price = step_price(config, loaded)
-                kinds.append((entry, size, dataset, with_steps(config, question, price, loaded), price))
+                kinds.append((entry, size, dataset, with_steps(config, question.budget, price, loaded), price))
     return [
         _run(question, kind, seed)
         for seed in range(question.config.seed, question.config.seed + question.seeds)
@@ -236,11 +227,8 @@ def _plain(model: ModelConfig) -> dict[str, Any]:
     return {name: value for name in model.__struct_fields__ if (value := getattr(model, name)) is not None}
 
 
-def with_steps(config: TrainingConfig, question: Question, price: StepPrice, dataset: Dataset) -> TrainingConfig:
+def with_steps(config: TrainingConfig, budget: Budget, price: StepPrice, dataset: Dataset) -> TrainingConfig:
     """Return the configuration with the steps that the budget allows; warm-up and evaluations are adapted to them."""
-    budget = question.budget
-    if budget is None:
-        return _on_schedule(config, question, question.spent)
     seconds = seconds_of_a_step(config, dataset) if budget.unit == "minutes" else 0.0
     one = {"flops": price.flops, "tokens": price.tokens, "minutes": seconds / 60}[budget.unit]
     steps = budget.steps(flops=price.flops, tokens=price.tokens, seconds=seconds)
@@ -248,19 +236,6 @@ def with_steps(config: TrainingConfig, question: Question, price: StepPrice, dat
         allowed = f"at least {budget.unit}={one:.4g}, one step of {config.model.label} on {config.data.dataset}"
         raise InvalidValue.of("--budget", str(budget), allowed)
     optimizer = config.optimizer.replace(steps=steps, warmup_steps=min(config.optimizer.warmup_steps, steps // 2))
-    return _on_schedule(config.replace(optimizer=optimizer), question, f"{budget}, {steps} steps of {one:.4g}")
-
-
-def _on_schedule(config: TrainingConfig, question: Question, given: str) -> TrainingConfig:
-    """Set the interval of evaluations and logs; with a schedule, also round the steps so that each rung has one."""
-    steps, schedule = config.optimizer.steps, question.schedule
-    if schedule is None:
-        every = max(1, min(config.evaluation.eval_steps, steps // POINTS))
-    elif steps < schedule.least_steps:
-        allowed = f"at least {schedule.least_steps} steps with {schedule}, for {config.model.label}"
-        raise InvalidValue.of("--steps" if question.budget is None else "--budget", given, allowed)
-    else:
-        steps = schedule.whole_steps(steps)
-        every = steps // schedule.parts
-        config = config.replace(optimizer=config.optimizer.replace(steps=steps))
-    return config.replace(evaluation=config.evaluation.replace(eval_steps=every, logging_steps=every))
+    every = max(1, min(config.evaluation.eval_steps, steps // POINTS))
+    evaluation = config.evaluation.replace(eval_steps=every, logging_steps=every)
+    return config.replace(optimizer=optimizer, evaluation=evaluation)

@@ -10,7 +10,7 @@ from typing import Any
 from attn_core.errors import MissingPackage
 
 from attn_train.comparison.plan import Question, Run
-from attn_train.comparison.results import ACCURACY, LOSS, Group, scaling, scaling_points, stopped_at, table
+from attn_train.comparison.results import ACCURACY, LOSS, RunGroup, scaling, scaling_points, table
 from attn_train.comparison.runs import Course
 
 STYLE = """
@@ -31,7 +31,7 @@ def figure_class() -> Any:
     return Figure
 
 
-def picture(question: Question, groups: Sequence[Group]) -> Any:
+def picture(question: Question, groups: Sequence[RunGroup]) -> Any:
     """Plot the loss against FLOPs, seconds and KV cache bytes, and the accuracy of probes and the scaling, if any."""
     main = [group for group in groups if group.dataset == question.config.data.dataset and group.runs]
     panels = [_against_flops, _against_seconds, _against_cache]
@@ -56,7 +56,7 @@ def _color(number: int) -> tuple[str, str]:
     return f"C{number % 10}", ("-", "--", ":")[number // 10 % 3]
 
 
-def _course(axes: Any, groups: Sequence[Group], place: int, label: str) -> None:
+def _course(axes: Any, groups: Sequence[RunGroup], place: int, label: str) -> None:
     for number, group in enumerate(groups):
         curve = group.curve(LOSS)
         color, style = _color(number)
@@ -69,15 +69,15 @@ def _course(axes: Any, groups: Sequence[Group], place: int, label: str) -> None:
     axes.legend(fontsize="x-small", ncols=2)
 
 
-def _against_flops(axes: Any, groups: Sequence[Group]) -> None:
+def _against_flops(axes: Any, groups: Sequence[RunGroup]) -> None:
     _course(axes, groups, 0, "training FLOPs")
 
 
-def _against_seconds(axes: Any, groups: Sequence[Group]) -> None:
+def _against_seconds(axes: Any, groups: Sequence[RunGroup]) -> None:
     _course(axes, groups, 1, "training seconds")
 
 
-def _against_cache(axes: Any, groups: Sequence[Group]) -> None:
+def _against_cache(axes: Any, groups: Sequence[RunGroup]) -> None:
     sizes = [group.runs[0][0].price.cache_bytes for group in groups if group.interval(LOSS) is not None]
     for number, group in enumerate(groups):
         loss = group.interval(LOSS)
@@ -87,8 +87,7 @@ def _against_cache(axes: Any, groups: Sequence[Group]) -> None:
             # In the right half of the logarithmic axis, the label is placed to the left of its point, where it fits.
             right = bytes_kept**2 > min(sizes) * max(sizes)
             place = {"xytext": (-6, 3), "ha": "right"} if right else {"xytext": (6, 3), "ha": "left"}
-            hollow = {"markerfacecolor": "none"} if group.stopped else {}
-            axes.errorbar(bytes_kept, loss.value, yerr=width, fmt="o", color=_color(number)[0], capsize=3, **hollow)
+            axes.errorbar(bytes_kept, loss.value, yerr=width, fmt="o", color=_color(number)[0], capsize=3)
             axes.annotate(group.name, (bytes_kept, loss.value), textcoords="offset points", fontsize=8, **place)
     axes.set_xscale("log")
     axes.set(xlabel="bytes of KV cache or state per sequence", ylabel="validation loss, nats per token")
@@ -96,7 +95,7 @@ def _against_cache(axes: Any, groups: Sequence[Group]) -> None:
     axes.grid(visible=True, alpha=0.3)
 
 
-def _accuracies(axes: Any, groups: Sequence[Group]) -> None:
+def _accuracies(axes: Any, groups: Sequence[RunGroup]) -> None:
     datasets, names = (list(dict.fromkeys(found)) for found in zip(*((g.dataset, g.name) for g in groups), strict=True))
     height = 0.8 / len(datasets)
     for group in groups:
@@ -114,7 +113,7 @@ def _accuracies(axes: Any, groups: Sequence[Group]) -> None:
     axes.legend(fontsize="x-small")
 
 
-def _sizes(axes: Any, groups: Sequence[Group], dataset: str) -> None:
+def _sizes(axes: Any, groups: Sequence[RunGroup], dataset: str) -> None:
     for number, label in enumerate(dict.fromkeys(group.label for group in groups)):
         points = sorted(scaling_points(groups, label, dataset))
         color, style = _color(number)
@@ -133,7 +132,7 @@ def png(figure: Any) -> bytes:
     return target.getvalue()
 
 
-def page(question: Question, groups: Sequence[Group], figure: Any, command: str) -> str:
+def page(question: Question, groups: Sequence[RunGroup], figure: Any, command: str) -> str:
     """Return one HTML page that needs no other files and no network."""
     target = io.StringIO()
     figure.savefig(target, format="svg")
@@ -141,11 +140,10 @@ def page(question: Question, groups: Sequence[Group], figure: Any, command: str)
     drawn = drawn[drawn.index("<svg") :]
     fits = scaling(question, groups)
     introduction = (
-        f"<p>Budget of every run: <b>{escape(question.spent)}</b>; {question.seeds} seeds; data: "
+        f"<p>Budget of every run: <b>{escape(str(question.budget))}</b>; {question.seeds} seeds; data: "
         f"{escape(', '.join(question.datasets()))}. Intervals are 95 % confidence intervals (Student's t) over seeds. "
         "FLOPs count the matrix products of forward and backward passes, for attention only the pairs that the mask "
-        "allows."
-        f"{_stopping(question)}</p>"
+        "allows.</p>"
     )
     parts = [
         f"<h1>{escape(question.title)}</h1>",
@@ -155,7 +153,7 @@ def page(question: Question, groups: Sequence[Group], figure: Any, command: str)
         *(["<h2>Scaling</h2>", html_table(fits)] if fits else []),
         f"<h2>Command</h2><p><code>{escape(command)}</code></p>",
         "<h2>Models</h2>",
-        html_table([_model(question, group, *run) for group in groups for run in group.runs]),
+        html_table([_model(*run) for group in groups for run in group.runs]),
     ]
     failures = [failure for group in groups for failure in group.failures]
     if failures:
@@ -164,17 +162,8 @@ def page(question: Question, groups: Sequence[Group], figure: Any, command: str)
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
 
 
-def _stopping(question: Question) -> str:
-    if question.schedule is None:
-        return ""
-    words = "Runs that were stopped have the loss of the rung that they reached, and hollow marks in the KV cache plot."
-    return f" Schedule: <b>{escape(str(question.schedule))}</b>. {words}"
-
-
-def _model(question: Question, group: Group, run: Run, course: Course) -> dict[str, str]:
-    if course.finished:
-        return {"run": run.id, "model": course.model_path, "serve it with": f"attn models load {run.id}"}
-    return {"run": run.id, "model": f"stopped at {stopped_at(question, group)}; its checkpoint is kept"}
+def _model(run: Run, course: Course) -> dict[str, str]:
+    return {"run": run.id, "model": course.model_path, "serve it with": f"attn models load {run.id}"}
 
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -19,7 +19,7 @@ LOSS, ACCURACY = "validation_loss", "answer_accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RunGroup:
     """The runs of one mechanism, size and dataset, which differ in the seed."""
 
     label: str
@@ -32,11 +32,6 @@ class Group:
     def steps(self) -> int:
         """The number of steps that every run of the group has done."""
         return min((course.steps for _, course in self.runs), default=0)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a run was stopped before it spent its budget."""
-        return not all(course.finished for _, course in self.runs)
 
     @property
     def name(self) -> str:
@@ -63,13 +58,13 @@ class Group:
         ]
 
 
-def grouped(found: Mapping[str, Found]) -> list[Group]:
-    """Group runs that differ only in the seed; groups are in the order of their first run."""
+def grouped(found: Mapping[str, Found]) -> list[RunGroup]:
+    """RunGroup runs that differ only in the seed; groups are in the order of their first run."""
     keys: dict[tuple[str, str, str], list[tuple[Run, Course | AttnError]]] = {}
     for run, course in found.values():
         keys.setdefault((run.label, run.size, run.dataset), []).append((run, course))
     return [
-        Group(
+        RunGroup(
             label=label,
             size=size,
             dataset=dataset,
@@ -80,12 +75,8 @@ def grouped(found: Mapping[str, Found]) -> list[Group]:
     ]
 
 
-def table(question: Question, groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return a row for each mechanism and size, lowest loss first: costs, loss, probe accuracy, seconds, KV cache.
-
-    With a schedule, groups that spent a larger share of their budget come first, and a column says at which rung the
-    others were stopped.
-    """
+def table(question: Question, groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
+    """Return a row for each mechanism and size, lowest loss first: costs, loss, probe accuracy, seconds, KV cache."""
     main = question.config.data.dataset
     rows = []
     for group in (group for group in groups if group.dataset == main and group.runs):
@@ -102,36 +93,23 @@ def table(question: Question, groups: Sequence[Group]) -> list[dict[str, Any]]:
             row[f"{Path(main).stem} right"] = accuracy.text(3)
         for probe in question.probes:
             if probe != main:
-                row |= _probe(question, groups, group, probe)
+                row |= _probe(groups, group, probe)
         row["seconds"] = "" if seconds is None else seconds.text(1)
         row["KV cache bytes"] = run.price.cache_bytes
-        if question.schedule is not None:
-            row["stopped"] = stopped_at(question, group)
-        spent = group.steps / run.config.optimizer.steps if group.stopped else 1.0
-        rows.append(((-spent, math.inf if loss is None else loss.value), row))
+        rows.append((math.inf if loss is None else loss.value, row))
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
 
 
-def stopped_at(question: Question, group: Group) -> str:
-    """Return the rung at which a group was stopped and its share of the budget, as `rung 1 of 3, 1/9`, else ""."""
-    if question.schedule is None or not group.stopped or not group.runs:
-        return ""
-    rungs = question.schedule.rungs
-    steps = question.schedule.steps(group.runs[0][0].config.optimizer.steps)
-    reached = sum(step <= group.steps for step in steps)
-    return f"rung {reached} of {len(rungs)}, {rungs[reached - 1]}" if reached else f"before rung 1 of {len(rungs)}"
-
-
-def _probe(question: Question, groups: Sequence[Group], like: Group, probe: str) -> dict[str, str]:
-    """Return the accuracy on a probe, or the rung at which the mechanism was stopped before it was measured."""
+def _probe(groups: Sequence[RunGroup], like: RunGroup, probe: str) -> dict[str, str]:
+    """Return the accuracy on a probe, empty if it is not measured."""
     for group in groups:
         if (group.label, group.size, group.dataset) == (like.label, like.size, probe) and group.runs:
             accuracy = group.interval(ACCURACY)
-            return {f"{probe} right": stopped_at(question, group) if accuracy is None else accuracy.text(3)}
+            return {f"{probe} right": "" if accuracy is None else accuracy.text(3)}
     return {f"{probe} right": ""}
 
 
-def scaling(question: Question, groups: Sequence[Group]) -> list[dict[str, Any]]:
+def scaling(question: Question, groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
     """Return the scaling table: a row for each mechanism with its exponent, see `exponents`."""
     return [
         {"mechanism": label, "exponent of parameters": fit.text(), "points": points}
@@ -139,7 +117,7 @@ def scaling(question: Question, groups: Sequence[Group]) -> list[dict[str, Any]]
     ]
 
 
-def exponents(question: Question, groups: Sequence[Group]) -> list[tuple[str, Interval, int]]:
+def exponents(question: Question, groups: Sequence[RunGroup]) -> list[tuple[str, Interval, int]]:
     """Return (mechanism, scaling exponent of the loss, number of points); empty with fewer than 3 sizes.
 
     The exponent is that of the number of parameters without embeddings.
@@ -155,26 +133,25 @@ def exponents(question: Question, groups: Sequence[Group]) -> list[tuple[str, In
     return found
 
 
-def scaling_points(groups: Sequence[Group], label: str, dataset: str) -> list[tuple[float, float]]:
-    """Return (parameters without embeddings, validation loss) of each run of a mechanism that spent its budget."""
+def scaling_points(groups: Sequence[RunGroup], label: str, dataset: str) -> list[tuple[float, float]]:
+    """Return (parameters without embeddings, validation loss) of each run of a mechanism."""
     return [
         (float(run.price.parameters - run.price.embedding_parameters), course.last[LOSS])
         for group in groups
         if group.label == label and group.dataset == dataset
         for run, course in group.runs
-        if LOSS in course.last and course.finished
+        if LOSS in course.last
     ]
 
 
-def as_json(question: Question, groups: Sequence[Group]) -> dict[str, Any]:
+def as_json(question: Question, groups: Sequence[RunGroup]) -> dict[str, Any]:
     """Return all results as JSON values: the groups, the scaling fits, and each run with its loss curve and model."""
     return {
         "name": question.title,
-        "budget": question.spent,
-        "schedule": None if question.schedule is None else str(question.schedule),
+        "budget": str(question.budget),
         "seeds": question.seeds,
         "datasets": question.datasets(),
-        "groups": [_plain_group(question, group) for group in groups if group.runs],
+        "groups": [_plain_group(group) for group in groups if group.runs],
         "scaling": [
             {"mechanism": label, "exponent": fit.plain(), "points": points}
             for label, fit, points in exponents(question, groups)
@@ -183,14 +160,14 @@ def as_json(question: Question, groups: Sequence[Group]) -> dict[str, Any]:
         "runs": [
             run.facts()
             | {"steps": course.steps, "last": course.last, "curve": course.curve(LOSS)}
-            | {"finished": course.finished, "model_path": course.model_path}
+            | {"model_path": course.model_path}
             for group in groups
             for run, course in group.runs
         ],
     }
 
 
-def _plain_group(question: Question, group: Group) -> dict[str, Any]:
+def _plain_group(group: RunGroup) -> dict[str, Any]:
     """Return the costs of a group and the means of its metrics as JSON values."""
     run, _ = group.runs[0]
     measured = {name: group.interval(name) for name in (LOSS, ACCURACY, "elapsed_seconds")}
@@ -201,7 +178,6 @@ def _plain_group(question: Question, group: Group) -> dict[str, Any]:
         "parameters": run.price.parameters,
         "steps": group.steps,
         "flops": group.steps * run.price.flops,
-        "stopped": stopped_at(question, group),
         "cache_bytes": run.price.cache_bytes,
         "runs": len(group.runs),
     } | {name: None if found is None else found.plain() for name, found in measured.items()}

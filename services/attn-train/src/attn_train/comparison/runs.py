@@ -8,7 +8,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -52,14 +52,6 @@ class Course:
         """The step of the last measurement."""
         return self.points[-1][0] if self.points else 0
 
-    def at(self, step: int) -> dict[str, float]:
-        """Return the metrics measured at a step; empty if there are none."""
-        return dict(self.points).get(step, {})
-
-    def until(self, step: int) -> Course:
-        """Return the course up to a step, as that of a run that was stopped there."""
-        return Course(tuple(point for point in self.points if point[0] <= step), finished=False)
-
     def curve(self, metric: str) -> list[tuple[int, float, float]]:
         """Return (step, seconds of training, value) for each measurement of the metric."""
         found, seconds = [], 0.0
@@ -77,15 +69,12 @@ Found: TypeAlias = tuple[Run, Course | AttnError]
 class Runner(Protocol):
     """Executes training runs."""
 
-    side_by_side: bool
-    """Whether runs that were begun train concurrently."""
-
     def course(self, run: Run) -> Course | None:
         """Return the existing measurements of a run; None if it was not started, or is still training."""
         ...
 
-    def begin(self, run: Run, until: int | None = None) -> None:
-        """Start or resume a run; it trains to its end, or stops with a checkpoint at the step `until`."""
+    def begin(self, run: Run) -> None:
+        """Start or resume a run, which trains to its end."""
         ...
 
     def ended(self, say: Say) -> Found:
@@ -103,20 +92,18 @@ class ComparisonFolder:
         """Return the runs with the configurations of the saved plan; without one, save them as the plan.
 
         A budget in minutes allows another number of steps each time that it is measured, so the first plan is kept.
-        Without a schedule, runs that an earlier schedule stopped are completed. Raises `AlreadyExists` if the folder
-        has the plan of a different comparison.
+        Raises `AlreadyExists` if the folder has the plan of a different comparison.
         """
         path, ids = self.path / PLAN, [run.id for run in runs]
         if path.is_file():
             saved = json.loads(path.read_text("utf-8"))
             kept = {run["id"]: TrainingConfig.from_mapping(run["config"]) for run in saved["runs"]}
-            same = list(kept) == ids and saved["budget"] == question.spent
-            same = same and (question.schedule is None or saved["schedule"] == str(question.schedule))
+            same = list(kept) == ids and saved["budget"] == str(question.budget)
             if not same or any(_without_budget(kept[run.id]) != _without_budget(run.config) for run in runs):
                 raise AlreadyExists(f"{self.path} has another comparison {self.path.name!r}; choose another --name")
             return [replace(run, config=kept[run.id]) for run in runs]
         listed = [run.facts() | {"config": msgspec.to_builtins(run.config)} for run in runs]
-        plan = {"name": question.title, "budget": question.spent, "schedule": str(question.schedule or "")}
+        plan = {"name": question.title, "budget": str(question.budget)}
         self.write(PLAN, json.dumps(plan | {"runs": listed}, indent=1))
         return list(runs)
 
@@ -138,24 +125,21 @@ def _without_budget(config: TrainingConfig) -> TrainingConfig:
 class RunsHere:
     """Executes runs in this process, one after the other; models and checkpoints are stored like those of jobs."""
 
-    side_by_side = False
-
     def __init__(self, home: Path, folder: ComparisonFolder, threads: int | None) -> None:
         self._home, self._threads = home, threads
         self._folder = folder.path / "runs"
-        self._begun: deque[tuple[Run, int | None]] = deque()
+        self._begun: deque[Run] = deque()
 
-    def begin(self, run: Run, until: int | None = None) -> None:
+    def begin(self, run: Run) -> None:
         """See `Runner.begin`; the run is queued and trains when `ended` is called."""
-        self._begun.append((run, until))
+        self._begun.append(run)
 
     def ended(self, say: Say) -> Found:
         """See `Runner.ended`; runs train in the order in which they were begun."""
-        run, until = self._begun.popleft()
-        steps = run.config.optimizer.steps
-        say(f"{run.id}: {steps} steps" if until is None else f"{run.id}: {until} of {steps} steps")
+        run = self._begun.popleft()
+        say(f"{run.id}: {run.config.optimizer.steps} steps")
         try:
-            return run, self.train(run, say, until)
+            return run, self.train(run, say)
         except AttnError as error:
             say(f"{run.id} failed: {error.message}")
             return run, error
@@ -178,7 +162,7 @@ class RunsHere:
                 points[found["step"]] = {name: number(value) for name, value in found["values"].items()}
         return Course(tuple(sorted(points.items())), bool(model) and Path(model).is_dir(), model)
 
-    def train(self, run: Run, say: Say, until: int | None = None) -> Course:
+    def train(self, run: Run, say: Say) -> Course:
         """Train a run from its newest checkpoint with the same worker as jobs have.
 
         Raises the error with which it failed. On Ctrl-C a checkpoint is written before `KeyboardInterrupt` is raised.
@@ -188,14 +172,10 @@ class RunsHere:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{run.id}.jsonl"
         Layout(self._home).job(run.id).mkdir(parents=True, exist_ok=True)
-        reached: list[int] = []
         with path.open("a", encoding="utf-8") as file, _stopping_on_interrupt() as flag:
 
             def send(message: Message) -> None:
                 if isinstance(message, Metrics):
-                    if until is not None and message.step >= until:
-                        reached.append(message.step)
-                        flag.set(Stop.SAVE)
                     file.write(json_text({"step": message.step, "values": message.values}) + "\n")
                     file.flush()
                 elif isinstance(message, LogLine):
@@ -205,10 +185,9 @@ class RunsHere:
             outcome = work(assignment, send, flag)
             if isinstance(outcome, Failed):
                 raise outcome.error.error()
-            if isinstance(outcome, Finished):
-                file.write(json.dumps({"model_path": outcome.model_path}) + "\n")
-            elif not reached:
+            if not isinstance(outcome, Finished):
                 raise KeyboardInterrupt
+            file.write(json.dumps({"model_path": outcome.model_path}) + "\n")
             file.flush()
             os.fsync(file.fileno())
         course = self.course(run)
@@ -244,12 +223,9 @@ class RunsOnServer:
     `client` is attn-client's `Client`.
     """
 
-    side_by_side = True
-
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._begun: dict[str, tuple[Run, int | None]] = {}
-        self._stopping: set[str] = set()
+        self._begun: dict[str, Run] = {}
 
     def course(self, run: Run) -> Course | None:
         """See `Runner.course`; only for jobs that succeeded or were cancelled."""
@@ -259,40 +235,31 @@ class RunsOnServer:
             return None
         return self._measured(job) if job.state in (JobState.SUCCEEDED, JobState.CANCELLED) else None
 
-    def begin(self, run: Run, until: int | None = None) -> None:
+    def begin(self, run: Run) -> None:
         """Submit the job, or resume it."""
         job: TrainingJob = self._client.jobs.submit(run.config, job_id=run.id)
         if job.state in (JobState.FAILED, JobState.CANCELLED):
             self._client.jobs.resume(run.id)
-        self._begun[run.id] = run, until
+        self._begun[run.id] = run
 
     def ended(self, say: Say) -> Found:
-        """Poll the jobs until one has ended; a job that has reached the step where it is to stop is cancelled."""
+        """Poll the jobs until one has ended."""
         while True:
-            for run, until in list(self._begun.values()):
+            for run in self._begun.values():
                 job: TrainingJob = self._client.jobs.get(run.id)
                 if job.state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED):
                     del self._begun[run.id]
-                    self._stopping.discard(run.id)
-                    return run, self._outcome(job, until, say)
-                if until is not None and job.step >= until and run.id not in self._stopping:
-                    self._stopping.add(run.id)
-                    with suppress(WrongState):  # the job has ended meanwhile
-                        self._client.jobs.cancel(run.id)
+                    return run, self._outcome(job, say)
             time.sleep(POLL_SECONDS)
 
-    def _outcome(self, job: TrainingJob, until: int | None, say: Say) -> Course | AttnError:
+    def _outcome(self, job: TrainingJob, say: Say) -> Course | AttnError:
         if job.state is JobState.FAILED and job.error is not None:
             error = job.error.error()
             say(f"{job.id} failed: {error.message}")
             return error
-        course = self._measured(job)
-        if job.state is JobState.SUCCEEDED and until is None:
+        if job.state is JobState.SUCCEEDED:
             say(f"{job.id}: {job.step} steps")
-            return course
-        if until is not None and course.at(until):
-            say(f"{job.id}: {until} of {job.config.optimizer.steps} steps")
-            return course.until(until)
+            return self._measured(job)
         return WrongState(f"job {job.id!r} is {job.state}; repeat the command to continue it", job=job.id)
 
     def _measured(self, job: TrainingJob) -> Course:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ from attn_schema.prepared import PreparedSource
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
-from attn_train.prepared.order import MixedSource, Mixture, Reader, RecordReader, WindowReader
-from attn_train.prepared.shards import FIELD, TRAIN, PreparedData, PreparedSet
+from attn_train.data.token_shards.order import MixedSource, Mixture, Reader, RecordReader, WindowReader
+from attn_train.data.token_shards.shards import FIELD, TRAIN, PreparedData, PreparedSet
 from attn_train.tasks.base import (
     PADDED,
     VALIDATION_ROWS,
@@ -216,8 +215,7 @@ def packed_logits(model: Any, inputs: Tensor, documents: Tensor | None) -> Tenso
 def require_document_mask(model: nn.Module) -> None:
     """Raise `Incompatible` for a model that cannot compute the documents of a row separately."""
     field = "config.data.document_mask"
-    hidden = getattr(model, "hidden", None)
-    if hidden is None or "lengths" not in inspect.signature(hidden).parameters:
+    if not getattr(model, "takes_lengths", False):
         raise Incompatible(
             f"{type(model).__name__} cannot separate the documents of a row: document_mask must be false", field=field
         )

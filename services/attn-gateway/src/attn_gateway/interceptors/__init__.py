@@ -1,1 +1,0 @@
-"""The gRPC interceptors around every call, one concern per file."""

@@ -1,0 +1,1 @@
+"""What holds for every call, as context managers around its handler: tokens, limits, measurements, errors."""

@@ -1,0 +1,93 @@
+"""Where engines run: the devices and threads of this machine, and the shares of its GPUs that are reserved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from attn_core.errors import OutOfCapacity
+from attn_schema import EngineConfig
+from attn_schema.child_process import Child
+from attn_schema.cores import rank_cores
+from attn_schema.device import AUTO, VISIBLE, visible_gpus
+
+ROUNDING = 1e-6
+SPIN_COUNT = "10000"
+ENGINE = "attn_serve.engine_server:main"
+
+
+def fits_here(config: EngineConfig) -> bool:
+    """Whether this machine has a device for each rank of an engine; ranks on the CPU share it."""
+    on_gpu = config.device.startswith("cuda") or (config.device == AUTO and bool(visible_gpus()))
+    return not on_gpu or config.tensor_parallel_size <= max(1, len(visible_gpus()))
+
+
+class GpuShares:
+    """Gives each engine on `cuda`, or `auto`, the GPU with the largest share of its memory left."""
+
+    def __init__(self) -> None:
+        self._shares: dict[str, float] = {}
+
+    @contextmanager
+    def taken(self, config: EngineConfig) -> Iterator[Mapping[str, str]]:
+        """The environment variables of an engine, whose share is reserved within the block.
+
+        Raises `OutOfCapacity` if no GPU has a share of `gpu_memory_utilization` left. An engine on `cuda:INDEX`, or
+        with several ranks, names its GPUs itself.
+        """
+        gpus, share = visible_gpus(), config.gpu_memory_utilization
+        if config.device not in {AUTO, "cuda"} or config.tensor_parallel_size > 1 or not gpus:
+            yield {} if config.device.startswith("cuda") or gpus else {VISIBLE: ""}
+            return
+        chosen = min(gpus, key=lambda gpu: self._shares.get(gpu, 0.0))
+        left = 1.0 - self._shares.get(chosen, 0.0)
+        if left + ROUNDING < share:
+            raise OutOfCapacity(
+                f"device {config.device} needs {share:g} of a GPU; the most that one has left is {left:g}: use a "
+                "smaller --gpu-memory-utilization, or fewer models",
+                device=config.device,
+                needed_gpus=f"{share:g}",
+                free_gpus=f"{left:g}",
+            )
+        self._shares[chosen] = self._shares.get(chosen, 0.0) + share
+        try:
+            yield {VISIBLE: chosen}
+        finally:
+            self._shares[chosen] -= share
+
+
+def engine_environment(config: EngineConfig) -> dict[str, str]:
+    """The environment variables of a process that runs an engine."""
+    # OpenMP threads that spin for long while they wait for each other take processor time from other processes.
+    spin_count = os.environ.get("GOMP_SPINCOUNT", SPIN_COUNT)
+    # Without OMP_NUM_THREADS, Ray would limit an actor with `num_cpus=0` to one thread for tensor operations.
+    return {"OMP_NUM_THREADS": str(config.num_threads), "GOMP_SPINCOUNT": spin_count}
+
+
+def with_threads(config: EngineConfig) -> EngineConfig:
+    """The config with `num_threads` set; by default each rank's share of the cores of this machine."""
+    return config.replace(num_threads=config.num_threads or rank_cores(config.tensor_parallel_size))
+
+
+class EngineProcesses:
+    """Starts the processes of engines; the first one early, so that it imports torch while the server starts."""
+
+    def __init__(self, early: EngineConfig | None = None) -> None:
+        self._spare: tuple[Mapping[str, str], Child] | None = None
+        if early is not None:
+            environment = engine_environment(with_threads(early))
+            self._spare = environment, Child(ENGINE, environment)
+
+    def start(self, environment: Mapping[str, str]) -> Child:
+        """Return a process that waits for an `EngineTask`."""
+        spare, self._spare = self._spare, None
+        if spare is not None and spare[0] == environment:
+            return spare[1]
+        return Child(ENGINE, environment)
+
+    def stop(self) -> None:
+        """End a process that has got no task."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare[1].stop(0.0)

@@ -1,0 +1,342 @@
+"""Input files of a preparation: text, JSON lines, Parquet and Arrow, divided into units that are read in parallel."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+from attn_core.errors import InvalidValue, MissingPackage
+
+FIELD = "data"
+FORMATS: Mapping[str, str] = {
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+"""File formats by suffix."""
+COMPRESSED = (".gz", ".zst")
+"""Suffixes of compressed files, allowed after those of text and JSON lines."""
+ALLOWED = f"files that end with {', '.join(FORMATS)}, text and JSON lines also with {' or '.join(COMPRESSED)}"
+PIECE = 1 << 16
+"""Bytes of a text that are tokenized together, rounded up to whole lines."""
+LONGEST_LINE = 16 << 20
+"""Maximum bytes of a line of JSON; text without line ends is cut at this length, between characters."""
+ROWS = 256
+"""Rows of a table that are read at once."""
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """The part of a file that becomes one shard: bytes `start` to `stop` of text and JSON lines, row groups of Parquet.
+
+    A `stop` of -1 means the whole of a file that can only be read sequentially. `last`: it is the file's last unit.
+    """
+
+    file: str
+    format: str
+    start: int
+    stop: int
+    last: bool
+    set: str
+
+
+class Row(NamedTuple):
+    """A row to tokenize: its columns, its place for error messages, and whether the record ends with it."""
+
+    values: Mapping[str, Any]
+    place: str
+    ends: bool = True
+
+
+def format_of(path: Path) -> str:
+    """Return the format of a file; raises `InvalidValue` for an unknown suffix."""
+    name = path.name.lower()
+    for ending in COMPRESSED:
+        name = name.removesuffix(ending)
+    known = FORMATS.get(Path(name).suffix)
+    if known is None or (known in ("parquet", "arrow") and name != path.name.lower()):
+        raise InvalidValue.of(FIELD, str(path), ALLOWED)
+    return known
+
+
+def input_files(given: Sequence[str]) -> list[Path]:
+    """Return the files that paths, folders and glob patterns match; the files of each are sorted.
+
+    A folder matches all files below it that have a known format. Raises `InvalidValue` for an argument that matches no
+    file, and for empty files.
+    """
+    found: list[Path] = []
+    for text in given:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.is_file() and _is_known(file))
+        elif any(mark in text for mark in "*?["):
+            anchor = Path(path.anchor) if path.is_absolute() else Path()
+            files = sorted(file for file in anchor.glob(str(path.relative_to(path.anchor))) if file.is_file())
+        else:
+            files = [path] if path.is_file() else []
+        if not files:
+            raise InvalidValue.of(FIELD, text, f"{ALLOWED}; or a folder or pattern of such files")
+        found += files
+    for file in found:
+        format_of(file)
+        if not file.stat().st_size:
+            raise InvalidValue.of(FIELD, str(file), "a file that is not empty")
+    return list(dict.fromkeys(file.absolute() for file in found))
+
+
+def _is_known(path: Path) -> bool:
+    try:
+        format_of(path)
+    except InvalidValue:
+        return False
+    return not path.name.startswith(".")
+
+
+def units_of(path: Path, set_name: str, unit_bytes: int, held_out: tuple[float, str] = (0.0, "")) -> Iterator[Unit]:
+    """Yield a file's units of about `unit_bytes` each; the fraction `held_out[0]` at its end is for the set
+    `held_out[1]`."""
+    kind = format_of(path)
+    if kind == "parquet":
+        yield from _row_groups(path, set_name, unit_bytes)
+    elif kind == "arrow" or path.suffix.lower() in COMPRESSED:
+        yield Unit(str(path), kind, 0, -1, last=True, set=set_name)
+    else:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            cut = _aligned(file, int(size * (1 - held_out[0])), size) if held_out[0] else size
+            for start, stop, name in ((0, cut, set_name), (cut, size, held_out[1])):
+                if start == stop:
+                    continue
+                marks = [start]
+                while marks[-1] < stop:
+                    marks.append(min(_aligned(file, marks[-1] + unit_bytes, stop), stop))
+                for one, other in pairwise(marks):
+                    yield Unit(str(path), kind, one, other, last=other == stop, set=name)
+
+
+def _aligned(file: BinaryIO, place: int, size: int) -> int:
+    """Return the end of the line that contains the byte before `place`; in a line without an end, of the character."""
+    if place >= size:
+        return size
+    file.seek(place - 1)
+    line = file.readline(LONGEST_LINE)
+    if line.endswith(b"\n") or len(line) < LONGEST_LINE:
+        return place - 1 + len(line)
+    file.seek(place)
+    rest = file.read(4)
+    return place + next((at for at, byte in enumerate(rest) if byte & 0xC0 != 0x80), len(rest))
+
+
+def _row_groups(path: Path, set_name: str, unit_bytes: int) -> Iterator[Unit]:
+    with _table(path) as file:
+        sizes = [file.metadata.row_group(place).total_byte_size for place in range(file.num_row_groups)]
+    if not sizes:
+        raise InvalidValue.of(FIELD, str(path), "a Parquet file with rows")
+    start, total = 0, 0
+    for place, size in enumerate(sizes):
+        total += size
+        last = place + 1 == len(sizes)
+        if total >= unit_bytes or last:
+            yield Unit(str(path), "parquet", start, place + 1, last=last, set=set_name)
+            start, total = place + 1, 0
+
+
+def columns_of(path: Path) -> list[str] | None:
+    """Return the columns of a file, from its schema or first row; None for text.
+
+    Raises `InvalidValue` for a file that cannot be read.
+    """
+    kind = format_of(path)
+    if kind == "text":
+        for _ in rows_of(Unit(str(path), kind, 0, min(path.stat().st_size, PIECE), last=False, set="")):
+            break
+        return None
+    if kind == "parquet":
+        with _table(path) as file:
+            return list(file.schema_arrow.names)
+    for row in rows_of(Unit(str(path), kind, 0, -1, last=True, set="")):
+        return list(row.values)
+    raise InvalidValue.of(FIELD, str(path), "a file with rows")
+
+
+def rows_of(unit: Unit, columns: Sequence[str] = (), *, lines: bool = False) -> Iterator[Row]:
+    """Yield the rows of a unit; those of a text are {"text": ...}, in pieces or, with `lines`, line by line.
+
+    Raises `InvalidValue`, which names the file and the line, for content that cannot be read.
+    """
+    path = Path(unit.file)
+    with _reading(path):
+        if unit.format == "parquet":
+            yield from _parquet_rows(path, unit, columns)
+        elif unit.format == "arrow":
+            yield from _arrow_rows(path, columns)
+        elif unit.format == "jsonl":
+            yield from _json_rows(path, unit)
+        else:
+            yield from (_text_lines if lines else _text_pieces)(path, unit)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """A context in which errors of files that are damaged or cut off become `InvalidValue` with the file's path."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        allowed = "UTF-8 text; the file is binary or has another encoding"
+        raise InvalidValue.of(
+            FIELD, f"{path} with the bytes {error.object[error.start : error.start + 4]!r}", allowed
+        ) from error
+    except Exception as error:
+        if not isinstance(error, OSError) and not type(error).__module__.startswith("pyarrow"):
+            raise
+        why = " ".join(str(error).split())[:200]
+        raise InvalidValue.of(FIELD, str(path), f"a complete, readable file ({why})") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Give the content of a file, unpacked if it is compressed; reading one that was cut off raises `OSError`."""
+    if path.suffix.lower() not in COMPRESSED:
+        with path.open("rb") as file:
+            yield file
+        return
+    with _arrow().input_stream(str(path)) as unpacked, io.BufferedReader(unpacked, buffer_size=1 << 20) as file:
+        yield file
+
+
+def _lines(path: Path, unit: Unit) -> Iterator[tuple[int, bytes]]:
+    """Yield the byte offset of each line of a unit, and the line."""
+    with _opened(path) as file:
+        if unit.start:
+            file.seek(unit.start)
+        at, rest = unit.start, b""
+        while unit.stop < 0 or at < unit.stop:
+            max_bytes = LONGEST_LINE if unit.stop < 0 else min(LONGEST_LINE, unit.stop - at)
+            line = rest + file.readline(max_bytes - len(rest))
+            if not line:
+                return
+            # A line that is too long is cut between two characters.
+            cut = len(line) if line.endswith(b"\n") or len(line) < LONGEST_LINE else _character_end(line)
+            line, rest = line[:cut], line[cut:]
+            yield at, line if at else line.removeprefix(codecs.BOM_UTF8)
+            at += len(line)
+
+
+def _character_end(data: bytes) -> int:
+    """Return the last offset in UTF-8 data at which a character begins."""
+    return next((at for at in range(len(data) - 1, len(data) - 5, -1) if data[at] & 0xC0 != 0x80), len(data))
+
+
+def _json_rows(path: Path, unit: Unit) -> Iterator[Row]:
+    for at, line in _lines(path, unit):
+        if len(line) >= LONGEST_LINE - 4:
+            raise InvalidValue.of(FIELD, f"{path}, the line at byte {at}", f"lines of at most {LONGEST_LINE} bytes")
+        text = line.decode("utf-8")
+        if not text.strip():
+            continue
+        place = f"{path}, the line at byte {at}"
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise InvalidValue.of(FIELD, place, f"JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise InvalidValue.of(FIELD, place, "an object with columns")
+        yield Row(values, place)
+
+
+def _text_lines(path: Path, unit: Unit) -> Iterator[Row]:
+    for at, line in _lines(path, unit):
+        text = _decoded(line).strip("\n")
+        if text.strip():
+            yield Row({"text": text}, f"{path}, the line at byte {at}")
+
+
+def _text_pieces(path: Path, unit: Unit) -> Iterator[Row]:
+    """Yield the text in pieces of whole lines; the last piece of the file's last unit ends the document."""
+    lines: list[bytes] = []
+    size, begins = 0, unit.start
+    waiting: Row | None = None
+    for at, line in _lines(path, unit):
+        if not lines:
+            begins = at
+        lines.append(line)
+        size += len(line)
+        if size >= PIECE:
+            if waiting is not None:
+                yield waiting
+            waiting = Row({"text": _decoded(b"".join(lines))}, f"{path}, byte {begins}", ends=False)
+            lines, size = [], 0
+    if lines:
+        if waiting is not None:
+            yield waiting
+        waiting = Row({"text": _decoded(b"".join(lines))}, f"{path}, byte {begins}", ends=False)
+    if waiting is not None:
+        yield waiting._replace(ends=unit.last)
+
+
+def _decoded(data: bytes) -> str:
+    if b"\0" in data:
+        at = data.index(b"\0")
+        raise UnicodeDecodeError("utf-8", data, at, at + 1, "a zero byte")
+    return data.decode("utf-8").replace("\r\n", "\n")
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise MissingPackage.of("attn-train[data]", "reading Parquet, Arrow and compressed files") from error
+    return pa
+
+
+@contextmanager
+def _table(path: Path) -> Iterator[Any]:
+    _arrow()
+    from pyarrow import parquet
+
+    with _reading(path), parquet.ParquetFile(path, memory_map=True) as file:
+        yield file
+
+
+def _parquet_rows(path: Path, unit: Unit, columns: Sequence[str]) -> Iterator[Row]:
+    with _table(path) as file:
+        for group in range(unit.start, unit.stop):
+            number = 0
+            for batch in file.iter_batches(ROWS, row_groups=[group], columns=list(columns) or None):
+                for values in batch.to_pylist():
+                    yield Row(values, f"{path}, row {number} of row group {group}")
+                    number += 1
+
+
+def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    arrow, number = _arrow(), 0
+    with arrow.memory_map(str(path)) as file, _arrow_batches(arrow, file) as batches:
+        for batch in batches:
+            wanted = batch.select([name for name in columns if name in batch.schema.names]) if columns else batch
+            for start in range(0, wanted.num_rows, ROWS):
+                for values in wanted.slice(start, ROWS).to_pylist():
+                    yield Row(values, f"{path}, row {number}")
+                    number += 1
+
+
+@contextmanager
+def _arrow_batches(arrow: Any, file: Any) -> Iterator[Iterator[Any]]:
+    """Give the record batches of an Arrow stream, the format of saved Hugging Face datasets, or of an Arrow file."""
+    if file.read(6) == b"ARROW1":
+        reader = arrow.ipc.open_file(file)
+        yield (reader.get_batch(place) for place in range(reader.num_record_batches))
+    else:
+        file.seek(0)
+        with arrow.ipc.open_stream(file) as stream:
+            yield iter(stream)

@@ -1,0 +1,20 @@
+"""No package's tests take more processor time than its budget, nor a worker more memory, by the last recorded run."""
+
+from __future__ import annotations
+
+import durations
+import pytest
+
+
+def test_no_package_is_over_its_budget() -> None:
+    record = durations.kept()
+    if not record["files"]:
+        pytest.skip("no run is recorded in .ci/durations.json: python tools/durations.py dist/durations.json")
+    assert not durations.over_budget(record)
+
+
+def test_what_is_over_is_named() -> None:
+    record = {"files": {"tests/docs/test_a.py": 6000.0}, "collection_seconds": 0.0, "worker_gb": 9.0}
+    package, worker = durations.over_budget(record)
+    assert package.startswith("tests: 100.0 minutes")
+    assert worker.startswith("worker_gb: 9.0")
