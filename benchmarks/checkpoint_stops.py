@@ -22,8 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 from attn_schema.training import (
     CheckpointConfig,
     DataConfig,

@@ -28,10 +28,10 @@ import grpc.aio
 import torch
 from attn.v1 import common_pb2, inference_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
+from attn_schema.decoder import DecoderConfig
 from overload import LETTERS, serving
 from report import write_report
 

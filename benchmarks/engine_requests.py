@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from attn_engine import Engine, EngineConfig, build_engine
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import LoadedModel
 from attn_models.quantization.quantize import prepack_model
+from attn_schema.decoder import DecoderConfig
 from engine_measures import drained, engine_of, long_ids, submit
 
 MANY = 64

@@ -42,11 +42,11 @@ MECHANISMS: dict[str, dict[str, Any]] = {
 
 def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import torch
-    from attn_models.decoder.config import DecoderConfig
     from attn_models.decoder.decoder import Decoder
     from attn_models.encoder_decoder.config import BottleneckConfig
     from attn_models.encoder_decoder.translation import Bottleneck
     from attn_models.quantization.quantize import quantize_model
+    from attn_schema.decoder import DecoderConfig
 
     torch.set_num_threads(args.threads)
     for name, fields in MECHANISMS.items():

@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 from attn_models.conversion.heads import METHODS, HeadMap, fewer_heads
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 from attn_schema.home import home_folder
 from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.load import load_text

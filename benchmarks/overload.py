@@ -34,10 +34,10 @@ import psutil
 import torch
 from attn.v1 import common_pb2, inference_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
+from attn_schema.decoder import DecoderConfig
 from report import write_report
 
 LOADS = (0.5, 1.0, 2.0, 5.0, 10.0)

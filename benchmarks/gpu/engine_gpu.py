@@ -19,10 +19,10 @@ bare.make_known()
 
 from attn_engine import Request, build_engine  # noqa: E402 -- which finds what has just been made known
 from attn_engine.graphs import DECODE  # noqa: E402
-from attn_models.decoder.config import DecoderConfig  # noqa: E402
 from attn_models.decoder.decoder import Decoder  # noqa: E402
 from attn_models.quantization.quantize import join_projections  # noqa: E402
 from attn_schema import EngineConfig, SamplingParams  # noqa: E402
+from attn_schema.decoder import DecoderConfig  # noqa: E402
 
 LLAMA: dict[str, Any] = {
     "mechanism": "gqa",

@@ -17,8 +17,8 @@ from torch.nn import functional
 
 bare.make_known()
 
-from attn_models.decoder.config import DecoderConfig  # noqa: E402 -- whose mechanisms have just been made known
 from attn_models.decoder.decoder import Decoder  # noqa: E402
+from attn_schema.decoder import DecoderConfig  # noqa: E402 -- whose mechanisms have just been made known
 from attn_schema.training import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig  # noqa: E402
 from attn_train.tasks.language_modeling import TextDataset  # noqa: E402
 from attn_train.trainer import Trainer  # noqa: E402

@@ -42,7 +42,7 @@ with torch.no_grad():
 """,
     "local-chat": """
 from attn_engine import LocalClient
-from attn_models.decoder.config import DecoderConfig
+from attn_schema.decoder import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer

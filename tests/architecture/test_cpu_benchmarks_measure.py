@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import workspace
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 
 SMALL = {"vocab_size": 64, "max_seq_len": 1024, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "norm": "rms"}
 SMALL |= {"feed_forward": "swiglu", "positions": "rotary", "bias": False}

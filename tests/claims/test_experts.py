@@ -6,10 +6,10 @@ import pytest
 import torch
 from attn_core import installed
 from attn_models.adapters.state_dict import init_empty_weights
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.layers import build_feed_forward
 from attn_models.decoder.mixture_of_experts import active_parameters
+from attn_schema.decoder import DecoderConfig
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 

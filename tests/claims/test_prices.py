@@ -10,8 +10,8 @@ import torch
 from attn_core import Cost, Field, Shape, StateSpecs, Step, configure, installed
 from attn_models.adapters.state_dict import init_empty_weights
 from attn_models.decoder.block import Block
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode

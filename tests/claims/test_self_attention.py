@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Heads, configure, installed
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 from attn_variants.compute import plain
 from attn_variants.distributions import softmax
 from torch import Tensor

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Mask
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 from attn_variants.attention.layer import SpecLayer
 from attn_variants.compute import plain
 from attn_variants.compute.block_sparse.attend import attend as attend_in_tiles

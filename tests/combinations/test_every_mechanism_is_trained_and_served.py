@@ -8,8 +8,8 @@ import pytest
 import torch
 from attn_core import Capability, Slot, installed
 from attn_engine import Engine, EngineConfig, Request, SamplingParams, ScoringParams, build_engine
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 from torch.nn import functional
 
 VOCABULARY, CONTEXT = 32, 96

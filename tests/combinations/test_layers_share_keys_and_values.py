@@ -9,8 +9,8 @@ import torch
 from attn_core import installed, state_bytes
 from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineConfig, Request, SamplingParams, build_engine
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 from torch.nn import functional
 
 VOCABULARY, CONTEXT = 32, 64

@@ -11,8 +11,8 @@ from attn_core import Paged, RaggedBatch, Slot, installed, state_bytes
 from attn_core.errors import Incompatible
 from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineConfig, Request, SamplingParams, build_engine
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 
 VOCABULARY, CONTEXT = 32, 64
 FORMS: dict[str, dict[str, Any]] = {

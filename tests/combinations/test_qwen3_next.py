@@ -8,9 +8,9 @@ from attn_core import RaggedBatch, installed
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_models.adapters.registry import decoder_adapter
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
+from attn_schema.decoder import DecoderConfig
 from attn_testing.checkpoints import require_same_parameters
 from attn_testing.memory import DictionaryStore
 

@@ -17,8 +17,8 @@ from attn_core.kernels.attend import BAND, PagedAttendKernel, PagedAttendProblem
 from attn_core.kernels.base import AtMost, Condition, OneOf
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_engine.graphs import DECODE, PROMPTS, Rerun, StepGraphs, StepLimits
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 from attn_testing.pretend_cuda import pretended_gpu, to_pretended
 from torch import Tensor
 from typer.testing import CliRunner

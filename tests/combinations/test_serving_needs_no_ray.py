@@ -14,11 +14,11 @@ import psutil
 import pytest
 import torch
 from attn_client import Client, ClientSettings
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_schema import SamplingParams
+from attn_schema.decoder import DecoderConfig
 
 BLOCKED = """
 import sys

@@ -17,11 +17,11 @@ import workspace
 from attn_cli.main import load
 from attn_core import installed
 from attn_gateway import Cluster, ClusterSettings, handlers_of, serving
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_schema import EngineConfig
+from attn_schema.decoder import DecoderConfig
 from attn_schema.methods import INFERENCE, MODELS
 from attn_schema.output import print_rows, snake_case
 from attn_serve.fleet import Fleet

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 from attn_core import configure, installed, state_bytes
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
+from attn_schema.decoder import DecoderConfig
 from attn_testing.checkpoints import require_same_model
 
 

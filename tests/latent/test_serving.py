@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 from attn_engine import EngineConfig, FinishReason, Request, SamplingParams, build_engine
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 
 VOCABULARY = 31
 PLAIN = {"vocab_size": VOCABULARY, "max_seq_len": 64, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "norm": "rms"}

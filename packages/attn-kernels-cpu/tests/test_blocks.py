@@ -8,9 +8,9 @@ from attn_core import RaggedBatch, installed
 from attn_core.kernels.block import block_problem
 from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineConfig, Request, SamplingParams
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import quantize_model
+from attn_schema.decoder import DecoderConfig
 
 pytestmark = pytest.mark.usefixtures("_kernels")
 

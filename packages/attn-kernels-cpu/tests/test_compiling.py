@@ -79,7 +79,7 @@ def test_a_process_whose_compiler_fails_serves_all_the_same_and_says_why(tmp_pat
     program = (
         "import torch; from attn_kernels_cpu import chip, compiling;"
         "compiling.prebuilt = lambda isa: None;"
-        "from attn_models.decoder.config import DecoderConfig; from attn_models.decoder.decoder import Decoder;"
+        "from attn_schema.decoder import DecoderConfig; from attn_models.decoder.decoder import Decoder;"
         "from attn_models.quantization.quantize import quantize_model;"
         "model = Decoder(DecoderConfig(vocab_size=32, max_seq_len=16, hidden_size=32, num_layers=1, num_heads=2));"
         "quantize_model(model, 'int8'); print(type(model.head).__name__);"

@@ -9,9 +9,9 @@ import torch
 from attn_core import installed
 from attn_core.models import FindsLargest, GreedyHead
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import quantize_model
+from attn_schema.decoder import DecoderConfig
 
 pytestmark = pytest.mark.usefixtures("_best_kernels")
 

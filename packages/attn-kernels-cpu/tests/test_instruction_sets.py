@@ -8,9 +8,9 @@ from attn_core import RaggedBatch, installed
 from attn_core.stores import StoreSize
 from attn_kernels_cpu.forms import FORMS
 from attn_kernels_cpu.packed import PackedLinear
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import quantize_model
+from attn_schema.decoder import DecoderConfig
 
 MODEL = {
     "vocab_size": 61,

@@ -9,9 +9,9 @@ from attn_core.kernels.sampling import TokenCounts, sampling_kernel
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_engine.sampler import SamplingRow, choose_tokens, log_probabilities
 from attn_kernels_cpu import library
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import quantize_model
+from attn_schema.decoder import DecoderConfig
 
 PARAMS = [
     SamplingParams(temperature=0, logit_bias={1: 50.0, 2: 40.0}),

@@ -14,7 +14,7 @@ FREE_TEXT = {
     DataConfig: {"languages"},
     TrainingConfig: {"device"},
     LoraConfig: {"lora_target_modules"},
-    EngineConfig: {"device", "dtype", "kernel", "kv_cache"},
+    EngineConfig: {"device", "dtype", "kernel", "kv_cache", "fingerprint"},
     PrepareConfig: {"columns", "validation"},
 }
 """Fields whose text is compared with words, has a form that is checked, or is read by the user's own command only."""

@@ -16,7 +16,6 @@ from attn_gateway import Gateway, GatewaySettings, TlsFiles, handlers_of, servin
 from attn_gateway.catalog import CatalogService
 from attn_models.adapters.bert import BertAdapter
 from attn_models.adapters.state_dict import stored_tensors
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
@@ -26,6 +25,7 @@ from attn_models.tokenizers.learned import byte_pair_tokenizer
 from attn_models.weights import write_folder
 from attn_openai.server import UvicornServer
 from attn_schema import EngineConfig
+from attn_schema.decoder import DecoderConfig
 from attn_schema.methods import INFERENCE, MODELS
 from attn_serve.fleet import Fleet
 from attn_serve.handlers import InferenceHandlers, ModelHandlers

@@ -18,7 +18,6 @@ from attn_engine.client import EngineClient
 from attn_gateway import Gateway, handlers_of, serving
 from attn_models.adapters.bert import BertAdapter
 from attn_models.adapters.state_dict import stored_tensors
-from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
@@ -26,6 +25,7 @@ from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder
 from attn_schema import EngineConfig
+from attn_schema.decoder import AttentionChoice, DecoderConfig
 from attn_schema.methods import INFERENCE, MODELS
 from attn_serve.fleet import Fleet
 from attn_serve.handlers import InferenceHandlers, ModelHandlers

@@ -12,10 +12,10 @@ from attn.v1 import model_pb2 as wire
 from attn.v1.inference_pb2 import GetEngineStatsRequest
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
+from attn_schema.decoder import DecoderConfig
 
 
 def load(name: str, source: str, **engine: Any) -> wire.LoadModelRequest:

@@ -18,11 +18,11 @@ from attn.v1 import inference_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn_core.errors import OutOfCapacity
 from attn_engine import Engine
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_schema import EngineConfig
+from attn_schema.decoder import DecoderConfig
 from attn_serve.refusals import MOST_SECONDS, RecentRefusals, RequestSize
 from attn_serve.served_model import ServedModel
 from hypothesis import given

@@ -30,6 +30,16 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
 
+def whole(value: Any) -> Any:
+    """Convert whole floats to ints, in lists too, and leave other values unchanged.
+
+    JSON from other programs and protobuf's Struct have only floats.
+    """
+    if isinstance(value, list):
+        return [whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def require_whole(
     field: str,
     value: object,

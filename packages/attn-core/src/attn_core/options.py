@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from attn_core.checks import whole
 from attn_core.config import SHARED_FIELDS, MechanismConfig
 from attn_core.errors import InvalidValue, UnknownName
 from attn_core.mechanism import Capability, Mechanism, require_supported
@@ -38,7 +39,7 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
     for name in options or {}:
         if name not in known:
             raise UnknownName.of(f"option of mechanism {mechanism.name!r}", name, option_fields(mechanism))
-    values = shared | {name: _whole(value) for name, value in (options or {}).items()}
+    values = shared | {name: whole(value) for name, value in (options or {}).items()}
     try:
         config = mechanism.Config(**values)
     except InvalidValue as error:
@@ -77,10 +78,3 @@ def _direction(mechanism: Mechanism, causal: Any, *, cross: bool) -> bool:
     if causal is None:
         return can_be_causal and not cross
     return causal
-
-
-def _whole(value: Any) -> Any:
-    """Convert whole floats to ints, in lists too: protobuf's Struct has only floats."""
-    if isinstance(value, list):
-        return [_whole(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from attn_engine.host.gradients import MAX_TOKENS, input_gradients
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 from attn_models.tokenizers import character_tokenizer
+from attn_schema.decoder import DecoderConfig
 
 IDS = [0, 3, 1, 2, 2, 4]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from attn_engine import LocalClient
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
+from attn_schema.decoder import DecoderConfig
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz <>:?.ABCDEFGHIJKLMNOPQRSTUVWXYZ\n"
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"

@@ -14,11 +14,11 @@ from attn_cli.main import load
 from attn_core import installed
 from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue, UnknownName
 from attn_engine import LocalClient
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_schema import ChatMessage, EngineConfig, SamplingParams
+from attn_schema.decoder import DecoderConfig
 from click.testing import CliRunner
 
 ATTN = "from attn_cli.main import main; main()"

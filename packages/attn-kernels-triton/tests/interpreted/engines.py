@@ -9,8 +9,8 @@ from attn_core import Capability, installed
 from attn_engine import Engine, EngineConfig, Request, SamplingParams
 from attn_engine.build import build_engine
 from attn_engine.graphs import Rerun, StepGraphs, StepLimits
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 
 PROMPTS = ((3, 1, 4, 1, 5), tuple(range(2, 19)))
 NEW, VOCABULARY, TOP = 3, 40, 5

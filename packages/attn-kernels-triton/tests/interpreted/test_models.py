@@ -7,8 +7,8 @@ import torch
 from attn_core.kernels import rowwise
 from attn_kernels_triton.backends import rowwise as kernels
 from attn_models import losses
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 
 VOCABULARY = 40
 METHODS = {

@@ -21,8 +21,7 @@ from attn_core import (
 from attn_core.declared import PINNED
 from attn_core.errors import Incompatible
 from attn_core.plugins.registry import Registry
-
-from attn_models.decoder.config import AttentionChoice, DecoderConfig
+from attn_schema.decoder import AttentionChoice, DecoderConfig
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from attn_core import Capability, ComputedMechanism, Cost, MechanismConfig, Paper, RaggedBatch, Shape, Step, installed
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 from attn_testing import DictionaryStore
 from torch import Tensor, nn
 

@@ -6,11 +6,11 @@ import pytest
 from attn_core import installed
 from attn_models.adapters.registry import decoder_adapter
 from attn_models.adapters.state_dict import init_empty_weights
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.mixture_of_experts import active_parameters
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
+from attn_schema.decoder import DecoderConfig
 
 
 def gpt(**fields):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from attn_core import Field, Paged, RaggedBatch, Slot
 from attn_core.errors import WrongState
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 from attn_testing import DictionaryStore
 
 SIZES = {"vocab_size": 11, "max_seq_len": 16, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "positions": "none"}

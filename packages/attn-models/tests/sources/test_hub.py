@@ -23,11 +23,11 @@ from attn_core.errors import (
     UnknownName,
     UserError,
 )
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 from attn_models.sources import ModelStore, hub, pull_repository
 from attn_models.weights import read_folder
+from attn_schema.decoder import DecoderConfig
 from huggingface_hub import constants, file_download
 
 COMMIT, LATER = "1" * 40, "2" * 40

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 from attn_models.quantization.block_tensor import BlockTensor
@@ -17,6 +16,7 @@ from attn_models.sources import convert
 from attn_models.weights import read_folder
 from attn_models.weights.checkpoint_folder import write_folder
 from attn_models.weights.quantized_tensors import with_plain_weights
+from attn_schema.decoder import DecoderConfig
 from safetensors.torch import load_file
 
 SIZES = {"vocab_size": 48, "max_seq_len": 32, "hidden_size": 64, "num_layers": 2, "num_heads": 4}

@@ -7,29 +7,18 @@ from typing import Annotated, Any, Literal, Self
 
 from attn_core.errors import InvalidValue
 
+from attn_schema.decoder import (
+    DECODER_DEFAULTS,
+    MAX_EXPERTS,
+    MAX_HEADS,
+    MAX_INTERMEDIATE_SIZE,
+    MAX_LAYERS,
+    MAX_TOKENS,
+    MAX_WIDTH,
+)
 from attn_schema.schema import MODEL, Checked, in_panel
 
 DECODER = "decoder"
-DECODER_DEFAULTS = {
-    "mechanism": "attn-variants/mha",
-    "hidden_size": 128,
-    "num_layers": 4,
-    "num_heads": 4,
-    "max_seq_len": 64,
-}
-"""The defaults of a decoder's fields that are not given."""
-
-MAX_LAYERS = 1024
-"""Maximum number of blocks of a stack."""
-MAX_EXPERTS = 2**14
-"""Maximum number of experts of a layer."""
-MAX_WIDTH = 2**20
-"""Maximum size of the residual stream."""
-MAX_INTERMEDIATE_SIZE = 2**22
-MAX_HEADS = 2**14
-MAX_TOKENS = 2**24
-"""Maximum length of a sequence, in tokens."""
-
 _model = in_panel("Model")
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 import msgspec
-from attn_core.checks import is_number, require_choice, require_flag, require_number, require_whole
+from attn_core.checks import is_number, require_choice, require_flag, require_number, require_whole, whole
 from attn_core.errors import InvalidValue, UnknownName
 
 BOUNDS = ("ge", "gt", "le", "lt")
@@ -156,22 +156,64 @@ class Checked(Schema, frozen=True, kw_only=True, metaclass=SchemaMeta):
                 msgspec.structs.force_setattr(self, info.name, fit)
 
 
-@functools.cache
-def fields_of(noun: type[msgspec.Struct]) -> tuple[FieldInfo, ...]:
+@dataclass(frozen=True, kw_only=True)
+class PlainConfig:
+    """Base class of configs of models and of their parts, which are frozen dataclasses as parts can then be inherited.
+
+    Fields are declared and checked as those of `Checked`. `plain` and `from_plain` write and read plain values.
+    """
+
+    def __post_init__(self) -> None:
+        for info in fields_of(type(self)):
+            value = getattr(self, info.name)
+            fit = checked(info, value)
+            if fit is not value:
+                object.__setattr__(self, info.name, fit)
+
+    def plain(self) -> dict[str, Any]:
+        """The config as plain values, the inverse of `from_plain`."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> Self:
+        """The config from plain values such as JSON's, where whole numbers may be floats.
+
+        Raises `UnknownName` for a field that does not exist, `InvalidValue` for a missing or bad one.
+        """
+        known = {info.name: info for info in fields_of(cls)}
+        for name in values:
+            if name not in known:
+                raise UnknownName.of(f"field of {cls.__name__}", name, known)
+        for name, info in known.items():
+            if info.required and name not in values:
+                raise InvalidValue(f"{name}: {cls.__name__} needs it; none was given", field=name)
+        return cls(**{name: whole(value) for name, value in values.items()})
+
+
+def fields_of(noun: Any) -> tuple[FieldInfo, ...]:
     """The fields of a noun, in the order of declaration."""
+    return _fields_of(noun)
+
+
+@functools.cache
+def _fields_of(noun: type[Any]) -> tuple[FieldInfo, ...]:
     hints = typing.get_type_hints(noun, include_extras=True)
-    return tuple(_field_info(item, hints[item.name]) for item in msgspec.structs.fields(noun))
+    found = dataclasses.fields(noun) if issubclass(noun, PlainConfig) else msgspec.structs.fields(noun)
+    return tuple(_field_info(item, hints[item.name]) for item in found)
 
 
-def _field_info(item: msgspec.structs.FieldInfo, hint: Any) -> FieldInfo:
+UNSET = (dataclasses.MISSING, msgspec.NODEFAULT)
+
+
+def _field_info(item: dataclasses.Field[Any] | msgspec.structs.FieldInfo, hint: Any) -> FieldInfo:
     metas: list[msgspec.Meta] = []
     kind, optional = _bare(hint, metas)
-    default = item.default_factory() if item.default_factory is not msgspec.NODEFAULT else item.default
+    default = item.default if item.default_factory in UNSET else item.default_factory()
     return FieldInfo(
         name=item.name,
         kind=kind,
-        default=None if item.required else default,
-        required=item.required,
+        default=None if default in UNSET else default,
+        required=default in UNSET,
         optional=optional,
         description=next((meta.description for meta in metas if meta.description), ""),
         bounds=_bounds(metas),
@@ -228,8 +270,8 @@ def is_enum(kind: Any) -> bool:
 
 
 def is_noun(kind: Any) -> bool:
-    """Whether the type is a noun."""
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    """Whether the type is a noun, or a config."""
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct | PlainConfig)
 
 
 def checked(info: FieldInfo, value: Any) -> Any:
@@ -241,7 +283,7 @@ def checked(info: FieldInfo, value: Any) -> Any:
 
 @functools.cache
 def _checker(kind: Any) -> Callable[[FieldInfo, Any], Any]:
-    by_origin = {tuple: _checked_tuple, dict: _checked_mapping, Literal: _checked_literal}
+    by_origin = {tuple: _checked_tuple, dict: _checked_mapping, Mapping: _checked_mapping, Literal: _checked_literal}
     if checker := by_origin.get(get_origin(kind)):
         return checker
     if is_enum(kind):
@@ -348,6 +390,8 @@ def _checked_enum(info: FieldInfo, value: Any) -> enum.Enum:
 def _checked_noun(info: FieldInfo, value: Any) -> Any:
     if isinstance(value, info.kind):
         return value
+    if issubclass(info.kind, PlainConfig):
+        return info.kind.from_plain(value)
     if isinstance(value, Mapping) and issubclass(info.kind, Schema):
         return info.kind.from_mapping(value, info.name)
     raise InvalidValue.of(info.name, value, f"a {info.kind.__name__}, or a mapping with its fields")

@@ -11,7 +11,6 @@ import torch
 from attn_core import installed
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_models.adapters.native import NativeAdapter
-from attn_models.decoder.config import DecoderConfig
 from attn_models.loading import LoadedModel, load_model, save_model
 from attn_models.loading.models import config_of, family_of, fresh_model
 from attn_models.lora import AdaptedModel, AdapterConfig, LoraAdapter, write_adapter
@@ -20,6 +19,7 @@ from attn_models.lora.frozen import let_gradients_through
 from attn_models.lora.peft_config import is_adapter
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights.safe_files import read_config
+from attn_schema.decoder import DecoderConfig
 from attn_schema.home import model_folder_name, model_names, models_folder
 from attn_schema.model import DECODER
 from attn_schema.training import TrainingConfig

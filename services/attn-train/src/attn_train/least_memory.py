@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_models.decoder.config import GATED, DecoderConfig
+from attn_schema.decoder import GATED, DecoderConfig
 from attn_schema.training import TrainingConfig
 
 from attn_train.data.load import MASKED, TEXT, data_kind_of
@@ -22,8 +22,7 @@ def require_few_experts(made: Any) -> None:
     """Raise `InvalidValue` for a decoder with more than `MAX_ALL_EXPERTS` experts in all layers together."""
     if not isinstance(made, DecoderConfig):
         return
-    mixtures = (made.experts_in(layer) for layer in range(made.num_layers))
-    count = sum(mixture.count for mixture in mixtures if mixture is not None)
+    count = (made.num_experts or 0) * sum(made.is_sparse(layer) for layer in range(made.num_layers))
     if count > MAX_ALL_EXPERTS:
         given = f"{made.num_experts}, which makes {count} in {made.num_layers} layers"
         raise InvalidValue.of("config.model.num_experts", given, f"at most {MAX_ALL_EXPERTS} in all layers")
@@ -41,11 +40,10 @@ def least_parameters(made: Any) -> int:
     if made.positions == "learned":
         count += (made.max_seq_len + made.position_offset) * made.hidden_size
     for layer in range(made.num_layers):
-        mixture = made.experts_in(layer)
         inner = made.inner_width
-        if mixture is not None:
-            inner = (mixture.count + mixture.shared) * mixture.intermediate_size
-            count += mixture.count * made.hidden_size
+        if made.num_experts is not None and made.is_sparse(layer):
+            inner = (made.num_experts + (made.n_shared_experts or 0)) * made.expert_width
+            count += made.num_experts * made.hidden_size
         count += matrices * made.hidden_size * inner
     return count
 

@@ -10,7 +10,7 @@ import torch
 from attn_core import Shape, state_bytes
 from attn_core.errors import Incompatible
 from attn_models.attention import LayerAttention, layer_attentions
-from attn_models.decoder.config import DecoderConfig
+from attn_schema.decoder import DecoderConfig
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode

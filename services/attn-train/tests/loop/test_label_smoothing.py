@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import installed
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.completion import completion_dataset
 from attn_train.trainer import Trainer

@@ -9,11 +9,11 @@ import grpc.aio
 import pytest
 import torch
 from attn.v1 import training_pb2 as pb
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import Tokenizer, character_tokenizer
 from attn_models.tokenizers.settings import TokenizerSettings
+from attn_schema.decoder import DecoderConfig
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<' + m['role'][0] + '>' + m['content'] + '.' }}{% endfor %}"

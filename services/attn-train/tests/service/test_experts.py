@@ -28,7 +28,7 @@ async def test_a_mixture_of_experts_is_trained_as_it_was_asked_for(server, wire_
     # The loss that is lowered holds a quarter of an imbalance near 1; the validation loss is of the text alone.
     assert done.last_metrics["loss"] > done.last_metrics["validation_loss"]
     config = load_model(done.model_path).config
-    assert (config.mixture.count, config.mixture.per_token) == (4, 2)
+    assert (config.num_experts, config.num_experts_per_tok) == (4, 2)
     assert (config.routing, config.router_aux_loss_coef) == ("switch", 0.25)
 
 

@@ -8,13 +8,13 @@ import grpc.aio
 import pytest
 import torch
 from attn.v1 import training_pb2 as pb
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 from attn_models.lora import read_adapter
 from attn_models.lora.adapter import require_fits
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import read_manifest
+from attn_schema.decoder import DecoderConfig
 from attn_train.checkpoint import read_checkpoint
 from safetensors.torch import load_file
 

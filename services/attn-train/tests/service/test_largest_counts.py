@@ -18,8 +18,8 @@ import pytest
 from attn.v1 import training_pb2 as pb
 from attn_core import Capability, installed
 from attn_core.errors import AttnError, Unavailable
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.families import DecoderFamily
+from attn_schema.decoder import DecoderConfig
 from attn_schema.schema import fields_of, is_noun
 from attn_schema.training import ModelConfig, TrainingConfig
 from attn_train.admission import check_config

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from attn_core.errors import Incompatible, InvalidValue
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 from attn_schema.prepared import prepared_sources
 from attn_schema.training import (
     CheckpointConfig,

@@ -15,7 +15,7 @@ from attn_core.errors import UserError
 from attn_core.splitting import require_split
 from attn_engine.host.ranks import listen
 from attn_models.attention import layer_attentions
-from attn_models.decoder.config import DecoderConfig
+from attn_schema.decoder import DecoderConfig
 
 SECONDS = 250
 """How long a group may take; it is killed then."""

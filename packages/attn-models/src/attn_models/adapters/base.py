@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from attn_core.checks import require_whole
+from attn_core.checks import require_whole, whole
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.scores import ScaledDot
+from attn_schema.decoder import OWN_BIASES, DecoderConfig, FeedForwardKind
 from attn_schema.schema import MAX_INT32
 
 from attn_models.attention import LayerAttention, layer_attentions
-from attn_models.decoder.config import OWN_BIASES, DecoderConfig
-from attn_models.plain_config import whole
 
 
 @dataclass(frozen=True)
@@ -275,7 +274,12 @@ def require_allowed(values: Mapping[str, Any], allowed: Mapping[str, tuple[Any, 
             raise InvalidValue.of(key, values[key], " or ".join(repr(choice) for choice in choices))
 
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+ACTIVATIONS: dict[str, FeedForwardKind] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
 HF_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 # Tensors of heads on top of an encoder, as transformers names them.
 HEADS = re.compile(r"^(pooler|cls|lm_head|classifier|qa_outputs|sequence_summary)\.|position_ids$")

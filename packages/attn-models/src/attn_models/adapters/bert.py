@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core import AttentionSpec, Full, Heads
 from attn_core.errors import Incompatible, InvalidValue
+from attn_schema.decoder import AttentionChoice
 
 from attn_models.adapters.base import (
     ACTIVATIONS,
@@ -17,7 +18,6 @@ from attn_models.adapters.base import (
     require_allowed,
     required_count,
 )
-from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import EncoderConfig, attention_of
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from attn_schema.decoder import FeedForwardKind
 
 from attn_models.adapters.base import ACTIVATIONS, EncoderAdapter, Layout, StoredTensor, require_allowed, required_count
 from attn_models.adapters.hf_config import check_unread_keys
@@ -45,7 +46,7 @@ IMAGE_DEFAULTS = DEFAULTS | {
     "patch_size": 32,
 }
 PROJECTION = 512
-CLIP_ACTIVATIONS = ACTIVATIONS | {"quick_gelu": "quick_gelu"}
+CLIP_ACTIVATIONS: dict[str, FeedForwardKind] = ACTIVATIONS | {"quick_gelu": "quick_gelu"}
 HF_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(CLIP_ACTIVATIONS.items())}
 OF_TOWERS = {"projection_dim", "is_decoder", "add_cross_attention"}
 KNOWN = frozenset(
@@ -119,7 +120,7 @@ class ClipAdapter(EncoderAdapter):
 
     def to_hf_config(self, config: ClipTextConfig) -> dict[str, Any]:
         """Raises `Incompatible`: a CLIP config.json describes both towers, see `clip_config`."""
-        raise Incompatible(f"{config.noun} alone cannot be expressed in a {self.model_type} config.json")
+        raise Incompatible(f"{type(config).__name__} alone cannot be expressed in a {self.model_type} config.json")
 
     def build(self, config: ClipTextConfig) -> ClipText:
         """Build a text tower with random weights."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from attn_core.errors import Incompatible, InvalidValue
+from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import KEYS, Layout, StoredTensor, needed, require_allowed, required_count
 from attn_models.adapters.hf_config import (
@@ -21,7 +22,6 @@ from attn_models.adapters.hf_config import (
 )
 from attn_models.adapters.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
 from attn_models.attention import LayerAttention, layer_attentions
-from attn_models.decoder.config import DecoderConfig, Experts
 
 # Modules that a checkpoint joins in one matrix, by its name.
 JOINED = {
@@ -209,7 +209,7 @@ class DeepseekAdapter(LlamaAdapter):
             "rope_parameters": self._ropes(config, options["score_factor"]),
             "attention_bias": False,
             "first_k_dense_replace": config.num_layers if config.num_experts is None else config.first_k_dense_replace,
-            **({} if config.mixture is None else self._hf_experts(config.mixture, config)),
+            **({} if config.num_experts is None else self._hf_experts(config)),
         }
 
     def computed(self, attention: LayerAttention) -> object:
@@ -249,18 +249,18 @@ class DeepseekAdapter(LlamaAdapter):
             **self.groups(values),
         }
 
-    def _hf_experts(self, experts: Experts, config: DecoderConfig) -> dict[str, Any]:
+    def _hf_experts(self, config: DecoderConfig) -> dict[str, Any]:
         require_fields(config, {"routing": self.routing}, self.model_type)
-        if not experts.shared:
+        if config.n_shared_experts is None:
             raise Incompatible(f"layers without shared experts cannot be expressed in a {self.model_type} config.json")
         return {
-            "n_routed_experts": experts.count,
-            "num_experts_per_tok": experts.per_token,
-            "n_shared_experts": experts.shared,
-            "moe_intermediate_size": experts.intermediate_size,
-            "routed_scaling_factor": float(experts.scale),
-            "n_group": experts.groups,
-            "topk_group": experts.topk_group,
+            "n_routed_experts": config.num_experts,
+            "num_experts_per_tok": config.num_experts_per_tok,
+            "n_shared_experts": config.n_shared_experts,
+            "moe_intermediate_size": config.expert_width,
+            "routed_scaling_factor": config.routed_scaling_factor,
+            "n_group": config.n_group or 1,
+            "topk_group": config.topk_group or 1,
         }
 
     def _options(self, config: DecoderConfig) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from attn_core import AttentionSpec, Window
+from attn_schema.decoder import OWN_BIASES, AttentionChoice, DecoderConfig
+from attn_schema.schema import fields_of
 
 from attn_models.adapters.base import (
     ACTIVATIONS,
@@ -24,9 +26,9 @@ from attn_models.adapters.base import (
 )
 from attn_models.adapters.hf_config import Rope, hf_rope_parameters, read_rope
 from attn_models.attention import layer_attentions
-from attn_models.decoder.config import COUNTS, FLAGS, OWN_BIASES, AttentionChoice, DecoderConfig
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+KNOWN = {info.name: info for info in fields_of(DecoderConfig)}
 ROPE_KEYS = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings"})
 SIZES = {
     "vocab_size": "vocab_size",
@@ -43,7 +45,7 @@ SIZES = {
 GROUPED = SIZES | {"num_kv_heads": "num_key_value_heads"}
 RMS = {"norm": "rms", "norm_eps": "rms_norm_eps"}
 SILU: dict[str, str] = {"silu": "swiglu", "swish": "swiglu"}
-GELUS: dict[str, str] = ACTIVATIONS
+GELUS: Mapping[str, str] = ACTIVATIONS
 LLAMA_NAMES: dict[str, str] = {
     "embedding": "model.embed_tokens",
     "norm": "model.norm",
@@ -148,9 +150,10 @@ class FamilyAdapter(StateDictAdapter):
         require_allowed(values, self.allowed)
         fields: dict[str, Any] = {"num_kv_heads": None, **self.fixed}
         for ours, theirs in self.fields.items():
-            if ours in (*FLAGS, *OWN_BIASES):
+            info = KNOWN[ours]
+            if info.kind is bool:
                 fields[ours] = bool(values.get(theirs))
-            elif ours in (*COUNTS, "norm_eps"):
+            elif info.required or ours == "norm_eps":
                 fields[ours] = needed(values, theirs)
             elif values.get(theirs) is not None:
                 fields[ours] = values[theirs]

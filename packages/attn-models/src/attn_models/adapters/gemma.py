@@ -10,6 +10,7 @@ from attn_core import AttentionSpec, Causal, Rotary, Window
 from attn_core.errors import Incompatible
 from attn_core.modifiers import SoftCap
 from attn_core.scores import ScaledDot
+from attn_schema.decoder import AttentionChoice, DecoderConfig
 
 from attn_models.adapters.base import KEYS, StoredTensor, layer_kinds, require_allowed, required_count
 from attn_models.adapters.hf_config import (
@@ -22,7 +23,6 @@ from attn_models.adapters.hf_config import (
 )
 from attn_models.adapters.llama import BLOCK, READS, LlamaAdapter
 from attn_models.attention import LayerAttention, layer_attentions
-from attn_models.decoder.config import AttentionChoice, DecoderConfig
 
 MECHANISM = "attn-variants/gemma"
 

@@ -9,14 +9,19 @@ from typing import Any, ClassVar
 
 from attn_core import Causal, Heads
 from attn_core.errors import Incompatible
+from attn_schema.decoder import DecoderConfig, FeedForwardKind
 
 from attn_models.adapters.base import StateDictAdapter, StoredTensor, needed, require_allowed
 from attn_models.adapters.hf_config import require_fields, softmax_heads
-from attn_models.decoder.config import DecoderConfig
 
 log = logging.getLogger(__name__)
 
-ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+ACTIVATIONS: dict[str, FeedForwardKind] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+}
 NORMS = {"attention_norm": "ln_1", "feed_forward_norm": "ln_2"}
 # Conv1D stores its matrix as [in, out]; the three attention projections are concatenated in one matrix.
 MATRICES = {

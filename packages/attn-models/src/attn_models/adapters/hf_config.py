@@ -14,10 +14,10 @@ from attn_core import AttentionSpec, Heads, Mask
 from attn_core.checks import require_flag, require_number, require_whole
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from attn_core.rotary import rotary_scaling
+from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import needed, require_allowed
 from attn_models.attention import layer_attentions
-from attn_models.decoder.config import DecoderConfig
 
 log = logging.getLogger(__name__)
 

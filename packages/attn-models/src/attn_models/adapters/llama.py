@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from attn_core import Causal, Mask, Window
 from attn_core.errors import Incompatible
+from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import KEYS, StateDictAdapter, StoredTensor, needed, require_allowed
 from attn_models.adapters.hf_config import (
@@ -18,7 +19,6 @@ from attn_models.adapters.hf_config import (
     require_fields,
     softmax_heads,
 )
-from attn_models.decoder.config import DecoderConfig
 
 BLOCK = {
     "attention_norm": "input_layernorm",
@@ -210,12 +210,11 @@ class MixtralAdapter(MistralAdapter):
 
     def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
         """The keys of a MixtralConfig, as transformers 5 reads it."""
-        experts = config.mixture
-        if experts is None:
+        if config.num_experts is None:
             raise Incompatible("a decoder without experts cannot be expressed in a mixtral config.json")
         return super().keys_of(config) | {
-            "num_local_experts": experts.count,
-            "num_experts_per_tok": experts.per_token,
+            "num_local_experts": config.num_experts,
+            "num_experts_per_tok": config.num_experts_per_tok,
         }
 
     def hf_name(self, ours: str) -> str:

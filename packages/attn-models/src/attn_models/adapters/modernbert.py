@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import Incompatible, InvalidValue
+from attn_schema.decoder import AttentionChoice, FeedForwardKind
 
 from attn_models.adapters.base import (
     HEADS,
@@ -17,7 +18,6 @@ from attn_models.adapters.base import (
     required_count,
 )
 from attn_models.adapters.hf_config import Rope, rope_parameters, ropes_of_kinds
-from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import ModernBertConfig
 
 if TYPE_CHECKING:
@@ -36,7 +36,12 @@ ROPES = {FULL: ("rope_theta", "rope_scaling"), SLIDING: ("local_rope_theta", "lo
 """The config fields (base, scaling) for the rotary positions of each kind of layer."""
 THETAS = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
 """The keys of the rotary bases in transformers 4, and their defaults."""
-GATES = {"gelu": "geglu", "gelu_new": "geglu_tanh", "gelu_pytorch_tanh": "geglu_tanh", "silu": "swiglu"}
+GATES: dict[str, FeedForwardKind] = {
+    "gelu": "geglu",
+    "gelu_new": "geglu_tanh",
+    "gelu_pytorch_tanh": "geglu_tanh",
+    "silu": "swiglu",
+}
 HF_GATES = {ours: theirs for theirs, ours in reversed(GATES.items())}
 MHA, WINDOW = "attn-variants/mha", "attn-variants/sliding_window"
 OUTSIDE = {"embedding": "embeddings.tok_embeddings", "embedding_norm": "embeddings.norm", "norm": "final_norm"}

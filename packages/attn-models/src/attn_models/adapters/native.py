@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
+from attn_schema.decoder import AttentionChoice, DecoderConfig
 
 from attn_models.adapters.base import EncoderAdapter, StateDictAdapter, StoredTensor, needed
 from attn_models.adapters.deepseek import CORRECTION
 from attn_models.adapters.vit import VitAdapter, labels_of
-from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.encoder.config import EncoderConfig, EncoderShape, VisionConfig
 
 if TYPE_CHECKING:

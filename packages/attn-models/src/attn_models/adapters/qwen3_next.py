@@ -10,12 +10,12 @@ from typing import Any
 from attn_core import AttentionSpec, Causal, Heads, installed
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_core.norms import QkNorm
+from attn_schema.decoder import AttentionChoice, DecoderConfig
 
 from attn_models.adapters.base import KEYS, Layout, StoredTensor, layer_kinds, needed, require_allowed, required_count
 from attn_models.adapters.hf_config import common_hf_config, hf_rope_parameters, require_fields
 from attn_models.adapters.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
 from attn_models.attention import LayerAttention, layer_attentions
-from attn_models.decoder.config import AttentionChoice, DecoderConfig, Experts
 
 
 def require_mechanism(full_name: str, layout: str) -> None:
@@ -197,7 +197,7 @@ class Qwen3NextAdapter(LlamaAdapter):
             "attention_bias": False,
             "layer_types": kinds,
             **self._delta_sizes([a for a, kind in zip(attentions, kinds, strict=True) if kind == LINEAR], config),
-            **_hf_experts(config.mixture, config, self.model_type),
+            **_hf_experts(config, self.model_type),
         }
 
     def layout(self, config: DecoderConfig) -> Layout:
@@ -264,18 +264,18 @@ def _expert_fields(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
     }
 
 
-def _hf_experts(experts: Experts | None, config: DecoderConfig, layout: str) -> dict[str, Any]:
-    if experts is None:
+def _hf_experts(config: DecoderConfig, layout: str) -> dict[str, Any]:
+    if config.num_experts is None:
         return {"num_experts": 0}
-    if not experts.gated or config.routing not in ROUTING.values():
+    if not config.shared_expert_gate or config.routing not in ROUTING.values():
         raise Incompatible(
             f"shared experts without a gate, or routing {config.routing!r}, cannot be expressed in a {layout}"
         )
     return {
-        "num_experts": experts.count,
-        "num_experts_per_tok": experts.per_token,
-        "moe_intermediate_size": experts.intermediate_size,
-        "shared_expert_intermediate_size": experts.shared * experts.intermediate_size,
+        "num_experts": config.num_experts,
+        "num_experts_per_tok": config.num_experts_per_tok,
+        "moe_intermediate_size": config.expert_width,
+        "shared_expert_intermediate_size": (config.n_shared_experts or 0) * config.expert_width,
         "norm_topk_prob": config.routing == ROUTING[True],
         "decoder_sparse_step": 1,
         "mlp_only_layers": list(range(config.first_k_dense_replace)),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import Incompatible, InvalidValue
+from attn_schema.decoder import AttentionChoice
 
 from attn_models.adapters.base import (
     ACTIVATIONS,
@@ -18,7 +19,6 @@ from attn_models.adapters.base import (
     needed,
     require_allowed,
 )
-from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import ReformerConfig, attention_of
 
 if TYPE_CHECKING:

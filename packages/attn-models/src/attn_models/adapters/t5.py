@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.errors import Incompatible, InvalidValue
+from attn_schema.decoder import FeedForwardKind
 
 from attn_models.adapters.base import (
     Layout,
@@ -42,7 +43,7 @@ ALIASES = {
 }
 CONTEXT = 512
 """The longest source and target in tokens, where the config gives none: T5 was trained with this length."""
-FEED_FORWARDS = {
+FEED_FORWARDS: dict[str, FeedForwardKind] = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -111,7 +112,7 @@ class T5Adapter(StateDictAdapter):
         T5Family().check(config)
         return config
 
-    def read_feed_forward(self, values: Mapping[str, Any]) -> str:
+    def read_feed_forward(self, values: Mapping[str, Any]) -> FeedForwardKind:
         """The name of the feed-forward; raises `InvalidValue` if other keys contradict it."""
         name = values.get("feed_forward_proj", self.feed_forward)
         require_allowed({"feed_forward_proj": name}, {"feed_forward_proj": tuple(FEED_FORWARDS)})

@@ -10,10 +10,10 @@ import torch
 from attn_core import AttentionSpec, Capability, Heads, installed
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.norms import QkNormAllHeads
+from attn_schema.decoder import AttentionChoice, DecoderConfig
 from torch import Tensor
 
 from attn_models.attention import layer_attentions
-from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.layers import STANDARD
 

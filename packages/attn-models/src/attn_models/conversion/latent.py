@@ -7,10 +7,10 @@ import dataclasses
 import torch
 from attn_core import AttentionSpec, Causal, Heads
 from attn_core.errors import Incompatible, InvalidValue
+from attn_schema.decoder import DecoderConfig
 from torch import Tensor
 
 from attn_models.conversion.heads import PROJECTIONS, by_head, specs_of
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 
 MECHANISM = "attn-variants/transmla"

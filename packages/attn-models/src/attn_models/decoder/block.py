@@ -9,10 +9,10 @@ import torch
 from attn_core import Capability, Fields, LayerState, RaggedBatch
 from attn_core.errors import Incompatible, InternalError
 from attn_core.kernels.block import BlockParts, BlockStep
+from attn_schema.decoder import DecoderConfig
 from torch import Tensor, nn
 
 from attn_models.attention import LayerAttention
-from attn_models.decoder.config import DecoderConfig, Experts
 from attn_models.decoder.layers import (
     FeedForward,
     GatedFeedForward,
@@ -77,7 +77,7 @@ class Block(nn.Module):
     The term that is added to x is multiplied by `residual_multiplier`.
     """
 
-    def __init__(self, config: DecoderConfig, attention: LayerAttention, experts: Experts | None = None) -> None:
+    def __init__(self, config: DecoderConfig, attention: LayerAttention, *, sparse: bool = False) -> None:
         super().__init__()
         self.mechanism = attention.mechanism
         self.incremental = attention.mechanism.can(Capability.INCREMENTAL)
@@ -90,7 +90,7 @@ class Block(nn.Module):
         self.attention: Any = attention.mechanism.build(attention.config)
         self.feed_forward_norm: nn.Module = build_norm(config) if before else nn.Identity()
         self.feed_forward: FeedForward | GatedFeedForward | MixtureOfExperts | nn.Identity = (
-            build_feed_forward(config) if experts is None else MixtureOfExperts(config, experts, build_feed_forward)
+            MixtureOfExperts(config, build_feed_forward) if sparse else build_feed_forward(config)
         )
         after = config.norm_place in ("both", "after")
         self.attended_norm: nn.Module = build_norm(config) if after else nn.Identity()
@@ -203,8 +203,8 @@ class ParallelBlock(Block):
     arXiv 2204.06745, section 2.1). With a shared norm both use `attention_norm`; `feed_forward_norm` is the identity.
     """
 
-    def __init__(self, config: DecoderConfig, attention: LayerAttention, experts: Experts | None = None) -> None:
-        super().__init__(config, attention, experts)
+    def __init__(self, config: DecoderConfig, attention: LayerAttention, *, sparse: bool = False) -> None:
+        super().__init__(config, attention, sparse=sparse)
         self.shares_norm = config.norm_place == "parallel_shared"
         if self.shares_norm:
             self.feed_forward_norm = nn.Identity()
@@ -231,8 +231,8 @@ class ParallelBlock(Block):
 class AttentionBlock(Block):
     """x + attention(norm(x)), without a feed-forward: a layer of Mamba-2 (arXiv 2405.21060)."""
 
-    def __init__(self, config: DecoderConfig, attention: LayerAttention, experts: Experts | None = None) -> None:
-        super().__init__(config, attention, experts)
+    def __init__(self, config: DecoderConfig, attention: LayerAttention, *, sparse: bool = False) -> None:
+        super().__init__(config, attention, sparse=sparse)
         self.feed_forward_norm = nn.Identity()
 
     def step_apart(
@@ -249,12 +249,12 @@ class AttentionBlock(Block):
         return hidden + self.adding(attended)
 
 
-def build_block(config: DecoderConfig, attention: LayerAttention, experts: Experts | None = None) -> Block:
+def build_block(config: DecoderConfig, attention: LayerAttention, *, sparse: bool = False) -> Block:
     """The block that `norm_place` and `feed_forward` name."""
     if config.feed_forward == "none":
-        return AttentionBlock(config, attention, experts)
+        return AttentionBlock(config, attention, sparse=sparse)
     kind = ParallelBlock if config.norm_place.startswith("parallel") else Block
-    return kind(config, attention, experts)
+    return kind(config, attention, sparse=sparse)
 
 
 def given(shared_kv: Fields | None) -> dict[str, Fields]:

@@ -18,11 +18,11 @@ from attn_core.models import FindsLargest
 from attn_core.rotary import sinusoidal
 from attn_core.state_faults import names_wrong_states
 from attn_core.stores import ModelSpecs
+from attn_schema.decoder import DecoderConfig
 from torch import Tensor, nn
 
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.block import Block, SharedKeyValues, build_block
-from attn_models.decoder.config import DecoderConfig, Experts
 from attn_models.decoder.layers import build_norm, initialise, normed_sum
 from attn_models.losses import capped, linear_cross_entropy, mean_loss
 
@@ -39,7 +39,7 @@ class PredictionModule(nn.Module):
         self.token_norm, self.hidden_norm = build_norm(config), build_norm(config)
         self.join = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         own = dataclasses.replace(last, config=dataclasses.replace(last.config, shares_kv=False))
-        self.block = build_block(config, own, config.experts_in(config.num_layers - 1))
+        self.block = build_block(config, own, sparse=config.is_sparse(config.num_layers - 1))
         self.norm = build_norm(config)
         initialise(self.join)
 
@@ -77,7 +77,8 @@ class Decoder(nn.Module):
         self.embedding_norm: nn.Module = build_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout: nn.Module = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList(
-            self.build_block(config, attention, config.experts_in(layer)) for layer, attention in enumerate(attentions)
+            self.build_block(config, attention, sparse=config.is_sparse(layer))
+            for layer, attention in enumerate(attentions)
         )
         self.norm: nn.Module = build_norm(config) if config.norm_place != "post" else nn.Identity()
         self.unembedding = (
@@ -103,9 +104,9 @@ class Decoder(nn.Module):
             # Multiplied by √width, the embeddings have the scale of the sinusoids that are added to them.
             initialise(self.embedding, config.hidden_size**-0.5)
 
-    def build_block(self, config: DecoderConfig, attention: LayerAttention, experts: Experts | None) -> Block:
+    def build_block(self, config: DecoderConfig, attention: LayerAttention, *, sparse: bool) -> Block:
         """A new block around the attention of a layer, with `experts`, if given, in place of a dense feed-forward."""
-        return build_block(config, attention, experts)
+        return build_block(config, attention, sparse=sparse)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]."""

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core import ModelFamily
+from attn_core.checks import whole
 from attn_core.errors import InvalidValue
+from attn_schema.decoder import DecoderConfig
 
 from attn_models.attention import layer_attentions
-from attn_models.decoder.config import DecoderConfig
-from attn_models.plain_config import whole
 
 if TYPE_CHECKING:
     from attn_models.decoder.decoder import Decoder

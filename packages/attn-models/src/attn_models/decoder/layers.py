@@ -12,11 +12,11 @@ from attn_core.joint import Joins, joint_outputs
 from attn_core.kernels.block import GatedParts
 from attn_core.kernels.linear import Pack
 from attn_core.kernels.rowwise import Activation, GateKernel, NormKernel, row_result
+from attn_schema.decoder import FeedForwardConfig, NormConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
 from attn_models.attention import LayerAttention
-from attn_models.decoder.config import DecoderConfig
 
 Result = TypeVar("Result")
 
@@ -62,7 +62,7 @@ def normed_sum(norm: nn.Module, rows: Tensor, added: Tensor) -> tuple[Tensor, Te
     return total, norm(total)
 
 
-def build_norm(config: DecoderConfig) -> nn.LayerNorm | nn.RMSNorm:
+def build_norm(config: NormConfig) -> nn.LayerNorm | nn.RMSNorm:
     """LayerNorm (arXiv 1607.06450) or RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) over the width."""
     if config.norm == "rms":
         return MixedPrecisionRMSNorm(config.hidden_size, eps=config.norm_eps)
@@ -91,7 +91,7 @@ PLAIN: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """W₂ f(W₁ x + b₁) + b₂ (Vaswani et al. 2017, section 3.3), f a GELU (arXiv 1606.08415) or ReLU."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: FeedForwardConfig) -> None:
         super().__init__()
         biased = config.has_bias("feed_forward_bias")
         self.up: nn.Module = nn.Linear(config.hidden_size, config.inner_width, bias=biased)
@@ -111,7 +111,7 @@ class FeedForward(nn.Module):
 class GatedFeedForward(nn.Module):
     """W₂ (f(W_g x) ⊙ W₁ x) (Shazeer 2020, arXiv 2002.05202), f a SiLU (SwiGLU) or GELU (GEGLU)."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: FeedForwardConfig) -> None:
         super().__init__()
         self.activation: Activation = GATES[config.feed_forward]
         biased = config.has_bias("feed_forward_bias")
@@ -183,7 +183,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 GATES: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu_clamped": "silu"}
 
 
-def build_feed_forward(config: DecoderConfig) -> Any:
+def build_feed_forward(config: FeedForwardConfig) -> Any:
     """The feed-forward that the config names, a `FeedForward` or a `GatedFeedForward`; the identity for "none"."""
     if config.feed_forward == "none":
         return nn.Identity()

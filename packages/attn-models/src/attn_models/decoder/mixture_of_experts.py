@@ -10,9 +10,9 @@ from typing import Any, ClassVar, cast
 
 import torch
 from attn_core.kernels.linear import Pack
+from attn_schema.decoder import ExpertsConfig, FeedForwardConfig
 from torch import Tensor, nn
 
-from attn_models.decoder.config import DecoderConfig, Experts
 from attn_models.decoder.layers import FeedForward, GatedFeedForward
 
 
@@ -26,11 +26,11 @@ class Router(nn.Module):
 
     weighs_inputs: ClassVar[bool] = False
 
-    def __init__(self, width: int, experts: Experts) -> None:
+    def __init__(self, config: ExpertsConfig) -> None:
         super().__init__()
-        self.experts, self.chosen = experts.count, experts.per_token
-        self.score = nn.Linear(width, experts.count, bias=experts.bias)
-        self.balance = experts.router_aux_loss_coef
+        self.experts, self.chosen = config.num_experts or 0, config.num_experts_per_tok or 0
+        self.score = nn.Linear(config.hidden_size, self.experts, bias=config.router_bias)
+        self.balance = config.router_aux_loss_coef
         self.summed: Callable[[Tensor], Tensor] = as_counted
         self.imbalance: Tensor | None = None
 
@@ -150,10 +150,10 @@ EPSILON = 1e-20
 class GroupedRouter(Router):
     """Chooses groups of neighbouring experts first, then experts from these groups only (arXiv 2405.04434, 2.2.2)."""
 
-    def __init__(self, width: int, experts: Experts) -> None:
-        super().__init__(width, experts)
-        self.groups, self.groups_chosen = experts.groups, experts.topk_group
-        self.scale = experts.scale
+    def __init__(self, config: ExpertsConfig) -> None:
+        super().__init__(config)
+        self.groups, self.groups_chosen = config.n_group or 1, config.topk_group or 1
+        self.scale = config.routed_scaling_factor
 
     def choose(self, scores: Tensor) -> Tensor:
         """The experts with the best selection scores from the best groups."""
@@ -202,10 +202,10 @@ class DeepseekV3Router(GroupedRouter):
 
     correction: Tensor
 
-    def __init__(self, width: int, experts: Experts) -> None:
-        super().__init__(width, experts)
-        self.register_buffer("correction", torch.zeros(experts.count, dtype=torch.float32))
-        self.rate = experts.rate
+    def __init__(self, config: ExpertsConfig) -> None:
+        super().__init__(config)
+        self.register_buffer("correction", torch.zeros(self.experts, dtype=torch.float32))
+        self.rate = config.router_bias_update_rate
         self.load: Tensor | None = None
 
     def selection_scores(self, scores: Tensor) -> Tensor:
@@ -269,20 +269,17 @@ class MixtureOfExperts(nn.Module):
     """
 
     def __init__(
-        self, config: DecoderConfig, experts: Experts, build: Callable[[DecoderConfig], FeedForward | GatedFeedForward]
+        self, config: ExpertsConfig, build: Callable[[FeedForwardConfig], FeedForward | GatedFeedForward]
     ) -> None:
         super().__init__()
-        self.chosen = experts.per_token
-        self.router = ROUTERS[config.routing](config.hidden_size, experts)
-        one = dataclasses.replace(config, intermediate_size=experts.intermediate_size)
-        self.experts = nn.ModuleList(build(one) for _ in range(experts.count))
-        several = (
-            dataclasses.replace(config, intermediate_size=experts.shared * experts.intermediate_size)
-            if experts.shared
-            else None
-        )
+        self.router = ROUTERS[config.routing](config)
+        self.chosen, width = self.router.chosen, config.expert_width
+        one = dataclasses.replace(config, intermediate_size=width)
+        self.experts = nn.ModuleList(build(one) for _ in range(self.router.experts))
+        shared = config.n_shared_experts
+        several = dataclasses.replace(config, intermediate_size=shared * width) if shared else None
         self.shared = None if several is None else build(several)
-        self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if experts.gated else None
+        self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_expert_gate else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map `hidden` [..., width] to [..., width]; experts without tokens are not run."""

@@ -2,75 +2,45 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 from attn_core import Rotary
+from attn_core.checks import require_choice
 from attn_core.errors import InvalidValue
 from attn_core.rotary import rotary_scaling
+from attn_schema.decoder import GATED, AttentionConfig, BlockConfig, FeedForwardKind, SequenceConfig, Size
+from attn_schema.schema import MAX_INT32, PlainConfig
+from msgspec import Meta
 
 from attn_models.attention import LayerAttention, decoder_attention, encoder_attention
-from attn_models.decoder.config import GATED, AttentionChoice, DecoderConfig
-from attn_models.plain_config import plain_fields, require_between, require_choice, require_count, require_word, whole
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
+Pair = Annotated[tuple[Size, Size], Meta(min_length=2, max_length=2)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderShape(ABC):
+class EncoderShape(AttentionConfig):
     """Base class of encoder configs: blocks of attention, usually bidirectional, and feed-forward layers.
 
-    Every layer uses `mechanism` with its `options`, unless `pattern` is given: then layer i uses
-    `pattern[i % len(pattern)]`. `head_dim` defaults to `hidden_size / num_heads`; `intermediate_size` is the inner size
-    of the feed-forwards. `attention_dropout` drops attention weights in training. Subclasses set `noun`, their name
-    with its article for error messages, and `pairs`, the names of fields that are pairs of numbers. Raises
-    `InvalidValue` for a field outside its range.
+    `intermediate_size` is the inner size of the feed-forwards; a subclass lists the activations that it has in
+    `feed_forwards`. Raises `InvalidValue` for a field outside its range.
     """
 
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    intermediate_size: int
-    head_dim: int | None = None
-    mechanism: str = "attn-variants/mha"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    pattern: tuple[AttentionChoice, ...] = ()
-    feed_forward: str = "gelu"
-    norm_eps: float = 1e-12
-    attention_dropout: float = 0.0
-    norm_place: ClassVar[str]
+    intermediate_size: Size
+    feed_forward: FeedForwardKind = "gelu"
+    norm_eps: Annotated[float, Meta(ge=0)] = 1e-12
     attention_bias: ClassVar[bool] = True
     bias: ClassVar[bool] = True
     causal: ClassVar[bool] = False
     feed_forwards: ClassVar[tuple[str, ...]] = ACTIVATIONS
-    noun: ClassVar[str]
-    pairs: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        require_choice(self.mechanism, self.options)
-        require_word("feed_forward", self.feed_forward, self.feed_forwards)
-        _ = self.block
-
-    def plain(self) -> dict[str, Any]:
-        """The config as plain values, the inverse of `from_plain`."""
-        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        choices = [{"mechanism": choice.mechanism, "options": dict(choice.options)} for choice in self.pattern]
-        return values | {"options": dict(self.options), "pattern": choices}
-
-    @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> Self:
-        """The config from plain values such as JSON's, where whole numbers may be floats.
-
-        Raises `UnknownName` for a field that does not exist, `InvalidValue` for a missing or bad one.
-        """
-        plain = plain_fields(cls, values, cls.noun)
-        plain |= {name: tuple(map(whole, plain[name])) for name in cls.pairs if isinstance(plain.get(name), list)}
-        pattern = tuple(AttentionChoice.from_plain(item) for item in plain.get("pattern") or ())
-        return cls(**plain | {"pattern": pattern})
+        super().__post_init__()
+        require_choice("feed_forward", self.feed_forward, self.feed_forwards)
 
     @property
     @abstractmethod
@@ -87,27 +57,14 @@ class EncoderShape(ABC):
         """The mechanism of each layer."""
         return tuple(self.choice(layer).mechanism for layer in range(self.num_layers))
 
-    def choice(self, layer: int) -> AttentionChoice:
-        """The mechanism and options of one layer."""
-        if self.pattern:
-            return self.pattern[layer % len(self.pattern)]
-        return AttentionChoice(mechanism=self.mechanism, options=self.options)
-
     @property
-    def block(self) -> DecoderConfig:
+    def block(self) -> BlockConfig:
         """The config of norms and feed-forwards, which are built as in a decoder."""
-        return DecoderConfig(
-            vocab_size=self.num_outputs,
-            max_seq_len=self.sequence_length,
+        return BlockConfig(
             hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            head_dim=self.head_dim,
             intermediate_size=self.intermediate_size,
             feed_forward=self.feed_forward,
-            norm_place=self.norm_place,
             norm_eps=self.norm_eps,
-            attention_dropout=self.attention_dropout,
             bias=self.bias,
         )
 
@@ -117,11 +74,8 @@ class EncoderShape(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextEncoderShape(EncoderShape):
-    """Base class of configs of encoders of token ids: a vocabulary, and the longest sequence in tokens."""
-
-    vocab_size: int
-    max_seq_len: int
+class TextEncoderShape(EncoderShape, SequenceConfig):
+    """Base class of configs of encoders of token ids."""
 
     @property
     def num_outputs(self) -> int:
@@ -144,32 +98,23 @@ class EncoderConfig(TextEncoderShape):
     `InvalidValue` for a field outside its range.
     """
 
-    type_vocab_size: int = 2
-    positions: str = "every"
-    first_position: int = 0
-    norm_place: ClassVar[str] = "post"
-    noun: ClassVar[str] = "an encoder"
+    type_vocab_size: Annotated[int, Meta(ge=0, le=MAX_INT32)] = 2
+    positions: Literal["every", "real", "depth"] = "every"
+    first_position: Annotated[int, Meta(ge=0, le=MAX_INT32)] = 0
 
     def __post_init__(self) -> None:
-        if self.type_vocab_size != 0:
-            require_count("type_vocab_size", self.type_vocab_size)
-        require_word("positions", self.positions, ("every", "real", "depth"))
-        first = self.first_position
-        if type(first) is not int or first < 0 or (self.positions == "real") != (first > 0):
+        super().__post_init__()
+        if (self.positions == "real") != (self.first_position > 0):
             allowed = "a whole number from 1 where positions are 'real', else 0"
             raise InvalidValue.of("first_position", self.first_position, allowed)
-        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggerConfig:
+class TaggerConfig(PlainConfig):
     """A token classifier: its encoder and the number of `classes`; raises `InvalidValue` unless that is from 1."""
 
     encoder: EncoderConfig
-    classes: int
-
-    def __post_init__(self) -> None:
-        require_count("classes", self.classes)
+    classes: Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,25 +126,19 @@ class ReformerConfig(TextEncoderShape):
     positions has its own vector. Raises `InvalidValue` for a field outside its range.
     """
 
-    axial_pos_shape: tuple[int, int] | None = None
-    axial_pos_embds_dim: tuple[int, int] | None = None
-    norm_place: ClassVar[str] = "pre"
+    axial_pos_shape: Pair | None = None
+    axial_pos_embds_dim: Pair | None = None
     attention_bias: ClassVar[bool] = False
-    noun: ClassVar[str] = "a Reformer"
-    pairs: ClassVar[tuple[str, ...]] = ("axial_pos_shape", "axial_pos_embds_dim")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.axial_pos_shape is None and self.axial_pos_embds_dim is None:
             return
-        for name in self.pairs:
-            pair = getattr(self, name)
-            if not isinstance(pair, tuple) or len(pair) != 2:
+        for name in ("axial_pos_shape", "axial_pos_embds_dim"):
+            if getattr(self, name) is None:
                 raise InvalidValue.of(
-                    name, pair, "two whole numbers, or neither axial_pos_shape nor axial_pos_embds_dim"
+                    name, None, "two whole numbers, or neither axial_pos_shape nor axial_pos_embds_dim"
                 )
-            for size in pair:
-                require_count(name, size)
         if self.axial_pos_shape is not None and math.prod(self.axial_pos_shape) < self.max_seq_len:
             raise InvalidValue.of(
                 "axial_pos_shape",
@@ -223,20 +162,16 @@ class ModernBertConfig(TextEncoderShape):
     `InvalidValue` for a field outside its range.
     """
 
-    rope_theta: float = 160000.0
+    rope_theta: Annotated[float, Meta(ge=1)] = 160000.0
     rope_scaling: Mapping[str, Any] | None = None
-    local_rope_theta: float = 10000.0
+    local_rope_theta: Annotated[float, Meta(ge=1)] = 10000.0
     local_rope_scaling: Mapping[str, Any] | None = None
-    norm_place: ClassVar[str] = "pre"
     attention_bias: ClassVar[bool] = False
     bias: ClassVar[bool] = False
     feed_forwards: ClassVar[tuple[str, ...]] = GATED
-    noun: ClassVar[str] = "a ModernBERT"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("rope_theta", "local_rope_theta"):
-            require_between(name, getattr(self, name), 1.0, math.inf)
         for layer in range(self.num_layers):
             self.rotary(layer)
 
@@ -259,19 +194,15 @@ class VisionConfig(EncoderShape):
     divide the image.
     """
 
-    image: int
-    patch: int
-    classes: int
-    channels: int = 3
-    norm_place: ClassVar[str] = "pre"
-    noun: ClassVar[str] = "a vision Transformer"
+    image: Size
+    patch: Size
+    classes: Size
+    channels: Size = 3
 
     def __post_init__(self) -> None:
-        for name in ("image", "patch", "classes", "channels"):
-            require_count(name, getattr(self, name))
+        super().__post_init__()
         if self.image % self.patch:
             raise InvalidValue.of("patch", self.patch, f"a divisor of the image's side of {self.image} pixels")
-        super().__post_init__()
 
     @property
     def patches(self) -> int:
@@ -319,17 +250,14 @@ class ClipTextConfig(TextEncoderShape):
     outside its range.
     """
 
-    size: int
-    end_id: int
-    norm_place: ClassVar[str] = "pre"
+    size: Size
+    end_id: Annotated[int, Meta(ge=0, le=MAX_INT32)]
     causal: ClassVar[bool] = True
     feed_forwards: ClassVar[tuple[str, ...]] = CLIP_ACTIVATIONS
-    noun: ClassVar[str] = "a CLIP text tower"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count("size", self.size)
-        if type(self.end_id) is not int or not 0 <= self.end_id < self.vocab_size:
+        if self.end_id >= self.vocab_size:
             raise InvalidValue.of("end_id", self.end_id, f"a token id from 0 to {self.vocab_size - 1}")
 
 
@@ -338,20 +266,16 @@ class ClipImageConfig(EncoderShape):
     """CLIP's image tower: as `VisionConfig`, but projected to `size` elements instead of classified. Patches need not
     divide the image: a remainder at its edge is left out."""
 
-    image: int
-    patch: int
-    size: int
-    channels: int = 3
-    norm_place: ClassVar[str] = "pre"
+    image: Size
+    patch: Size
+    size: Size
+    channels: Size = 3
     feed_forwards: ClassVar[tuple[str, ...]] = CLIP_ACTIVATIONS
-    noun: ClassVar[str] = "a CLIP image tower"
 
     def __post_init__(self) -> None:
-        for name in ("image", "patch", "size", "channels"):
-            require_count(name, getattr(self, name))
+        super().__post_init__()
         if self.patch > self.image:
             raise InvalidValue.of("patch", self.patch, f"at most the image's side of {self.image} pixels")
-        super().__post_init__()
 
     @property
     def num_outputs(self) -> int:

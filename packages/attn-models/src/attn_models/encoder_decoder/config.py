@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from attn_core.errors import InvalidValue
-
-from attn_models.decoder.config import DecoderConfig
-from attn_models.plain_config import PlainConfig, require_choice, require_count, require_word
+from attn_schema.decoder import (
+    MAX_TOKENS,
+    BlockConfig,
+    Dropout,
+    FeedForwardKind,
+    HeadsConfig,
+    Layers,
+    SequenceConfig,
+    SingleAttentionConfig,
+    Size,
+)
+from msgspec import Meta
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderDecoderConfig(PlainConfig):
+class EncoderDecoderConfig(SequenceConfig):
     """Fields of all encoder-decoder models; encoder and decoder share one vocabulary.
 
     `max_seq_len` is the longest sequence of the decoder and `max_encoder_len` that of the encoder, in tokens.
@@ -21,11 +30,8 @@ class EncoderDecoderConfig(PlainConfig):
     `InvalidValue` for a field outside its range.
     """
 
-    vocab_size: int
-    max_seq_len: int
-    max_encoder_len: int
-    hidden_size: int
-    dropout: float = 0.0
+    max_encoder_len: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+    dropout: Dropout = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,49 +41,37 @@ class BottleneckConfig(EncoderDecoderConfig):
     `reverse_source` reverses the encoder's input.
     """
 
-    embedding: int
-    num_layers: int = 1
+    embedding: Size
+    num_layers: Layers = 1
     reverse_source: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class RnnsearchConfig(EncoderDecoderConfig):
+class RnnsearchConfig(EncoderDecoderConfig, SingleAttentionConfig):
     """RNNsearch (Bahdanau et al. 2015). In the paper's letters, `hidden_size` is n, `embedding` m, and `maxout` l, the
     number of units before the output.
 
     Annotations have 2 n elements; `mechanism` attends to them, with `num_heads` heads and its `options`.
     """
 
-    embedding: int
-    maxout: int
+    embedding: Size
+    maxout: Size
     mechanism: str = "attn-variants/alignment"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    num_heads: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice(self.mechanism, self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LuongConfig(BottleneckConfig):
+class LuongConfig(BottleneckConfig, SingleAttentionConfig):
     """LSTM stacks with attention after the last layer (Luong et al. 2015): `mechanism` is luong, local_m or local_p.
 
     `input_feeding` adds the attentional vector of a step to the input of the next.
     """
 
     mechanism: str = "attn-variants/luong"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    num_heads: int = 1
     input_feeding: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice(self.mechanism, self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowAttendTellConfig(EncoderDecoderConfig):
+class ShowAttendTellConfig(EncoderDecoderConfig, SingleAttentionConfig):
     """Show, Attend and Tell (Xu et al. 2015): an image is a grid of `rows` times `columns` tokens, row after row.
 
     A CNN of `convolutions` layers computes `features` numbers for each cell; `mechanism` attends to the cells, with
@@ -86,19 +80,16 @@ class ShowAttendTellConfig(EncoderDecoderConfig):
     makes a caption attend to every cell about once (equation 14).
     """
 
-    rows: int
-    columns: int
-    features: int
-    embedding: int
-    convolutions: int = 3
+    rows: Size
+    columns: Size
+    features: Size
+    embedding: Size
+    convolutions: Size = 3
     mechanism: str = "attn-variants/visual_soft"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    num_heads: int = 1
-    doubly_stochastic: float = 0.0
+    doubly_stochastic: Annotated[float, Meta(ge=0)] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice(self.mechanism, self.options)
         if self.max_encoder_len != self.cells + 1:
             allowed = f"{self.cells + 1}: {self.rows} rows of {self.columns} cells, and the end token"
             raise InvalidValue.of("max_encoder_len", self.max_encoder_len, allowed)
@@ -109,37 +100,27 @@ class ShowAttendTellConfig(EncoderDecoderConfig):
         return self.rows * self.columns
 
 
-PLACES = ("encoder", "decoder", "cross")
-NORM_PLACES = ("post", "pre")
-
-
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(EncoderDecoderConfig):
-    """`num_layers` blocks in the encoder and as many in the decoder (Vaswani et al. 2017); they share one embedding.
+class AttendingConfig(EncoderDecoderConfig, HeadsConfig):
+    """Fields of all encoder-decoder Transformers: `num_layers` blocks in the encoder, and as many in the decoder.
 
     `encoder`, `decoder` and `cross` are the mechanisms of encoder self-attention, decoder self-attention and
     cross-attention, each with its `..._options`. `intermediate_size` is the inner width of the feed-forward layers.
-    `norm_place` "post" is the paper's, "pre" trains without warm-up. `attention_dropout` applies in training to the
-    attention weights of all three.
+    `attention_dropout` applies in training to the attention weights of all three.
     """
 
-    num_layers: int
-    num_heads: int
-    intermediate_size: int
+    num_layers: Layers
+    intermediate_size: Size
     encoder: str = "attn-variants/mha"
     encoder_options: Mapping[str, Any] = field(default_factory=dict)
     decoder: str = "attn-variants/mha"
     decoder_options: Mapping[str, Any] = field(default_factory=dict)
     cross: str = "attn-variants/mha"
     cross_options: Mapping[str, Any] = field(default_factory=dict)
-    norm_place: str = "post"
-    attention_dropout: float = 0.0
+    attention_dropout: Dropout = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_word("norm_place", self.norm_place, NORM_PLACES)
-        for place in PLACES:
-            require_choice(getattr(self, place), getattr(self, f"{place}_options"))
         if "head_dim" not in self.attention_sizes and self.hidden_size % self.num_heads:
             raise InvalidValue.of("num_heads", self.num_heads, f"a divisor of hidden_size {self.hidden_size}")
 
@@ -154,34 +135,41 @@ class TransformerConfig(EncoderDecoderConfig):
         return self.num_layers
 
     @property
-    def block(self) -> DecoderConfig:
-        """The config of norms, feed-forwards and positions, which are built as in a decoder."""
-        return DecoderConfig(
-            vocab_size=self.vocab_size,
-            max_seq_len=self.max_seq_len,
+    def pre_norm(self) -> bool:
+        """Whether the input of a sublayer is normalised, not its sum with the residual."""
+        return True
+
+    @property
+    def block(self) -> BlockConfig:
+        """The config of norms and feed-forwards, which are built as in a decoder."""
+        return BlockConfig(
             hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
             intermediate_size=self.intermediate_size,
             feed_forward="relu",
-            positions="sinusoidal",
             bias=True,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreNormTransformerConfig(TransformerConfig):
+class TransformerConfig(AttendingConfig):
+    """The Transformer (Vaswani et al. 2017); encoder and decoder share one embedding.
+
+    `norm_place` "post" is the paper's, "pre" trains without warm-up.
+    """
+
+    norm_place: Literal["post", "pre"] = "post"
+
+    @property
+    def pre_norm(self) -> bool:
+        """Whether `norm_place` is "pre"."""
+        return self.norm_place == "pre"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreNormTransformerConfig(AttendingConfig):
     """A pre-norm Transformer with `num_decoder_layers` blocks in the decoder, by default `num_layers`."""
 
-    num_decoder_layers: int | None = None
-    norm_place: str = "pre"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_word("norm_place", self.norm_place, ("pre",))
-        if self.num_decoder_layers is not None:
-            require_count("num_decoder_layers", self.num_decoder_layers)
-        _ = self.block
+    num_decoder_layers: Layers | None = None
 
     @property
     def decoder_layers(self) -> int:
@@ -199,34 +187,28 @@ class T5Config(PreNormTransformerConfig):
     `scale_output` multiplies the input of the unembedding by 1/√width.
     """
 
-    head_dim: int
+    head_dim: Size
     encoder: str = "attn-variants/t5_bias"
     decoder: str = "attn-variants/t5_bias"
-    norm_eps: float = 1e-6
-    feed_forward: str = "relu"
+    norm_eps: Annotated[float, Meta(ge=0)] = 1e-6
+    feed_forward: FeedForwardKind = "relu"
     tie_word_embeddings: bool = True
     scale_output: bool = True
 
     @property
     def attention_sizes(self) -> dict[str, Any]:
-        """As in `TransformerConfig`, and the size of a head."""
+        """As in `AttendingConfig`, and the size of a head."""
         return super().attention_sizes | {"head_dim": self.head_dim}
 
     @property
-    def block(self) -> DecoderConfig:
+    def block(self) -> BlockConfig:
         """The config of norms and feed-forwards, which are those of a decoder."""
-        return DecoderConfig(
-            vocab_size=self.vocab_size,
-            max_seq_len=self.max_seq_len,
+        return BlockConfig(
             hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            head_dim=self.head_dim,
             intermediate_size=self.intermediate_size,
             feed_forward=self.feed_forward,
             norm="rms",
             norm_eps=self.norm_eps,
-            positions="none",
         )
 
 
@@ -238,12 +220,12 @@ class WhisperConfig(PreNormTransformerConfig):
     has `num_decoder_layers` blocks, by default `num_layers`.
     """
 
-    num_mel_bins: int
-    feed_forward: str = "gelu"
+    num_mel_bins: Size
+    feed_forward: FeedForwardKind = "gelu"
 
     @property
     def attention_sizes(self) -> dict[str, Any]:
-        """As in `TransformerConfig`, with biases."""
+        """As in `AttendingConfig`, with biases."""
         return super().attention_sizes | {"bias": True}
 
     @property
@@ -252,14 +234,10 @@ class WhisperConfig(PreNormTransformerConfig):
         return 2 * self.max_encoder_len
 
     @property
-    def block(self) -> DecoderConfig:
+    def block(self) -> BlockConfig:
         """The config of norms and feed-forwards, which are those of a decoder."""
-        return DecoderConfig(
-            vocab_size=self.vocab_size,
-            max_seq_len=self.max_seq_len,
+        return BlockConfig(
             hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
             intermediate_size=self.intermediate_size,
             feed_forward=self.feed_forward,
             bias=True,

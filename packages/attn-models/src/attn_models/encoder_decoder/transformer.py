@@ -26,7 +26,7 @@ from attn_models.attention import (
 )
 from attn_models.decoder.block import replay_step, require_same_shape
 from attn_models.decoder.layers import build_feed_forward, build_norm, initialise
-from attn_models.encoder_decoder.config import TransformerConfig
+from attn_models.encoder_decoder.config import AttendingConfig
 from attn_models.encoder_decoder.encoder_input import encoder_input_lengths
 
 Inner = Callable[[Tensor], Tensor]
@@ -36,9 +36,9 @@ class Residual(nn.Module):
     """A residual connection: norm(x + F(x)) (post-norm, Vaswani et al. 2017, section 3.1), or x + F(norm(x)) (pre-norm,
     arXiv 2002.04745)."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: AttendingConfig) -> None:
         super().__init__()
-        self.pre = config.norm_place == "pre"
+        self.pre = config.pre_norm
         self.norm: nn.Module = build_norm(config.block)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -58,7 +58,7 @@ class Residual(nn.Module):
 class EncoderBlock(nn.Module):
     """A block of the encoder: self-attention, then the feed-forward."""
 
-    def __init__(self, config: TransformerConfig, chosen: LayerAttention) -> None:
+    def __init__(self, config: AttendingConfig, chosen: LayerAttention) -> None:
         super().__init__()
         # Any: a mechanism may build any module that has the methods of AttentionLayer.
         self.attention: Any = chosen.mechanism.build(chosen.config)
@@ -77,7 +77,7 @@ class EncoderBlock(nn.Module):
 class DecoderBlock(nn.Module):
     """A block of the decoder: causal self-attention, cross-attention, then the feed-forward."""
 
-    def __init__(self, config: TransformerConfig, own: LayerAttention, cross: LayerAttention) -> None:
+    def __init__(self, config: AttendingConfig, own: LayerAttention, cross: LayerAttention) -> None:
         super().__init__()
         self.incremental = own.mechanism.can(Capability.INCREMENTAL)
         self.attention: Any = own.mechanism.build(own.config)
@@ -125,7 +125,7 @@ class Transformer(nn.Module):
     Implements `attn_core.models.SourceModel`.
     """
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: AttendingConfig) -> None:
         super().__init__()
         sizes = config.attention_sizes
         longest, source = sizes | {"max_seq_len": config.max_seq_len}, sizes | {"max_seq_len": config.max_encoder_len}
@@ -145,7 +145,7 @@ class Transformer(nn.Module):
         self.encoder = nn.ModuleList(EncoderBlock(config, each) for each in reads)
         share_weights(reads, [block.attention for block in self.encoder])
         self.decoder = nn.ModuleList(DecoderBlock(config, writes, self.chosen) for _ in range(config.decoder_layers))
-        pre = config.norm_place == "pre"
+        pre = config.pre_norm
         self.encoder_norm: nn.Module = build_norm(config.block) if pre else nn.Identity()
         self.decoder_norm: nn.Module = build_norm(config.block) if pre else nn.Identity()
         # Multiplied by √width, the embeddings have the scale of the sinusoids that are added to them.

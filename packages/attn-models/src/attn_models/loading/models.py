@@ -14,6 +14,7 @@ from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, Unkn
 from attn_core.kernels.linear import MOST_BITS
 from attn_core.models import LanguageModel, NamedMechanisms
 from attn_core.states import dtype_name
+from attn_schema.decoder import DecoderConfig
 from attn_schema.device import AUTO
 from torch import nn
 
@@ -38,7 +39,6 @@ from attn_models.adapters.state_dict import (
     stored_type,
 )
 from attn_models.attention import layer_attentions
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.device import resolve_device, resolve_dtype
 from attn_models.quantization.block_tensor import widen_parameters

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+
+from attn_schema.decoder import Dropout, Layers, SequenceConfig, SingleAttentionConfig, Size
 
 from attn_models.attention import LayerAttention, decoder_attention
-from attn_models.plain_config import PlainConfig, require_choice
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentConfig(PlainConfig):
+class RecurrentConfig(SequenceConfig, SingleAttentionConfig):
     """Fields of all recurrent language models: `num_layers` layers of one `mechanism` over hidden states of
     `hidden_size`, with `num_heads` heads and its `options`.
 
@@ -19,19 +18,9 @@ class RecurrentConfig(PlainConfig):
     residual connections or norms between the layers.
     """
 
-    vocab_size: int
-    max_seq_len: int
-    hidden_size: int
-    mechanism: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    num_heads: int = 1
-    head_dim: int | None = None
-    num_layers: int = 1
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice(self.mechanism, self.options)
+    head_dim: Size | None = None
+    num_layers: Layers = 1
+    dropout: Dropout = 0.0
 
     @property
     def entering(self) -> int:
@@ -52,8 +41,8 @@ class KeyValueConfig(RecurrentConfig):
     `mechanism` is "key_value_predict" or "key_value", or any other causal one.
     """
 
-    embedding: int
-    num_lstm_layers: int = 1
+    embedding: Size
+    num_lstm_layers: Layers = 1
     mechanism: str = "attn-variants/key_value_predict"
 
     @property

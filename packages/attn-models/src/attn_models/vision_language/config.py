@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from attn_core.errors import InvalidValue
+from attn_schema.decoder import DecoderConfig, Size
+from attn_schema.schema import MAX_INT32, fields_of
+from msgspec import Meta
 
-from attn_models.decoder.config import DecoderConfig
 from attn_models.encoder.config import EncoderShape
-from attn_models.plain_config import require_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,18 +21,14 @@ class SiglipConfig(EncoderShape):
     Raises `InvalidValue` for a field outside its range, and for patches that do not divide the image.
     """
 
-    image: int
-    patch: int
-    channels: int = 3
-    norm_place: ClassVar[str] = "pre"
-    noun: ClassVar[str] = "a SigLIP tower"
+    image: Size
+    patch: Size
+    channels: Size = 3
 
     def __post_init__(self) -> None:
-        for name in ("image", "patch", "channels"):
-            require_count(name, getattr(self, name))
+        super().__post_init__()
         if self.image % self.patch:
             raise InvalidValue.of("patch", self.patch, f"a divisor of the image's side of {self.image} pixels")
-        super().__post_init__()
 
     @property
     def side(self) -> int:
@@ -59,18 +55,16 @@ class VisionDecoderConfig(DecoderConfig):
     """
 
     vision: SiglipConfig
-    image_token_id: int
-    scale_factor: int = 2
+    image_token_id: Annotated[int, Meta(ge=0, le=MAX_INT32)]
+    scale_factor: Size = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count("scale_factor", self.scale_factor)
         if self.vision.side % self.scale_factor:
             allowed = f"a divisor of the {self.vision.side} patches along a side"
             raise InvalidValue.of("scale_factor", self.scale_factor, allowed)
-        given: Any = self.image_token_id
-        if type(given) is not int or not 0 <= given < self.vocab_size:
-            raise InvalidValue.of("image_token_id", given, f"a token id from 0 to {self.vocab_size - 1}")
+        if self.image_token_id >= self.vocab_size:
+            raise InvalidValue.of("image_token_id", self.image_token_id, f"a token id from 0 to {self.vocab_size - 1}")
 
     @classmethod
     def of(cls, text: DecoderConfig, vision: SiglipConfig, image_token_id: int, scale_factor: int) -> Self:
@@ -90,4 +84,4 @@ class VisionDecoderConfig(DecoderConfig):
 
 def _fields(config: DecoderConfig) -> dict[str, Any]:
     """The fields of a decoder's config, without those of a subclass."""
-    return {item.name: getattr(config, item.name) for item in dataclasses.fields(DecoderConfig)}
+    return {info.name: getattr(config, info.name) for info in fields_of(DecoderConfig)}

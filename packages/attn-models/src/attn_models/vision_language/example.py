@@ -7,8 +7,8 @@ from io import BytesIO
 from pathlib import Path
 
 import torch
+from attn_schema.decoder import DecoderConfig
 
-from attn_models.decoder.config import DecoderConfig
 from attn_models.loading import save_model
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
+from typing import get_args
 
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UserError
 from attn_models.adapters.base import TRAINED
 from attn_models.adapters.registry import ADAPTERS, decoder_adapter
-from attn_models.decoder.config import NORM_PLACES, ROUTINGS, WORDS, DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
+from attn_schema.decoder import DecoderConfig, FeedForwardKind, Norm, NormPlace, Positions, Routing
 from attn_testing.families import FAMILIES
 
 transformers = pytest.importorskip("transformers")
@@ -30,12 +31,12 @@ VALUES = {
     "num_heads": (2, 8),
     "num_kv_heads": (1, 4, None),
     "head_dim": (4, 16, None),
-    "norm": WORDS["norm"],
+    "norm": get_args(Norm),
     "norm_eps": (0.1,),
-    "norm_place": NORM_PLACES,
-    "feed_forward": WORDS["feed_forward"],
+    "norm_place": get_args(NormPlace),
+    "feed_forward": get_args(FeedForwardKind),
     "intermediate_size": (40, None),
-    "positions": WORDS["positions"],
+    "positions": get_args(Positions),
     "rope_theta": (300.0,),
     "partial_rotary_factor": (0.5, 1.0),
     "rope_interleave": FLAG,
@@ -56,7 +57,7 @@ VALUES = {
     "unembedding_bias": FLAG,
     "kv_sharing": ("cla:2",),
     "num_experts_per_tok": (1,),
-    "routing": ROUTINGS,
+    "routing": get_args(Routing),
     "router_bias": FLAG,
     "n_shared_experts": (None, 1),
     "shared_expert_gate": FLAG,
@@ -69,7 +70,7 @@ VALUES = {
     "num_nextn_predict_layers": (0, 1),
 }
 TOGETHER = (
-    *(MIXTURE | {"routing": routing} for routing in ROUTINGS),
+    *(MIXTURE | {"routing": routing} for routing in get_args(Routing)),
     MIXTURE | {"n_shared_experts": 1, "shared_expert_gate": True},
     MIXTURE | {"n_shared_experts": 2, "moe_intermediate_size": 16, "routing": "deepseek_v3"},
     {"num_experts": 6},

@@ -15,9 +15,9 @@ from attn_models.adapters.llama import LlamaAdapter
 from attn_models.adapters.registry import decoder_adapter, missing_packages, our_adapters
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
-from attn_models.plain_config import PlainConfig
 from attn_models.sources import convert
 from attn_models.weights.checkpoint_folder import write_folder
+from attn_schema.schema import PlainConfig
 from safetensors.torch import load_file
 from torch import nn
 

@@ -32,7 +32,7 @@ def kinds_of(family, values):
         else:
             parts = (spec.score, spec.mask, spec.distribution, spec.norm, spec.rotary, *spec.modifiers)
             found.add(tuple(type(part).__name__ for part in parts))
-        found.add("dense" if config.experts_in(layer) is None else "experts")
+        found.add("experts" if config.is_sparse(layer) else "dense")
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_models.adapters.registry import ADAPTERS, decoder_adapter
-from attn_models.decoder.config import DecoderConfig
+from attn_schema.decoder import DecoderConfig
 
 LLAMA = {
     "vocab_size": 61,

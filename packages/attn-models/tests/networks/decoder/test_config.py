@@ -8,7 +8,7 @@ import pytest
 from attn_core import installed
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_models.attention import layer_attentions
-from attn_models.decoder.config import DecoderConfig
+from attn_schema.decoder import DecoderConfig
 
 NEEDED = {"vocab_size": 31, "max_seq_len": 32, "hidden_size": 16, "num_layers": 2, "num_heads": 4}
 

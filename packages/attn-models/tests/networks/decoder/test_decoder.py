@@ -71,7 +71,7 @@ def test_the_unembedding_is_the_embedding_where_tied(tiny):
 
 
 def test_gpt2_has_as_many_weights_as_its_formula_says():
-    from attn_models.decoder.config import DecoderConfig
+    from attn_schema.decoder import DecoderConfig
 
     layers, width, vocabulary, context = 12, 768, 50257, 1024
     shape = {

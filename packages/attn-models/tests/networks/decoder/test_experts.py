@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.mixture_of_experts import active_parameters, counts, imbalance, router_aux_loss
 from attn_models.loading import load_model, save_model
 from attn_models.quantization.quantize import quantize_model
+from attn_schema.decoder import DecoderConfig
 from attn_testing.checkpoints import require_same_model
 from torch import nn
 
@@ -179,7 +180,7 @@ def test_a_mixture_survives_its_folder(model, tmp_path):
     save_model(tmp_path, model)
     again = load_model(tmp_path, "float64").model
     tokens = torch.randint(31, (2, 8))
-    assert again.config.mixture == model.config.mixture
+    assert replace(again.config, mechanism=model.config.mechanism) == model.config
     assert again.config.routing == model.config.routing
     require_same_model(again, model, tokens)
 

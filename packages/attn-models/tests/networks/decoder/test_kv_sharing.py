@@ -6,9 +6,9 @@ import pytest
 import torch
 from attn_core import state_bytes
 from attn_core.errors import Incompatible, InvalidValue
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
+from attn_schema.decoder import DecoderConfig
 from attn_testing.checkpoints import require_same_model
 from torch import nn
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.errors import Incompatible, InvalidValue
-from attn_models.decoder.config import NEEDS_EXPERTS, DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
+from attn_schema.decoder import DecoderConfig, ExpertsConfig
 from attn_testing.checkpoints import require_same_model
 from torch.nn import functional
 
@@ -150,7 +150,7 @@ def test_a_layout_without_words_for_later_tokens_refuses_them(layout, tmp_path):
     fields = DEEPSEEK | {"max_seq_len": 64, "num_layers": 2, "num_heads": 4, "num_nextn_predict_layers": 1}
     if layout == "llama":
         plain = {"mechanism": "mha", "options": {}, "rope_interleave": False}
-        fields = {name: value for name, value in fields.items() if name not in {"num_experts", *NEEDS_EXPERTS}} | plain
+        fields = {name: value for name, value in fields.items() if name not in ExpertsConfig.__annotations__} | plain
     if layout == "gpt2":
         fields = {"vocab_size": 61, "max_seq_len": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "bias": True}
         fields |= {"num_nextn_predict_layers": 1}

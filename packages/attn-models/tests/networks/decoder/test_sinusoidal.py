@@ -4,8 +4,8 @@ import pytest
 import torch
 from attn_core import RaggedBatch
 from attn_core.rotary import sinusoidal
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 
 GOLDEN = {
     1: [0.841471, 0.540302, 0.099833, 0.995004, 0.0099998, 0.99995, 0.001, 0.9999995],

@@ -7,8 +7,8 @@ import torch
 from attn_core import RaggedBatch, installed
 from attn_core.errors import InternalError
 from attn_core.stores import StoreSize
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_schema.decoder import DecoderConfig
 
 
 @pytest.mark.parametrize("rows", [slice(None, 1), slice(None, 2)])

@@ -9,12 +9,12 @@ import tokenizers
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from attn_models.adapters.registry import encoder_adapter
-from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import EncoderConfig, ModernBertConfig
 from attn_models.loading.encoders import save_encoder
 from attn_models.loading.sentences import SentenceEncoder, load_sentence_encoder
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.settings import TokenizerSettings
+from attn_schema.decoder import AttentionChoice
 from attn_testing.checkpoints import require_same_model
 
 SIZES = {"vocab_size": 24, "hidden_size": 32, "num_layers": 3, "num_heads": 4, "intermediate_size": 48}

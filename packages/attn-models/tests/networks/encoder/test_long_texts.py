@@ -10,12 +10,12 @@ import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.adapters.registry import ENCODER_ADAPTERS, encoder_adapter
-from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder, MaskedLanguageModel
 from attn_models.loading.encoders import is_encoder, save_encoder
 from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.tokenizers import character_tokenizer
+from attn_schema.decoder import AttentionChoice
 from attn_testing.checkpoints import require_same_model
 
 TOKENIZER = character_tokenizer("abcdefghij")

@@ -8,12 +8,12 @@ from functools import partialmethod
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
-from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import ReformerConfig
 from attn_models.encoder.encoder import Reformer
 from attn_models.loading.encoders import save_encoder
 from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.tokenizers import character_tokenizer
+from attn_schema.decoder import AttentionChoice
 from safetensors.torch import load_file
 
 TOKENIZER = character_tokenizer("abcdefghij")

@@ -9,10 +9,10 @@ import pytest
 import torch
 from attn_core import Capability, RaggedBatch, installed
 from attn_core.errors import InternalError
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.lora import AdaptedModel, AdapterConfig, LoraAdapter, lora_sites, merge_adapter
 from attn_models.quantization.quantize import join_projections, quantize_model
+from attn_schema.decoder import DecoderConfig
 from attn_testing import DictionaryStore
 from torch import nn
 

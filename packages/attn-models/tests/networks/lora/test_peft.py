@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 from attn_models.lora import AdaptedModel, AdapterConfig, LoraAdapter, read_adapter, write_adapter
 from attn_models.lora.files import modules_of, weights_sha256
+from attn_schema.decoder import DecoderConfig
 from safetensors.torch import load_file, save_file
 
 TOKENS = torch.arange(20).reshape(2, 10) % 31

@@ -5,9 +5,9 @@ import torch
 from attn_core.errors import InvalidValue
 from attn_core.kernels.rowwise import Targets
 from attn_models import losses
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.losses import linear_cross_entropy
+from attn_schema.decoder import DecoderConfig
 from torch import Tensor
 from torch.nn import functional
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_core.kernels import devices
-from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 from attn_models.lora.sites import dense_weight, lora_sites
@@ -18,6 +17,7 @@ from attn_models.quantization.block_tensor import BlockTensor
 from attn_models.weights import read_folder
 from attn_models.weights.checkpoint_folder import write_folder
 from attn_models.weights.quantized_tensors import with_plain_weights
+from attn_schema.decoder import DecoderConfig
 from attn_testing.pretend_cuda import DEVICE, PretendCudaTensor, pretended_gpu
 from safetensors.torch import load_file
 

@@ -9,10 +9,10 @@ import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_models.adapters.state_dict import init_empty_weights
 from attn_models.adapters.vit import VitAdapter
-from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import VisionConfig
 from attn_models.encoder.encoder import VisionTransformer
 from attn_models.loading.encoders import ImageClassifier, load_image_classifier
+from attn_schema.decoder import AttentionChoice
 from attn_testing.checkpoints import require_same_model
 from safetensors.torch import load_file, save_file
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attn_schema.decoder import DecoderConfig
+
 from attn_models.adapters.base import required_count
 from attn_models.adapters.family import QKV, FamilyAdapter
-from attn_models.decoder.config import DecoderConfig
 
 CONTEXT = 2048
 """The length of a training sequence in tokens; ALiBi sets no limit, and not every config.json gives one."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attn_schema.decoder import DecoderConfig
+
 from attn_models.adapters.base import require_allowed, required_count
 from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, SLIDING, FamilyAdapter, kind_keys, listed_kinds
-from attn_models.decoder.config import DecoderConfig
 
 
 class CohereAdapter(FamilyAdapter):

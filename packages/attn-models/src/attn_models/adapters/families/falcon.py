@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attn_schema.decoder import DecoderConfig
+
 from attn_models.adapters.base import require_allowed, required_count
 from attn_models.adapters.family import GELUS, QKV, SIZES, FamilyAdapter
-from attn_models.decoder.config import DecoderConfig
 
 KEYS = ("new_decoder_architecture", "multi_query", "parallel_attn", "num_ln_in_parallel_attn")
 

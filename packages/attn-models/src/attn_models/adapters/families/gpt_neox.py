@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from attn_schema.decoder import DecoderConfig
+
 from attn_models.adapters.base import require_allowed, required_count
 from attn_models.adapters.family import GELUS, QKV, SIZES, FamilyAdapter
 from attn_models.adapters.hf_config import Rope, read_rope
-from attn_models.decoder.config import DecoderConfig
 
 
 class GptNeoxAdapter(FamilyAdapter):

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from attn_core.errors import InvalidValue
+from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import required_count
 from attn_models.adapters.family import GELUS, FamilyAdapter
 from attn_models.adapters.hf_config import Rope
-from attn_models.decoder.config import DecoderConfig
 
 
 class GptjAdapter(FamilyAdapter):

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from attn_core.errors import InvalidValue
+from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.family import GROUPED, FamilyAdapter
 from attn_models.attention import layer_attentions
-from attn_models.decoder.config import DecoderConfig
 
 
 class GraniteAdapter(FamilyAdapter):

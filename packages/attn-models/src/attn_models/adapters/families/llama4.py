@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from attn_core.errors import InvalidValue
+from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import listed_layer_types, require_allowed, required_count
 from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, FamilyAdapter
 from attn_models.adapters.hf_config import Rope, one_rope_of
-from attn_models.decoder.config import DecoderConfig
 
 TURNS = ("default", "linear", "llama3", None)
 CHUNKED = "chunked_attention"
@@ -111,7 +111,7 @@ class Llama4Adapter(FamilyAdapter):
         return {
             "num_local_experts": config.num_experts,
             "intermediate_size": config.moe_intermediate_size or config.inner_width,
-            "moe_layers": [layer for layer in range(config.num_layers) if config.experts_in(layer) is not None],
+            "moe_layers": [layer for layer in range(config.num_layers) if config.is_sparse(layer)],
             "interleave_moe_layer_step": config.decoder_sparse_step,
             "layer_types": [CHUNKED if each.get("chunk") else FULL for each in options],
             "attention_chunk_size": chunks[0] if chunks else 8192,

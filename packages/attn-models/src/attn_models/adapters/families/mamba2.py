@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attn_core.errors import InvalidValue
+from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import StoredTensor, require_allowed, required_count
 from attn_models.adapters.family import FamilyAdapter
 from attn_models.adapters.qwen3_next import require_mechanism
 from attn_models.attention import layer_attentions
-from attn_models.decoder.config import DecoderConfig
 
 CONTEXT = 1 << 20
 """The longest sequence, in tokens, where a config.json gives none: the state has the same size at any length."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from attn_core.errors import InvalidValue
+from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import require_allowed, required_count
 from attn_models.adapters.family import QKV, FamilyAdapter
-from attn_models.decoder.config import DecoderConfig
 
 
 class MptAdapter(FamilyAdapter):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attn_schema.decoder import DecoderConfig
+
 from attn_models.adapters.base import require_allowed, required_count
 from attn_models.adapters.family import (
     FULL,
@@ -17,7 +19,6 @@ from attn_models.adapters.family import (
     listed_kinds,
 )
 from attn_models.adapters.hf_config import Rope, rope_parameters, ropes_of_kinds
-from attn_models.decoder.config import DecoderConfig
 
 
 class Olmo3Adapter(FamilyAdapter):

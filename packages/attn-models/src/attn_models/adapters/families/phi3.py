@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from attn_core.errors import InvalidValue
+from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import required_count
 from attn_models.adapters.family import GATE_UP, GROUPED, QKV, FamilyAdapter, kind_keys
 from attn_models.adapters.hf_config import Rope, long_rope
-from attn_models.decoder.config import DecoderConfig
 
 
 class Phi3Adapter(FamilyAdapter):

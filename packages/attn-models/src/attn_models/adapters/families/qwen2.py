@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attn_schema.decoder import DecoderConfig
+
 from attn_models.adapters.base import required_count
 from attn_models.adapters.family import (
     FULL,
@@ -16,7 +18,6 @@ from attn_models.adapters.family import (
     kind_keys,
     listed_kinds,
 )
-from attn_models.decoder.config import DecoderConfig
 
 
 class Qwen2Adapter(FamilyAdapter):

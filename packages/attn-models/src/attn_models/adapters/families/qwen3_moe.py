@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from attn_core.errors import InvalidValue
+from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import require_allowed, required_count
 from attn_models.adapters.family import GROUPED, LLAMA_NAMES, QK_NORM, FamilyAdapter
-from attn_models.decoder.config import DecoderConfig
 
 ROUTING = {True: "mixtral", False: "switch"}
 

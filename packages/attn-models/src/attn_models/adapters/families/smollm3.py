@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from attn_core.errors import InvalidValue
+from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import required_count
 from attn_models.adapters.family import FULL, GROUPED, SLIDING, FamilyAdapter, kind_keys, listed_kinds
-from attn_models.decoder.config import DecoderConfig
 
 
 class SmolLm3Adapter(FamilyAdapter):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attn_schema.decoder import DecoderConfig
+
 from attn_models.adapters.base import required_count
 from attn_models.adapters.family import GELUS, GROUPED, LLAMA_NAMES, FamilyAdapter, kind_keys
-from attn_models.decoder.config import DecoderConfig
 
 
 class Starcoder2Adapter(FamilyAdapter):
