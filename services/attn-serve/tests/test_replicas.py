@@ -32,6 +32,7 @@ from low_rank import make_adapter
 from mixed_requests import chaos, mixed_tasks, outcome
 
 pytest.importorskip("fastapi", reason="needs attn-serve[replicas]")
+pytestmark = pytest.mark.ray
 ONE_THREAD = EngineConfig(num_threads=1)
 
 
@@ -53,7 +54,6 @@ async def engine(cluster: Cluster, home: Path) -> AsyncIterator[EngineClient]:
     await made.stop(5)
 
 
-@pytest.mark.ray
 @pytest.mark.asyncio(loop_scope="module")
 class TestReplicas:
     """In this order: each leaves two replicas."""
@@ -132,7 +132,7 @@ class TestReplicas:
         task = mixed_tasks()["several with log probabilities"]
         assert (await outcome(other, task)).said == (await outcome(engine, task)).said
         await other.release(5)
-        assert engine.replicas == 2
+        await until(lambda: engine.replicas == 2)
         assert (await outcome(engine, task)).said[1]
 
     async def test_prompts_are_computed_by_one_kind_of_replica_and_completed_by_another(

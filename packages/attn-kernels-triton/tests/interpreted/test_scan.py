@@ -273,13 +273,13 @@ def test_prompts_are_handed_in_bfloat16_single_tokens_and_memories_in_float32(ha
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_layers_take_these_kernels_and_compute_the_same(name):
+def test_layers_take_these_kernels_and_compute_the_same(handed, name):
     mechanism = installed().mechanisms.get(name)
     layer = mechanism.build(configure(mechanism, hidden_size=16, num_heads=2))
     rows = torch.randn(1, 19, 16, generator=torch.Generator().manual_seed(1))
     key_padding_mask = torch.arange(19)[None] < 17
     found = [layer(rows, key_padding_mask=key_padding_mask)]
-    assert layer.plan.kernel(layer.read(rows, None, key_padding_mask)[0]).name == "triton_chunked"
+    assert len(handed) == 1
     layer.plan = RecurrenceDispatcher(installed().kernels, "plain_chunked")
     found.append(layer(rows, key_padding_mask=key_padding_mask))
     torch.testing.assert_close(found[0][:, :17], found[1][:, :17], rtol=1e-4, atol=1e-5)
