@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,8 +42,12 @@ def address(tensor: Tensor) -> int:
 
 def caches() -> list[Any]:
     """The caches of functions of ours that hold tensors."""
-    found = [one for one in gc.get_objects() if type(one) is functools._lru_cache_wrapper]
-    return [one for one in found if one.__module__.startswith("attn_") and next(held(one), None) is not None]
+    ours = [module for name, module in sys.modules.items() if name.startswith("attn_")]
+    functions = [part for module in ours for part in vars(module).values() if inspect.isfunction(part)]
+    cells = [cell.cell_contents for function in functions for cell in function.__closure__ or ()]
+    named = [*cells, *(part for module in ours for part in vars(module).values())]
+    found = {id(one): one for one in named if type(one) is functools._lru_cache_wrapper}
+    return [one for one in found.values() if next(held(one), None) is not None]
 
 
 def held(value: Any, deep: int = 3) -> Iterator[Tensor]:

@@ -285,7 +285,8 @@ def sinusoidal(positions: Tensor, width: int) -> Tensor:
     device of `positions`, or on the CPU for MPS, which has no float64.
     """
     places = (positions.cpu() if positions.device.type == "mps" else positions).double()[..., None]
-    angles = places * places.new_tensor([BASE ** (-2 * pair / width) for pair in range((width + 1) // 2)])
+    frequencies = [BASE ** (-2 * pair / width) for pair in range((width + 1) // 2)]
+    angles = places * places.new_tensor(frequencies, device=places.device)
     sinusoids = angles.new_empty(*positions.shape, width)
     sinusoids[..., 0::2] = angles.sin()
     sinusoids[..., 1::2] = angles[..., : width // 2].cos()

@@ -12,7 +12,7 @@ from attn_core.kernels.attend import PagedAttentionInputs
 from attn_core.modifiers import Alibi, RelativeBias, SoftCap
 from attn_engine import EngineConfig, Request, SamplingParams
 from attn_engine.build import build_engine
-from attn_kernels_triton.paged import cascade, schedule
+from attn_kernels_triton.paged import cascade, host_plan
 from attn_kernels_triton.paged.attend import attend_rows
 from attn_kernels_triton.paged.cascade import runs, same_until, shared_prefixes
 from bounds import require_close
@@ -83,7 +83,7 @@ def test_prefixes_that_are_read_together_give_what_is_defined(name, programs):
     plain = by_definition(step.spec, operands, step.dtype)
     found = attend_rows(step.spec, operands)
     require_close(found, plain, exact, name)
-    kept = next(iter(schedule._PREPARED[operands.batch].values())).portions
+    kept = next(iter(host_plan._PREPARED[operands.batch].values())).portions
     assert any(portion.shared for portion in kept)
     assert programs.count("attend_paged") == len(kept) + sum(len(portion.shared) for portion in kept)
 
@@ -91,7 +91,7 @@ def test_prefixes_that_are_read_together_give_what_is_defined(name, programs):
 def keys_read(step: Step, operands: PagedAttentionInputs) -> int:
     """Keys that the programs of a step read for one key/value head."""
     attend_rows(step.spec, operands)
-    kept = next(iter(schedule._PREPARED[operands.batch].values())).portions
+    kept = next(iter(host_plan._PREPARED[operands.batch].values())).portions
     items = [some for portion in kept for some in (portion.items, *(shared.items for shared in portion.shared))]
     return sum(int((some[:, 5] - some[:, 4]).sum()) for some in items)
 
@@ -137,7 +137,7 @@ def test_others_are_computed_as_ever(step, groups):
         by_definition(step.spec, operands, torch.float64),
         "alone",
     )
-    kept = next(iter(schedule._PREPARED[operands.batch].values())).portions
+    kept = next(iter(host_plan._PREPARED[operands.batch].values())).portions
     assert not any(portion.shared for portion in kept)
 
 
@@ -162,13 +162,13 @@ def test_the_rows_that_neighbours_have_in_common_are_counted_from_the_first_on()
     ids=str,
 )
 def test_a_run_goes_on_for_as_long_as_it_saves_more(common, expected):
-    heads = schedule.Heads(group=4, owners=1, large_tile=64)
+    heads = host_plan.Heads(group=4, owners=1, large_tile=64)
     assert runs(common, heads) == expected
 
 
 def test_requests_that_are_not_asked_for_are_no_part_of_a_run():
     operands = operands_of(Step(), [(130, (1, 9, 4))])
-    heads = schedule.Heads(group=2, owners=2, large_tile=16)
+    heads = host_plan.Heads(group=2, owners=2, large_tile=16)
     assert [found.members for found in shared_prefixes(operands, {0, 1, 2}, heads)] == [range(3)]
     assert [found.members for found in shared_prefixes(operands, {1, 2}, heads)] == [range(1, 3)]
     assert shared_prefixes(operands, {0, 2}, heads) == []
@@ -183,7 +183,7 @@ def test_an_engine_whose_requests_share_pages_meets_these_once(monkeypatch, few_
         met.extend(found := found_in(*given))
         return found
 
-    monkeypatch.setattr(schedule, "shared_prefixes", recorded)
+    monkeypatch.setattr(host_plan, "shared_prefixes", recorded)
     model = model_of("gqa")
     together = tuple(range(3, 36))
     prompts = {"0": (*together, 1), "1": (*together, 2), "2": (*together, 38, 5)}

@@ -14,7 +14,7 @@ from attn_core.kernels.dispatch import choose
 from attn_core.masks import Prefix
 from attn_core.modifiers import Alibi, Modifier, RelativeBias, SoftCap, T5Bias
 from attn_core.scores import ScaledDot
-from attn_kernels_triton.paged import schedule
+from attn_kernels_triton.paged import host_plan
 from attn_kernels_triton.paged.attend import attend_rows
 from attn_kernels_triton.paged.host_plan import RequestTokens, works
 from attn_testing import oracle
@@ -153,7 +153,7 @@ def test_a_request_computes_the_same_to_the_bit_in_any_company():
 
 @pytest.mark.parametrize("lengths", [(8191,) * 64, (300, 1, 70, 8000), (5,)])
 def test_stretches_over_latents_are_about_as_long_whoever_remembers_and_leave_no_key_out(lengths):
-    heads = schedule.Heads(16, 1, 64, wanted=264)
+    heads = host_plan.Heads(16, 1, 64, wanted=264)
     requests = [RequestTokens(request, request, 1, context) for request, context in enumerate(lengths)]
     (work,) = works(requests, heads, None)
     met = {request: [] for request in range(len(lengths))}

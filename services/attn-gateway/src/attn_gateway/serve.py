@@ -21,6 +21,7 @@ from attn_gateway.cluster import Cluster, ClusterSettings, ModelToLoad
 from attn_gateway.gateway import Gateway
 from attn_gateway.gc_heap import freeze_gc_heap
 from attn_gateway.ready import ReadyFile
+from attn_gateway.records.database import Database, database_url
 from attn_gateway.service import HttpServer, ServesModels, Service
 from attn_gateway.settings import GatewaySettings
 
@@ -107,7 +108,12 @@ async def apply_models(settings: ServeSettings, services: Sequence[Service]) -> 
 
 
 def offered_services(cluster: Cluster) -> Sequence[Service]:
-    """The services of all plugins; one that cannot be used is logged with its reason."""
+    """The services of all plugins; one that cannot be used is logged with its reason.
+
+    Raises `WrongState` if the records have another schema version, which no service could use.
+    """
+    with Database(database_url(cluster.home)):
+        pass
     catalog = attn_core.installed()
     services = [service for _, service in catalog.offers("attn_services", cluster=cluster)]
     for plugin in catalog.plugins:

@@ -194,8 +194,8 @@ class ChildProcess(EngineClient):
                 words = error.message
             else:
                 return
-        words = f"its engine died {MAX_DEATHS} times within {DEATHS_SECONDS:g} seconds; the last one {words}"
-        self._fail(Unavailable(f"model {self._name!r} has failed: {words}", model=self._name))
+        deaths = f"the engine of {self._name!r} died {MAX_DEATHS} times within {DEATHS_SECONDS:g} seconds"
+        self._fail(Unavailable(f"{deaths}; the last one {words}", model=self._name))
 
     def _fail(self, error: AttnError) -> None:
         log.error("model %s is not started again: %s", self._name, error.message)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from attn_core.errors import AttnError
+from attn_schema.home import home_folder
 from sqlalchemy import func, select
 
 from attn_gateway.records import schema_version
@@ -27,9 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m attn_gateway.records", description=__doc__)
     parser.add_argument("action", choices=["show", "upgrade"])
-    parser.add_argument(
-        "home", type=Path, nargs="?", default=Path(), help="home folder, used if ATTN_DATABASE is not set"
-    )
+    parser.add_argument("home", type=Path, nargs="?", default=home_folder(), help="used if ATTN_DATABASE is not set")
     args = parser.parse_args(arguments)
     try:
         with Database(database_url(args.home.resolve()), upgrade=args.action == "upgrade") as database:
