@@ -70,7 +70,7 @@ def test_the_weights_of_the_layer_are_those_of_x():
     rows = torch.randn(1, 6, 8, dtype=torch.float64)
     with torch.no_grad():
         gate, mixed, _ = layer._projected(rows, None)
-        x = layer._convolved(mixed, None, None)[0][..., : layer.sizes.inner].unflatten(-1, (2, -1)).transpose(1, 2)
+        x = layer._convolved(mixed, None, None)[0][..., : layer.config.inner].unflatten(-1, (2, -1)).transpose(1, 2)
         read = layer.weights(rows) @ x + layer.skip[:, None, None] * x
         out = layer._out(read.transpose(1, 2).flatten(-2), gate, rows.dtype)
     torch.testing.assert_close(out, layer(rows))

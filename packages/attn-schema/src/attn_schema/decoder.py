@@ -84,6 +84,16 @@ class SequenceConfig(HiddenConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceConfig(PlainConfig):
+    """The longest input of the encoder of an encoder-decoder, in tokens."""
+
+    max_encoder_len: Annotated[
+        int,
+        _model("Maximum length of the encoder input, in tokens; only for encoder-decoders.", ge=1, le=MAX_TOKENS),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionChoice(PlainConfig):
     """A mechanism by name, and its own options.
 
@@ -405,7 +415,7 @@ class EmbeddingConfig(PlainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig(SequenceConfig, AttentionConfig, BlockConfig, ExpertsConfig, PositionsConfig, EmbeddingConfig):
+class DecoderConfig(EmbeddingConfig, PositionsConfig, ExpertsConfig, BlockConfig, SequenceConfig, AttentionConfig):
     """A decoder: token embeddings, blocks of causal attention and feed-forward layers, and the unembedding.
 
     `num_kv_heads` defaults to `num_heads`. `kv_sharing[i]` is the layer whose keys and values layer i attends to; by

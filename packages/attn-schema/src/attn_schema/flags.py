@@ -27,7 +27,7 @@ from attn_core.errors import InvalidValue
 from attn_core.options import parse_options
 
 from attn_schema.config_file import read_config, require_known
-from attn_schema.schema import FieldInfo, Schema, fields_of, is_enum, is_noun
+from attn_schema.schema import FieldInfo, Schema, fields_of, is_enum, is_mapping, is_noun
 from attn_schema.text_files import read_text
 
 CONFIG = "config"
@@ -121,7 +121,7 @@ def _help(info: FieldInfo) -> str:
 def _metavar(info: FieldInfo) -> str | None:
     if info.extra.get("file"):
         return "FILE"
-    if get_origin(info.kind) is dict:
+    if is_mapping(info.kind):
         return "KEY=VALUE"
     return info.allowed.replace(", ", "|") if get_origin(info.kind) is Literal or is_enum(info.kind) else None
 
@@ -134,7 +134,7 @@ def _flag_type(info: FieldInfo) -> Any:
     """The type that typer parses. The noun checks choices and bounds, so that wrong values give one kind of message."""
     if get_origin(info.kind) is tuple:
         return list[_scalar(get_args(info.kind)[0])] | None  # type: ignore[misc]
-    if get_origin(info.kind) is dict:
+    if is_mapping(info.kind):
         return list[str] | None
     return (Path if info.extra.get("file") else _scalar(info.kind)) | None
 
@@ -162,7 +162,7 @@ def _merged(noun: type[Schema], given: dict[str, Any], file: Mapping[str, Any]) 
                 values[info.name] = inner
         elif (value := given.get(info.name)) is not None and value != []:
             values[info.name] = _parsed(info, value)
-            if get_origin(info.kind) is dict:
+            if is_mapping(info.kind):
                 values[info.name] = {**(file.get(info.name) or {}), **values[info.name]}
     return values
 
@@ -179,7 +179,7 @@ def merged_values(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str,
 def _parsed(info: FieldInfo, value: Any) -> Any:
     if info.extra.get("file"):
         return _content(info, value)
-    if get_origin(info.kind) is dict:
+    if is_mapping(info.kind):
         return dict(_pair(info, text) for text in value)
     return tuple(value) if isinstance(value, list) else value
 

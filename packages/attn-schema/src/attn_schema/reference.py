@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from attn_schema.schema import Checked, FieldInfo, fields_of, is_enum
+from attn_schema.schema import Checked, FieldInfo, fields_of, is_enum, is_mapping
 
 HEAD = """# Options
 
@@ -70,7 +70,7 @@ def _type(kind: Any) -> str:
     origin = get_origin(kind)
     if origin is tuple:
         return f"list of {_type(get_args(kind)[0])}"
-    if origin is dict:
+    if is_mapping(kind):
         key, value = get_args(kind)
         return f"map of {_type(key)} to {_type(value)}"
     if is_enum(kind) or get_origin(kind) is not None:

@@ -269,6 +269,11 @@ def is_enum(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, enum.Enum)
 
 
+def is_mapping(kind: Any) -> bool:
+    """Whether the type is that of mappings."""
+    return get_origin(kind) in (dict, Mapping)
+
+
 def is_noun(kind: Any) -> bool:
     """Whether the type is a noun, or a config."""
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct | PlainConfig)

@@ -21,7 +21,7 @@ def by_hand(layer, rows, neighbours):
     shape, out = layer.shape, []
     for i in range(len(rows)):
         heads = []
-        for head in range(shape.num_heads):
+        for head in range(shape.config.num_heads):
             weight = layer.value.weight[head * shape.size : (head + 1) * shape.size].detach()
             both = torch.cat([layer.target[head], layer.source[head]]).detach()
             energies = [both @ torch.cat([weight @ rows[i], weight @ rows[j]]) for j in neighbours[i]]

@@ -57,6 +57,6 @@ def least_batch_bytes(config: TrainingConfig) -> int:
     model, optimizer = config.model, config.optimizer
     if data_kind_of(model) not in (TEXT, MASKED) or config.data.format != "text" or model.max_seq_len is None:
         return 0
-    tokens = optimizer.batch_size * model.max_seq_len
-    kept = tokens * (model.hidden_size or 1) * (model.num_layers or 1) * ACTIVATION_BYTES // config.workers
+    tokens = optimizer.batch_size * model.sequence_length
+    kept: int = tokens * (model.hidden_size or 1) * (model.num_layers or 1) * ACTIVATION_BYTES // config.workers
     return optimizer.gradient_accumulation_steps * tokens * ID_BYTES + kept

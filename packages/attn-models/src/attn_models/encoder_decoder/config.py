@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from attn_core.errors import InvalidValue
 from attn_schema.decoder import (
-    MAX_TOKENS,
     BlockConfig,
     Dropout,
     FeedForwardKind,
@@ -17,12 +16,13 @@ from attn_schema.decoder import (
     SequenceConfig,
     SingleAttentionConfig,
     Size,
+    SourceConfig,
 )
 from msgspec import Meta
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderDecoderConfig(SequenceConfig):
+class EncoderDecoderConfig(SequenceConfig, SourceConfig):
     """Fields of all encoder-decoder models; encoder and decoder share one vocabulary.
 
     `max_seq_len` is the longest sequence of the decoder and `max_encoder_len` that of the encoder, in tokens.
@@ -30,7 +30,6 @@ class EncoderDecoderConfig(SequenceConfig):
     `InvalidValue` for a field outside its range.
     """
 
-    max_encoder_len: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
     dropout: Dropout = 0.0
 
 

@@ -69,15 +69,12 @@ class GraphAttention(ComputedMechanism):
                 f"a size with which heads merged by {options.merge!r} have hidden_size {config.hidden_size} elements",
             )
         shape = GraphShape(
-            hidden_size=config.hidden_size,
-            num_heads=config.num_heads,
+            config=config,
             size=size,
             merge=options.merge,
             edges=options.edges,
             self_loops=options.self_loops,
             slope=options.slope,
-            causal=config.causal,
-            bias=config.bias,
         )
         return GraphLayer(shape)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from attn_core import MechanismConfig
 from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
@@ -15,21 +16,18 @@ from attn_variants.compute.distribution import softmax_over
 
 @dataclass(frozen=True, kw_only=True)
 class GraphShape:
-    """The options of a `GraphLayer`: `num_heads` heads of `size` elements, joined by `merge`, "concat" or "mean".
+    """The options of a `GraphLayer`: the heads of `config`, of `size` elements, joined by `merge`, "concat" or "mean".
 
     `edges` are pairs (from, to) of positions, None for all pairs; `self_loops` make every position its own
     neighbour. `slope` is that of LeakyReLU below zero.
     """
 
-    hidden_size: int
-    num_heads: int
+    config: MechanismConfig
     size: int
     merge: str
     edges: tuple[tuple[int, int], ...] | None
     self_loops: bool
     slope: float
-    causal: bool
-    bias: bool
 
 
 class GraphLayer(nn.Module):
@@ -43,10 +41,10 @@ class GraphLayer(nn.Module):
     def __init__(self, shape: GraphShape) -> None:
         super().__init__()
         self.shape = shape
-        self.value = nn.Linear(shape.hidden_size, shape.num_heads * shape.size, bias=False)
-        self.target = nn.Parameter(torch.empty(shape.num_heads, shape.size))
-        self.source = nn.Parameter(torch.empty(shape.num_heads, shape.size))
-        self.bias = nn.Parameter(torch.zeros(shape.hidden_size)) if shape.bias else None
+        self.value = nn.Linear(shape.config.hidden_size, shape.config.num_heads * shape.size, bias=False)
+        self.target = nn.Parameter(torch.empty(shape.config.num_heads, shape.size))
+        self.source = nn.Parameter(torch.empty(shape.config.num_heads, shape.size))
+        self.bias = nn.Parameter(torch.zeros(shape.config.hidden_size)) if shape.config.bias else None
         for weight in (self.value.weight, self.target, self.source):
             nn.init.xavier_uniform_(weight)
         self.edges: Tensor | None
@@ -82,7 +80,7 @@ class GraphLayer(nn.Module):
     def _rows(self, query: Tensor, source: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """W x [batch, tokens, heads, size], and its score terms as target and as source [batch, heads, tokens]."""
         refuse_source(source)
-        rows = wide(self.value(query).reshape(*query.shape[:-1], self.shape.num_heads, self.shape.size))
+        rows = wide(self.value(query).reshape(*query.shape[:-1], self.shape.config.num_heads, self.shape.size))
         target, own = ((rows * part).sum(-1).transpose(1, 2) for part in (self.target, self.source))
         return rows, (target, own)
 
@@ -91,7 +89,7 @@ class GraphLayer(nn.Module):
         energies = leaky_relu(scores[0][..., :, None] + scores[1][..., None, :], self.shape.slope)
         places = torch.arange(energies.shape[-1], device=energies.device)
         allowed = torch.ones_like(energies[:1, :1], dtype=torch.bool)
-        if self.shape.causal:
+        if self.shape.config.causal:
             allowed = allowed & (places[:, None] >= places)
         if not self.shape.self_loops:
             allowed = allowed & (places[:, None] != places)
@@ -137,5 +135,5 @@ def listed_edges(shape: GraphShape) -> list[tuple[int, int]]:
     return sorted(
         (one, other)
         for one, other in edges
-        if not (shape.self_loops and one == other) and not (shape.causal and one > other)
+        if not (shape.self_loops and one == other) and not (shape.config.causal and one > other)
     )

@@ -91,13 +91,10 @@ class MultiHeadLatentAttention(ComputedMechanism):
 
         options = self.Config.of(config)
         shape = LatentShape(
-            hidden_size=config.hidden_size,
             sizes=self.sizes(config),
             mask=self_mask(config),
             rotary=config.rotary or Rotary(base=options.base, interleaved=True),
-            bias=config.bias,
             norm_eps=options.norm_eps,
-            dropout=config.dropout,
         )
         return LatentAttentionLayer(shape)
 
@@ -136,7 +133,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         """The sizes of a config; raises `InvalidValue` if it has grouped key/value heads."""
         options, head = self.Config.of(config), config.head_layout
         return LatentSizes(
-            num_heads=config.num_heads,
+            config=config,
             latent=options.latent,
             query_latent=options.query_latent,
             rotated=options.rotary_size,

@@ -76,23 +76,24 @@ class LatentAttentionLayer(nn.Module):
 
     def __init__(self, shape: LatentShape) -> None:
         super().__init__()
-        sizes, hidden_size, bias = shape.sizes, shape.hidden_size, shape.bias
+        sizes, config = shape.sizes, shape.sizes.config
+        hidden_size, bias = config.hidden_size, config.bias
         self.sizes = sizes
-        self.dropout = shape.dropout
+        self.dropout = config.dropout
         self.rotary = shape.rotary
         self.rotated = rotated_size(shape.rotary, sizes.rotated)
         if sizes.query_latent is None:
-            self.query = nn.Linear(hidden_size, sizes.num_heads * sizes.key, bias=False)
+            self.query = nn.Linear(hidden_size, sizes.heads * sizes.key, bias=False)
         else:
             self.query_down = nn.Linear(hidden_size, sizes.query_latent, bias=bias)
             self.query_norm = RmsNorm(sizes.query_latent, eps=shape.norm_eps)
-            self.query_up = nn.Linear(sizes.query_latent, sizes.num_heads * sizes.key, bias=False)
+            self.query_up = nn.Linear(sizes.query_latent, sizes.heads * sizes.key, bias=False)
         self.latent = nn.Linear(hidden_size, sizes.latent, bias=bias)
         self.latent_norm = RmsNorm(sizes.latent, eps=shape.norm_eps)
         self.rotary_key = nn.Linear(hidden_size, sizes.rotated, bias=bias)
-        self.key_up = nn.Linear(sizes.latent, sizes.num_heads * sizes.nope, bias=False)
-        self.value_up = nn.Linear(sizes.latent, sizes.num_heads * sizes.value, bias=False)
-        self.output = nn.Linear(sizes.num_heads * sizes.value, hidden_size, bias=bias)
+        self.key_up = nn.Linear(sizes.latent, sizes.heads * sizes.nope, bias=False)
+        self.value_up = nn.Linear(sizes.latent, sizes.heads * sizes.value, bias=False)
+        self.output = nn.Linear(sizes.heads * sizes.value, hidden_size, bias=bias)
         self.expanded_spec, self.absorbed_spec = sizes.expanded(shape.mask), sizes.absorbed(shape.mask)
         self.use_kernel(None)
         for module in self.modules():
@@ -174,7 +175,7 @@ class LatentAttentionLayer(nn.Module):
             projected = self.query(rows)
         else:
             projected = self.query_up(self.query_norm(self.query_down(rows)))
-        nope, turned = self._parts(projected.unflatten(-1, (self.sizes.num_heads, self.sizes.key)))
+        nope, turned = self._parts(projected.unflatten(-1, (self.sizes.heads, self.sizes.key)))
         return torch.cat([nope, rotate(turned, cos_sin, interleaved=self.rotary.interleaved)], dim=-1)
 
     def memory(self, rows: Tensor, cos_sin: CosSin) -> tuple[Tensor, Tensor]:
@@ -186,9 +187,9 @@ class LatentAttentionLayer(nn.Module):
     def expand(self, query: Tensor, memory: tuple[Tensor, Tensor]) -> AttentionInputs:
         """The inputs of the expanded computation: queries [batch, tokens, heads, key], and keys and values per head."""
         latent, turned = memory
-        key = self.key_up(latent).unflatten(-1, (self.sizes.num_heads, self.sizes.nope))
+        key = self.key_up(latent).unflatten(-1, (self.sizes.heads, self.sizes.nope))
         shared = turned[..., None, :].expand(*key.shape[:-1], self.sizes.rotated)
-        value = self.value_up(latent).unflatten(-1, (self.sizes.num_heads, self.sizes.value))
+        value = self.value_up(latent).unflatten(-1, (self.sizes.heads, self.sizes.value))
         return AttentionInputs(query=query, key=torch.cat([key, shared], dim=-1), value=value)
 
     def absorb(self, query: Tensor, memory: tuple[Tensor, Tensor]) -> AttentionInputs:
@@ -200,7 +201,7 @@ class LatentAttentionLayer(nn.Module):
     def carry(self, query: Tensor) -> Tensor:
         """Absorb the key matrices into queries [..., heads, key]: returns [..., heads, latent + rotated]."""
         nope, own = self._parts(query)
-        into = weight_of(self.key_up).view(self.sizes.num_heads, self.sizes.nope, self.sizes.latent)
+        into = weight_of(self.key_up).view(self.sizes.heads, self.sizes.nope, self.sizes.latent)
         return torch.cat([torch.einsum("...hn,hnc->...hc", nope, into), own], dim=-1)
 
     def attend_expanded(self, operands: AttentionInputs) -> Tensor:
@@ -213,7 +214,7 @@ class LatentAttentionLayer(nn.Module):
 
     def give_values(self, latents: Tensor) -> Tensor:
         """Project weighted means of latents [..., heads, latent] to values [..., heads, value]."""
-        out_of = weight_of(self.value_up).view(self.sizes.num_heads, self.sizes.value, self.sizes.latent)
+        out_of = weight_of(self.value_up).view(self.sizes.heads, self.sizes.value, self.sizes.latent)
         return torch.einsum("...hc,hvc->...hv", latents, out_of)
 
     def _parts(self, query: Tensor) -> tuple[Tensor, Tensor]:

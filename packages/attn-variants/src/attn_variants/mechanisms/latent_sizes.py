@@ -8,6 +8,7 @@ from attn_core import (
     AttentionSpec,
     Heads,
     Mask,
+    MechanismConfig,
     Rotary,
 )
 from attn_core.scores import ScaledDot
@@ -15,19 +16,25 @@ from attn_core.scores import ScaledDot
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSizes:
-    """Sizes in elements, as DeepSeek-V2 names them: `latent` d_c, `rotated` d_R, `nope` and `value` of one head.
+    """Sizes in elements for the heads of `config`, as DeepSeek-V2 names them: `latent` d_c, `rotated` d_R, `nope` and
+    `value` of one head.
 
     `query_latent` is the size of the queries' own latent, None if queries are projected directly from the inputs.
     Scores are `score_factor` q·k / √(nope + rotated).
     """
 
-    num_heads: int
+    config: MechanismConfig
     latent: int
     query_latent: int | None
     rotated: int
     nope: int
     value: int
     score_factor: float = 1.0
+
+    @property
+    def heads(self) -> int:
+        """The number of heads."""
+        return self.config.num_heads
 
     @property
     def key(self) -> int:
@@ -46,23 +53,20 @@ class LatentSizes:
 
     def expanded(self, mask: Mask) -> AttentionSpec:
         """The spec of multi-head attention over expanded keys and values."""
-        heads = Heads(query=self.num_heads, key_value=self.num_heads, key_size=self.key, value_size=self.value)
+        heads = Heads(query=self.heads, key_value=self.heads, key_size=self.key, value_size=self.value)
         return AttentionSpec(heads=heads, mask=mask, score=ScaledDot(scale=self.scale))
 
     def absorbed(self, mask: Mask) -> AttentionSpec:
         """The spec of multi-query attention over the cached rows, with the same scores as the expanded keys."""
-        heads = Heads(query=self.num_heads, key_value=1, key_size=self.remembered, value_size=self.latent)
+        heads = Heads(query=self.heads, key_value=1, key_size=self.remembered, value_size=self.latent)
         return AttentionSpec(heads=heads, mask=mask, score=ScaledDot(scale=self.scale))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentShape:
-    """The options of a `LatentAttentionLayer`; `norm_eps` is that of both RMSNorms, `dropout` that of the weights."""
+    """The options of a `LatentAttentionLayer`; `norm_eps` is that of both RMSNorms."""
 
-    hidden_size: int
     sizes: LatentSizes
     mask: Mask
     rotary: Rotary
-    bias: bool
     norm_eps: float
-    dropout: float = 0.0

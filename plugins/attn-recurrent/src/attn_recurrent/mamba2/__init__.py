@@ -20,7 +20,7 @@ from attn_core import (
 )
 from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
-from attn_recurrent.mamba2.config import Mamba2Config, mamba2_step
+from attn_recurrent.mamba2.config import Mamba2Config
 
 
 class Mamba2(ComputedMechanism):
@@ -62,42 +62,38 @@ class Mamba2(ComputedMechanism):
         """A new `Mamba2Layer`; raises `InvalidValue` or `Incompatible` for a config that it does not support."""
         from attn_recurrent.mamba2.layer import Mamba2Layer
 
-        own = Mamba2Config.of(config)
-        return Mamba2Layer(
-            own.sizes, hidden_size=own.hidden_size, bias=own.bias, chunk=own.chunk, norm_eps=own.norm_eps
-        )
+        return Mamba2Layer(Mamba2Config.of(config))
 
     def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
         """The decode step that kernels may compute with in-place update of the states."""
-        return mamba2_step(Mamba2Config.of(config).sizes)
+        return Mamba2Config.of(config).step
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One matrix per head in float32, and the last inputs of the convolution in the model's dtype."""
-        sizes = Mamba2Config.of(config).sizes
-        memory = {"S": Field((sizes.num_heads, sizes.state, sizes.head), dtype="float32")}
-        if sizes.taps > 1:
-            memory["tail"] = Field((sizes.taps - 1, sizes.channels))
+        own = Mamba2Config.of(config)
+        memory = {"S": Field((own.num_heads, own.state_size, own.head), dtype="float32")}
+        if own.taps > 1:
+            memory["tail"] = Field((own.taps - 1, own.channels))
         return {"memory": Slot(memory)}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of projections and the chunked recurrence as torch counts it: matrix products only."""
         own = Mamba2Config.of(config)
-        sizes = own.sizes
-        into = sizes.inner + sizes.channels + sizes.num_heads
-        weights = own.hidden_size * (into + sizes.inner)
+        into = own.inner + own.channels + own.num_heads
+        weights = own.hidden_size * (into + own.inner)
         whole, rest = divmod(shape.query, own.chunk)
         chunk_pairs = whole * own.chunk**2 + rest**2
-        pairs = 2 * chunk_pairs * (sizes.groups * sizes.state + sizes.inner)
-        memory = 2 * 2 * shape.query * sizes.inner * sizes.state
+        pairs = 2 * chunk_pairs * (own.groups * own.state_size + own.inner)
+        memory = 2 * 2 * shape.query * own.inner * own.state_size
         projected = shape.batch * shape.query * 2 * weights
         return Cost(
             flops=projected + shape.batch * (pairs + memory),
             allowed_flops=projected + shape.batch * memory,
             parameters=weights
             + (into + own.hidden_size if own.bias else 0)
-            + (sizes.taps + 1) * sizes.channels
-            + 3 * sizes.num_heads
-            + sizes.inner,
+            + (own.taps + 1) * own.channels
+            + 3 * own.num_heads
+            + own.inner,
         )
 
 

@@ -3,52 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from attn_core import MechanismConfig
 from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrent_step import RecurrentStepSpec
-
-
-class Sizes(NamedTuple):
-    """The numbers of heads and of groups of heads that share B and C, the sizes of B and C (`state`) and of a head's x
-    (`head`), and the width of the convolution (`taps`)."""
-
-    num_heads: int
-    groups: int
-    state: int
-    head: int
-    taps: int
-
-    @property
-    def inner(self) -> int:
-        """The number of elements of x of all heads."""
-        return self.num_heads * self.head
-
-    @property
-    def channels(self) -> int:
-        """The number of elements that pass the convolution: x, B and C."""
-        return self.inner + 2 * self.groups * self.state
-
-
-def mamba2_step(sizes: Sizes) -> RecurrentStepSpec:
-    """The decode step that a layer requests from kernels, where C, B and x are queries, keys and values."""
-    return RecurrentStepSpec(
-        num_heads=sizes.num_heads,
-        num_key_heads=sizes.groups,
-        key_size=sizes.state,
-        value_size=sizes.head,
-        taps=sizes.taps,
-        feature_map="silu",
-        decay="head",
-        decay_form="softplus",
-        step_size=True,
-        skip=True,
-        norm_heads=sizes.num_heads // sizes.groups,
-        gate="silu",
-        norm_before_gate=False,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +35,35 @@ class Mamba2Config(MechanismConfig):
             raise InvalidValue.of("groups", self.groups, f"a divisor of the {self.num_heads} heads")
 
     @property
-    def sizes(self) -> Sizes:
-        """The sizes of the layer's parts."""
-        return Sizes(self.num_heads, self.groups, self.state_size, self.expand * self.head_layout.value_size, self.taps)
+    def head(self) -> int:
+        """The number of elements of x of one head."""
+        return self.expand * self.head_layout.value_size
+
+    @property
+    def inner(self) -> int:
+        """The number of elements of x of all heads."""
+        return self.num_heads * self.head
+
+    @property
+    def channels(self) -> int:
+        """The number of elements that pass the convolution: x, B and C."""
+        return self.inner + 2 * self.groups * self.state_size
+
+    @property
+    def step(self) -> RecurrentStepSpec:
+        """The decode step that a layer requests from kernels, where C, B and x are queries, keys and values."""
+        return RecurrentStepSpec(
+            num_heads=self.num_heads,
+            num_key_heads=self.groups,
+            key_size=self.state_size,
+            value_size=self.head,
+            taps=self.taps,
+            feature_map="silu",
+            decay="head",
+            decay_form="softplus",
+            step_size=True,
+            skip=True,
+            norm_heads=self.num_heads // self.groups,
+            gate="silu",
+            norm_before_gate=False,
+        )

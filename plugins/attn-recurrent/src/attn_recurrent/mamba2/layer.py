@@ -21,7 +21,7 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
 
-from attn_recurrent.mamba2.config import Sizes, mamba2_step
+from attn_recurrent.mamba2.config import Mamba2Config
 from attn_recurrent.mamba2.duality import System, by_chunks, weights
 
 STEPS = (1e-3, 1e-1)
@@ -36,22 +36,23 @@ class Mamba2Layer(nn.Module):
     [heads], and `norm` [inner].
     """
 
-    def __init__(self, sizes: Sizes, *, hidden_size: int, bias: bool, chunk: int, norm_eps: float) -> None:
+    def __init__(self, config: Mamba2Config) -> None:
         super().__init__()
-        self.sizes, self.chunk, self.norm_eps = sizes, chunk, norm_eps
+        self.config, hidden_size, bias = config, config.hidden_size, config.bias
+        self.head, self.inner, self.channels = config.head, config.inner, config.channels
         self.step_plan = RecurrentStepDispatcher(installed().kernels)
-        self.step_spec = mamba2_step(sizes)
-        self.input = nn.Linear(hidden_size, sizes.inner + sizes.channels + sizes.num_heads, bias=bias)
-        self.output = nn.Linear(sizes.inner, hidden_size, bias=bias)
-        spread = sizes.taps**-0.5
-        self.filters = nn.Parameter(torch.empty(sizes.channels, sizes.taps).uniform_(-spread, spread))
-        self.filter_bias = nn.Parameter(torch.empty(sizes.channels).uniform_(-spread, spread))
-        self.rate = nn.Parameter(torch.arange(1.0, sizes.num_heads + 1).log())
-        step = torch.empty(sizes.num_heads).uniform_(*(math.log(size) for size in STEPS)).exp()
+        self.step_spec = config.step
+        self.input = nn.Linear(hidden_size, config.inner + config.channels + config.num_heads, bias=bias)
+        self.output = nn.Linear(config.inner, hidden_size, bias=bias)
+        spread = config.taps**-0.5
+        self.filters = nn.Parameter(torch.empty(config.channels, config.taps).uniform_(-spread, spread))
+        self.filter_bias = nn.Parameter(torch.empty(config.channels).uniform_(-spread, spread))
+        self.rate = nn.Parameter(torch.arange(1.0, config.num_heads + 1).log())
+        step = torch.empty(config.num_heads).uniform_(*(math.log(size) for size in STEPS)).exp()
         # The inverse of softplus, so that the bias alone results in the step that was drawn.
         self.step_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
-        self.skip = nn.Parameter(torch.ones(sizes.num_heads))
-        self.norm = nn.Parameter(torch.ones(sizes.inner))
+        self.skip = nn.Parameter(torch.ones(config.num_heads))
+        self.norm = nn.Parameter(torch.ones(config.inner))
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Compute whole sequences, [batch, tokens, hidden_size] to [batch, tokens, hidden_size].
@@ -120,19 +121,19 @@ class Mamba2Layer(nn.Module):
 
     def _step_inputs(self, rows: Tensor, state: SlotsInPlace) -> RecurrentStepInputs:
         """The inputs of a kernel for a decode step with hidden states `rows` [requests, hidden_size]."""
-        sizes, shared = self.sizes, self.sizes.groups * self.sizes.state
-        parts = torch.split(self.input(rows), [sizes.inner, sizes.inner, shared, shared, sizes.num_heads], dim=-1)
-        gate, value = (part.reshape(len(rows), sizes.num_heads, sizes.head) for part in parts[:2])
-        writing, reading = (part.reshape(len(rows), sizes.groups, sizes.state) for part in parts[2:4])
+        config, shared = self.config, self.config.groups * self.config.state_size
+        parts = torch.split(self.input(rows), [self.inner, self.inner, shared, shared, config.num_heads], dim=-1)
+        gate, value = (part.reshape(len(rows), config.num_heads, self.head) for part in parts[:2])
+        writing, reading = (part.reshape(len(rows), config.groups, config.state_size) for part in parts[2:4])
         return RecurrentStepInputs(
             spec=self.step_spec,
             query=reading,
             key=writing,
             value=value,
             state=state,
-            convolution=ConvolutionInputs(self.filters, self.filter_bias, (sizes.inner + shared, sizes.inner, 0)),
+            convolution=ConvolutionInputs(self.filters, self.filter_bias, (self.inner + shared, self.inner, 0)),
             decay=DecayInputs(parts[4][..., None], self.rate, self.step_bias[:, None]),
-            output=OutputInputs(skip=self.skip, norm=self.norm, eps=self.norm_eps, gate=gate),
+            output=OutputInputs(skip=self.skip, norm=self.norm, eps=self.config.norm_eps, gate=gate),
         )
 
     def _run(
@@ -143,15 +144,15 @@ class Mamba2Layer(nn.Module):
         mixed, tail = self._convolved(mixed, key_padding_mask, tail)
         system, value = self._system(mixed, step)
         if memory is None:
-            memory = value.new_zeros(rows.shape[0], self.sizes.num_heads, self.sizes.state, self.sizes.head)
-        out, memory = by_chunks(system, memory.to(value.dtype), self.chunk)
+            memory = value.new_zeros(rows.shape[0], self.config.num_heads, self.config.state_size, self.head)
+        out, memory = by_chunks(system, memory.to(value.dtype), self.config.chunk)
         out = out + wide(self.skip)[:, None, None] * value
         return self._out(out.transpose(1, 2).flatten(-2), gate, rows.dtype), memory, tail
 
     def _projected(self, rows: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Gates, the input of the convolution, and step sizes, which are zero for padding."""
-        sizes = self.sizes
-        parts = torch.split(wide(self.input(rows)), [sizes.inner, sizes.channels, sizes.num_heads], dim=-1)
+        config = self.config
+        parts = torch.split(wide(self.input(rows)), [self.inner, self.channels, config.num_heads], dim=-1)
         step = softplus(parts[2] + wide(self.step_bias))
         return (
             parts[0],
@@ -161,7 +162,7 @@ class Mamba2Layer(nn.Module):
 
     def _convolved(self, rows: Tensor, key_padding_mask: Tensor | None, tail: Tensor | None) -> tuple[Tensor, Tensor]:
         """The output of the convolution and SiLU for `rows` [batch, tokens, channels], and its last taps - 1 inputs."""
-        taps, tokens, filters = self.sizes.taps, rows.shape[1], wide(self.filters)
+        taps, tokens, filters = self.config.taps, rows.shape[1], wide(self.filters)
         rows = rows if key_padding_mask is None else torch.where(key_padding_mask[..., None], rows, 0)
         known = pad(rows, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(rows.dtype), rows], dim=1)
         summed = wide(self.filter_bias) + known[:, :tokens] * filters[:, 0]
@@ -174,19 +175,19 @@ class Mamba2Layer(nn.Module):
 
     def _system(self, mixed: Tensor, step: Tensor) -> tuple[System, Tensor]:
         """The `System` from the output of the convolution and step sizes, and x [batch, heads, tokens, head_dim]."""
-        sizes = self.sizes
-        shared = sizes.groups * sizes.state
-        value, writing, reading = torch.split(mixed, [sizes.inner, shared, shared], dim=-1)
-        value = by_heads(value, sizes.num_heads)
+        config = self.config
+        shared = config.groups * config.state_size
+        value, writing, reading = torch.split(mixed, [self.inner, shared, shared], dim=-1)
+        value = by_heads(value, config.num_heads)
         step = step.transpose(1, 2)[..., None]
         decay = -wide(self.rate).exp()[:, None, None] * step
-        system = System(by_heads(reading, sizes.groups), by_heads(writing, sizes.groups), value * step, decay)
+        system = System(by_heads(reading, config.groups), by_heads(writing, config.groups), value * step, decay)
         return system, value
 
     def _out(self, out: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
         gated = out * silu(gate)
-        groups = gated.reshape(*gated.shape[:-1], self.sizes.groups, self.sizes.inner // self.sizes.groups)
-        normed = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.norm_eps)
+        groups = gated.reshape(*gated.shape[:-1], self.config.groups, self.inner // self.config.groups)
+        normed = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.config.norm_eps)
         projected: Tensor = self.output((normed.flatten(-2) * wide(self.norm)).to(dtype))
         return projected
 
