@@ -28,7 +28,6 @@ from attn_models.adapters.hf_config import Rope, hf_rope_parameters, read_rope
 from attn_models.attention import layer_attentions
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-KNOWN = {info.name: info for info in fields_of(DecoderConfig)}
 ROPE_KEYS = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings"})
 SIZES = {
     "vocab_size": "vocab_size",
@@ -149,8 +148,9 @@ class FamilyAdapter(StateDictAdapter):
         required_count(values, self.fields["num_layers"])
         require_allowed(values, self.allowed)
         fields: dict[str, Any] = {"num_kv_heads": None, **self.fixed}
+        known = {info.name: info for info in fields_of(self.Config)}
         for ours, theirs in self.fields.items():
-            info = KNOWN[ours]
+            info = known[ours]
             if info.kind is bool:
                 fields[ours] = bool(values.get(theirs))
             elif info.required or ours == "norm_eps":

@@ -105,7 +105,7 @@ class Decoder(nn.Module):
             initialise(self.embedding, config.hidden_size**-0.5)
 
     def build_block(self, config: DecoderConfig, attention: LayerAttention, *, sparse: bool) -> Block:
-        """A new block around the attention of a layer, with `experts`, if given, in place of a dense feed-forward."""
+        """A new block around the attention of a layer; a `sparse` one has the config's experts as its feed-forward."""
         return build_block(config, attention, sparse=sparse)
 
     def forward(self, tokens: Tensor) -> Tensor:
