@@ -40,8 +40,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 WHEELS = ROOT / "dist"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 ON_TWO_CORES = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--longest-first"]
-ON_TWO_CORES += ["--record-durations", str(WHEELS / "durations.json")]
-"""How a whole run is shared out; `python tools/durations.py dist/durations.json` keeps what it took."""
+ON_TWO_CORES += ["--record-durations", str(ROOT / "out" / "durations.json")]
+"""How a whole run is shared out; `python tools/durations.py out/durations.json` keeps what it took."""
 
 
 def group(*names: str) -> tuple[str, ...]:

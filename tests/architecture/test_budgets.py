@@ -9,7 +9,7 @@ import pytest
 def test_no_package_is_over_its_budget() -> None:
     record = durations.kept()
     if not record["files"]:
-        pytest.skip("no run is recorded in .ci/durations.json: python tools/durations.py dist/durations.json")
+        pytest.skip("no run is recorded in .ci/durations.json: python tools/durations.py out/durations.json")
     assert not durations.over_budget(record)
 
 
