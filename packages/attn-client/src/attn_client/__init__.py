@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from attn_core.lazy import lazy_names
 from attn_schema import (
     ChatMessage,
     Completion,
@@ -31,19 +31,11 @@ __all__ = [
 ]
 
 # Names are imported lazily: listing plugins imports this package, and must not import gRPC with it.
-_HOMES = {
-    "async_client": ("AsyncClient",),
-    "client": ("Client",),
-    "settings": ("ClientSettings",),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"attn_client.{module}"), name)
-    raise AttributeError(f"module 'attn_client' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, *(name for names in _HOMES.values() for name in names)])
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "async_client": ("AsyncClient",),
+        "client": ("Client",),
+        "settings": ("ClientSettings",),
+    },
+)

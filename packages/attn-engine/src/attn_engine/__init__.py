@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from attn_core.lazy import lazy_names
 from attn_schema import EngineConfig, EngineStats, FinishReason, SamplingParams, ScoringParams, StructuredOutput
 
 if TYPE_CHECKING:
@@ -21,23 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["EngineConfig", "EngineStats", "FinishReason", "SamplingParams", "ScoringParams", "StructuredOutput"]
 
 # Names are imported lazily: listing plugins imports this package, and must not import torch with it.
-_HOMES = {
-    "build": ("build_engine",),
-    "draft_model": ("DraftModel",),
-    "engine": ("Engine",),
-    "host.local_client": ("LocalClient",),
-    "loop": ("EngineLoop",),
-    "moved_prompts": ("PromptState",),
-    "request": ("PromptEmbeddings", "Request", "RequestOutput"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"attn_engine.{module}"), name)
-    raise AttributeError(f"module 'attn_engine' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, *(name for names in _HOMES.values() for name in names)])
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "build": ("build_engine",),
+        "draft_model": ("DraftModel",),
+        "engine": ("Engine",),
+        "host.local_client": ("LocalClient",),
+        "loop": ("EngineLoop",),
+        "moved_prompts": ("PromptState",),
+        "request": ("PromptEmbeddings", "Request", "RequestOutput"),
+    },
+)

@@ -10,8 +10,9 @@ These names are loaded on first use: importing the package does not import torch
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from attn_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from attn_variants.functional import attend
@@ -20,19 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["MultiheadAttention", "attend", "layer"]
 
-MODULES = {
-    "MultiheadAttention": "attn_variants.multihead_attention",
-    "attend": "attn_variants.functional",
-    "layer": "attn_variants.layers",
-}
-"""The module that defines each public name."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(MODULES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "multihead_attention": ("MultiheadAttention",),
+        "functional": ("attend",),
+        "layers": ("layer",),
+    },
+)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from attn_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from attn_gateway.call import Call as Call
@@ -38,25 +39,17 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 # Listing plugins imports this package, and must not import gRPC with it.
-_HOMES = {
-    "call": ("Call", "Caller", "Metadata"),
-    "calls": ("Calls", "Handler", "handlers_of"),
-    "cluster": ("Cluster", "ClusterSettings", "ModelToLoad"),
-    "gateway": ("Gateway", "probe", "serving"),
-    "paging": ("page_of",),
-    "service": ("HttpServer", "Service", "ServingState"),
-    "settings": ("GatewaySettings", "ReplicaTls", "TlsFiles"),
-    "status": ("code_of", "status_of"),
-    "tenants": ("Tenant", "Tenants", "read_tenants"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"attn_gateway.{module}"), name)
-    raise AttributeError(f"module 'attn_gateway' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(name for names in _HOMES.values() for name in names)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "call": ("Call", "Caller", "Metadata"),
+        "calls": ("Calls", "Handler", "handlers_of"),
+        "cluster": ("Cluster", "ClusterSettings", "ModelToLoad"),
+        "gateway": ("Gateway", "probe", "serving"),
+        "paging": ("page_of",),
+        "service": ("HttpServer", "Service", "ServingState"),
+        "settings": ("GatewaySettings", "ReplicaTls", "TlsFiles"),
+        "status": ("code_of", "status_of"),
+        "tenants": ("Tenant", "Tenants", "read_tenants"),
+    },
+)

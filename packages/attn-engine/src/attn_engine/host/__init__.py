@@ -5,8 +5,9 @@ These names are loaded on first use: a gateway names tasks without importing tor
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from attn_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from attn_engine.host.host import Deliver, EmbedTask, ModelHost, TextTask
@@ -24,18 +25,12 @@ __all__ = [
     "open_host",
 ]
 
-_HOMES = {
-    "Deliver": "host",
-    "EmbedTask": "host",
-    "ModelHost": "host",
-    "Preparation": "preparation",
-    "PromptTokenizer": "tokenization",
-    "TextTask": "host",
-    "open_host": "opening",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"attn_engine.host.{_HOMES[name]}"), name)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "host": ("Deliver", "EmbedTask", "ModelHost", "TextTask"),
+        "preparation": ("Preparation",),
+        "tokenization": ("PromptTokenizer",),
+        "opening": ("open_host",),
+    },
+)

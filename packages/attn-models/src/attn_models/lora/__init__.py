@@ -5,8 +5,9 @@ These names are loaded on first use: a server recognises adapters without import
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from attn_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from attn_models.lora.adapter import LoraAdapter, merge_adapter
@@ -26,19 +27,13 @@ __all__ = [
     "write_adapter",
 ]
 
-_HOMES = {
-    "ADAPTER_CONFIG_NAME": "peft_config",
-    "AdaptedModel": "attached",
-    "AdapterConfig": "peft_config",
-    "LoraAdapter": "adapter",
-    "lora_sites": "sites",
-    "merge_adapter": "adapter",
-    "read_adapter": "files",
-    "write_adapter": "files",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"attn_models.lora.{_HOMES[name]}"), name)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "peft_config": ("ADAPTER_CONFIG_NAME", "AdapterConfig"),
+        "attached": ("AdaptedModel",),
+        "adapter": ("LoraAdapter", "merge_adapter"),
+        "sites": ("lora_sites",),
+        "files": ("read_adapter", "write_adapter"),
+    },
+)

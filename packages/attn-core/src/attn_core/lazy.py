@@ -1,0 +1,33 @@
+"""Packages that import what they export on first use.
+
+Listing plugins imports the packages that offer them, and must import neither torch nor gRPC with them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The functions `__getattr__` and `__dir__` of a package (PEP 562); `homes` has its names by module.
+
+    In the package's `__init__.py`, with the same imports under `TYPE_CHECKING`:
+
+        __getattr__, __dir__ = lazy_names(__name__, {"client": ("Client",)})
+    """
+    modules = {name: f"{package}.{module}" for module, names in homes.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name]), name)
+
+    def names() -> list[str]:
+        return sorted({*modules, *getattr(sys.modules[package], "__all__", ())})
+
+    return get, names
