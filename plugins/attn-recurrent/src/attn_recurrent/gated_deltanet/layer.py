@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from attn_core import LayerState, RaggedBatch, installed
-from attn_core.batch import SlotsInPlace, Span
-from attn_core.errors import InvalidValue
+from attn_core.batch import SlotsInPlace
 from attn_core.kernels.linear import Pack
 from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
 from attn_core.kernels.recurrent_step import (
@@ -20,10 +19,11 @@ from attn_core.kernels.recurrent_step import (
 )
 from attn_core.masking import wide
 from torch import Tensor, nn
-from torch.nn.functional import pad, silu, softplus
+from torch.nn.functional import silu, softplus
 
 from attn_recurrent.gated_deltanet.config import Sizes, gated_delta_step
 from attn_recurrent.gated_deltanet.rule import Rule, by_chunks, weights
+from attn_recurrent.sequences import by_heads, convolved, refuse_source, stepped
 
 UNIT_EPS = 1e-6
 
@@ -99,14 +99,14 @@ class GatedDeltaLayer(nn.Module):
 
         `key_padding_mask` [batch, tokens], bool, is True for real tokens. Raises `InvalidValue` if a source is given.
         """
-        refuse_source(source)
+        refuse_source(source, "gated_deltanet")
         projected = self._projected(query)
         rule, _ = self._rule(projected, key_padding_mask, None)
         return self._out(self._read(rule, self._empty(rule), query)[0], projected.gate, query.dtype)
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The effective weights [batch, heads, query, key] of the values in each head's output, before its norm."""
-        refuse_source(source)
+        refuse_source(source, "gated_deltanet")
         return weights(self._rule(self._projected(query), key_padding_mask, None)[0])
 
     def join(self, pack: Pack) -> None:
@@ -123,35 +123,14 @@ class GatedDeltaLayer(nn.Module):
         Reads and replaces the state "memory": "S" [requests, heads, key_size, value_size], float32, and "tail"
         [requests, taps - 1, channels].
         """
-        if batch.decoding:
-            in_place = self._step_in_place(query, state["memory"])
-            if in_place is not None:
-                return in_place
 
-        def step(span: Span, _: RaggedBatch) -> Tensor | None:
-            return self._step_in_place(query[span.start : span.stop], state["memory"], span.request)
-
-        done = {} if batch.decoding else {s.request: out for s, out in self.step_plan.single_tokens(batch, step)}
-        held = state["memory"].read()
-        outs, memories, tails = [], [], []
-        for rows, requests in pieces(query, batch):
-            tail = held["tail"][requests] if "tail" in held else None
-            if requests.start in done:
-                outs.append(done[requests.start])
-                memories.append(held["S"][requests])
-                tails.append(tail)
-                continue
+        def compute(rows: Tensor, memory: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
             projected = self._projected(rows)
             rule, tail = self._rule(projected, None, tail)
-            out, memory = self._read(rule, held["S"][requests].to(rule.value.dtype), rows)
-            outs.append(self._out(out, projected.gate, rows.dtype).flatten(0, 1))
-            memories.append(memory.to(held["S"].dtype))
-            tails.append(tail if "tail" not in held else tail.to(held["tail"].dtype))
-        after = {"S": torch.cat(memories)}
-        if "tail" in held:
-            after["tail"] = torch.cat(tails)  # type: ignore[arg-type]
-        state["memory"].write(after)
-        return torch.cat(outs)
+            out, memory = self._read(rule, memory.to(rule.value.dtype), rows)
+            return self._out(out, projected.gate, rows.dtype), memory, tail
+
+        return stepped(self.step_plan, query, batch, state["memory"], self._step_in_place, compute)
 
     def _step_in_place(self, rows: Tensor, view: Any, request: int | None = None) -> Tensor | None:
         """The output of a decode step by a kernel that updates states in place, for all requests of a view or for one
@@ -208,7 +187,7 @@ class GatedDeltaLayer(nn.Module):
     def _rule(self, projected: Projected, key_padding_mask: Tensor | None, tail: Tensor | None) -> tuple[Rule, Tensor]:
         mixed = wide(torch.cat(projected[:3], dim=-1))
         mixed = mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0)
-        mixed, tail = self._convolved(mixed, tail)
+        mixed, tail = convolved(mixed, self.filters, None, tail)
         sizes = self.sizes
         query, key, value = torch.split(mixed, [sizes.into, sizes.into, sizes.out], dim=-1)
         query, key = (self._for_each_head(unit(by_heads(part, sizes.key_heads))) for part in (query, key))
@@ -224,16 +203,6 @@ class GatedDeltaLayer(nn.Module):
         repeats = self.sizes.heads // self.sizes.key_heads
         return rows if repeats == 1 else rows.repeat_interleave(repeats, dim=1)
 
-    def _convolved(self, rows: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The output of the convolution and SiLU for `rows` [batch, tokens, channels], and its last taps - 1 inputs."""
-        taps, tokens = self.filters.shape[1], rows.shape[1]
-        known = pad(rows, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(rows.dtype), rows], dim=1)
-        filters = wide(self.filters)
-        summed = known[:, :tokens] * filters[:, 0]
-        for tap in range(1, taps):
-            summed = torch.addcmul(summed, known[:, tap : tap + tokens], filters[:, tap])
-        return silu(summed), known[:, tokens:]
-
     def _empty(self, rule: Rule) -> Tensor:
         return rule.value.new_zeros(rule.value.shape[0], self.sizes.heads, self.sizes.key, self.sizes.value)
 
@@ -242,23 +211,6 @@ class GatedDeltaLayer(nn.Module):
         gated = normed.transpose(1, 2).flatten(-2) * silu(wide(gate))
         projected: Tensor = self.output(gated.to(dtype))
         return projected
-
-
-def refuse_source(source: Tensor | None) -> None:
-    """Raise `InvalidValue` if a source is given."""
-    if source is not None:
-        raise InvalidValue.of("source", tuple(source.shape), "None, as 'gated_deltanet' is self-attention")
-
-
-def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
-    """Split `rows` [tokens, hidden_size] into groups of sequences of the same length [requests, tokens, hidden_size],
-    each with the slice of its requests.
-    """
-    if batch.decoding:
-        yield rows[:, None], slice(0, batch.requests)
-        return
-    for span in batch.spans():
-        yield rows[None, span.start : span.stop], slice(span.request, span.request + 1)
 
 
 def multiplied_in(rows: Tensor) -> torch.dtype:
@@ -271,8 +223,3 @@ def multiplied_in(rows: Tensor) -> torch.dtype:
 def unit(rows: Tensor) -> Tensor:
     """Normalise `rows` [..., size] to length one."""
     return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + UNIT_EPS)
-
-
-def by_heads(rows: Tensor, heads: int) -> Tensor:
-    """Reshape `rows` [batch, tokens, heads · size] to [batch, heads, tokens, size]."""
-    return rows.reshape(*rows.shape[:-1], heads, rows.shape[-1] // heads).transpose(1, 2)

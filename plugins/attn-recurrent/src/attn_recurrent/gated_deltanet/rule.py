@@ -6,10 +6,13 @@ most 0, and strengths β [batch, heads, tokens, 1], memories S [batch, heads, ke
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from attn_recurrent.sequences import faded, in_chunks
 
 
 class Rule(NamedTuple):
@@ -20,21 +23,6 @@ class Rule(NamedTuple):
     value: Tensor
     decay: Tensor
     strength: Tensor
-
-
-def by_chunks(rule: Rule, memory: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Outputs [batch, heads, tokens, value_size] and the memory after the last token, computed in chunks of `chunk`
-    tokens: pairwise within a chunk, through the memory between chunks."""
-    tokens = rule.key.shape[2]
-    if tokens == 0:
-        return rule.value, memory
-    if tokens <= chunk:
-        return one_chunk(rule, memory)
-    outs = []
-    for start in range(0, tokens, chunk):
-        out, memory = one_chunk(Rule(*(part[:, :, start : start + chunk] for part in rule)), memory)
-        outs.append(out)
-    return torch.cat(outs, dim=2), memory
 
 
 def one_chunk(rule: Rule, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,6 +36,10 @@ def one_chunk(rule: Rule, memory: Tensor) -> tuple[Tensor, Tensor]:
     last = total[:, :, -1:]
     late = rule.key * (last - total).exp()
     return out, memory * last.exp() + torch.matmul(late.transpose(-1, -2), values)
+
+
+by_chunks = partial(in_chunks, one_chunk)
+"""`by_chunks(rule, memory, chunk)`; see `in_chunks`."""
 
 
 def weights(rule: Rule) -> Tensor:
@@ -67,6 +59,4 @@ def overlap(rule: Rule, total: Tensor) -> Tensor:
 
 def faded_pairs(query: Tensor, key: Tensor, total: Tensor) -> Tensor:
     """The decayed products q_i·k_j e^(total_i - total_j) for j ≤ i, else zero, [batch, heads, tokens, tokens]."""
-    pairs = torch.matmul(query, key.transpose(-1, -2))
-    later = torch.ones(pairs.shape[-2:], dtype=torch.bool, device=pairs.device).triu(1)
-    return pairs * (total - total.transpose(-1, -2)).masked_fill(later, -torch.inf).exp()
+    return faded(torch.matmul(query, key.transpose(-1, -2)), total)

@@ -6,10 +6,13 @@ heads, tokens, 1], memories S [batch, heads, state_size, head_dim]; heads of a g
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from attn_recurrent.sequences import faded, in_chunks
 
 
 class System(NamedTuple):
@@ -19,21 +22,6 @@ class System(NamedTuple):
     writing: Tensor
     value: Tensor
     decay: Tensor
-
-
-def by_chunks(system: System, memory: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Outputs [batch, heads, tokens, head_dim] and the memory after the last token, computed in chunks of `chunk`
-    tokens: pairwise within a chunk, through the memory between chunks."""
-    tokens = system.value.shape[2]
-    if tokens == 0:
-        return system.value, memory
-    if tokens <= chunk:
-        return one_chunk(system, memory)
-    outs = []
-    for start in range(0, tokens, chunk):
-        out, memory = one_chunk(System(*(part[:, :, start : start + chunk] for part in system)), memory)
-        outs.append(out)
-    return torch.cat(outs, dim=2), memory
 
 
 def one_chunk(system: System, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,10 +35,12 @@ def one_chunk(system: System, memory: Tensor) -> tuple[Tensor, Tensor]:
     return out, memory * last.exp() + torch.matmul(writing.transpose(-1, -2), system.value)
 
 
+by_chunks = partial(in_chunks, one_chunk)
+"""`by_chunks(system, memory, chunk)`; see `in_chunks`."""
+
+
 def weights(system: System) -> Tensor:
     """The weights of the values: C_i·B_j e^(total_i - total_j) for j ≤ i, else zero, [batch, heads, tokens, tokens]."""
     group_size = system.value.shape[1] // system.reading.shape[1]
     pairs = torch.matmul(system.reading, system.writing.transpose(-1, -2)).repeat_interleave(group_size, dim=1)
-    total = system.decay.cumsum(2)
-    later = torch.ones(pairs.shape[-2:], dtype=torch.bool, device=pairs.device).triu(1)
-    return pairs * (total - total.transpose(-1, -2)).masked_fill(later, -torch.inf).exp()
+    return faded(pairs, system.decay.cumsum(2))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from attn_core import LayerState, RaggedBatch, installed
-from attn_core.batch import SlotsInPlace, Span
-from attn_core.errors import InvalidValue
+from attn_core.batch import SlotsInPlace
 from attn_core.kernels.recurrent_step import (
     ConvolutionInputs,
     DecayInputs,
@@ -19,10 +17,11 @@ from attn_core.kernels.recurrent_step import (
 )
 from attn_core.masking import wide
 from torch import Tensor, nn
-from torch.nn.functional import pad, silu, softplus
+from torch.nn.functional import silu, softplus
 
 from attn_recurrent.mamba2.config import Mamba2Config
 from attn_recurrent.mamba2.duality import System, by_chunks, weights
+from attn_recurrent.sequences import by_heads, convolved, refuse_source, stepped
 
 STEPS = (1e-3, 1e-1)
 """The range of initial step sizes, which are log-uniform, as in the authors' code."""
@@ -59,12 +58,12 @@ class Mamba2Layer(nn.Module):
 
         `key_padding_mask` [batch, tokens], bool, is True for real tokens. Raises `InvalidValue` if a source is given.
         """
-        self._refuse(source)
+        refuse_source(source, "mamba2")
         return self._run(query, key_padding_mask, None, None)[0]
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The effective weights [batch, heads, query, key] of x in the output of each head, before skip and gate."""
-        self._refuse(source)
+        refuse_source(source, "mamba2")
         _, mixed, step = self._projected(query, key_padding_mask)
         system, _ = self._system(self._convolved(mixed, key_padding_mask, None)[0], step)
         step = step.transpose(1, 2)[:, :, None]
@@ -76,32 +75,11 @@ class Mamba2Layer(nn.Module):
         Reads and replaces the state "memory": "S" [requests, heads, state_size, head_dim], float32, and "tail"
         [requests, taps - 1, channels].
         """
-        if batch.decoding:
-            in_place = self._step_in_place(query, state["memory"])
-            if in_place is not None:
-                return in_place
 
-        def step(span: Span, _: RaggedBatch) -> Tensor | None:
-            return self._step_in_place(query[span.start : span.stop], state["memory"], span.request)
+        def compute(rows: Tensor, memory: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+            return self._run(rows, None, memory, tail)
 
-        done = {} if batch.decoding else {s.request: out for s, out in self.step_plan.single_tokens(batch, step)}
-        held = state["memory"].read()
-        outs: list[Tensor] = []
-        after: dict[str, list[Tensor]] = {name: [] for name in held}
-        for rows, requests in pieces(query, batch):
-            mine = {name: part[requests] for name, part in held.items()}
-            if requests.start in done:
-                outs.append(done[requests.start])
-                for name, part in mine.items():
-                    after[name].append(part)
-                continue
-            out, memory, tail = self._run(rows, None, mine["S"], mine.get("tail"))
-            outs.append(out.flatten(0, 1))
-            for name, part in (("S", memory), ("tail", tail)):
-                if name in after:
-                    after[name].append(part.to(held[name].dtype))
-        state["memory"].write({name: torch.cat(parts) for name, parts in after.items()})
-        return torch.cat(outs)
+        return stepped(self.step_plan, query, batch, state["memory"], self._step_in_place, compute)
 
     def _step_in_place(self, rows: Tensor, view: Any, request: int | None = None) -> Tensor | None:
         """The output of a decode step by a kernel that updates states in place, for all requests of a view or for one
@@ -162,16 +140,11 @@ class Mamba2Layer(nn.Module):
 
     def _convolved(self, rows: Tensor, key_padding_mask: Tensor | None, tail: Tensor | None) -> tuple[Tensor, Tensor]:
         """The output of the convolution and SiLU for `rows` [batch, tokens, channels], and its last taps - 1 inputs."""
-        taps, tokens, filters = self.config.taps, rows.shape[1], wide(self.filters)
-        rows = rows if key_padding_mask is None else torch.where(key_padding_mask[..., None], rows, 0)
-        known = pad(rows, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(rows.dtype), rows], dim=1)
-        summed = wide(self.filter_bias) + known[:, :tokens] * filters[:, 0]
-        for tap in range(1, taps):
-            summed = torch.addcmul(summed, known[:, tap : tap + tokens], filters[:, tap])
-        mixed = silu(summed)
-        return mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0), known[
-            :, tokens:
-        ]
+        if key_padding_mask is None:
+            return convolved(rows, self.filters, self.filter_bias, tail)
+        real = key_padding_mask[..., None]
+        mixed, tail = convolved(torch.where(real, rows, 0), self.filters, self.filter_bias, tail)
+        return torch.where(real, mixed, 0), tail
 
     def _system(self, mixed: Tensor, step: Tensor) -> tuple[System, Tensor]:
         """The `System` from the output of the convolution and step sizes, and x [batch, heads, tokens, head_dim]."""
@@ -190,23 +163,3 @@ class Mamba2Layer(nn.Module):
         normed = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.config.norm_eps)
         projected: Tensor = self.output((normed.flatten(-2) * wide(self.norm)).to(dtype))
         return projected
-
-    def _refuse(self, source: Tensor | None) -> None:
-        if source is not None:
-            raise InvalidValue.of("source", tuple(source.shape), "None, as 'mamba2' is self-attention")
-
-
-def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
-    """Split `rows` [tokens, hidden_size] into groups of sequences of the same length [requests, tokens, hidden_size],
-    each with the slice of its requests.
-    """
-    if batch.decoding:
-        yield rows[:, None], slice(0, batch.requests)
-        return
-    for span in batch.spans():
-        yield rows[None, span.start : span.stop], slice(span.request, span.request + 1)
-
-
-def by_heads(rows: Tensor, heads: int) -> Tensor:
-    """Reshape `rows` [batch, tokens, heads · size] to [batch, heads, tokens, size]."""
-    return rows.reshape(*rows.shape[:-1], heads, rows.shape[-1] // heads).transpose(1, 2)
