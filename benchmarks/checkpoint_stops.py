@@ -33,7 +33,7 @@ from attn_schema.training import (
     TrainingConfig,
 )
 from attn_train.checkpoint import CheckpointFolder
-from attn_train.process import keep_freed_memory
+from attn_train.process_tuning import keep_freed_memory
 from attn_train.records import StopFlag
 from attn_train.tasks.language_modeling import tokenize
 from attn_train.trainer import NullReporter, Trainer

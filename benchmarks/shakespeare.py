@@ -27,7 +27,7 @@ from attn_schema.home import home_folder
 from attn_schema.training import DataConfig, EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.load import load_text
 from attn_train.model import resolved
-from attn_train.process import keep_freed_memory
+from attn_train.process_tuning import keep_freed_memory
 from attn_train.records import StopFlag
 from attn_train.tasks.language_modeling import TextDataset
 from attn_train.trainer import NullReporter, Trainer, TrainingDiverged

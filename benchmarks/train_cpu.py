@@ -40,7 +40,7 @@ import torch
 from attn_models.sources import pull_shakespeare
 from attn_schema.home import home_folder
 from attn_schema.training import DataConfig, EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
-from attn_train.process import keep_freed_memory, spin_briefly
+from attn_train.process_tuning import keep_freed_memory, spin_briefly
 from attn_train.records import Stop, StopFlag
 from attn_train.tasks.base import derived
 from attn_train.tasks.language_modeling import TextDataset, read_text, tokenize

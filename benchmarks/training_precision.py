@@ -21,7 +21,7 @@ from attn_cli.recipe import read_recipe
 from attn_schema.home import home_folder
 from attn_schema.training import DataConfig, EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.load import load_dataset
-from attn_train.process import keep_freed_memory
+from attn_train.process_tuning import keep_freed_memory
 from attn_train.records import Stop, StopFlag
 from attn_train.tasks.base import Dataset, TrainingTask
 from attn_train.trainer import NullReporter, Trainer

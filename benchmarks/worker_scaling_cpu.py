@@ -30,8 +30,8 @@ from attn_train.data.load import load_dataset
 from attn_train.distributed_group import DistributedGroup
 from attn_train.layout import MeshLayout
 from attn_train.model import resolved
-from attn_train.process import keep_freed_memory
 from attn_train.process_group import Group
+from attn_train.process_tuning import keep_freed_memory
 from attn_train.records import StopFlag
 from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
