@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from attn_core.errors import InvalidValue, OutOfCapacity
-from attn_schema.device import AUTO, DEVICE
+from attn_schema.device import AUTO, DEVICE, VISIBLE
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 KEEP_VISIBLE = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 """Environment variable that makes Ray leave `CUDA_VISIBLE_DEVICES` unchanged."""
 FREED_SECONDS = 5.0

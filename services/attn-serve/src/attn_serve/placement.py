@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from attn_core.errors import OutOfCapacity
 from attn_schema import EngineConfig
 from attn_schema.child_process import Child
-from attn_schema.cores import rank_cores
+from attn_schema.cores import brief_spins, rank_cores
 from attn_schema.device import AUTO, VISIBLE, visible_gpus
 
 ROUNDING = 1e-6
-SPIN_COUNT = "10000"
 ENGINE = "attn_serve.engine_server:main"
 
 
@@ -59,10 +57,8 @@ class GpuShares:
 
 def engine_environment(config: EngineConfig) -> dict[str, str]:
     """The environment variables of a process that runs an engine."""
-    # OpenMP threads that spin for long while they wait for each other take processor time from other processes.
-    spin_count = os.environ.get("GOMP_SPINCOUNT", SPIN_COUNT)
     # Without OMP_NUM_THREADS, Ray would limit an actor with `num_cpus=0` to one thread for tensor operations.
-    return {"OMP_NUM_THREADS": str(config.num_threads), "GOMP_SPINCOUNT": spin_count}
+    return {"OMP_NUM_THREADS": str(config.num_threads), **brief_spins()}
 
 
 def with_threads(config: EngineConfig) -> EngineConfig:
@@ -81,13 +77,14 @@ class EngineProcesses:
 
     def start(self, environment: Mapping[str, str]) -> Child:
         """Return a process that waits for an `EngineTask`."""
-        spare, self._spare = self._spare, None
-        if spare is not None and spare[0] == environment:
-            return spare[1]
+        if self._spare is not None and self._spare[0] == environment:
+            (_, spare), self._spare = self._spare, None
+            return spare
+        self.stop()
         return Child(ENGINE, environment)
 
     def stop(self) -> None:
-        """End a process that has got no task."""
+        """End the process that has got no task, if there is one."""
         spare, self._spare = self._spare, None
         if spare is not None:
             spare[1].stop(0.0)

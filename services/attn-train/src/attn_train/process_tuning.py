@@ -6,11 +6,12 @@ import contextlib
 import ctypes
 import os
 
+from attn_schema.cores import brief_spins
+
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
 LARGEST_KEPT = 1 << 30
-SPIN_COUNT, SPINS = "GOMP_SPINCOUNT", "10000"
 
 
 def keep_freed_memory() -> None:
@@ -27,11 +28,5 @@ def keep_freed_memory() -> None:
 
 
 def spin_briefly() -> None:
-    """Make OpenMP threads at a barrier spin only briefly before they sleep, unless GOMP_SPINCOUNT is set.
-
-    To be called before torch is imported. By default GNU OpenMP spins for about a millisecond at each of the several
-    hundred barriers of a step. On a machine with other work, the thread that is waited for cannot run meanwhile: two
-    threads were ten times slower than one. With this setting threads spin for some ten microseconds, which is longer
-    than the others take on an idle machine.
-    """
-    os.environ.setdefault(SPIN_COUNT, SPINS)
+    """Make OpenMP threads spin only briefly, see `brief_spins`; to be called before torch is imported."""
+    os.environ.update(brief_spins())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 from attn_core.errors import Unavailable
 from attn_schema.child_process import Child
+from attn_schema.cores import brief_spins
 from attn_schema.device import AUTO, VISIBLE, visible_gpus
 from attn_schema.training import JobError
 
@@ -27,7 +27,6 @@ from attn_train.attempt import (
     outcome_of_all,
 )
 from attn_train.job_queue import Room
-from attn_train.process_tuning import SPIN_COUNT, SPINS
 from attn_train.records import Stop
 from attn_train.supervisor import Supervisor, SupervisorSettings
 
@@ -140,8 +139,7 @@ class WorkerProcesses:
 
 
 def _started(gpu: str | None) -> Child:
-    environment = {SPIN_COUNT: os.environ.get(SPIN_COUNT, SPINS)} | ({} if gpu is None else {VISIBLE: gpu})
-    return Child("attn_train.group_worker:main", environment)
+    return Child("attn_train.group_worker:main", brief_spins() | ({} if gpu is None else {VISIBLE: gpu}))
 
 
 def free_address(host: str) -> str:
