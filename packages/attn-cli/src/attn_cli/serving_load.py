@@ -14,12 +14,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from attn_client.async_client import AsyncClient
-from attn_client.settings import ClientSettings
 from attn_core.errors import AttnError, InvalidValue, MissingPackage, Unavailable
 from attn_schema import SamplingParams
+
+if TYPE_CHECKING:
+    from attn_client import ClientSettings
 
 WORDS = tuple(
     "time year people way day man thing woman life child world school state family student group country problem hand "  # noqa: SIM905
@@ -81,6 +82,8 @@ class AttnBackend(AbstractAsyncContextManager["AttnBackend"]):
     """An attn server over gRPC."""
 
     def __init__(self, settings: ClientSettings, model: str, *, ignore_eos: bool) -> None:
+        from attn_client import AsyncClient
+
         self._client = AsyncClient(settings)
         self._model = model
         self._ignore_eos = ignore_eos

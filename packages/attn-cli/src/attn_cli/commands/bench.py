@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from attn_client.settings import ClientSettings
 from attn_core.errors import InvalidValue, UserError
 from attn_schema import ConnectionOptions
 from attn_schema.flags import with_flags
@@ -48,6 +47,8 @@ def backend_of(
     name: BackendName, model: str, base_url: str, connection: ConnectionOptions, *, ignore_eos: bool
 ) -> AttnBackend | OpenAIBackend:
     """The client of the server that is measured."""
+    from attn_client import ClientSettings
+
     settings = ClientSettings.of(connection)
     if name == "attn":
         return AttnBackend(settings, model, ignore_eos=ignore_eos)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import typer
-from attn_client.client import Client
 from attn_schema.output import note, print_json
 from attn_schema.training import Checkpoint, JobEvent, JobState, LogLine, Metrics, StateChange, TrainingJob
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
+
+if TYPE_CHECKING:
+    from attn_client import Client
 
 SHOWN = {
     "loss": "loss {:.4f}",

@@ -6,16 +6,17 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Annotated, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Protocol, Self
 
 import typer
-from attn_client.client import Client
-from attn_client.settings import ClientSettings
 from attn_core import installed
 from attn_core.errors import InvalidValue, MissingPackage
 from attn_schema import AttentionMap, ConnectionOptions, DeviceConfig, EngineConfig, PromptLike, SamplingParams
 from attn_schema.flags import flag_fields
 from attn_schema.text_client import TextClient
+
+if TYPE_CHECKING:
+    from attn_client import Client
 
 ModelHere = Annotated[
     str | None,
@@ -75,6 +76,8 @@ class LocalClient(TextClient, AbstractContextManager["LocalClient"], Protocol):
 
 def connect(options: ConnectionOptions) -> Client:
     """Make a client from these options; raises `InvalidValue` for a file that cannot be read."""
+    from attn_client import Client, ClientSettings
+
     return Client(ClientSettings.of(options))
 
 

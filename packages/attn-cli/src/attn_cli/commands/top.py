@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from attn_client.client import Client
 from attn_core.errors import AttnError, Incompatible
 from attn_schema import ConnectionOptions, EngineStats, ModelInfo, ModelState
 from attn_schema.flags import with_flags
@@ -19,6 +18,7 @@ from attn_schema.output import Json, print_json, print_table
 from attn_cli.commands.options import connect
 
 if TYPE_CHECKING:
+    from attn_client import Client
     from attn_schema.training import TrainingJob
     from rich.console import Group
 
