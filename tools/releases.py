@@ -127,6 +127,29 @@ def names_hash(surface: str) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
+def released_names(package: workspace.Package) -> set[str] | None:
+    """The public names of a package's last release, without parameters; None in a clone without that history."""
+    names = released()[package.name][package.version]["names"]
+    command = ["git", "cat-file", "blob", names]
+    found = subprocess.run(command, cwd=workspace.ROOT, capture_output=True, text=True, check=False)
+    return bare(found.stdout) if found.returncode == 0 else None
+
+
+def bare(surface: str) -> set[str]:
+    """The names in a record of public names, without their parameters."""
+    return {line.partition("(")[0] for line in surface.splitlines() if not line.startswith("#")}
+
+
+def unsaid(package: workspace.Package) -> str:
+    """What a package's fragments do not say of its public names since its last release; empty if nothing."""
+    surface, said = public_api.surface(package), kinds(package)
+    if names_hash(surface) == released()[package.name][package.version]["names"] or "breaking" in said:
+        return ""
+    if gone := sorted((released_names(package) or set()) - bare(surface)):
+        return f"{package.name} has no fragment `breaking` for {', '.join(gone)}"
+    return "" if said else f"the public names of {package.name} changed, and no fragment says why"
+
+
 def release(tree: dict[str, workspace.Package]) -> dict[str, str]:
     """Write the next versions into manifests, changelogs, the chart and releases.toml; returns them."""
     versions, record = next_versions(tree), released()
