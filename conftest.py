@@ -116,7 +116,7 @@ def pytest_sessionfinish() -> None:
 
 
 class Sweeps:
-    """Plugin that marks all cases of a `sweep` nightly but those that it has by day, evenly spread from first to last."""
+    """Plugin that marks the cases of a `sweep` nightly but for those, evenly spread, that it has by day."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
