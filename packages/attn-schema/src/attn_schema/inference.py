@@ -188,13 +188,6 @@ class OutputDelta(Schema, frozen=True, kw_only=True):
             "on the last delta of the stream only, and only if they may differ."
         ),
     ] | None = None  # fmt: skip
-    model: Annotated[
-        str,
-        Meta(
-            description="The model with its version that computes the stream, if the request named no version; on the "
-            "first delta only."
-        ),
-    ] = ""  # fmt: skip
 
 
 class Completion(Schema, frozen=True, kw_only=True):
@@ -357,7 +350,6 @@ class Resumption(Checked, frozen=True, kw_only=True):
         ),
     ]
     computed_on: Annotated[str, Meta(description="The `computed_on` of the first message of the stream.")] = ""
-    model: Annotated[str, Meta(description="The `model` of the first message of the stream.")] = ""
 
 
 class GenerateRequest(Checked, frozen=True, kw_only=True):

@@ -329,11 +329,8 @@ class Resumption(_message.Message):
 
     RECEIVED_FIELD_NUMBER: _builtins.int
     COMPUTED_ON_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
     computed_on: _builtins.str
     """What the first message of the stream said in `computed_on`."""
-    model: _builtins.str
-    """What the first message of the stream said in `model`."""
     @_builtins.property
     def received(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialCompletion]:
         """What has been received, each completion at most once; at least one."""
@@ -343,11 +340,10 @@ class Resumption(_message.Message):
         *,
         received: _abc.Iterable[Global___PartialCompletion] | None = ...,
         computed_on: _builtins.str = ...,
-        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_on", b"computed_on", "model", b"model", "received", b"received"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_on", b"computed_on", "received", b"received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -403,7 +399,6 @@ class GenerateResponse(_message.Message):
     RESUMPTIONS_FIELD_NUMBER: _builtins.int
     WARNING_FIELD_NUMBER: _builtins.int
     COMPUTED_ON_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """New text; joined over the stream it is the completion. It may lag behind `tokens` while a character is incomplete or
     the text could be the beginning of a stop string.
@@ -424,8 +419,6 @@ class GenerateResponse(_message.Message):
     """
     computed_on: _builtins.str
     """Device, element types and libraries of the engine; on the first message of the stream only."""
-    model: _builtins.str
-    """The model with the version that computes the stream, where the request named none; on its first message only."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Token]:
         """The new tokens, in order."""
@@ -447,11 +440,10 @@ class GenerateResponse(_message.Message):
         resumptions: _builtins.int = ...,
         warning: _builtins.str | None = ...,
         computed_on: _builtins.str = ...,
-        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "_warning", b"_warning", "score", b"score", "stop_reason", b"stop_reason", "usage", b"usage", "warning", b"warning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "_warning", b"_warning", "computed_on", b"computed_on", "finish_reason", b"finish_reason", "index", b"index", "model", b"model", "resumptions", b"resumptions", "score", b"score", "stop_reason", b"stop_reason", "text", b"text", "tokens", b"tokens", "usage", b"usage", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "_warning", b"_warning", "computed_on", b"computed_on", "finish_reason", b"finish_reason", "index", b"index", "resumptions", b"resumptions", "score", b"score", "stop_reason", b"stop_reason", "text", b"text", "tokens", b"tokens", "usage", b"usage", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
