@@ -111,7 +111,8 @@ def print_table(rows: Sequence[Mapping[str, Any]], empty: str, *, title: str | N
     for texts in cells:
         table.add_row(*texts)
     paragraphs = _paragraphs(list(rows[0]), cells, console.width)
-    if needed > console.width or 3 * len(console.render_lines(table)) > 4 * len(paragraphs):
+    lines = len(console.render_lines(table))
+    if needed > console.width or (lines > len(rows) + 3 and 3 * lines > 4 * len(paragraphs)):
         console.print(*([title] if title else []), *paragraphs, sep="\n")
     else:
         console.print(table)
