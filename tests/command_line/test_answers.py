@@ -126,10 +126,11 @@ def test_every_named_dataset_and_recipe_is_listed_and_recipes_name_listed_data(a
     from attn_cli.recipe import read_recipe
     from attn_train.data.images import DIGITS
     from attn_train.data.load import known_texts
+    from attn_train.data.pairs import CAPTIONS
     from attn_train.data.synthetic import MAKERS, RULES
 
     datasets = {row["name"] for row in answer("list", "datasets")}
-    assert datasets == {DIGITS, *known_texts(), *RULES, *MAKERS}
+    assert datasets == {DIGITS, CAPTIONS, *known_texts(), *RULES, *MAKERS}
     rows = answer("list", "recipes")
     assert all(row["summary"] for row in rows)
     assert {read_recipe(row["name"]).data.name for row in rows} <= datasets | {""}
