@@ -27,16 +27,11 @@ def attn_services(cluster: Cluster) -> list[Service]:
 def attn_datasets() -> list[NamedDataset]:
     """Return the synthetic tasks and the included images."""
     from attn_train.data.images import DIGITS
-    from attn_train.data.pairs import CAPTIONS
+    from attn_train.data.pairs import INCLUDED
     from attn_train.data.synthetic import TASKS
 
-    images = [
-        NamedDataset(name=DIGITS, kind="images", summary="handwritten digits of 8 x 8 pixels"),
-        NamedDataset(
-            name=CAPTIONS, kind="pairs", summary="images of one or two handwritten digits, and what stands where"
-        ),
-    ]
-    return [*images, *(NamedDataset(name=name, kind="pairs", summary=asked) for name, asked in TASKS.items())]
+    images = NamedDataset(name=DIGITS, kind="images", summary="handwritten digits of 8 x 8 pixels")
+    return [images, *(NamedDataset(name=name, kind="pairs", summary=what) for name, what in (TASKS | INCLUDED).items())]
 
 
 @hookimpl
