@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_core import (
     Capability,
@@ -23,7 +23,9 @@ from attn_core.declared import PINNED
 from attn_core.errors import Incompatible
 from attn_core.plugins.registry import Registry
 from attn_schema.decoder import AttentionChoice, DecoderConfig
-from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
