@@ -16,6 +16,7 @@ import torch
 import workspace
 from attn_cli.main import load
 from attn_core import installed
+from attn_engine.in_process import InProcess
 from attn_gateway import Cluster, ClusterSettings, handlers_of, serving
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
@@ -26,7 +27,6 @@ from attn_schema.methods import INFERENCE, MODELS
 from attn_schema.output import print_rows, snake_case
 from attn_serve.fleet import Fleet
 from attn_serve.handlers import InferenceHandlers, ModelHandlers
-from attn_serve.in_process import InProcess
 from attn_serve.sources import ModelSources
 from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 import torch
 from attn_engine.client import EngineClient
+from attn_engine.in_process import InProcess
 from attn_gateway import Gateway, GatewaySettings, TlsFiles, handlers_of, serving
 from attn_gateway.catalog import CatalogService
 from attn_models.adapters.bert import BertAdapter
@@ -29,7 +30,6 @@ from attn_schema.decoder import DecoderConfig
 from attn_schema.methods import INFERENCE, MODELS
 from attn_serve.fleet import Fleet
 from attn_serve.handlers import InferenceHandlers, ModelHandlers
-from attn_serve.in_process import InProcess
 from attn_serve.sources import ModelSources
 
 CONTEXT = 1024

@@ -15,6 +15,7 @@ import torch
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_engine.client import EngineClient
+from attn_engine.in_process import InProcess
 from attn_gateway import Gateway, handlers_of, serving
 from attn_models.adapters.bert import BertAdapter
 from attn_models.adapters.state_dict import stored_tensors
@@ -29,7 +30,6 @@ from attn_schema.decoder import AttentionChoice, DecoderConfig
 from attn_schema.methods import INFERENCE, MODELS
 from attn_serve.fleet import Fleet
 from attn_serve.handlers import InferenceHandlers, ModelHandlers
-from attn_serve.in_process import InProcess
 from attn_serve.sources import ModelSources
 
 # With importlib mode a test file cannot import its neighbour.

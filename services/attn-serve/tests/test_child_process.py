@@ -16,14 +16,13 @@ import psutil
 import pytest
 from asking_inference import until
 from attn_core.errors import AttnError, DeadlineExceeded, InvalidValue, OutOfCapacity, Unavailable, WrongState
-from attn_engine.client import EngineClient
-from attn_engine.host import EmbedTask, TextTask
+from attn_engine.client import EmbedTask, EngineClient, TextTask
+from attn_engine.in_process import InProcess
 from attn_models.weights.manifest import fingerprint
 from attn_schema import AttentionMapsRequest, EngineConfig, ModelState, Prompt, SamplingParams, ScoringParams
 from attn_serve import child_process, replica_client
 from attn_serve.child_process import ChildProcess
 from attn_serve.fleet import Fleet
-from attn_serve.in_process import InProcess
 from attn_serve.placement import GpuShares, fits_here
 from attn_serve.sources import ModelSources
 from low_rank import make_adapter

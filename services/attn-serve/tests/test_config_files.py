@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_engine.client import EngineClient
+from attn_engine.in_process import InProcess
 from attn_gateway import ModelToLoad
 from attn_gateway.command import models_of
 from attn_schema import ClusterConfig, DeploymentConfig, EngineConfig
 from attn_serve.fleet import Fleet, WantedModel, rescaled
-from attn_serve.in_process import InProcess
 from attn_serve.sources import ModelSources
 
 ONE_THREAD = EngineConfig(num_threads=1)

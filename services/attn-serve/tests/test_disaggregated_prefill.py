@@ -13,13 +13,13 @@ import msgspec
 import pytest
 from asking_inference import until
 from attn_core.errors import Incompatible, InvalidValue
-from attn_engine.host import TextTask
+from attn_engine.client import TextTask
+from attn_engine.in_process import InProcess
 from attn_schema import DeploymentConfig, EngineConfig, Prompt, SamplingParams, ScoringParams, StructuredOutput
 from attn_serve import moved_states
 from attn_serve import replica_messages as messages
 from attn_serve.disaggregation import DisaggregatedReplicas, require_movable
 from attn_serve.engine_server import EngineServer
-from attn_serve.in_process import InProcess
 from attn_serve.moved_states import ByteBudget, HeldStates, StateLost, fetch
 from local_replicas import LocalReplicas, signed
 from low_rank import make_adapter

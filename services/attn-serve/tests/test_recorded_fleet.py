@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 from attn_client import Client, ClientSettings
 from attn_core.errors import AlreadyExists, PermissionDenied, Unavailable, UnknownName, WrongState
-from attn_engine.client import EngineClient
-from attn_engine.host import TextTask
+from attn_engine.client import EngineClient, TextTask
+from attn_engine.in_process import InProcess
 from attn_gateway import Cluster, ClusterSettings
 from attn_gateway.records import Database, ServedModel, ServedModels
 from attn_schema import DeploymentConfig, EngineConfig, ModelState, Prompt, SamplingParams
-from attn_serve.in_process import InProcess
 from attn_serve.recorded_fleet import RecordedFleet
 from attn_serve.service import InferenceGrpc
 from attn_serve.sources import ModelSources

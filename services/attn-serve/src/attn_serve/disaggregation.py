@@ -17,8 +17,7 @@ from pathlib import Path
 
 from attn_core import installed
 from attn_core.errors import AttnError, DeadlineExceeded, Incompatible, InvalidValue, Unavailable
-from attn_engine.client import EngineClient, EngineLost
-from attn_engine.host import EmbedTask, TextTask
+from attn_engine.client import EmbedTask, EngineClient, EngineLost, TextTask
 from attn_gateway import ReplicaTls
 from attn_models.adapters.native import SOURCE
 from attn_models.loading.encoders import is_encoder

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 
 from attn_core.errors import InvalidValue, OutOfCapacity
-from attn_engine.host import EmbedTask, TextTask
+from attn_engine.client import EmbedTask, TextTask
 from attn_gateway import Call, page_of
 from attn_gateway.call import Caller
 from attn_schema import (

@@ -15,7 +15,8 @@ from attn_core.errors import AttnError, DeadlineExceeded, InternalError, Invalid
 from attn_models.loading.sentences import SentenceEncoder, load_sentence_encoder
 from attn_schema import Embeddings, EngineConfig, EngineStats, ModelInfo, Prompt, Tensor, Tokenization, Usage
 
-from attn_engine.host.host import EmbedTask, ModelHost, with_process
+from attn_engine.client import EmbedTask
+from attn_engine.host.host import ModelHost, with_process
 from attn_engine.host.loading import quantization_of, use_kernel
 from attn_engine.host.ranks import rank_threads
 from attn_engine.host.tokenization import PromptTokenizer
