@@ -17,8 +17,8 @@ from attn_gateway import Cluster, ClusterSettings
 from attn_schema import DeploymentConfig, EngineConfig, Prompt, SamplingParams
 from attn_serve.child_process import ChildProcess
 from attn_serve.disaggregation import require_movable
-from attn_serve.fleet import require_adaptable
 from attn_serve.replicas import Replicas
+from attn_serve.served_models import require_adaptable
 
 SECONDS = 120
 """How long anything may take; nothing is expected to."""

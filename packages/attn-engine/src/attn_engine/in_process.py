@@ -30,8 +30,8 @@ from attn_engine.host.engine import EngineHost, OpenRanks
 from attn_engine.host.host import Deliver, ModelHost
 from attn_engine.host.ranks import require_tensor_parallel
 from attn_engine.host.request_preparation import Preparation
-from attn_engine.moved_prompts import PromptState
 from attn_engine.request import RequestOutput
+from attn_engine.state_transfer import PromptState
 
 
 def open_host(folder: Path, config: EngineConfig, deliver: Deliver, open_ranks: OpenRanks | None = None) -> ModelHost:

@@ -18,8 +18,8 @@ from torch import Tensor
 from attn_engine.batch_scores import BatchRow, TokenTally
 from attn_engine.detokenizer import Detokenizer, StopStrings, TokenText
 from attn_engine.draft_tokens import DraftLength, PromptLookup
-from attn_engine.moved_prompts import PromptState
 from attn_engine.request import Request
+from attn_engine.state_transfer import PromptState
 from attn_engine.structured_output import GrammarMatcher
 
 SEED_LIMIT = 2**64

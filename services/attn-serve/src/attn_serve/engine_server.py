@@ -31,8 +31,8 @@ from attn_schema import EngineConfig
 from attn_schema.child_process import Parent
 
 from attn_serve import replica_messages as messages
-from attn_serve.moved_states import MAX_HELD_BYTES, ByteBudget, HeldStates, fetch, parts_of
 from attn_serve.replica_messages import EngineTask, Loaded, ReplicaAddress, SentError, SentOutputs, StateTicket
+from attn_serve.state_transfer import MAX_HELD_BYTES, ByteBudget, HeldStates, fetch, parts_of
 
 log = logging.getLogger(__name__)
 

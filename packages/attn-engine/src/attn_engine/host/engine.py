@@ -23,8 +23,8 @@ from attn_engine.host.rank_processes import local_ranks
 from attn_engine.host.ranks import RankGroup, load_part, rank_threads, require_tensor_parallel
 from attn_engine.host.tokenization import PromptTokenizer
 from attn_engine.loop import EngineLoop
-from attn_engine.moved_prompts import PromptState
 from attn_engine.request import Request
+from attn_engine.state_transfer import PromptState
 
 OpenRanks = Callable[[Path, EngineConfig], RankGroup]
 """Starts the other ranks of a model that is split by tensor parallelism."""

@@ -20,8 +20,8 @@ from attn_schema import (
 )
 
 from attn_engine.client import EmbedTask, TextTask
-from attn_engine.moved_prompts import PromptState
 from attn_engine.request import RequestOutput
+from attn_engine.state_transfer import PromptState
 
 Deliver = Callable[[Sequence[RequestOutput]], None]
 """Called on the engine's thread with all outputs of a step; must return at once."""
