@@ -20,7 +20,7 @@ from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2 import GetModelRequest, LoadModelRequest, UnloadModelRequest
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core.errors import DeadlineExceeded, Unavailable
-from attn_engine.host import EmbedTask
+from attn_engine.client import EmbedTask
 from attn_engine.host.encoder import Embedding, EncoderHost
 from attn_models.loading.sentences import BATCH, load_sentence_encoder
 from attn_schema import Embeddings, EngineConfig
