@@ -114,8 +114,6 @@ async def test_an_encoder_refuses_what_only_a_writer_can_do(
         await complete(encoder, ask("abc", model=NAME))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "encoder"):
         await encoder.Score(wire.ScoreRequest(model=NAME, prompts=[prompt]))
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "encoder"):
-        [message async for message in encoder.AttentionMaps(wire.AttentionMapsRequest(model=NAME, prompt=prompt))]
 
 
 @pytest.mark.parametrize(
