@@ -184,7 +184,7 @@ def test_cl_28_base_and_big_have_the_weights_of_their_equations_near_the_publish
     with torch.device("meta"):
         model = family.build(family.configure(sizes | {"num_layers": 6, "num_heads": heads}))
     count = sum(parameter.numel() for parameter in model.parameters())
-    # Matrices of 12 and 16 D² weights in a block of encoder and decoder; biases of the feed-forward, 5 D; norms, 2 D each.
+    # Matrices of 12 and 16 D² weights in blocks of encoder and decoder; biases of the feed-forward, 5 D; norms, 2 D.
     blocks = 6 * (12 + 16) * width**2 + 6 * ((5 + 2 * 2) + (5 + 3 * 2)) * width
     assert count == 37_000 * width + blocks
     assert count != published
