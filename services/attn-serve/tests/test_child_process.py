@@ -242,7 +242,7 @@ async def test_a_model_whose_child_dies_three_times_has_failed_and_others_go_on(
     try:
         await fleet.load("tiny", "", ONE_THREAD)
         await fleet.load("other", "tiny", ONE_THREAD)
-        engine = fleet.engine("tiny")
+        engine = fleet.serving("tiny").engine
         for _ in range(3):
             await until(lambda: engine.replicas)
             os.kill((await engine.pids())[0], signal.SIGKILL)
@@ -250,12 +250,12 @@ async def test_a_model_whose_child_dies_three_times_has_failed_and_others_go_on(
         await until(lambda: fleet.find("tiny").info.state is ModelState.FAILED)
         assert "SIGKILL" in fleet.find("tiny").info.state_detail
         with pytest.raises(Unavailable, match="SIGKILL"):
-            fleet.engine("tiny")
+            fleet.serving("tiny")
         with pytest.raises(Unavailable, match="SIGKILL"):
             await text_of(engine, generation())
-        wanted = await text_of(fleet.engine("other"), generation())
+        wanted = await text_of(fleet.serving("other").engine, generation())
         await fleet.load("tiny", "", ONE_THREAD)
-        assert await text_of(fleet.engine("tiny"), generation()) == wanted
+        assert await text_of(fleet.serving("tiny").engine, generation()) == wanted
     finally:
         await fleet.stop(0)
 

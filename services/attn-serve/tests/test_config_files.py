@@ -49,10 +49,10 @@ async def test_what_is_new_is_loaded_and_what_is_gone_is_unloaded(fleet: Fleet) 
     await fleet.load("by-hand", "tiny", ONE_THREAD)
     await fleet.apply({"tiny": wanted("tiny"), "other": wanted("tiny-linear")}, ())
     assert names(fleet) == ["by-hand", "other", "tiny"]
-    kept = fleet.engine("tiny")
+    kept = fleet.serving("tiny").engine
     await fleet.apply({"tiny": wanted("tiny"), "third": wanted("tiny-linear")}, {"tiny", "other"})
     assert names(fleet) == ["by-hand", "third", "tiny"]
-    assert fleet.engine("tiny") is kept
+    assert fleet.serving("tiny").engine is kept
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,7 @@ async def test_what_is_new_is_loaded_and_what_is_gone_is_unloaded(fleet: Fleet) 
     [
         ({"new": wanted("nowhere")}, UnknownName),
         ({"a b": wanted("tiny")}, InvalidValue),
+        ({"tiny@2": wanted("tiny")}, InvalidValue),
         ({"tiny": wanted("tiny-linear")}, InvalidValue),
         ({"tiny": wanted("tiny", EngineConfig(num_threads=1, max_num_seqs=2))}, InvalidValue),
         ({"bert": wanted("tiny-bert", replicas=1, prefill_replicas=1)}, Incompatible),
@@ -69,11 +70,11 @@ async def test_one_that_cannot_be_changes_nothing(
     fleet: Fleet, bad: dict[str, WantedModel], error: type[Exception]
 ) -> None:
     await fleet.apply({"tiny": wanted("tiny"), "other": wanted("tiny-linear")}, ())
-    kept = fleet.engine("tiny")
+    kept = fleet.serving("tiny").engine
     with pytest.raises(error):
         await fleet.apply({"third": wanted("tiny")} | bad, {"tiny", "other"})
     assert names(fleet) == ["other", "tiny"]
-    assert fleet.engine("tiny") is kept
+    assert fleet.serving("tiny").engine is kept
 
 
 async def test_prefill_replicas_stay_where_a_new_scale_names_none_and_are_not_switched_under_requests(
@@ -115,6 +116,7 @@ def test_a_file_says_models_with_engines_of_their_own(tmp_path: Path) -> None:
         ("models: {tiny: {deployment: {replica: 2}}}", "did you mean"),
         ("models: {tiny: {deployment: {replicas: 0}}}", "replicas"),
         ("models: {tiny: {deployment: {prefill_replicas: 1}}}", "prefill_replicas"),
+        ("models: {tiny: {traffic: 0.1}}", "traffic"),
         ("models: [tiny]", "a mapping"),
         ("engine: {kv_cash: int8}", "kv_cache"),
         ("models: {tiny: {engine: {max_num_seqs: x}}}", "max_num_seqs"),

@@ -75,7 +75,7 @@ async def gateways(home: Path, url: str) -> AsyncIterator[Gateways]:
 async def tokens(fleet: RecordedFleet, name: str, tenant: str | None = None) -> list[int]:
     sampling = SamplingParams(max_new_tokens=8, ignore_eos=True)
     task = TextTask(prompt=Prompt(text="To be"), params=sampling, timeout=None, tenant=tenant or "")
-    return [token.id async for delta in fleet.engine(name, tenant).generate(task) for token in delta.tokens]
+    return [token.id async for delta in fleet.serving(name, tenant).engine.generate(task) for token in delta.tokens]
 
 
 def states(fleet: RecordedFleet, tenant: str | None = None) -> dict[str, ModelState]:
@@ -118,30 +118,30 @@ async def test_a_load_that_fails_leaves_no_record(gateways: Gateways) -> None:
 @BOTH
 async def test_what_cannot_be_loaded_again_is_listed_with_the_reason_until_it_is_unloaded(gateways: Gateways) -> None:
     records = gateways.records()
-    left = {"called": "tiny", "crash": "tiny", "nowhere": "nowhere", "m@1": "tiny", "m@2": "tiny"}
+    left = {"called": "tiny", "crash": "tiny", "nowhere": "nowhere", "chat@2": "tiny"}
     for name, source in left.items():
-        traffic = {"m@1": 0.75, "m@2": 0.25}.get(name, 1.0)
-        model = ServedModel(place="gateway/a", owner="", name=name, source=source, traffic=traffic,
+        model = ServedModel(place="gateway/a", owner="", name=name, source=source,
                             serving=name != "crash", engine='{"num_threads":1}')  # fmt: skip
         await asyncio.to_thread(records.put, model)
     a = await gateways.start("gateway/a")
     found = {info.name: info for info in a.listed()}
     serving = {name for name, info in found.items() if info.state is ModelState.SERVING}
-    assert serving == {"called", "m@1", "m@2"}
-    assert (found["m@1"].traffic, found["m@2"].traffic) == (0.75, 0.25)
-    assert set(found) - serving == {"crash", "nowhere"}
+    assert serving == {"called"}
+    assert set(found) - serving == {"crash", "nowhere", "chat@2"}
     assert "died while it was being loaded" in found["crash"].state_detail
     assert "nowhere" in found["nowhere"].state_detail
+    assert "chat@2" in found["chat@2"].state_detail, "of a server that had versions"
     assert a.described("crash") == found["crash"]
-    for use in (a.engine, a.find):
+    for use in (a.serving, a.find):
         with pytest.raises(Unavailable, match="died while it was being loaded"):
             use("crash")
     with pytest.raises(PermissionDenied):
         await a.unload("crash", 0, "ann")
     await a.unload("crash", 0)
+    await a.unload("chat@2", 0)
     await a.load("nowhere", "tiny", ONE_THREAD)
     assert {name for name, state in states(a).items() if state is ModelState.SERVING} == {*serving, "nowhere"}
-    assert "crash" not in states(a)
+    assert states(a).keys().isdisjoint({"crash", "chat@2"})
     assert {one.name for one in records.at("gateway/a") if one.serving} == {*serving, "nowhere"}
 
 
@@ -149,29 +149,27 @@ async def test_what_cannot_be_loaded_again_is_listed_with_the_reason_until_it_is
 async def test_what_calls_loaded_is_loaded_again_after_an_orderly_end_as_it_was(gateways: Gateways, home: Path) -> None:
     make_adapter(home / "models" / "tiny", "again-adapter", 7)
     first = await gateways.start("gateway/a")
-    for name in ("m@1", "m@2", "gone"):
+    for name in ("m1", "m2", "gone"):
         await first.load(name, "tiny", ONE_THREAD)
-    await first.load("adapted", "again-adapter", ONE_THREAD, "m@1", tenant="ann")
-    first.set_traffic("m@1", {"m@1": 0.25, "m@2": 0.75})
-    before = await tokens(first, "adapted", "ann"), await tokens(first, "m@2")
+    await first.load("adapted", "again-adapter", ONE_THREAD, "m1", tenant="ann")
+    before = await tokens(first, "adapted", "ann"), await tokens(first, "m2")
     await first.unload("gone", 0)
     await first.stop(0)
     # The next is given another model under one of the names by its options.
-    second = await gateways.start("gateway/a", configured=["m@2"])
-    assert serves(second, "m@1", "adapted")()
-    assert states(second, "bob") == {"m@1": ModelState.SERVING}
-    assert second.find("m@1").info.traffic == 0.25
+    second = await gateways.start("gateway/a", configured=["m2"])
+    assert serves(second, "m1", "adapted")()
+    assert states(second, "bob") == {"m1": ModelState.SERVING}
     assert await tokens(second, "adapted", "ann") == before[0]
-    await second.load("m@2", "tiny-linear", ONE_THREAD)
+    await second.load("m2", "tiny-linear", ONE_THREAD)
     await second.stop(0)
     third = await gateways.start("gateway/a")
-    assert serves(third, "m@1", "adapted")(), "options of the last start are not those of this one"
+    assert serves(third, "m1", "adapted")(), "options of the last start are not those of this one"
     await third.stop(0)
     # A gateway without a lasting place records nothing.
     passing = await gateways.start("")
     await passing.load("tiny", "tiny", ONE_THREAD)
     await passing.stop(0)
-    assert {one.name for one in gateways.records().at("gateway/a")} == {"m@1", "adapted"}
+    assert {one.name for one in gateways.records().at("gateway/a")} == {"m1", "adapted"}
     assert gateways.records().at("") == []
 
 

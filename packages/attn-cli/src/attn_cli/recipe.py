@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ PATTERN = "pattern"
 def recipe_names() -> list[str]:
     """The names of the recipes that are included in this package."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def recipe_summary(name: str) -> str:
+    """What an included recipe trains: the comment at the top of its file."""
+    lines = (FOLDER / f"{name}.toml").read_text("utf-8").splitlines()
+    return " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
 
 
 def read_recipe(recipe: str) -> TrainingConfig:

@@ -20,11 +20,10 @@ from attn_core.errors import (
 )
 from attn_engine.client import EngineClient
 from attn_models.lora.peft_config import base_of, is_adapter
-from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState, Prompt
+from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 
-from attn_serve.served_model import ServedModel, engine_name, require_serving
+from attn_serve.served_model import ServedModel, engine_name, require_name, require_serving
 from attn_serve.sources import ModelSources, engines_bytes, require_memory
-from attn_serve.versions import base_name, conversation_key, new_shares, pick, require_name, shares_wanted
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +31,6 @@ EngineMaker = Callable[[str, Path, EngineConfig, DeploymentConfig], EngineClient
 """Creates the client of an engine, not yet started, for a model's name, folder, engine and deployment config."""
 HANDOVER_SECONDS = 60.0
 """How long requests may take to finish in an engine that is replaced by a deployment."""
-RETIRED_SECONDS = 3600.0
-"""How long requests may take to finish in a version that is replaced by another."""
-IDLE_SECONDS = 2.0
-"""How long such a version must be idle before it is unloaded: a stream may be moving between two engines."""
 
 
 def served_from(name: str, source: str) -> AlreadyExists:
@@ -58,7 +53,7 @@ def rescaled(served: DeploymentConfig, wanted: DeploymentConfig) -> DeploymentCo
     if wanted.prefill_replicas is None:
         return wanted.replace(prefill_replicas=served.prefill_replicas) if served.prefill_replicas else wanted
     if served.deployed and served.prefill_replicas is None:
-        allowed = "none, as the model is served without; unload it first, or load a version NAME@VERSION with them"
+        allowed = "none, as the model is served without; unload it first, or load it under a second name with them"
         raise InvalidValue.of("prefill_replicas", wanted.prefill_replicas, allowed)
     return wanted
 
@@ -69,7 +64,6 @@ class WantedModel(NamedTuple):
     source: str
     config: EngineConfig
     deployment: DeploymentConfig
-    traffic: float | None = None
 
 
 class Fleet:
@@ -82,7 +76,6 @@ class Fleet:
         self._sources = sources
         self._make = make
         self._models: dict[tuple[str, str], ServedModel] = {}
-        self._retiring: set[asyncio.Task[None]] = set()
 
     def models(self, tenant: str | None = None) -> list[ServedModel]:
         """All models that the tenant may see, sorted by name."""
@@ -92,22 +85,13 @@ class Fleet:
     def find(self, name: str, tenant: str | None = None) -> ServedModel:
         """The model of this name; the tenant's own model comes before one that is available to all tenants.
 
-        If `name` has no version and several are loaded, the serving version with the largest share of the traffic.
         Raises `UnknownName` with similar names.
         """
-        found = self.versions(name, tenant)
-        return max(found, key=lambda model: (model.info.state is ModelState.SERVING, model.info.traffic))
-
-    def versions(self, name: str, tenant: str | None = None) -> list[ServedModel]:
-        """All versions of a model, or the version that `name` specifies; raises as `find` if there is none."""
         visible = self.models(tenant)
-        found = [model for model in visible if name in (model.name, base_name(model.name))]
+        found = {model.owner: model for model in visible if model.name == name}
         if not found:
             raise UnknownName.of("model", name, {model.name for model in visible})
-        owner = tenant or ""
-        if all(model.owner != owner for model in found):
-            owner = found[0].owner
-        return [model for model in found if model.owner == owner]
+        return found.get(tenant or "") or next(iter(found.values()))
 
     def listed(self, tenant: str | None = None) -> list[ModelInfo]:
         """The infos of all models that the tenant may see, sorted by name."""
@@ -120,17 +104,9 @@ class Fleet:
     async def publish(self) -> None:
         """Record changes of models; does nothing here, where models end with the server."""
 
-    def choose(self, name: str, prompt: Prompt, tenant: str | None = None) -> ServedModel:
-        """The version of a model that serves a request; raises as `engine`."""
-        found = {model.name: model for model in self.versions(name, tenant)}
-        shares = {each: model.info.traffic for each, model in found.items() if model.info.state is ModelState.SERVING}
-        if len(found) == 1 or not any(shares.values()):
-            return require_serving(self.find(name, tenant))
-        return found[pick(shares, conversation_key(prompt, f"{tenant}\0{name}"))]
-
-    def engine(self, name: str, tenant: str | None = None) -> EngineClient:
-        """The engine of a model; raises `UnknownName`, or `Unavailable` if the model does not serve now."""
-        return require_serving(self.find(name, tenant)).engine
+    def serving(self, name: str, tenant: str | None = None) -> ServedModel:
+        """The model of this name; raises as `find`, and `Unavailable` if the model does not serve now."""
+        return require_serving(self.find(name, tenant))
 
     async def load(
         self,
@@ -141,21 +117,17 @@ class Fleet:
         *,
         deployment: DeploymentConfig | None = None,
         tenant: str | None = None,
-        traffic: float | None = None,
+        max_memory_bytes: float | None = None,
     ) -> ServedModel:
         """Load a model and wait until it serves; loading the same name and source twice gives the same model.
 
         Raises `AlreadyExists` if the name serves another source, or files that have changed since they were loaded.
 
         `tenant` owns the model; without one, all tenants may use it. If the source is an adapter, it is loaded on
-        `base_model`, a model that serves; by default the one that the adapter names, or the only one. A version gets
-        the share `traffic` of the requests for its model; by default none if other versions serve. Raises
-        `OutOfCapacity` if the models of the tenant would take more memory than the caller may use.
+        `base_model`, a model that serves; by default the one that the adapter names, or the only one. Raises
+        `OutOfCapacity` if the models of the tenant would take more than `max_memory_bytes`; None is no limit.
         """
         require_name(name)
-        if traffic is not None:
-            # Invalid shares raise before anything is loaded.
-            new_shares(self._shares(name, tenant or "") | {name: 0.0}, {name: traffic})
         owner = tenant or ""
         known = self._taken(name, owner)
         if known is None:
@@ -166,12 +138,12 @@ class Fleet:
             known = self._taken(name, owner)
             if known is None:
                 deployment = deployment or DeploymentConfig()
-                require_memory(engines_bytes(folder, config, deployment), self._taken_bytes(owner))
+                wanted = engines_bytes(folder, config, deployment)
+                require_memory(wanted, self._taken_bytes(owner), max_memory_bytes)
                 making = (deployment, base_model, tenant)
                 model = self._made(name, source or name, folder, config.replace(fingerprint=fingerprint), *making)
                 model.fingerprint = fingerprint
                 await self._start(model)
-                self._share(model, traffic)
                 return model
         if known.info.source != (source or name):
             raise served_from(name, known.info.source)
@@ -180,74 +152,27 @@ class Fleet:
         await known.ready.wait()
         return self.find(name, known.owner or None)
 
-    def set_traffic(self, name: str, shares: Mapping[str, float], tenant: str | None = None) -> list[ServedModel]:
-        """Set the traffic shares of versions of a model, by their names; returns all versions.
-
-        Raises `InvalidValue` or `UnknownName`, and `PermissionDenied` if the tenant does not own the model.
-        """
-        owner = self._changeable(name, tenant, "dividing the traffic of").owner
-        for each, share in new_shares(self._shares(name, owner), shares).items():
-            model = self._models[owner, each]
-            model.info = model.info.replace(traffic=share)
-        return self.versions(name, tenant)
-
-    async def replace_others(self, name: str, tenant: str | None = None) -> None:
-        """Give a version all traffic, and unload the other versions of its model once their requests have ended."""
-        model = self._changeable(name, tenant, "replacing")
-        others = [each for each in self._shares(name, model.owner) if each != model.name]
-        self.set_traffic(name, {model.name: 1.0}, tenant)
-        for other in others:
-            self._retire(self._models[model.owner, other])
-
-    def _shares(self, name: str, owner: str) -> dict[str, float]:
-        """The traffic shares of all versions of a model that are not being unloaded; `name` is any of them."""
-        same = base_name(name)
-        return {
-            model.name: model.info.traffic
-            for (whose, _), model in sorted(self._models.items())
-            if whose == owner and base_name(model.name) == same and model.info.state is not ModelState.DRAINING
-        }
-
-    def _share(self, model: ServedModel, traffic: float | None) -> None:
-        """Give a version that has started to serve its share of the traffic."""
-        shares = self._shares(model.name, model.owner)
-        alone = not any(share for name, share in shares.items() if name != model.name)
-        given = 1.0 if alone and traffic is None else traffic or 0.0
-        if len(shares) == 1:
-            given = 1.0
-        for each, share in new_shares(shares, {model.name: given}).items():
-            other = self._models[model.owner, each]
-            other.info = other.info.replace(traffic=share)
-
-    def _retire(self, model: ServedModel) -> None:
-        """Unload a version that gets no more requests once its running requests have ended."""
-        model.info = model.info.replace(state=ModelState.DRAINING)
-
-        async def end() -> None:
-            loop = asyncio.get_running_loop()
-            idle_since, until = loop.time(), loop.time() + RETIRED_SECONDS
-            while loop.time() < min(idle_since + IDLE_SECONDS, until):
-                await asyncio.sleep(IDLE_SECONDS / 10)
-                idle_since = loop.time() if model.engine.open_requests else idle_since
-            await self._unload(model, HANDOVER_SECONDS)
-
-        task = asyncio.create_task(end(), name=f"the end of {model.name}")
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
-
-    async def scale(self, name: str, deployment: DeploymentConfig, tenant: str | None = None) -> ServedModel:
+    async def scale(
+        self,
+        name: str,
+        deployment: DeploymentConfig,
+        tenant: str | None = None,
+        *,
+        max_memory_bytes: float | None = None,
+    ) -> ServedModel:
         """Change how many engines serve a model; returns when they do. Running requests are not interrupted.
 
         Raises `PermissionDenied` if the tenant does not own the model, and `OutOfCapacity` as `load`.
         """
-        self.engine(name, tenant)
+        self.serving(name, tenant)
         model = self._changeable(name, tenant, "scaling")
         if not deployment.deployed:
             raise InvalidValue.of("replicas", None, "a number, or max_replicas")
         if model.base is not None:
             raise InvalidValue.of("name", name, f"{model.base.name!r}, the model that the adapter is loaded on")
         deployment = rescaled(model.deployment, deployment)
-        require_memory(engines_bytes(model.folder, model.config, deployment), self._taken_bytes(model.owner, name))
+        wanted = engines_bytes(model.folder, model.config, deployment)
+        require_memory(wanted, self._taken_bytes(model.owner, name), max_memory_bytes)
         if model.engine.scalable:
             await model.engine.scale(deployment)
         else:
@@ -274,25 +199,19 @@ class Fleet:
         Raises `InvalidValue` or `UnknownName` for invalid models before anything is changed. The source and engine
         config of a serving model cannot be changed: unload it first, or use another name.
         """
-        shares = await self.require_sources(wanted)
+        await self.require_sources(wanted)
         changed = [name for name, one in wanted.items() if await self._is_rescaled(name, one)]
         gone = [name for name in former if name not in wanted and ("", name) in self._models]
-        # The requests of a version have more time to finish, as another version serves.
-        retired = [name for name in gone if base_name(name) in shares]
-        for name in set(gone) - set(retired):
+        for name in gone:
             await self.unload(name, HANDOVER_SECONDS)
         for name in changed:
             await self.scale(name, wanted[name].deployment)
         new = [(name, one) for name, one in wanted.items() if ("", name) not in self._models]
         await asyncio.gather(*(self.load(name, one.source, one.config, deployment=one.deployment) for name, one in new))
-        for model, given in shares.items():
-            self.set_traffic(model, dict.fromkeys(self._shares(model, ""), 0.0) | given)
-        for name in retired:
-            self._retire(self._models["", name])
 
-    async def require_sources(self, wanted: Mapping[str, WantedModel]) -> dict[str, dict[str, float]]:
-        """The traffic shares in a config file; raises for invalid names, sources, tensor parallelism and shares, and
-        for prefill replicas of a model whose states cannot be moved."""
+    async def require_sources(self, wanted: Mapping[str, WantedModel]) -> None:
+        """Raise for invalid names, sources and tensor parallelism in a config file, and for prefill replicas of a model
+        whose states cannot be moved."""
         for name, one in wanted.items():
             require_name(name, "models")
             folder = await self._sources.find(one.source)
@@ -304,7 +223,6 @@ class Fleet:
                 from attn_serve.disaggregation import require_movable
 
                 await asyncio.to_thread(require_movable, folder, one.config)
-        return shares_wanted({name: one.traffic for name, one in wanted.items()})
 
     async def _is_rescaled(self, name: str, one: WantedModel) -> bool:
         """Whether a config file changes a served model's number of engines; raises for changes that need an unload."""
@@ -313,14 +231,14 @@ class Fleet:
             return False
         config = await self._with_draft(one.config, None)
         if (known.info.source, known.config.replace(fingerprint="")) != (one.source, config):
-            allowed = "those that it is served with; unload it first, or use a version NAME@VERSION"
+            allowed = "those that it is served with; unload it first, or use a second name"
             raise InvalidValue.of(f"models.{name}", "another source or engine", allowed)
         if known.deployment != one.deployment and not one.deployment.deployed:
             allowed = "replicas or max_replicas, as the model is served by a deployment"
             raise InvalidValue.of(f"models.{name}.deployment", None, allowed)
         served = known.deployment.prefill_replicas
         if served is not None and one.deployment.prefill_replicas is None:
-            allowed = f"a number, now {served}; for none, unload the model first, or use a version NAME@VERSION"
+            allowed = f"a number, now {served}; for none, unload the model first, or use a second name"
             raise InvalidValue.of(f"models.{name}.deployment.prefill_replicas", None, allowed)
         rescaled(known.deployment, one.deployment)
         return known.deployment != one.deployment
@@ -330,14 +248,9 @@ class Fleet:
 
         Raises `PermissionDenied` if the tenant does not own the model.
         """
-        found = self._changeable(name, tenant, "unloading")
-        models = [model for model in self.versions(name, tenant) if model.owner == found.owner]
-        await asyncio.gather(*(self._unload(model, shutdown_timeout) for model in models))
+        await self._unload(self._changeable(name, tenant, "unloading"), shutdown_timeout)
 
     async def _unload(self, model: ServedModel, shutdown_timeout: float) -> None:
-        model.info = model.info.replace(state=ModelState.DRAINING)
-        if self._shares(model.name, model.owner):
-            self.set_traffic(base_name(model.name), {}, model.owner or None)
         for adapter in self._adapters_of(model):
             del self._models[adapter.owner, adapter.name]
         await self._end(model, model.stop(shutdown_timeout))
@@ -396,7 +309,7 @@ class Fleet:
             info = base.info.replace(
                 name=name, source=source, base_model=base.name, state=ModelState.LOADING, load_time=now
             )
-            self.engine(base.name, tenant)  # raises if the base does not serve
+            require_serving(base)
             model = ServedModel(info, base.engine, folder, base.config, base.deployment, owner, base)
             model.refusals = base.refusals  # of one engine
         else:

@@ -21,9 +21,8 @@ from attn_gateway.records import ServedModel as Record
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 
 from attn_serve.fleet import EngineMaker, Fleet
-from attn_serve.served_model import ServedModel
+from attn_serve.served_model import ServedModel, require_name
 from attn_serve.sources import ModelSources
-from attn_serve.versions import require_name
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +65,6 @@ class RecordedFleet(Fleet):
                 await self._load_again(record)
             else:
                 self._fail(record, "the server died while it was being loaded; load it again")
-        for record in left:
-            if record.key in self._recorded:
-                model = self._models[record.key]
-                model.info = model.info.replace(traffic=record.traffic)
         await self.publish()
 
     def listed(self, tenant: str | None = None) -> list[ModelInfo]:
@@ -84,10 +79,10 @@ class RecordedFleet(Fleet):
             return super().described(name, tenant)
         return next(info for (_, each), info in self._failures(tenant).items() if each == name)
 
-    def versions(self, name: str, tenant: str | None = None) -> list[ServedModel]:
-        """See `Fleet.versions`; raises `Unavailable` for a model that could not be loaded again."""
+    def find(self, name: str, tenant: str | None = None) -> ServedModel:
+        """See `Fleet.find`; raises `Unavailable` for a model that could not be loaded again."""
         try:
-            return super().versions(name, tenant)
+            return super().find(name, tenant)
         except UnknownName:
             for (_, each), info in self._failures(tenant).items():
                 if each == name:
@@ -104,7 +99,7 @@ class RecordedFleet(Fleet):
         *,
         deployment: DeploymentConfig | None = None,
         tenant: str | None = None,
-        traffic: float | None = None,
+        max_memory_bytes: float | None = None,
     ) -> ServedModel:
         """See `Fleet.load`; the model is recorded, unless options name it."""
         require_name(name)
@@ -117,7 +112,7 @@ class RecordedFleet(Fleet):
             engine=to_json(config),
             deployment=to_json(deployment or DeploymentConfig()),
         )
-        given: dict[str, Any] = {"deployment": deployment, "tenant": tenant, "traffic": traffic}
+        given: dict[str, Any] = {"deployment": deployment, "tenant": tenant, "max_memory_bytes": max_memory_bytes}
         async with self._loading.setdefault(record.key, asyncio.Lock()):
             named = not record.owner and name in self._configured
             if not self._place or named or self._taken(name, record.owner) is not None:
@@ -137,14 +132,16 @@ class RecordedFleet(Fleet):
             log.warning("model %s is served, but could not be recorded yet: %s", name, error.message)
         return model
 
-    async def replace_others(self, name: str, tenant: str | None = None) -> None:
-        """See `Fleet.replace_others`."""
-        await super().replace_others(name, tenant)
-        await self.publish()
-
-    async def scale(self, name: str, deployment: DeploymentConfig, tenant: str | None = None) -> ServedModel:
+    async def scale(
+        self,
+        name: str,
+        deployment: DeploymentConfig,
+        tenant: str | None = None,
+        *,
+        max_memory_bytes: float | None = None,
+    ) -> ServedModel:
         """See `Fleet.scale`."""
-        model = await super().scale(name, deployment, tenant)
+        model = await super().scale(name, deployment, tenant, max_memory_bytes=max_memory_bytes)
         await self.publish()
         return model
 
@@ -171,14 +168,14 @@ class RecordedFleet(Fleet):
         await self.publish()
 
     async def publish(self) -> None:
-        """Record changes of models: that they serve, their traffic shares and deployment configs."""
+        """Record changes of models: that they serve, and their deployment configs."""
         for key, record in list(self._recorded.items()):
             model = self._models.get(key)
             if model is None or model.info.state is ModelState.DRAINING:
                 continue
             base = record.base if model.base is None else model.base.name
             deployment = record.deployment if model.base else to_json(model.deployment)
-            now = replace(record, base=base, deployment=deployment, traffic=model.info.traffic, serving=True)
+            now = replace(record, base=base, deployment=deployment, serving=True)
             if now != record:
                 await self._database.write(self._records.put, now)
                 self._recorded[key] = now

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attn_core.errors import Unavailable
+from attn_core.errors import InvalidValue, Unavailable
 from attn_engine.client import EngineClient
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 
 from attn_serve.refusals import RecentRefusals
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+ALLOWED_NAMES = "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters"
+
+
+def require_name(name: str, field: str = "name") -> None:
+    """Raise `InvalidValue` for an invalid model name."""
+    if not NAME.fullmatch(name):
+        raise InvalidValue.of(field, name, ALLOWED_NAMES)
 
 
 def engine_name(owner: str, name: str) -> str:

@@ -92,7 +92,6 @@ class InferenceGrpc:
                 model.source,
                 model.engine or settings.engine,
                 model.deployment or settings.deployment,
-                model.traffic,
             )
             for model in models
         }

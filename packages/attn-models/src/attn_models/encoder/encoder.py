@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -11,7 +11,7 @@ from attn_core.rotary import sinusoidal
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from attn_models.attention import share_weights
+from attn_models.attention import recorded_weights, share_weights
 from attn_models.decoder.layers import ACTIVATIONS, STANDARD, build_feed_forward, build_norm, initialise
 from attn_models.encoder.config import (
     EncoderConfig,
@@ -137,7 +137,23 @@ class PreNormBlock(EncoderBlock):
         return out
 
 
-class Encoder(nn.Module):
+class TextEncoder(nn.Module):
+    """Base class of encoders of token ids."""
+
+    def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
+        """Attention weights [heads, query, key] by layer of one sequence [tokens].
+
+        Raises `InvalidValue` for a layer that does not exist, `Incompatible` for a mechanism without weights.
+        """
+        with recorded_weights(self) as maps:
+            self(tokens[None])
+        for layer in layers:
+            if not 0 <= layer < len(maps):
+                raise InvalidValue.of("layers", layer, f"0 to {len(maps) - 1}")
+        return {layer: maps[layer][0] for layer in layers}
+
+
+class Encoder(TextEncoder):
     """Normalised sum of token, position and segment embeddings, then blocks (Devlin et al. 2019, arXiv 1810.04805)."""
 
     def __init__(self, config: EncoderConfig) -> None:

@@ -25,7 +25,6 @@ class ServedModel:
     base: str = ""
     engine: str = "{}"
     deployment: str = "{}"
-    traffic: float = 0.0
     serving: bool = False
 
     @property
