@@ -1,6 +1,6 @@
 """Layers with the weights of the package `transformers` compute what its layers do.
 
-All weights of theirs are drawn anew: fresh norms, biases and gates are neutral, so that a layer without them would agree.
+All weights of theirs are drawn anew: fresh norms and biases are neutral, so that a layer without them would agree.
 """
 
 import importlib

@@ -102,7 +102,7 @@ class Projections:
         )
 
     def through(self, name: str) -> Tensor:
-        """The output of a linear layer, or of an `nn.Sequential` of two, of which the first may be joined with others."""
+        """The output of a linear layer, or of an `nn.Sequential` of two; the first may be joined with others."""
         pair: nn.Module = getattr(self.layer, name)
         if not isinstance(pair, nn.Sequential):
             return self[name]
