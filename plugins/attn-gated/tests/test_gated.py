@@ -94,7 +94,7 @@ def test_closed_gates_let_nothing_through():
 
 
 def test_a_gate_per_anything_else_is_refused_by_name():
-    with pytest.raises(InvalidValue, match="per.*'token'.*element.*head"):
+    with pytest.raises(InvalidValue, match=r"per.*'token'.*element.*head"):
         configure(GATED, {"per": "token"}, hidden_size=8)
 
 

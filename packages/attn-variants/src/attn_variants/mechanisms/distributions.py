@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from attn_core import (
@@ -15,13 +14,12 @@ from attn_core import (
     Paper,
     Window,
 )
-from attn_core.checks import require_flag, require_number, require_whole
+from attn_core.checks import require_number, require_whole
 from attn_core.distributions import (
     AdaptiveEntmax,
     Entmax,
     Hard,
     Sigmoid,
-    Softmax,
     SoftmaxOne,
     SoftmaxWithSink,
     Sparsemax,
@@ -156,34 +154,28 @@ class SinkAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """`window` is the number of visible tokens, including the query's own, as in every other layer of gpt-oss; None
         for all tokens. `norm_eps` is that of norms of queries and keys (Flint), None for none; `scale` replaces 1/√d_k
-        (Granite); `value_size` is that of a head, by default its key size (MiMo). Without a `sink` the weights of a
-        layer sum to one, as in full layers of MiMo.
+        (Granite).
         """
 
         window: int | None = None
         norm_eps: float | None = None
         scale: float | None = None
-        value_size: int | None = None
-        sink: bool = True
 
         def __post_init__(self) -> None:
             super().__post_init__()
             require_whole("window", self.window, ge=1, unit="tokens", optional=True)
-            require_whole("value_size", self.value_size, ge=1, unit="elements", optional=True)
             for name in ("norm_eps", "scale"):
                 require_number(name, getattr(self, name), gt=0, optional=True)
-            require_flag("sink", self.sink)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
-        own, heads = self.Config.of(config), config.head_layout
-        return AttentionSpec(
-            heads=dataclasses.replace(heads, value_size=own.value_size or heads.value_size),
+        own = self.Config.of(config)
+        return self_attention(
+            config,
             score=ScaledDot(scale=own.scale),
             mask=window_mask(config, own.window),
-            distribution=SoftmaxWithSink() if own.sink else Softmax(),
+            distribution=SoftmaxWithSink(),
             norm=None if own.norm_eps is None else QkNorm(eps=own.norm_eps),
-            rotary=config.rotary,
         )
 
 
