@@ -52,6 +52,16 @@ TINY = {
         | {"logits_scaling": 2.0, "layer_rope_theta": [0, 1e4, 5e3, 1e4], "pad_token_id": None},
         "other kinds": FOUR | KINDS | {"attention_bias": True, "tie_word_embeddings": False},
     },
+    "kimi_linear": {
+        "": {name: value for name, value in NARROW.items() if name != "num_key_value_heads"}
+        | {"num_hidden_layers": 4, "num_attention_heads": 4, "num_experts": 6, "num_experts_per_token": 2}
+        | {"moe_intermediate_size": 16, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8}
+        | {"v_head_dim": 6, "num_shared_experts": 2, "first_k_dense_replace": 2, "num_key_value_heads": 4}
+        | {
+            "linear_attn_config": {"num_heads": 3, "head_dim": 6, "short_conv_kernel_size": 3}
+            | {"full_attn_layers": [2, 4], "kda_layers": [1, 3]}
+        },
+    },
     "laguna": {
         "": FOUR
         | EXPERTS

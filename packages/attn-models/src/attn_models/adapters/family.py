@@ -6,6 +6,7 @@ A family declares names and constants; `FamilyAdapter` reads, checks and writes 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -90,9 +91,10 @@ class FamilyAdapter(StateDictAdapter):
     `fused` lists, by checkpoint tensor, the modules that are concatenated in it, within each of `fused_groups` equal
     blocks. `kinds` has the names of blocks that have a parameter, by its name in a block, for families with several
     kinds of layers. Parameters that match `centred` are stored minus 1; the tensors of those that match `depthwise`
-    have the shape of the filters of a depthwise `Conv1d`. `stacked` lists the matrices of all experts that are stored
-    in one tensor, [experts, in, out]; the tensor of their biases has the same name with `_bias` appended. Names of a
-    block are below `layers`.
+    have the shape of the filters of a depthwise `Conv1d`. `split_rows` and `stored_shapes` return the parameters of a
+    block that are stored in several tensors, or in another shape. `stacked` lists the matrices of all experts that are
+    stored in one tensor, [experts, in, out]; the tensor of their biases has the same name with `_bias` appended. Names
+    of a block are below `layers`.
     """
 
     architecture: ClassVar[str]
@@ -128,6 +130,8 @@ class FamilyAdapter(StateDictAdapter):
 
     def __init__(self) -> None:
         self.groups: Mapping[str, int] = {}
+        self.splits: Mapping[str, Mapping[str, int]] = {}
+        self.shapes: Mapping[str, tuple[int, ...]] = {}
 
     # Methods for what a table cannot express.
 
@@ -149,6 +153,14 @@ class FamilyAdapter(StateDictAdapter):
 
     def fused_groups(self, config: DecoderConfig) -> dict[str, int]:  # noqa: ARG002  (most need none)
         """The number of blocks of a fused tensor, by its name, where it is not one."""
+        return {}
+
+    def split_rows(self, config: DecoderConfig) -> dict[str, dict[str, int]]:  # noqa: ARG002  (most need none)
+        """By parameter of a block, the tensors that hold its rows, in order, with their numbers."""
+        return {}
+
+    def stored_shapes(self, config: DecoderConfig) -> dict[str, tuple[int, ...]]:  # noqa: ARG002  (most need none)
+        """By parameter of a block, the shape of its tensor where it is another."""
         return {}
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
@@ -222,6 +234,7 @@ class FamilyAdapter(StateDictAdapter):
         """The layout with the tensor names of this decoder's checkpoints and the blocks of fused tensors."""
         bound = copy.copy(self)
         bound.groups = self.fused_groups(config)
+        bound.splits, bound.shapes = self.split_rows(config), self.stored_shapes(config)
         return bound
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
@@ -247,14 +260,18 @@ class FamilyAdapter(StateDictAdapter):
                 parts = tuple(part for part in (f"{block}{one}.{leaf}" for one in modules) if part in known)
                 found.append(StoredTensor(f"{prefix}{theirs}.{leaf}", parts, groups=self.groups.get(theirs, 1)))
                 continue
-            found.append(
-                StoredTensor(
-                    prefix + _their_name(own.names, rest, module, leaf),
-                    (name,),
-                    offset=1.0 if self.centred.search(name) else 0.0,
-                    depthwise=bool(self.depthwise.search(name)),
-                )
+            whole = StoredTensor(
+                prefix + _their_name(own.names, rest, module, leaf),
+                (name,),
+                offset=1.0 if self.centred.search(name) else 0.0,
+                depthwise=bool(self.depthwise.search(name)),
+                shape=self.shapes.get(rest),
             )
+            start, parts = 0, self.splits.get(rest, {})
+            for theirs, rows in parts.items():
+                found.append(dataclasses.replace(whole, name=prefix + theirs, rows=(start, start + rows)))
+                start += rows
+            found += [] if parts else [whole]
         return found
 
     def _kinds_of_blocks(self, parameters: Sequence[str]) -> dict[str, BlockNames]:

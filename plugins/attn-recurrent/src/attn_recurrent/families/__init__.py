@@ -13,7 +13,8 @@ from attn_core import hookimpl
 @hookimpl
 def attn_adapters() -> list[Any]:
     """The adapters of the families."""
+    from attn_recurrent.families.kimi_linear import KimiLinearAdapter
     from attn_recurrent.families.lfm2 import Lfm2Adapter
     from attn_recurrent.families.qwen3_5 import Qwen35Adapter, Qwen35MoeAdapter, Qwen35VisionAdapter
 
-    return [Lfm2Adapter(), Qwen35Adapter(), Qwen35MoeAdapter(), Qwen35VisionAdapter()]
+    return [KimiLinearAdapter(), Lfm2Adapter(), Qwen35Adapter(), Qwen35MoeAdapter(), Qwen35VisionAdapter()]
