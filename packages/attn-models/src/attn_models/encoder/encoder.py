@@ -177,12 +177,15 @@ class Encoder(TextEncoder):
         key_padding_mask: Tensor | None = None,
         segments: Tensor | None = None,
         depths: Tensor | None = None,
+        parses: Tensor | None = None,
         global_tokens: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [batch, tokens, width] of token ids [batch, tokens], int64.
 
         `key_padding_mask` [batch, tokens], bool, is True for real tokens; `segments` [batch, tokens] default to 0;
         `depths` [batch, tokens], in the dependency tree of each sequence, are required if positions are "depth";
+        `parses` [batch, tokens], the head of each token in that tree, -1 for the root and padding, go to the layers
+        that take them, such as those of `dependency`;
         `global_tokens` [batch, tokens], bool, marks the tokens that Longformer's layers treat as global, such as those
         of a question. Raises `InvalidValue` for more tokens than the context, for segments if the encoder has none, for
         missing depths, and for global tokens if a layer does not support them.
@@ -203,7 +206,8 @@ class Encoder(TextEncoder):
             self._require_global_tokens()
             others["global_tokens"] = global_tokens
         for block in self.blocks:
-            hidden = block(hidden, key_padding_mask, **others)
+            own = {} if parses is None or not block.attention.takes_parses else {"parses": parses}
+            hidden = block(hidden, key_padding_mask, **others, **own)
         return hidden
 
     def _require_global_tokens(self) -> None:
@@ -257,10 +261,17 @@ class Tagger(nn.Module):
         tokens: Tensor,
         key_padding_mask: Tensor | None = None,
         depths: Tensor | None = None,
+        parses: Tensor | None = None,
         global_tokens: Tensor | None = None,
     ) -> Tensor:
-        """Logits [batch, tokens, classes]; arguments are those of `Encoder.forward`."""
-        rows = self.encoder(tokens, key_padding_mask, depths=depths, global_tokens=global_tokens)
+        """Logits [batch, tokens, classes]; arguments are those of `Encoder.forward`.
+
+        Raises `InvalidValue` without `parses` if a layer takes them, as taggers learn from the trees of sentences.
+        """
+        if parses is None and any(block.attention.takes_parses for block in self.encoder.blocks):
+            raise InvalidValue.of("parses", "none", f"the head of every token, {list(tokens.shape)}")
+        others = {"depths": depths, "parses": parses, "global_tokens": global_tokens}
+        rows = self.encoder(tokens, key_padding_mask, **others)
         scores: Tensor = self.classifier(rows)
         return scores
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_kernels_triton import fp8_reference as fp8
+from attn_experiments import fp8_attention as fp8
 from torch.nn.functional import scaled_dot_product_attention
 
 
 def outliers(*shape: int, seed: int) -> torch.Tensor:
-    """N(0, 1) + N(0, 100) · Bernoulli(0.001), the law of Shah et al. 2024, section 4.3."""
-    generator = torch.Generator().manual_seed(seed)
-    usual, far, which = (draw(*shape, generator=generator) for draw in (torch.randn, torch.randn, torch.rand))
-    return usual + 10 * far * (which < 0.001)
+    return fp8.outliers(torch.Generator().manual_seed(seed), *shape)
 
 
 @pytest.mark.parametrize("rotated", [True, False])
@@ -31,7 +28,7 @@ def test_products_of_rotated_rows_are_what_they_were():
     torch.testing.assert_close(fp8.rotated(one, matrix) @ fp8.rotated(other, matrix).T, one @ other.T)
 
 
-def test_rotation_makes_errors_smaller_where_there_are_outliers_and_no_larger_where_not():
+def test_cl_56_rotation_makes_errors_smaller_where_there_are_outliers_and_no_larger_where_not():
     seen = torch.ones(1024, 1024, dtype=torch.bool).tril()
 
     def gain(*rows: torch.Tensor) -> float:
