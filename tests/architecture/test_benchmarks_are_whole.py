@@ -88,7 +88,7 @@ def test_an_import_of_what_is_not_there_is_found() -> None:
 
 def uncited(results: list[str], text: str) -> list[str]:
     """The results that a text names neither as they are nor by a pattern such as `mechanisms-cpu-*.json`."""
-    named = set(re.findall(r"\w[\w.*-]*(?=\.(?:json|png))", text))
+    named = set(re.findall(r"\w[\w.*-]*(?=\.(?:json|png))|(?<=write_report\(\")[\w-]+", text))
     return [name for name in results if not any(fnmatch(Path(name).stem, pattern) for pattern in named)]
 
 
