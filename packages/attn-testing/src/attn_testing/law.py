@@ -108,8 +108,10 @@ class Law:
         return [], "; ".join(sorted(reasons)) or "there are no cases"
 
 
-SHARED_LAYER_CASES, OWN_LAYER_CASES = 2, 4
-"""The usual cases of a mechanism whose layer is that of all specs, which other mechanisms test too, and of another."""
+SHARED_LAYER_CASES = 2
+"""The usual cases of a mechanism whose layer is that of all specs: what the layer does, other mechanisms test too."""
+OWN_LAYER_CASES = 4
+"""Those of a mechanism whose layer is its own."""
 
 
 class MechanismLaw(Law):
