@@ -209,6 +209,9 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
             raise InvalidValue.of("format", self.data.format, "text without a base model (--from)")
         if self.data.format == "preference" and self.lora.lora_rank is None:
             raise InvalidValue.of("lora_rank", None, "a rank with preferences: DPO uses the frozen base")
+        if self.data.format == "preference" and self.lora.lora_dropout:
+            allowed = "0 with preferences: policy and reference must differ by the adapter alone"
+            raise InvalidValue.of("lora_dropout", self.lora.lora_dropout, allowed)
         if self.data.format == "preference" and self.objective.teacher is not None:
             raise InvalidValue.of("teacher", self.objective.teacher, "none with preferences")
         if self.data.format == "preference" and self.optimizer.label_smoothing:
