@@ -51,7 +51,7 @@ class RayProcess:
         self._processes: list[psutil.Process] = []
 
     def start(self) -> None:
-        """Start or join Ray; raises Ray's errors, `OSError` if nothing listens at the address, `ImportError` without Ray."""
+        """Start or join Ray; raises Ray's errors, `ImportError`, and `OSError` if nothing listens at the address."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if self._address is not None:
             knock(self._address)
