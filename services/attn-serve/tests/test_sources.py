@@ -72,10 +72,13 @@ async def test_scores_are_those_under_the_source(sourced) -> None:
 
 
 async def test_the_map_of_a_translation_has_its_words_down_and_the_source_across(sourced) -> None:
+    request = ask(text="der hund", ignore_eos=True, max_new_tokens=1)
+    (following,) = [token.text async for message in sourced.Generate(request) for token in message.tokens]
     prompt = common_pb2.Prompt(text="der hund", encoder_prompt=common_pb2.EncoderPrompt(text=SOURCE))
     request = inference_pb2.AttentionMapsRequest(model="tiny-rnnsearch", prompt=prompt)
     (found,) = [message async for message in sourced.AttentionMaps(request)]
-    assert [text.strip() for text in found.query_tokens] == ["<s>", "der", "hund"]
+    assert found.cross_attention
+    assert [text.strip() for text in found.query_tokens] == ["der", "hund", following.strip()]
     assert [text.strip() for text in found.key_tokens] == [*SOURCE.split(), "</s>"]
     weights = np.frombuffer(found.attention_weights.data, "<f4").reshape(list(found.attention_weights.shape))
     assert weights.shape == (1, 3, 6)

@@ -301,7 +301,10 @@ class AttentionMap(Schema, frozen=True, kw_only=True):
     attention_weights: Annotated[
         Tensor, Meta(description="Weights of shape [heads, query tokens, key tokens], float32.")
     ]
-    query_tokens: Annotated[tuple[str, ...], Meta(description="Text of each query token.")]
+    query_tokens: Annotated[
+        tuple[str, ...],
+        Meta(description="Text of each query token; of cross-attention, of the token generated from the query."),
+    ]
     key_tokens: Annotated[tuple[str, ...], Meta(description="Text of each key token.")]
     input_gradients: Annotated[
         tuple[float, ...],
@@ -312,6 +315,9 @@ class AttentionMap(Schema, frozen=True, kw_only=True):
     ] = ()
     next_token: Annotated[str, Meta(description="Text of the most likely next token, if there are gradients.")] = ""
     gradients_note: Annotated[str, Meta(description="Why requested gradients could not be computed.")] = ""
+    cross_attention: Annotated[
+        bool, Meta(description="Whether the keys are the tokens that the encoder reads, not the queries' own sequence.")
+    ] = False
 
 
 class Embeddings(Schema, frozen=True, kw_only=True):

@@ -729,6 +729,7 @@ class AttentionMapsResponse(_message.Message):
     INPUT_GRADIENTS_FIELD_NUMBER: _builtins.int
     NEXT_TOKEN_FIELD_NUMBER: _builtins.int
     GRADIENTS_NOTE_FIELD_NUMBER: _builtins.int
+    CROSS_ATTENTION_FIELD_NUMBER: _builtins.int
     layer: _builtins.int
     """The layer, counted from 0."""
     mechanism: _builtins.str
@@ -737,6 +738,8 @@ class AttentionMapsResponse(_message.Message):
     """The text of that next token."""
     gradients_note: _builtins.str
     """Why there are no gradients though they were asked for, in one line; else empty."""
+    cross_attention: _builtins.bool
+    """Whether the keys are the tokens that the encoder reads, and not the queries' own sequence."""
     @_builtins.property
     def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The query heads of the first axis of `attention_weights`, counted from 0."""
@@ -747,7 +750,7 @@ class AttentionMapsResponse(_message.Message):
 
     @_builtins.property
     def query_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The text of each query token."""
+        """The text of each query token; of cross-attention, of the token that is generated from the query."""
 
     @_builtins.property
     def key_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -771,10 +774,11 @@ class AttentionMapsResponse(_message.Message):
         input_gradients: _abc.Iterable[_builtins.float] | None = ...,
         next_token: _builtins.str = ...,
         gradients_note: _builtins.str = ...,
+        cross_attention: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "gradients_note", b"gradients_note", "heads", b"heads", "input_gradients", b"input_gradients", "key_tokens", b"key_tokens", "layer", b"layer", "mechanism", b"mechanism", "next_token", b"next_token", "query_tokens", b"query_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "cross_attention", b"cross_attention", "gradients_note", b"gradients_note", "heads", b"heads", "input_gradients", b"input_gradients", "key_tokens", b"key_tokens", "layer", b"layer", "mechanism", b"mechanism", "next_token", b"next_token", "query_tokens", b"query_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
