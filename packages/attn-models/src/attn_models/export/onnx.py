@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,16 @@ def write_onnx(target: Path, model: Any) -> None:
         raise MissingPackage.of("onnxscript", "exports to ONNX")
     if getattr(model, "max_encoder_len", None) is not None:
         raise Incompatible("a model with an encoder cannot be exported to ONNX")
+    model = copy.deepcopy(model).eval()
+    for module in model.modules():
+        if hasattr(module, "use_kernel"):
+            # Other kernels have operators of their own, which ONNX lacks.
+            module.use_kernel("plain")
     most = torch.export.Dim("tokens", max=model.max_seq_len)
     sample = torch.zeros(SAMPLE[0], min(SAMPLE[1], model.max_seq_len), dtype=torch.int64)
     try:
         program = torch.onnx.export(
-            model.eval(),
+            model,
             (sample,),
             dynamo=True,
             input_names=["tokens"],
@@ -40,5 +46,7 @@ def write_onnx(target: Path, model: Any) -> None:
         cause = str(error.__cause__ or error).strip().splitlines()
         reason = next((line for line in cause if line.strip()), type(error).__name__)
         raise Incompatible(f"the model cannot be exported to ONNX: {reason}") from error
-    if program is not None:
-        program.save(target)
+    sizes = [] if program is None else list(program.model.graph.inputs[0].shape or ())
+    if program is None or len(sizes) != 2 or any(isinstance(size, int) for size in sizes):
+        raise Incompatible(f"the model cannot be exported to ONNX: its graph is fixed to tokens {sizes}")
+    program.save(target)

@@ -29,6 +29,8 @@ FIELDS = {
     "num_heads": "num_attention_heads",
     "max_seq_len": "max_position_embeddings",
     "tie_word_embeddings": "tie_word_embeddings",
+    "logit_scale": "logit_scale",
+    "final_logit_softcapping": "final_logit_softcapping",
 }
 """Fields of the decoder, and the attributes by which transformers knows them."""
 USUAL = {"vocab_size": 2, "hidden_size": 1, "num_layers": 1, "num_heads": 1, "max_seq_len": 1}
@@ -76,6 +78,52 @@ class AttnConfig(PreTrainedConfig):
         return NativeAdapter().from_hf_config({"decoder": self.decoder, "requires": self.requires})
 
 
+REFUSED = ("inputs_embeds", "output_attentions", "output_hidden_states")
+"""Arguments of transformers' models that would change the result and are not supported."""
+
+
+class Backbone(Decoder):
+    """The decoder with the `forward` of transformers' models without a head."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        *,
+        use_cache: bool | None = True,
+        **others: Any,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states [batch, tokens, width] of `input_ids` [batch, tokens], and the cache after them.
+
+        `attention_mask` [batch, cached and new tokens] is 0 where a token is padding, which may come first or last.
+        States are kept only where no gradients are. Raises `Incompatible` for `REFUSED` arguments, `InvalidValue` for
+        masks of another shape and caches of another class.
+        """
+        given = sorted(name for name, value in others.items() if value is not None and name in REFUSED)
+        if given:
+            raise Incompatible(f"attn's models do not support {', '.join(given)}")
+        if attention_mask is not None and attention_mask.ndim != 2:
+            raise InvalidValue.of("attention_mask", list(attention_mask.shape), "[batch, tokens], 0 for padding")
+        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
+        cache = past_key_values
+        if not isinstance(cache, StateCache) and cache is not None and cache.get_seq_length():
+            raise InvalidValue.of("past_key_values", type(cache).__name__, "a StateCache, or none")
+        if not isinstance(cache, StateCache) and (not use_cache or torch.is_grad_enabled()):
+            return BaseModelOutputWithPast(last_hidden_state=self._whole(input_ids, real.bool()))
+        cache = cache if isinstance(cache, StateCache) else StateCache(self, len(input_ids))
+        return BaseModelOutputWithPast(last_hidden_state=cache.step(input_ids, real.bool()), past_key_values=cache)
+
+    def _whole(self, tokens: Tensor, real: Tensor) -> Tensor:
+        """Hidden states of whole sequences. Padding is moved behind the tokens, which then do not see it."""
+        if bool(real.all()):
+            return self.hidden(tokens)
+        order = torch.sort(real.logical_not().int(), dim=1, stable=True).indices
+        hidden = self.hidden(tokens.gather(1, order))
+        back = torch.argsort(order, dim=1)[..., None].expand_as(hidden)
+        return hidden.gather(1, back)
+
+
 class AttnPreTrainedModel(PreTrainedModel):
     """Base class of the models."""
 
@@ -85,6 +133,15 @@ class AttnPreTrainedModel(PreTrainedModel):
     _no_split_modules: ClassVar[list[str]] = ["Block"]
     supports_gradient_checkpointing = True
     gradient_checkpointing = False
+
+    def __init__(self, config: AttnConfig) -> None:
+        super().__init__(config)
+        self.model = Backbone(config.decoder_config)
+        self._add_head(config)
+        self.post_init()
+
+    def _add_head(self, config: AttnConfig) -> None:
+        """Add the modules on top of the decoder."""
 
     def _init_weights(self, module: nn.Module) -> None:
         """Fill the buffers of a decoder, which no checkpoint holds; its weights were drawn when it was built."""
@@ -110,11 +167,11 @@ class AttnPreTrainedModel(PreTrainedModel):
 
         Raises `Incompatible` for blocks that write to others or count what they route.
         """
-        config = self._decoder.config
+        config = self.model.config
         if enable and (config.kv_sharing or config.num_experts):
             message = "blocks that share keys and values, or have experts, cannot be recomputed"
             raise Incompatible(f"gradient_checkpointing: {message}")
-        for index, block in enumerate(self._decoder.blocks):
+        for index, block in enumerate(self.model.blocks):
             vars(block).pop("forward", None)
             if enable and index % every_n_layers == 0:
                 vars(block)["forward"] = partial(_recomputed, gradient_checkpointing_func, block, block.forward)
@@ -122,47 +179,11 @@ class AttnPreTrainedModel(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding of tokens."""
-        embedding: nn.Module = self._decoder.embedding
-        return embedding
+        return self.model.embedding  # type: ignore[no-any-return]
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the embedding of tokens."""
-        self._decoder.embedding = value
-
-    @property
-    def _decoder(self) -> Decoder:
-        raise NotImplementedError
-
-    def _hidden(
-        self, input_ids: Tensor, attention_mask: Tensor | None, cache: Any, *, use_cache: bool, **others: Any
-    ) -> tuple[Tensor, StateCache | None]:
-        """Hidden states [batch, tokens, width] of `input_ids` [batch, tokens], and the cache after them, if used.
-
-        `attention_mask` [batch, cached and new tokens] is 0 where a token is padding, which may come first or last.
-        """
-        given = sorted(name for name, value in others.items() if value is not None and name in REFUSED)
-        if given:
-            raise Incompatible(f"attn's models do not support {', '.join(given)}")
-        if attention_mask is not None and attention_mask.ndim != 2:
-            raise InvalidValue.of("attention_mask", list(attention_mask.shape), "[batch, tokens], 0 for padding")
-        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
-        real = real.bool()
-        if not use_cache:
-            return self._whole(input_ids, real), None
-        if not isinstance(cache, StateCache):
-            if cache is not None and cache.get_seq_length():
-                raise InvalidValue.of("past_key_values", type(cache).__name__, "a StateCache, or none")
-            cache = StateCache(self._decoder, len(input_ids))
-        return cache.step(input_ids, real), cache
-
-    def _whole(self, tokens: Tensor, real: Tensor) -> Tensor:
-        """Hidden states of whole sequences. Padding is moved behind the tokens, which then do not see it."""
-        if bool(real.all()):
-            return self._decoder.hidden(tokens)
-        order = torch.sort(real.logical_not().int(), dim=1, stable=True).indices
-        hidden = self._decoder.hidden(tokens.gather(1, order))
-        back = torch.argsort(order, dim=1)[..., None].expand_as(hidden)
-        return hidden.gather(1, back)
+        self.model.embedding = value
 
 
 def _recomputed(
@@ -172,61 +193,25 @@ def _recomputed(
     return run(forward, *given, **named) if block.training else forward(*given, **named)
 
 
-REFUSED = ("inputs_embeds", "output_attentions", "output_hidden_states")
-"""Arguments of transformers' models that would change the result and are not supported."""
-
-
-def _uses_cache(model: PreTrainedModel, use_cache: bool | None, labels: Tensor | None) -> bool:  # noqa: FBT001
-    """Whether a call keeps states: not in training, nor where only a loss is wanted, unless it says so."""
-    if use_cache is not None:
-        return use_cache and not torch.is_grad_enabled()
-    return bool(model.config.use_cache) and not torch.is_grad_enabled() and labels is None
-
-
 class AttnModel(AttnPreTrainedModel):
-    """The decoder without a head: hidden states of tokens."""
+    """The decoder without a head."""
 
-    base_model_prefix = ""
-
-    def __init__(self, config: AttnConfig) -> None:
-        super().__init__(config)
-        self.model = Decoder(config.decoder_config)
-        self.post_init()
-
-    @property
-    def _decoder(self) -> Decoder:
-        return self.model
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        *,
-        use_cache: bool | None = None,
-        **others: Any,
-    ) -> BaseModelOutputWithPast:
-        """Hidden states [batch, tokens, width] of `input_ids` [batch, tokens]; see `_hidden` for the arguments."""
-        cached = _uses_cache(self, use_cache, None)
-        hidden, cache = self._hidden(input_ids, attention_mask, past_key_values, use_cache=cached, **others)
-        return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache)
+    def forward(self, input_ids: Tensor, *given: Any, **named: Any) -> BaseModelOutputWithPast:
+        """The hidden states of tokens; see `Backbone.forward`."""
+        out: BaseModelOutputWithPast = self.model(input_ids, *given, **named)
+        return out
 
 
 class AttnForCausalLM(AttnPreTrainedModel, GenerationMixin):
     """The decoder as a language model."""
 
-    def __init__(self, config: AttnConfig) -> None:
-        super().__init__(config)
-        self.model = Decoder(config.decoder_config)
-        self.post_init()
-
-    @property
-    def _decoder(self) -> Decoder:
-        return self.model
-
-    def get_output_embeddings(self) -> nn.Module | None:
-        """The unembedding; None where it is the embedding."""
-        return self.model.unembedding
+    def get_output_embeddings(self) -> nn.Linear:
+        """The unembedding; where it is the embedding, a layer with the same parameter."""
+        if self.model.unembedding is not None:
+            return self.model.unembedding
+        tied = nn.Linear(*self.model.embedding.weight.shape[::-1], bias=False, device="meta")
+        tied.weight = self.model.embedding.weight
+        return tied
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -259,37 +244,32 @@ class AttnForCausalLM(AttnPreTrainedModel, GenerationMixin):
 
         `logits_to_keep` is the number of last tokens whose logits are computed, 0 for all, or their indices.
         """
-        cached = _uses_cache(self, use_cache, labels)
-        known = {name: others.pop(name) for name in ("num_items_in_batch",) if name in others}
-        hidden, cache = self._hidden(input_ids, attention_mask, past_key_values, use_cache=cached, **others)
+        known = {name: others.pop(name) for name in ("num_items_in_batch", "shift_labels") if name in others}
+        # Where only a loss is wanted, no states are kept unless the call says so.
+        cached = bool(self.config.use_cache) and labels is None if use_cache is None else use_cache
+        out = self.model(input_ids, attention_mask, past_key_values, use_cache=cached, **others)
+        hidden = out.last_hidden_state
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
         logits = self.model.logits(hidden[:, kept] if isinstance(kept, (slice, Tensor)) else hidden)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **known)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=out.past_key_values)
 
 
 class AttnForSequenceClassification(AttnPreTrainedModel):
     """The decoder with a linear layer over the last token of a text that is not padding."""
 
-    def __init__(self, config: AttnConfig) -> None:
-        super().__init__(config)
+    def _add_head(self, config: AttnConfig) -> None:
         self.num_labels = config.num_labels
-        self.model = Decoder(config.decoder_config)
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
-        self.post_init()
-
-    @property
-    def _decoder(self) -> Decoder:
-        return self.model
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **others: Any
     ) -> SequenceClassifierOutputWithPast:
         """Logits [batch, labels] of texts `input_ids` [batch, tokens], and the loss of `labels`."""
         others.pop("use_cache", None)
-        hidden, _ = self._hidden(input_ids, attention_mask, None, use_cache=False, **others)
+        hidden = self.model(input_ids, attention_mask, use_cache=False, **others).last_hidden_state
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
         last = torch.where(real.bool(), places, 0).amax(1)

@@ -124,6 +124,8 @@ def test_a_classifier_reads_the_last_token_that_is_not_padding(tmp_path):
     with torch.no_grad():
         alone = model(tokens).logits
         torch.testing.assert_close(model(padded, attention_mask=real).logits, alone)
+        plain = read(tmp_path / "own", transformers.AutoModel)(tokens).last_hidden_state
+        assert torch.equal(plain, load_model(tmp_path / "own").model.hidden(tokens))
     assert model(tokens, labels=torch.tensor([1])).loss.requires_grad
 
 
