@@ -49,7 +49,8 @@ SAMPLES = (
 def check_round_trip(tokenizer: Tokenizer, path: Path) -> None:
     """Raises CheckpointInvalid naming `path` if a sample or a special token is changed by encoding and decoding."""
     specials = [tokenizer.token(special) for special in sorted(tokenizer.special_ids)]
-    for sample in (*SAMPLES, "".join(specials), *(f"{special}a" for special in specials)):
+    texts = SAMPLES if tokenizer.characters is None else (tokenizer.characters,)
+    for sample in (*texts, "".join(specials), *(f"{special}a" for special in specials)):
         ids = tokenizer.encode(sample, add_special=False)
         back = tokenizer.decode(ids, skip_special=False)
         if back != sample:

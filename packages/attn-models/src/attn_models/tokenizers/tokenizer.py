@@ -80,6 +80,13 @@ class Tokenizer:
         return self._size
 
     @property
+    def characters(self) -> str | None:
+        """The characters of the vocabulary in the order of their ids; None unless all tokens are single characters."""
+        if self._characters is None:
+            return None
+        return "".join(self.token(place) for place in range(self._size))
+
+    @property
     def bos_id(self) -> int | None:
         """The id of the token that begins a text, None if the model has none."""
         return self._id_of(self.settings.bos_token)
