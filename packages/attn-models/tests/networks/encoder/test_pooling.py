@@ -93,11 +93,7 @@ def test_poolings_are_joined_in_the_order_of_a_list(write):
 def test_layers_act_in_their_order_and_dropout_is_left_out(write):
     """Layer norm, then scaling, then a dense layer with SiLU, as sentence-transformers 6 writes them."""
     of = "sentence_transformers.sentence_transformer.modules"
-    kinds = [
-        f"{of}.layer_norm.LayerNorm",
-        f"{of}.dropout.Dropout",
-        "sentence_transformers.base.modules.normalize.Normalize",
-    ]
+    kinds = [f"{of}.layer_norm.LayerNorm", f"{of}.dropout.Dropout", "sentence_transformers.models.Normalize"]
     more = [{"path": f"{place}", "type": kind} for place, kind in enumerate(kinds, start=3)]
     folder = write({"pooling_mode": "mean"}, [*MODULES, *more, DENSE])
     torch.manual_seed(2)
@@ -143,5 +139,5 @@ def test_a_conversion_that_would_lose_the_pooling_is_refused(write, tmp_path):
     folder = write({"pooling_mode": "cls"})
     (folder / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": SIZE}))
     save_file({"x": torch.zeros(1)}, folder / "model.safetensors")
-    with pytest.raises(Incompatible, match=r"pooling of its modules\.json would be lost"):
+    with pytest.raises(Incompatible, match=r"pooling of its modules\.json"):
         convert(folder, tmp_path / "converted")
