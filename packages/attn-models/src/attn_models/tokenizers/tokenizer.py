@@ -136,6 +136,14 @@ class Tokenizer:
         with LibraryErrors(lambda said: InvalidValue.of("text", given, f"text that the vocabulary can encode: {said}")):
             return [encoding.ids for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=add_special)]
 
+    def encode_first(self, text: str, count: int) -> list[int]:
+        """The ids of the beginning of `text`, at most `count` with the special tokens that are added."""
+        with LibraryErrors(lambda said: InvalidValue.of("count", count, f"room for the special tokens: {said}")):
+            encoding = self.backend.encode(text, add_special_tokens=False)
+            encoding.truncate(count - self.backend.num_special_tokens_to_add(is_pair=False))
+            ids: list[int] = self.backend.post_process(encoding).ids
+        return ids
+
     def unknown(self, text: str) -> tuple[str, ...]:
         """The pieces of `text` that become the unknown token, each once; empty for vocabularies that cover all text."""
         unknown = self.unk_id
