@@ -171,7 +171,7 @@ def http_chat(trace: Trace) -> None:
         for number in range(3):
             if number == 2:
                 trace.begin()
-            asked = {"model": "tiny", "max_tokens": 8, "temperature": 0, "stream": True}
+            asked = {"model": "tiny", "max_tokens": 8, "stream": True}
             body = json.dumps(asked | {"messages": [{"role": "user", "content": "abc"}]}).encode()
             request = urllib.request.Request(
                 f"http://{ready['http_address']}/v1/chat/completions", body, {"Content-Type": "application/json"}

@@ -150,6 +150,7 @@ def test_a_clone_without_tags_has_what_was_released(tmp_path: Path, monkeypatch:
     core = dataclasses.replace(package, name="attn-core")
     monkeypatch.setattr(workspace, "ROOT", package.folder)
     monkeypatch.setattr(workspace, "packages", lambda: {"attn-core": core})
+    monkeypatch.setattr(releases, "FRAGMENTS", package.folder / "changelog.d")
     monkeypatch.setattr(releases, "RECORD", package.folder / "releases.toml")
     releases.RECORD.write_text('# Why.\n\n[attn-core."0.1.0"]\nnames = "1"\n')
     with pytest.raises(RuntimeError, match="commit first"):

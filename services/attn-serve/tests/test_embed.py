@@ -20,7 +20,7 @@ from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2 import GetModelRequest, LoadModelRequest, UnloadModelRequest
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core.errors import DeadlineExceeded, Unavailable
-from attn_engine.host import EmbedTask
+from attn_engine.client import EmbedTask
 from attn_engine.host.encoder import Embedding, EncoderHost
 from attn_models.loading.sentences import BATCH, load_sentence_encoder
 from attn_schema import Embeddings, EngineConfig
@@ -114,8 +114,6 @@ async def test_an_encoder_refuses_what_only_a_writer_can_do(
         await complete(encoder, ask("abc", model=NAME))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "encoder"):
         await encoder.Score(wire.ScoreRequest(model=NAME, prompts=[prompt]))
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "encoder"):
-        [message async for message in encoder.AttentionMaps(wire.AttentionMapsRequest(model=NAME, prompt=prompt))]
 
 
 @pytest.mark.parametrize(

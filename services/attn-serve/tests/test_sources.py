@@ -32,7 +32,7 @@ async def sourced(stub: InferenceServiceStub, inference, home: Path) -> Inferenc
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.7)
         save_model(home / "models" / f"tiny-{name}", model, tokenizer)
-        await inference.fleet.load(f"tiny-{name}", "", EngineConfig(num_threads=1))
+        await inference.served.load(f"tiny-{name}", "", EngineConfig(num_threads=1))
     return stub
 
 

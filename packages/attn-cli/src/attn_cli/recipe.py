@@ -9,6 +9,7 @@ from typing import Any
 
 from attn_core.errors import InvalidValue, UnknownName
 from attn_schema.config_file import read_config
+from attn_schema.text_files import lines_of
 from attn_schema.training import TrainingConfig
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -23,7 +24,7 @@ def recipe_names() -> list[str]:
 
 def recipe_summary(name: str) -> str:
     """What an included recipe trains: the comment at the top of its file."""
-    lines = (FOLDER / f"{name}.toml").read_text("utf-8").splitlines()
+    lines = lines_of((FOLDER / f"{name}.toml").read_text("utf-8"))
     return " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_core import (
     Capability,
@@ -22,8 +22,11 @@ from attn_core import (
 from attn_core.declared import PINNED
 from attn_core.errors import Incompatible
 from attn_core.plugins.registry import Registry
+from attn_core.rotary import layer_rotary
 from attn_schema.decoder import AttentionChoice, DecoderConfig
-from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,12 @@ def _layer_attention(
 ) -> LayerAttention:
     mechanism = registry.get(choice.mechanism)
     _require(mechanism, _needs(config, choice), registry)
+    options = dict(choice.options)
+    if options.get("rotary") is not None:
+        options["rotary"] = layer_rotary(config.rotary, options["rotary"])
     mechanism_config = configure(
         mechanism,
-        choice.options,
+        options,
         hidden_size=config.hidden_size,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,

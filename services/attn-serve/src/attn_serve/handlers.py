@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 
 from attn_core.errors import InvalidValue, OutOfCapacity
-from attn_engine.host import EmbedTask, TextTask
+from attn_engine.client import EmbedTask, TextTask
 from attn_gateway import Call, page_of
 from attn_gateway.call import Caller
 from attn_schema import (
@@ -41,9 +41,8 @@ from attn_schema.methods import (
     UnloadModelResponse,
 )
 
-from attn_serve.fleet import Fleet
 from attn_serve.refusals import RequestSize, estimated_tokens, most_new_tokens
-from attn_serve.served_model import ServedModel
+from attn_serve.served_models import ServedModel, ServedModels
 
 DEFAULT_SHUTDOWN_TIMEOUT = 30.0
 MAX_SHUTDOWN_TIMEOUT = 3600.0
@@ -63,10 +62,10 @@ def text_task(
 
 
 class InferenceHandlers:
-    """Runs inference requests on the models of a fleet; a request is cancelled when its client disconnects."""
+    """Runs inference requests on the served models; a request is cancelled when its client disconnects."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, served: ServedModels) -> None:
+        self._served = served
 
     async def generate(self, request: GenerateRequest, call: Call) -> AsyncIterator[OutputDelta]:
         """Stream the completions of a prompt."""
@@ -123,31 +122,31 @@ class InferenceHandlers:
         return await self._serving(request.model, call).engine.stats()
 
     def _serving(self, model: str, call: Call) -> ServedModel:
-        return self._fleet.serving(model, call.caller.sees)
+        return self._served.serving(model, call.caller.sees)
 
 
 class ModelHandlers:
-    """Lists, loads, scales and unloads the models of a fleet."""
+    """Lists, loads, scales and unloads models."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, served: ServedModels) -> None:
+        self._served = served
         self._loading: set[tuple[str, str]] = set()
         """Tenants and names of the models that they are loading now."""
 
     async def list_models(self, request: ListModelsRequest, call: Call) -> ListModelsResponse:
         """List the models that the caller may see, sorted by name."""
-        page, following = page_of(self._fleet.listed(call.caller.sees), request)
+        page, following = page_of(self._served.listed(call.caller.sees), request)
         return ListModelsResponse(models=tuple(page), next_page_token=following)
 
     async def get_model(self, request: GetModelRequest, call: Call) -> GetModelResponse:
         """Return one model."""
-        info = self._fleet.described(request.name, call.caller.sees)
+        info = self._served.described(request.name, call.caller.sees)
         return GetModelResponse(model=info)
 
     async def load_model(self, request: LoadModelRequest, call: Call) -> LoadModelResponse:
         """Load a model and return when it serves: for all tenants if an admin calls, else for the caller's tenant."""
         with self._within_limit(call.caller, request.name):
-            model = await self._fleet.load(
+            model = await self._served.load(
                 request.name,
                 request.source,
                 request.engine,
@@ -165,7 +164,7 @@ class ModelHandlers:
         if owner is None or most is None:
             yield
             return
-        own = self._fleet.owned(owner) | {each for tenant, each in self._loading if tenant == owner}
+        own = self._served.owned(owner) | {each for tenant, each in self._loading if tenant == owner}
         if name not in own and len(own) >= most:
             text = f"this tenant has {len(own)} models loaded, its maximum; unload one first"
             raise OutOfCapacity(text, limit="max_models", allowed=f"{most:g}")
@@ -178,7 +177,7 @@ class ModelHandlers:
     async def scale_model(self, request: ScaleModelRequest, call: Call) -> ScaleModelResponse:
         """Change how many engines serve a model."""
         caller = call.caller
-        model = await self._fleet.scale(
+        model = await self._served.scale(
             request.name, request.deployment, caller.sees, max_memory_bytes=caller.max_memory_bytes
         )
         return ScaleModelResponse(model=model.now())
@@ -188,5 +187,5 @@ class ModelHandlers:
         timeout = DEFAULT_SHUTDOWN_TIMEOUT if request.shutdown_timeout is None else request.shutdown_timeout
         if not 0 <= timeout <= MAX_SHUTDOWN_TIMEOUT:
             raise InvalidValue.of("shutdown_timeout", timeout, f"0 to {MAX_SHUTDOWN_TIMEOUT:g}")
-        await self._fleet.unload(request.name, timeout, call.caller.sees)
+        await self._served.unload(request.name, timeout, call.caller.sees)
         return UnloadModelResponse()

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from attn_core.errors import InvalidValue
+from attn_core.errors import InvalidValue, MissingPackage
 from attn_schema import ConnectionOptions, EncoderPrompt, EngineConfig, Prompt, SamplingParams
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, note, print_json
 from attn_schema.text_client import TextClient
 from attn_schema.text_files import lines_of, lines_of_input, read_text
 
-from attn_cli.bleu import Bleu, corpus_bleu
 from attn_cli.commands.options import writer_for
 from attn_cli.pages import AttentionPage
 
@@ -73,7 +72,7 @@ def translate_command(
         said = ", ".join(map(repr, unknown[:NAMED])) + (" and others" if len(unknown) > NAMED else "")
         note(f"attn: words that {name} does not know, and reads as one and the same: {said}")
     if wanted is not None:
-        _tell(corpus_bleu(found, wanted), json=json)
+        _tell(found, wanted, json=json)
 
 
 def translations(writer: TextClient, model: str, lines: Sequence[str], sampling: SamplingParams) -> Iterator[str]:
@@ -126,8 +125,16 @@ def _draw(writer: Any, name: str, translation: Prompt, path: Path) -> None:
     note(f"attention: {path.resolve()}")
 
 
-def _tell(bleu: Bleu, *, json: bool) -> None:
+def _tell(translations: Sequence[str], references: Sequence[str], *, json: bool) -> None:
+    """Print BLEU (Papineni et al. 2002) as sacreBLEU computes it, and its signature; raises `MissingPackage`."""
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError as error:
+        raise MissingPackage.of("attn-cli[bleu]", "measuring BLEU") from error
+    metric = BLEU()
+    score = float(metric.corpus_score(list(translations), [list(references)]).score)
+    signature = str(metric.get_signature())
     if json:
-        print_json({"bleu": bleu.score, "signature": bleu.signature})
+        print_json({"bleu": score, "signature": signature})
     else:
-        typer.echo(f"BLEU {bleu.score:.2f} ({bleu.signature})", err=True)
+        typer.echo(f"BLEU {score:.2f} ({signature})", err=True)

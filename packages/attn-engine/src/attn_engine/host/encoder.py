@@ -26,8 +26,9 @@ from attn_schema import (
     Usage,
 )
 
+from attn_engine.client import EmbedTask
 from attn_engine.host.attention_maps import compute_maps
-from attn_engine.host.host import EmbedTask, ModelHost, with_process
+from attn_engine.host.host import ModelHost, with_process
 from attn_engine.host.loading import quantization_of, use_kernel
 from attn_engine.host.ranks import rank_threads
 from attn_engine.host.tokenization import PromptTokenizer

@@ -28,7 +28,8 @@ class StoredTensor:
     the tensor in float32 whatever the dtype of the weights. `depthwise` tensors have a second axis of size one, like
     the filters of a `torch.nn.Conv1d` with one group per channel. A `stacked` tensor has a first axis of this length,
     such as one index per expert, over which `parameters` are divided in order and equally; the other fields then apply
-    to each index.
+    to each index. With `rows`, the first and the last (exclusive), it holds only these rows of its parameter, and other
+    tensors the others, in order. With `shape` it has this shape, and the elements of its parameter.
     """
 
     name: str
@@ -40,6 +41,8 @@ class StoredTensor:
     float32: bool = False
     depthwise: bool = False
     stacked: int = 0
+    rows: tuple[int, int] | None = None
+    shape: tuple[int, ...] | None = None
 
     def shares(self) -> list[StoredTensor]:
         """The parts of a stacked tensor along its first axis; the tensor itself if it is not stacked."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ from attn_core.errors import (
     AttnError,
     InvalidValue,
     PermissionDenied,
+    Unavailable,
     UnknownName,
     cleaning_up,
 )
@@ -22,7 +25,7 @@ from attn_engine.client import EngineClient
 from attn_models.lora.peft_config import base_of, is_adapter
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 
-from attn_serve.served_model import ServedModel, engine_name, require_name, require_serving
+from attn_serve.refusals import RecentRefusals
 from attn_serve.sources import ModelSources, engines_bytes, require_memory
 
 log = logging.getLogger(__name__)
@@ -31,6 +34,72 @@ EngineMaker = Callable[[str, Path, EngineConfig, DeploymentConfig], EngineClient
 """Creates the client of an engine, not yet started, for a model's name, folder, engine and deployment config."""
 HANDOVER_SECONDS = 60.0
 """How long requests may take to finish in an engine that is replaced by a deployment."""
+
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+ALLOWED_NAMES = "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters"
+
+
+def require_name(name: str, field: str = "name") -> None:
+    """Raise `InvalidValue` for an invalid model name."""
+    if not NAME.fullmatch(name):
+        raise InvalidValue.of(field, name, ALLOWED_NAMES)
+
+
+def engine_name(owner: str, name: str) -> str:
+    """A name for the engine that is unique across the owners of models and adapters."""
+    return f"{owner}.{name}" if owner else name
+
+
+@dataclass(eq=False)
+class ServedModel:
+    """One model and its engine; `info` describes the model and its state.
+
+    `owner` is the tenant that owns the model, empty if all tenants may use it; an adapter has a `base`, and its engine,
+    refusals and `config` are those of its base. `fingerprint` is that of the files that were loaded, empty if another
+    gateway did it.
+    """
+
+    info: ModelInfo
+    engine: EngineClient
+    folder: Path
+    config: EngineConfig
+    deployment: DeploymentConfig
+    owner: str = ""
+    base: ServedModel | None = None
+    fingerprint: str = ""
+    refusals: RecentRefusals = field(default_factory=RecentRefusals)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def adapter(self) -> str:
+        """The name of the adapter that tasks use in the engine; empty for none."""
+        return "" if self.base is None else engine_name(self.owner, self.name)
+
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Stop the engine, as `EngineClient.stop`; of an adapter only unload it: requests that run go on."""
+        if self.base is None:
+            await self.engine.stop(shutdown_timeout)
+        else:
+            await self.engine.unload_adapter(self.adapter)
+
+    @property
+    def name(self) -> str:
+        """The name that requests use."""
+        return self.info.name
+
+    def now(self) -> ModelInfo:
+        """The model's info with the current number of engines."""
+        serving = self.info.state is ModelState.SERVING
+        return self.info.replace(replicas=self.engine.replicas if serving else 0)
+
+
+def require_serving(model: ServedModel) -> ServedModel:
+    """Return the model; raises `Unavailable` if it does not serve now."""
+    if model.info.state is not ModelState.SERVING:
+        detail = f": {model.info.state_detail}" if model.info.state_detail else ""
+        raise Unavailable(f"model {model.name!r} is {model.info.state}{detail}", model=model.name)
+    return model
 
 
 def served_from(name: str, source: str) -> AlreadyExists:
@@ -66,7 +135,7 @@ class WantedModel(NamedTuple):
     deployment: DeploymentConfig
 
 
-class Fleet:
+class ServedModels:
     """Loads, finds and unloads models. Used from one event loop.
 
     A `tenant` finds only its own models and those available to all tenants; None, for admins, finds all models.

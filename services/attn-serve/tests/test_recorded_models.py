@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 from attn_client import Client, ClientSettings
 from attn_core.errors import AlreadyExists, PermissionDenied, Unavailable, UnknownName, WrongState
-from attn_engine.client import EngineClient
-from attn_engine.host import TextTask
+from attn_engine.client import EngineClient, TextTask
+from attn_engine.in_process import InProcess
 from attn_gateway import Cluster, ClusterSettings
-from attn_gateway.records import Database, ServedModel, ServedModels
+from attn_gateway.records import Database, LoadedModel, LoadedModels
 from attn_schema import DeploymentConfig, EngineConfig, ModelState, Prompt, SamplingParams
-from attn_serve.in_process import InProcess
-from attn_serve.recorded_fleet import RecordedFleet
+from attn_serve.recorded_models import RecordedModels
 from attn_serve.service import InferenceGrpc
 from attn_serve.sources import ModelSources
 from local_cluster import LocalCluster
@@ -34,31 +33,31 @@ BOTH = pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect=True)
 
 
 class Gateways:
-    """Makes fleets that share records, each as in a process of its own."""
+    """Starts gateways that share records, each as in a process of its own."""
 
     def __init__(self, home: Path, url: str, stack: AsyncExitStack) -> None:
         self.home, self.url, self.cluster = home, url, LocalCluster()
         self._stack = stack
         stack.push_async_callback(self.cluster.stop)
 
-    async def start(self, place: str = PLACE, configured: Collection[str] = ()) -> RecordedFleet:
+    async def start(self, place: str = PLACE, configured: Collection[str] = ()) -> RecordedModels:
         """A gateway; its engines are those of the cluster, or without that place its own."""
         make: Any = self.cluster.make if place == PLACE else self._own
         database = Database(self.url)
-        fleet = RecordedFleet(ModelSources(self.home), make, database)
-        await fleet.join(place, configured)
+        served = RecordedModels(ModelSources(self.home), make, database)
+        await served.join(place, configured)
 
         async def end() -> None:
-            await fleet.stop(0)
+            await served.stop(0)
             database.close()
 
         self._stack.push_async_callback(end)
-        return fleet
+        return served
 
-    def records(self) -> ServedModels:
+    def records(self) -> LoadedModels:
         database = Database(self.url)
         self._stack.callback(database.close)
-        return ServedModels(database)
+        return LoadedModels(database)
 
     @staticmethod
     def _own(name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> EngineClient:
@@ -72,19 +71,19 @@ async def gateways(home: Path, url: str) -> AsyncIterator[Gateways]:
         yield Gateways(home, url, stack)
 
 
-async def tokens(fleet: RecordedFleet, name: str, tenant: str | None = None) -> list[int]:
+async def tokens(served: RecordedModels, name: str, tenant: str | None = None) -> list[int]:
     sampling = SamplingParams(max_new_tokens=8, ignore_eos=True)
     task = TextTask(prompt=Prompt(text="To be"), params=sampling, timeout=None, tenant=tenant or "")
-    return [token.id async for delta in fleet.serving(name, tenant).engine.generate(task) for token in delta.tokens]
+    return [token.id async for delta in served.serving(name, tenant).engine.generate(task) for token in delta.tokens]
 
 
-def states(fleet: RecordedFleet, tenant: str | None = None) -> dict[str, ModelState]:
-    return {info.name: info.state for info in fleet.listed(tenant)}
+def states(served: RecordedModels, tenant: str | None = None) -> dict[str, ModelState]:
+    return {info.name: info.state for info in served.listed(tenant)}
 
 
-def serves(fleet: RecordedFleet, *names: str) -> Callable[[], bool]:
+def serves(served: RecordedModels, *names: str) -> Callable[[], bool]:
     wanted = dict.fromkeys(names, ModelState.SERVING)
-    return lambda: states(fleet) == wanted
+    return lambda: states(served) == wanted
 
 
 @BOTH
@@ -106,12 +105,12 @@ async def test_a_gateway_of_a_cluster_joins_what_is_served_there_and_leaves_it_s
 
 
 async def test_a_load_that_fails_leaves_no_record(gateways: Gateways) -> None:
-    fleet = await gateways.start("gateway/a")
+    served = await gateways.start("gateway/a")
     with pytest.raises(UnknownName, match="nowhere"):
-        await fleet.load("m", "nowhere", ONE_THREAD)
-    await fleet.load("other", "tiny", ONE_THREAD)
+        await served.load("m", "nowhere", ONE_THREAD)
+    await served.load("other", "tiny", ONE_THREAD)
     with pytest.raises(AlreadyExists):
-        await fleet.load("other", "tiny-linear", ONE_THREAD)
+        await served.load("other", "tiny-linear", ONE_THREAD)
     assert [(one.name, one.source) for one in gateways.records().at("gateway/a")] == [("other", "tiny")]
 
 
@@ -120,7 +119,7 @@ async def test_what_cannot_be_loaded_again_is_listed_with_the_reason_until_it_is
     records = gateways.records()
     left = {"called": "tiny", "crash": "tiny", "nowhere": "nowhere", "chat@2": "tiny"}
     for name, source in left.items():
-        model = ServedModel(place="gateway/a", owner="", name=name, source=source,
+        model = LoadedModel(place="gateway/a", owner="", name=name, source=source,
                             serving=name != "crash", engine='{"num_threads":1}')  # fmt: skip
         await asyncio.to_thread(records.put, model)
     a = await gateways.start("gateway/a")
@@ -175,17 +174,17 @@ async def test_what_calls_loaded_is_loaded_again_after_an_orderly_end_as_it_was(
 
 async def test_records_that_are_away_stop_nothing_that_is_served(home: Path, postgres: Any) -> None:
     async with AsyncExitStack() as stack:
-        fleet = await Gateways(home, postgres.url, stack).start("gateway/a")
-        await fleet.load("tiny", "tiny", ONE_THREAD)
-        before = await tokens(fleet, "tiny")
+        served = await Gateways(home, postgres.url, stack).start("gateway/a")
+        await served.load("tiny", "tiny", ONE_THREAD)
+        before = await tokens(served, "tiny")
         postgres.stop()
         try:
-            assert serves(fleet, "tiny")()
-            assert await tokens(fleet, "tiny") == before
+            assert serves(served, "tiny")()
+            assert await tokens(served, "tiny") == before
         finally:
             postgres.start()
-        await fleet.load("two", "tiny", ONE_THREAD)
-        assert serves(fleet, "tiny", "two")()
+        await served.load("two", "tiny", ONE_THREAD)
+        assert serves(served, "tiny", "two")()
 
 
 async def test_calls_that_need_the_records_are_refused_soon_while_those_have_lost_their_content(
@@ -193,16 +192,16 @@ async def test_calls_that_need_the_records_are_refused_soon_while_those_have_los
 ) -> None:
     file = tmp_path / "records.sqlite3"
     async with AsyncExitStack() as stack:
-        fleet = await Gateways(home, f"sqlite:///{file}", stack).start("gateway/a")
-        await fleet.load("tiny", "tiny", ONE_THREAD)
-        before = await tokens(fleet, "tiny")
+        served = await Gateways(home, f"sqlite:///{file}", stack).start("gateway/a")
+        await served.load("tiny", "tiny", ONE_THREAD)
+        before = await tokens(served, "tiny")
         await asyncio.to_thread(file.write_bytes, b"")
-        for call in (fleet.load("two", "tiny", ONE_THREAD), fleet.unload("tiny", 0)):
+        for call in (served.load("two", "tiny", ONE_THREAD), served.unload("tiny", 0)):
             began = time.monotonic()
             with pytest.raises((Unavailable, WrongState)):
                 await call
             assert time.monotonic() - began < 3.5
-        assert await tokens(fleet, "tiny") == before
+        assert await tokens(served, "tiny") == before
 
 
 def test_a_gateway_comes_after_the_one_that_had_its_address_before_only_where_that_was_chosen(tmp_path: Path) -> None:

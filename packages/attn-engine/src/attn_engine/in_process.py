@@ -1,18 +1,17 @@
-"""An engine in this process, for tests and notebooks, and as the inside of every process that serves one."""
+"""An engine in this process: for notebooks, commands and tests, and inside every process that serves one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attn_core.errors import Unavailable
-from attn_engine import PromptState, RequestOutput
-from attn_engine.client import EngineClient
-from attn_engine.host import EmbedTask, ModelHost, Preparation, TextTask, open_host
-from attn_engine.host.engine import OpenRanks
+from attn_core.errors import Unavailable, WrongState
+from attn_models.loading.encoders import is_encoder
+from attn_models.sources.gguf_files import folder_at
+from attn_models.weights.manifest import fingerprint
 from attn_schema import (
     AttentionMap,
     AttentionMapsRequest,
@@ -20,9 +19,33 @@ from attn_schema import (
     EngineConfig,
     EngineStats,
     ModelInfo,
+    OutputDelta,
     Prompt,
     Tokenization,
 )
+
+from attn_engine.client import EmbedTask, EngineClient, TextTask
+from attn_engine.host.encoder import EncoderHost
+from attn_engine.host.engine import EngineHost, OpenRanks
+from attn_engine.host.host import Deliver, ModelHost
+from attn_engine.host.ranks import require_tensor_parallel
+from attn_engine.host.request_preparation import Preparation
+from attn_engine.request import RequestOutput
+from attn_engine.state_transfer import PromptState
+
+
+def open_host(folder: Path, config: EngineConfig, deliver: Deliver, open_ranks: OpenRanks | None = None) -> ModelHost:
+    """Load the model in `folder`, or in a GGUF file: an encoder, or a model that generates; raises what loading raises.
+
+    `open_ranks` is as in `EngineHost`. Raises `WrongState` for other files than those of `config.fingerprint`.
+    """
+    if config.fingerprint and fingerprint(folder) != config.fingerprint:
+        raise WrongState(f"the files of {folder.name!r} have changed since it was loaded; unload it and load it again")
+    folder = folder_at(folder)
+    if is_encoder(folder):
+        require_tensor_parallel(folder, config)
+        return EncoderHost(folder, config)
+    return EngineHost(folder, config, deliver, open_ranks)
 
 
 class InProcess(EngineClient):
@@ -58,13 +81,20 @@ class InProcess(EngineClient):
 
     async def start(self) -> ModelInfo:
         """Load the model; returns when it is ready for tasks."""
-        loop = asyncio.get_running_loop()
+        return await asyncio.to_thread(self.load, asyncio.get_running_loop())
+
+    def load(self, loop: asyncio.AbstractEventLoop) -> ModelInfo:
+        """Load the model in the calling thread, for tasks in an event loop of another one."""
 
         def deliver(outputs: Sequence[RequestOutput]) -> None:
             loop.call_soon_threadsafe(self._receive, outputs)
 
-        self._host = await asyncio.to_thread(self._open, deliver)
+        self._host = self._open(deliver)
         return self._host.info
+
+    def generate(self, task: TextTask) -> AsyncGenerator[OutputDelta, None]:
+        """See `EngineClient.generate`; an engine in this process is not lost, so that nothing needs to be resumed."""
+        return self.streams.follow(task, self.submit, self.cancel)
 
     async def submit(self, task: TextTask, state: PromptState | None = None) -> None:
         """Start a task, with the state of its prompt if another engine has computed it."""

@@ -17,7 +17,8 @@ from typing import Any
 from attn_core.errors import DeadlineExceeded, OutOfCapacity
 from attn_schema import Prompt, SamplingParams
 
-from attn_engine.host.host import ModelHost, TextTask
+from attn_engine.client import TextTask
+from attn_engine.host.host import ModelHost
 
 LARGE_BYTES = 32 * 1024
 """Requests of more bytes of prompts and grammars are prepared one at a time."""

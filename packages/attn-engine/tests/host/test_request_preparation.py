@@ -8,8 +8,9 @@ from concurrent.futures import CancelledError
 
 import pytest
 from attn_core.errors import DeadlineExceeded, OutOfCapacity
-from attn_engine.host import ModelHost, Preparation, TextTask
-from attn_engine.host.preparation import LARGE_BYTES, MAX_WAITING_BYTES, size_of
+from attn_engine.client import TextTask
+from attn_engine.host.host import ModelHost
+from attn_engine.host.request_preparation import LARGE_BYTES, MAX_WAITING_BYTES, Preparation, size_of
 from attn_schema import ChatMessage, Prompt, SamplingParams, StructuredOutput
 
 

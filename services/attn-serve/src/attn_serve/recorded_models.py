@@ -1,4 +1,4 @@
-"""A fleet whose models outlive the server: what calls have loaded is recorded, and loaded again at the next start.
+"""Served models that outlive the server: what calls have loaded is recorded, and loaded again at the next start.
 
 See docs/decisions/0021-loaded-models-outlive-a-server.md and 0023-gateways-do-not-follow-one-another.md.
 """
@@ -16,12 +16,10 @@ from typing import Any
 
 import msgspec
 from attn_core.errors import AttnError, PermissionDenied, Unavailable, UnknownName, cleaning_up
-from attn_gateway.records import Database, ServedModels
-from attn_gateway.records import ServedModel as Record
+from attn_gateway.records import Database, LoadedModel, LoadedModels
 from attn_schema import DeploymentConfig, EngineConfig, ModelInfo, ModelState
 
-from attn_serve.fleet import EngineMaker, Fleet
-from attn_serve.served_model import ServedModel, require_name
+from attn_serve.served_models import EngineMaker, ServedModel, ServedModels, require_name
 from attn_serve.sources import ModelSources
 
 log = logging.getLogger(__name__)
@@ -35,16 +33,16 @@ def to_json(noun: msgspec.Struct) -> str:
     return msgspec.json.encode(noun, order="deterministic").decode()
 
 
-class RecordedFleet(Fleet):
-    """A fleet that records its models. Call `join` before the first model is loaded, and `stop` at the end."""
+class RecordedModels(ServedModels):
+    """Served models that are recorded. Call `join` before the first model is loaded, and `stop` at the end."""
 
     def __init__(self, sources: ModelSources, make: EngineMaker, database: Database) -> None:
         super().__init__(sources, make)
         self._database = database
-        self._records = ServedModels(database)
+        self._records = LoadedModels(database)
         self._place = ""
         self._configured: frozenset[str] = frozenset()
-        self._recorded: dict[Key, Record] = {}
+        self._recorded: dict[Key, LoadedModel] = {}
         """The records of the models that are served, as last written."""
         self._failed: dict[Key, ModelInfo] = {}
         """The recorded models that could not be loaded again."""
@@ -68,7 +66,7 @@ class RecordedFleet(Fleet):
         await self.publish()
 
     def listed(self, tenant: str | None = None) -> list[ModelInfo]:
-        """See `Fleet.listed`; with the models that could not be loaded again."""
+        """See `ServedModels.listed`; with the models that could not be loaded again."""
         found = [(model.name, model.owner, model.now()) for model in self.models(tenant)]
         found += [(name, owner, info) for (owner, name), info in self._failures(tenant).items()]
         return [info for *_, info in sorted(found, key=lambda one: one[:2])]
@@ -80,7 +78,7 @@ class RecordedFleet(Fleet):
         return next(info for (_, each), info in self._failures(tenant).items() if each == name)
 
     def find(self, name: str, tenant: str | None = None) -> ServedModel:
-        """See `Fleet.find`; raises `Unavailable` for a model that could not be loaded again."""
+        """See `ServedModels.find`; raises `Unavailable` for a model that could not be loaded again."""
         try:
             return super().find(name, tenant)
         except UnknownName:
@@ -101,9 +99,9 @@ class RecordedFleet(Fleet):
         tenant: str | None = None,
         max_memory_bytes: float | None = None,
     ) -> ServedModel:
-        """See `Fleet.load`; the model is recorded, unless options name it."""
+        """See `ServedModels.load`; the model is recorded, unless options name it."""
         require_name(name)
-        record = Record(
+        record = LoadedModel(
             place=self._place,
             owner=tenant or "",
             name=name,
@@ -140,13 +138,13 @@ class RecordedFleet(Fleet):
         *,
         max_memory_bytes: float | None = None,
     ) -> ServedModel:
-        """See `Fleet.scale`."""
+        """See `ServedModels.scale`."""
         model = await super().scale(name, deployment, tenant, max_memory_bytes=max_memory_bytes)
         await self.publish()
         return model
 
     async def unload(self, name: str, shutdown_timeout: float, tenant: str | None = None) -> None:
-        """See `Fleet.unload`; also for a model that could not be loaded again."""
+        """See `ServedModels.unload`; also for a model that could not be loaded again."""
         try:
             await super().unload(name, shutdown_timeout, tenant)
         except Unavailable:
@@ -157,18 +155,18 @@ class RecordedFleet(Fleet):
                 text = f"model {name!r} is shared by all tenants; unloading it is for admins"
                 raise PermissionDenied(text, name=name) from None
             for owner, each in failed:
-                record = Record(place=self._place, owner=owner, name=each, source="")
+                record = LoadedModel(place=self._place, owner=owner, name=each, source="")
                 await self._database.write(self._records.remove, record)
                 del self._failed[owner, each]
 
     async def apply(self, wanted: Mapping[str, Any], former: Collection[str]) -> None:
-        """See `Fleet.apply`."""
+        """See `ServedModels.apply`."""
         self._configured = frozenset(wanted)
         await super().apply(wanted, former)
         await self.publish()
 
     async def publish(self) -> None:
-        """Record changes of models: that they serve, and their deployment configs."""
+        """LoadedModel changes of models: that they serve, and their deployment configs."""
         for key, record in list(self._recorded.items()):
             model = self._models.get(key)
             if model is None or model.info.state is ModelState.DRAINING:
@@ -195,7 +193,7 @@ class RecordedFleet(Fleet):
         await super()._unload(model, shutdown_timeout)
         await self.publish()
 
-    async def _load_again(self, record: Record) -> None:
+    async def _load_again(self, record: LoadedModel) -> None:
         engine = EngineConfig.from_mapping(json.loads(record.engine))
         deployment = DeploymentConfig.from_mapping(json.loads(record.deployment))
         await self._database.write(self._records.put, replace(record, serving=False))
@@ -209,7 +207,7 @@ class RecordedFleet(Fleet):
             self._recorded[record.key] = record
         await self._database.write(self._records.put, record)
 
-    def _fail(self, record: Record, detail: str) -> None:
+    def _fail(self, record: LoadedModel, detail: str) -> None:
         self._failed[record.key] = ModelInfo(
             name=record.name,
             source=record.source,

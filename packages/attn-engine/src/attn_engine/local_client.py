@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TypeVar
 
 from attn_models.sources import pull, pull_repository
 from attn_models.sources.hub import DEFAULT_REVISION
@@ -25,9 +28,11 @@ from attn_schema import (
 )
 from attn_schema.text_client import TextClient
 
-from attn_engine.host import EmbedTask, ModelHost, TextTask, open_host
+from attn_engine.client import EmbedTask, TextTask
 from attn_engine.host.transcription import Transcriber
-from attn_engine.request import RequestOutput
+from attn_engine.in_process import InProcess
+
+Answer = TypeVar("Answer")
 
 
 class LocalClient(TextClient):
@@ -48,11 +53,13 @@ class LocalClient(TextClient):
         self._home = home
         self._store = ModelStore(home)
         self._progress = progress
-        self._files: dict[str, Path] = {}
-        self._engine = engine or EngineConfig()
-        self._hosts: dict[Path, ModelHost] = {}
-        self._streams: dict[str, queue.SimpleQueue[RequestOutput]] = {}
+        self._folders: dict[str, Path] = {}
+        self._config = engine or EngineConfig()
+        self._engines: dict[Path, InProcess] = {}
         self._lock = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="attn local client", daemon=True)
+        self._thread.start()
 
     def __enter__(self) -> LocalClient:
         return self
@@ -65,36 +72,39 @@ class LocalClient(TextClient):
     def close(self) -> None:
         """Stop all models; running completions are cancelled."""
         with self._lock:
-            for host in self._hosts.values():
-                host.stop(0)
-            self._hosts.clear()
+            for engine in self._engines.values():
+                self._wait(engine.stop(0))
+            self._engines.clear()
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
     def generate(
         self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
     ) -> Generator[OutputDelta, None, None]:
         """Generate the completion of a prompt; closing the iterator cancels it. `timeout` is in seconds."""
-        host = self.host(model)
         task = TextTask(prompt=Prompt.of(prompt), params=sampling or SamplingParams(), timeout=timeout)
-        outputs = self._streams[task.id] = queue.SimpleQueue()
+        source = self.engine(model).generate(task)
+        deltas: queue.SimpleQueue[OutputDelta | None] = queue.SimpleQueue()
+
+        async def follow() -> None:
+            async for delta in source:
+                deltas.put(delta)
+
+        following = self._run(follow())
+        following.add_done_callback(lambda _: deltas.put(None))
         try:
-            host.submit(task)
-            output = None
-            while output is None or not output.last:
-                output = outputs.get()
-                if output.error is not None:
-                    raise output.error
-                yield output.delta
+            while (delta := deltas.get()) is not None:
+                yield delta
+            following.result()
         finally:
-            del self._streams[task.id]
-            host.cancel(task.id)
+            following.cancel()
 
     def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:  # noqa: ARG002
         """The tokens that the model would read for a prompt; `timeout` is not used, as there is no server."""
-        return self.host(model).tokenize(Prompt.of(prompt))
+        return self._wait(self.engine(model).tokenize(Prompt.of(prompt)))
 
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
         """A vector of length 1 for each text, from an encoder; raises `InvalidValue` for a text that does not fit."""
-        return self.host(model).embed(EmbedTask(texts=tuple(texts))).result().rows()
+        return self._wait(self.engine(model).embed(EmbedTask(texts=tuple(texts)))).rows()
 
     def attention_maps(
         self,
@@ -112,7 +122,7 @@ class LocalClient(TextClient):
         request = AttentionMapsRequest(
             model=model, prompt=Prompt.of(prompt), layers=tuple(layers), heads=tuple(heads), gradients=gradients
         )
-        return self.host(model).attention_maps(request)
+        return self._wait(self.engine(model).attention_maps(request))
 
     def transcribe(
         self, model: str, files: Sequence[Path], *, language: str | None = None, task: str | None = None
@@ -121,7 +131,7 @@ class LocalClient(TextClient):
 
         `language` (such as "en") and `task` ("transcribe" or "translate") are by default those of the model.
         """
-        transcriber = Transcriber(self._store.find(model), self._engine)
+        transcriber = Transcriber(self._store.find(model), self._config)
         return (transcriber.transcribe(file, language=language, task=task) for file in files)
 
     def fetch(self, model: str, *, revision: str | None = None, file: str | None = None) -> None:
@@ -142,27 +152,33 @@ class LocalClient(TextClient):
         """The name of the only chat model on this machine; raises `UserError` if there is not exactly one."""
         return self._store.only_chat_model()
 
-    def host(self, model: str) -> ModelHost:
-        """The host that runs a model, which is loaded on first use."""
+    def engine(self, model: str) -> InProcess:
+        """The engine of a model, which is loaded on first use."""
         with self._lock:
             folder = self._found(model)
-            if folder not in self._hosts:
-                engine = self._engine
-                if engine.draft_model is not None:
-                    engine = engine.replace(draft_model=str(self._found(engine.draft_model)))
-                self._hosts[folder] = open_host(folder, engine, self._deliver)
-            return self._hosts[folder]
+            if folder not in self._engines:
+                config = self._config
+                if config.draft_model is not None:
+                    config = config.replace(draft_model=str(self._found(config.draft_model)))
+                engine = InProcess(folder, config)
+                engine.load(self._loop)
+                self._engines[folder] = engine
+            return self._engines[folder]
+
+    def _run(self, call: Coroutine[Any, Any, Answer]) -> Future[Answer]:
+        return asyncio.run_coroutine_threadsafe(call, self._loop)
+
+    def _wait(self, call: Coroutine[Any, Any, Answer]) -> Answer:
+        """The result of a call; who is interrupted meanwhile cancels it."""
+        running = self._run(call)
+        try:
+            return running.result()
+        finally:
+            running.cancel()
 
     def _found(self, model: str) -> Path:
-        if model in self._files or not Path(model).expanduser().is_file():
-            return self._files.get(model) or self._store.find(model)
-        with self._progress() as report:
-            # Cached, so that the file's hash is not computed again for each request.
-            self._files[model] = self._store.find(model, report)
-        return self._files[model]
-
-    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
-        for output in outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is not None:
-                stream.put(output)
+        """The folder of a model, found once: a file's hash is not computed again for each request."""
+        if model not in self._folders:
+            with self._progress() if Path(model).expanduser().is_file() else nullcontext(silent) as report:
+                self._folders[model] = self._store.find(model, report)
+        return self._folders[model]
