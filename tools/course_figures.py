@@ -374,7 +374,7 @@ FIGURES: dict[str, Callable[[str], Board]] = {
 def main() -> None:
     """Draw the figures that are named, or all."""
     mpl.rcParams["svg.hashsalt"] = "attn"
-    mpl.rcParams["svg.fonttype"] = "path"
+    mpl.rcParams["svg.fonttype"] = "none"
     OUT.mkdir(exist_ok=True)
     for name in sys.argv[1:] or FIGURES:
         for theme in THEMES:
