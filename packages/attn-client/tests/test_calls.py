@@ -149,7 +149,7 @@ def test_settings_of_an_engine_that_no_message_carries_are_refused(client: Clien
     with pytest.raises(errors.InvalidValue, match=r"num_threads: 3 is not allowed.*the server was started with"):
         client.models.load("new", "/models/new", engine=EngineConfig(num_threads=3))
     with pytest.raises(errors.InvalidValue, match="tenant_weights"):
-        client.models.replace("new", "/models/new", engine=EngineConfig(tenant_weights={"a": 2.0}))
+        client.models.load("new", "/models/new", engine=EngineConfig(tenant_weights={"a": 2.0}))
     assert [model.name for model in client.models.list()] == known
 
 

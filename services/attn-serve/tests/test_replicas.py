@@ -22,10 +22,10 @@ from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core.errors import AttnError, InvalidValue, OutOfCapacity, UserError, WrongState
 from attn_engine.client import EngineClient
+from attn_engine.in_process import InProcess
 from attn_gateway import Cluster, ClusterSettings, ModelToLoad, serving
 from attn_schema import DeploymentConfig, EngineConfig
 from attn_serve.disaggregation import DisaggregatedReplicas
-from attn_serve.in_process import InProcess
 from attn_serve.replicas import Replicas, fingerprint
 from attn_serve.service import InferenceGrpc
 from low_rank import make_adapter

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import msgspec
 from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable, UserError
-from attn_engine.client import EngineClient, EngineLost
-from attn_engine.host import EmbedTask, PromptTokenizer, TextTask
+from attn_engine.client import EmbedTask, EngineClient, EngineLost, TextTask
 from attn_engine.host.ranks import require_tensor_parallel
+from attn_engine.host.tokenization import PromptTokenizer
 from attn_gateway import ReplicaTls
 from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus, require_free
 from attn_models.tokenizers import Tokenizer

@@ -40,43 +40,26 @@ def load_command(
     base_model: Annotated[
         str, typer.Option(help="For a LoRA adapter: the loaded model that it is for, if the adapter does not say.")
     ] = "",
-    version: Annotated[str, typer.Option(help="Load it as this version of NAME; the same as NAME@VERSION.")] = "",
-    traffic: Annotated[
-        float | None,
-        typer.Option(help="Of a version, the fraction of the requests for NAME that go to it; 0 if others serve."),
-    ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Unload the other versions once their requests have ended.")
-    ] = False,
     engine: EngineConfig,
     deployment: DeploymentConfig,
     connection: ConnectionOptions,
 ) -> None:
-    """Load a model, a version of a model, or a LoRA adapter on a model; returns once it answers requests.
+    """Load a model, or a LoRA adapter on a model; returns once it answers requests.
 
-    Example: `attn models load chat ./new --version 2 --traffic 0.1`, or with `--replace` to replace the old version
+    Example: `attn models load chat ./model`
     """
-    if version:
-        name, source = f"{name}@{version}", source or name
-    if replace and (traffic is not None or base_model or "@" not in name):
-        raise InvalidValue.of("replace", "true", "given with --version alone, which then gets all traffic")
     # The server has another working directory, so local paths are made absolute.
     folder, draft = (
         str(Path(text).resolve()) if text and Path(text).exists() else text for text in (source, engine.draft_model)
     )
     with connect(connection) as client:
-        engine = engine.replace(draft_model=draft)
-        if replace:
-            model = client.models.replace(name, folder or "", engine=engine, deployment=deployment)
-        else:
-            model = client.models.load(
-                name,
-                folder or "",
-                engine=engine,
-                base_model=base_model,
-                deployment=deployment,
-                traffic=traffic,
-            )
+        model = client.models.load(
+            name,
+            folder or "",
+            engine=engine.replace(draft_model=draft),
+            base_model=base_model,
+            deployment=deployment,
+        )
     typer.echo(f"{model.name} is {model.state}: {model.num_parameters:,} parameters, max_seq_len {model.max_seq_len}")
     if model.note:
         note(f"attn: {model.note}")
@@ -103,32 +86,6 @@ def scale_command(
     with connect(connection) as client:
         model = client.models.scale(name, deployment)
     typer.echo(f"{model.name} is {model.state}: {model.replicas} engines")
-
-
-@app.command("traffic")
-@with_flags
-def traffic_command(
-    *,
-    name: Annotated[str, typer.Argument(help="Name of the model, without a version.")],
-    traffic: Annotated[
-        list[str], typer.Argument(metavar="VERSION=FRACTION...", help="From 0 to 1; others share the rest.")
-    ],
-    connection: ConnectionOptions,
-) -> None:
-    """Divide the requests for a model among its versions; each conversation stays with one version.
-
-    Example: `attn models traffic chat 2=0.5`; to roll back, `attn models traffic chat 1=1`
-    """
-    given = {}
-    for text in traffic:
-        version, _, share = text.partition("=")
-        try:
-            given[version] = float(share)
-        except ValueError:
-            raise InvalidValue.of("traffic", text, "VERSION=FRACTION, such as 2=0.1") from None
-    with connect(connection) as client:
-        models = client.models.set_traffic(name, given)
-    print_table([{"name": model.name, "traffic": f"{model.traffic:.4g}"} for model in models], "no model is loaded")
 
 
 @app.command("unload")
@@ -222,7 +179,6 @@ def _row(model: ModelInfo) -> dict[str, str]:
         "name": model.name,
         "state": f"{model.state}: {model.state_detail}" if model.state_detail else model.state,
         "engines": str(model.replicas),
-        "traffic": f"{model.traffic:.4g}",
         "parameters": f"{model.num_parameters:,}",
         "quantization": model.quantization,
         "max_seq_len": str(model.max_seq_len),

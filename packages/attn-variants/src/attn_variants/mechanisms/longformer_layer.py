@@ -28,6 +28,13 @@ class LongformerLayer(SpecLayer):
     only_spec = False
     takes_global_tokens = True
 
+    def reset_parameters(self) -> None:
+        """Initialise the projections; those of global tokens begin as copies of the others (Beltagy et al. 2020)."""
+        super().reset_parameters()
+        with torch.no_grad():
+            for name in ("query", "key", "value"):
+                getattr(self.inner, name).load_state_dict(getattr(self, name).state_dict())
+
     def forward(
         self,
         query: Tensor,
@@ -89,8 +96,7 @@ class LongformerLayer(SpecLayer):
 class GlobalAttention(nn.Module, InnerAttention):
     """Replaces the outputs at global positions by attention to all tokens with projections of its own.
 
-    Learned: `query`, `key`, `value` (`nn.Linear` of `hidden_size` inputs, Glorot-uniform weights, zero biases). If
-    global tokens are added to a trained model, initialise them by copies of the layer's own (Beltagy et al. 2020).
+    Learned: `query`, `key`, `value` (`nn.Linear` of `hidden_size` inputs), which begin as copies of the layer's own.
     """
 
     def __init__(self, spec: AttentionSpec, positions: tuple[int, ...], *, hidden_size: int, bias: bool) -> None:
@@ -101,10 +107,6 @@ class GlobalAttention(nn.Module, InnerAttention):
         self.query = nn.Linear(hidden_size, heads.query * heads.key_size, bias=bias)
         self.key = nn.Linear(hidden_size, heads.key_value * heads.key_size, bias=bias)
         self.value = nn.Linear(hidden_size, heads.key_value * heads.value_size, bias=bias)
-        for linear in (self.query, self.key, self.value):
-            nn.init.xavier_uniform_(linear.weight)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
         self.use_kernel(None)
 
     def use_kernel(self, name: str | None) -> None:
