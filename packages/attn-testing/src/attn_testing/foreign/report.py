@@ -14,7 +14,7 @@ from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from torch import nn
 
 from attn_testing.check import LawResult, judge
-from attn_testing.foreign.subject import SIZES, Foreign, ForeignFunction, ForeignModule, parameters
+from attn_testing.foreign.subject import CAUSAL, SIZES, Foreign, ForeignFunction, ForeignModule, parameters
 from attn_testing.laws.foreign import FOREIGN_LAWS
 
 
@@ -50,7 +50,8 @@ def examine(
     _ = case.dtype
     case.cast(case.dtype)
     results = tuple(judge(law, _Subject([case])) for law in FOREIGN_LAWS)
-    return Examined(name=target, package=_package(target), label=case.label, results=results)
+    given = "".join(f", {name}={value}" for name, value in (options or {}).items() if name not in {*SIZES, *CAUSAL})
+    return Examined(name=target, package=_package(target), label=case.label + given, results=results)
 
 
 def foreign(

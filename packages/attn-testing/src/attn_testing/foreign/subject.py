@@ -92,7 +92,10 @@ class Foreign(ABC):
         for dtype in (torch.float64, torch.float32):
             try:
                 with torch.no_grad():
-                    self.cast(dtype).attend(self.inputs(1, 3, dtype=dtype))
+                    found = self.cast(dtype).attend(self.inputs(1, 3, dtype=dtype))
+                if not found.isfinite().all():
+                    reasons.append(f"its outputs in {dtype} are not finite")
+                    continue
             except Incompatible:
                 raise
             except Exception as error:  # noqa: BLE001 -- whatever a stranger's code raises
@@ -168,7 +171,7 @@ class ForeignFunction(Foreign):
         mask = None
         if padding is not None or (self.causal and self.flag is None) or query.shape[2] != key.shape[2]:
             seen = allowed(query, key, padding, causal=self.causal)
-            mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill(~seen, torch.finfo(query.dtype).min)
+            mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill(~seen, torch.finfo(torch.float32).min)
         flag = {self.flag: self.causal and mask is None} if self.flag else {}
         found = self.function(module, *inputs, attention_mask=mask, scaling=SIZE**-0.5, dropout=0.0, **flag, **given)
         return found[0].transpose(1, 2)
@@ -196,7 +199,9 @@ class ForeignModule(Foreign):
         self.known = parameters(module.forward)
         usual = next(((one, form) for one, form in PADDING.items() if one in self.known), None)
         self.padding = padding or usual
-        self.masks = next((one for one in ("attn_mask", "src_mask") if one in self.known), None)
+        self.of_torch = {"query", "key", "value"} <= self.known or "src_mask" in self.known
+        # Elsewhere True in a mask may be a pair to keep.
+        self.masks = next((one for one in ("attn_mask", "src_mask") if one in self.known and self.of_torch), None)
         self.flag = next((one for one in CAUSAL if one in self.known), None)
         if padding is not None and padding[1] not in {"drop", "keep", "ones"}:
             raise InvalidValue.of("padding", padding[1], "drop, keep or ones")

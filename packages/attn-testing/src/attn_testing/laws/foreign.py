@@ -122,7 +122,7 @@ class DecodingIsTheWhole(ForeignLaw):
 
 
 class Gradients(ForeignLaw):
-    """Gradients are those of finite differences."""
+    """Gradients are those of finite differences, to a precision that allows a softmax in float32."""
 
     @classmethod
     def excuse(cls, case: Foreign) -> str | None:
@@ -130,7 +130,7 @@ class Gradients(ForeignLaw):
 
     def test_gradients_are_finite_differences(self, case: Foreign) -> None:
         inputs = [part.requires_grad_() for part in case.inputs(1, 4)]
-        torch.autograd.gradcheck(lambda *parts: case.attend(parts), inputs, eps=1e-6, atol=1e-6)
+        torch.autograd.gradcheck(lambda *parts: case.attend(parts), inputs, eps=1e-3, atol=2e-3)
 
 
 class SecondGradients(ForeignLaw):
@@ -142,7 +142,7 @@ class SecondGradients(ForeignLaw):
 
     def test_second_gradients_are_finite_differences(self, case: Foreign) -> None:
         inputs = [part.requires_grad_() for part in case.inputs(1, 3)]
-        torch.autograd.gradgradcheck(lambda *parts: case.attend(parts), inputs, eps=1e-6, atol=1e-6)
+        torch.autograd.gradgradcheck(lambda *parts: case.attend(parts), inputs, eps=1e-3, atol=2e-3)
 
 
 class SixteenBits(ForeignLaw):
