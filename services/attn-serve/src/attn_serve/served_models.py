@@ -158,11 +158,13 @@ class ServedModels:
 
         Raises `UnknownName` with similar names.
         """
-        visible = self.models(tenant)
-        found = {model.owner: model for model in visible if model.name == name}
-        if not found:
-            raise UnknownName.of("model", name, {model.name for model in visible})
-        return found.get(tenant or "") or next(iter(found.values()))
+        found = self._models.get((tenant or "", name)) or self._models.get(("", name))
+        if found is None:
+            visible = self.models(tenant)
+            found = next((model for model in visible if model.name == name), None)  # another tenant's, for an admin
+            if found is None:
+                raise UnknownName.of("model", name, {model.name for model in visible})
+        return found
 
     def listed(self, tenant: str | None = None) -> list[ModelInfo]:
         """The infos of all models that the tenant may see, sorted by name."""
