@@ -194,7 +194,8 @@ class ServedModels:
     ) -> ServedModel:
         """Load a model and wait until it serves; loading the same name and source twice gives the same model.
 
-        Raises `AlreadyExists` if the name serves another source, or files that have changed since they were loaded.
+        Raises `AlreadyExists` if the name serves another source, or files that have changed since they were loaded, and
+        `Unavailable` while it is being unloaded.
 
         `tenant` owns the model; without one, all tenants may use it. If the source is an adapter, it is loaded on
         `base_model`, a model that serves; by default the one that the adapter names, or the only one. Raises
@@ -223,7 +224,7 @@ class ServedModels:
         if known.fingerprint and await self._sources.current(source or name, tenant) not in {"", known.fingerprint}:
             raise AlreadyExists(f"the files of {name!r} have changed since it was loaded; unload it first", name=name)
         await known.ready.wait()
-        return self.find(name, known.owner or None)
+        return self.serving(name, known.owner or None)
 
     async def scale(
         self,
