@@ -13,10 +13,28 @@ from attn_core.errors import InvalidValue, MissingPackage, UnknownName
 from attn_schema import ConnectionOptions, DeploymentConfig, EngineConfig, ModelInfo
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, note, print_json, print_table
+from typer.core import TyperGroup
 
 from attn_cli.commands.options import connect
+from attn_cli.main import load
 
-app = typer.Typer(no_args_is_help=True, help="The models of a server, and of this machine.")
+
+class ModelGroup(TyperGroup):
+    """The group of `attn models`, which also has `attn pull` as `attn models pull`."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name; None for an unknown one."""
+        if cmd_name == PULL and PULL in installed().commands.names():
+            return load(installed().commands.get(PULL))
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands."""
+        return [*super().list_commands(ctx), *([PULL] if PULL in installed().commands.names() else [])]
+
+
+PULL = "pull"
+app = typer.Typer(cls=ModelGroup, no_args_is_help=True, help="The models of a server, and of this machine.")
 
 
 @app.command("list")
