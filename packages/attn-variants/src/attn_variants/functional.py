@@ -98,7 +98,8 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
     rule = attn_mask if given is None else None
     sizes = tuple(constant(size) for size in (query.shape[1], key.shape[1], key.shape[3], value.shape[3]))
     # Modifiers come last, one by one: torch.compile takes no tuple of them for a constant.
-    parts = score_or_scale(score, scale), distribution, rule, sizes, is_causal, kernel, *tuple_of(modifiers)
+    asked = score_or_scale(score, scale), distribution, rule
+    parts: tuple[Any, ...] = *asked, sizes, is_causal, kernel, *tuple_of(modifiers)
     kernels = getattr(KNOWN, known_as(*parts)) if torch.compiler.is_compiling() else kernels_of(*parts)
     operands = AttentionInputs(
         query=query.transpose(1, 2),
