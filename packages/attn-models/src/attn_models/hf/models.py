@@ -154,7 +154,7 @@ class AttnPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
             for name, buffer in module.named_buffers():
                 buffer.copy_(fresh[name])
         elif module is getattr(self, "score", None):
-            nn.init.normal_(module.weight, std=0.02)  # type: ignore[arg-type]
+            nn.init.normal_(module.weight, std=0.02)
 
     def _set_gradient_checkpointing(
         self,
@@ -206,9 +206,11 @@ class AttnForCausalLM(AttnPreTrainedModel, GenerationMixin):  # type: ignore[no-
 
     def get_output_embeddings(self) -> nn.Linear:
         """The unembedding; where it is the embedding, a layer with the same parameter."""
-        if self.model.unembedding is not None:
-            return self.model.unembedding
-        tied = nn.Linear(*self.model.embedding.weight.shape[::-1], bias=False, device="meta")
+        own: nn.Linear | None = self.model.unembedding
+        if own is not None:
+            return own
+        vocabulary, width = self.model.embedding.weight.shape
+        tied = nn.Linear(width, vocabulary, bias=False, device="meta")
         tied.weight = self.model.embedding.weight
         return tied
 
