@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,49 +16,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONFIG_KEY = "quantization_config"
-NOTES = frozenset(
-    [
-        "quant_method",
-        "meta",
-        "model_name_or_path",
-        "model_file_base_name",
-        "uuid",
-        "tokenizer",
-        "dataset",
-        "batch_size",
-        "model_seqlen",
-        "pad_token_id",
-        "desc_act",
-        "act_group_aware",
-        "sym",
-        "true_sequential",
-        "static_groups",
-        "damp_percent",
-        "damp_auto_increment",
-        "lm_head",
-        "quantizer",
-        "backend",
-        "use_exllama",
-        "exllama_config",
-        "max_input_length",
-        "disable_exllama",
-        "use_cuda_fp16",
-        "do_fuse",
-        "fuse_max_seq_len",
-        "modules_in_block_to_quantize",
-        "block_name_to_quantize",
-        "module_name_preceding_first_block",
-        "cache_block_outputs",
-        "modules_to_not_convert",
-        "modules_to_convert",
-        "ignored_layers",
-        "ignore",
-        "dequantize",
-        "run_compressed",
-        "global_compression_ratio",
-        "quantization_status",
-        "moe_sparsity_config",
-    ]
+NOTES = re.compile(
+    r"quant_method|meta|model_name_or_path|model_file_base_name|uuid|tokenizer|dataset|batch_size|model_seqlen"
+    r"|pad_token_id|desc_act|act_group_aware|sym|true_sequential|static_groups|damp_percent|damp_auto_increment|lm_head"
+    r"|quantizer|backend|use_exllama|exllama_config|disable_exllama|max_input_length|use_cuda_fp16|do_fuse"
+    r"|fuse_max_seq_len|modules_in_block_to_quantize|block_name_to_quantize|module_name_preceding_first_block"
+    r"|cache_block_outputs|modules_to_not_convert|modules_to_convert|ignored_layers|ignore|dequantize|run_compressed"
+    r"|global_compression_ratio|quantization_status|moe_sparsity_config"
 )
 """Keys of any format about how a model was quantised, which weights were (their tensors say so) or how it is run.
 
@@ -76,7 +41,7 @@ class StoredFormat(ABC):
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         self.path = path
-        require_known({key: value for key, value in config.items() if key not in NOTES}, self.allowed, path)
+        require_known({key: value for key, value in config.items() if not NOTES.fullmatch(key)}, self.allowed, path)
 
     @abstractmethod
     def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
