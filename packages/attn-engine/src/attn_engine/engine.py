@@ -22,7 +22,6 @@ from attn_engine.draft_model import DraftModel
 from attn_engine.fault_isolation import FaultDiagnosis, FaultIsolator
 from attn_engine.graphs import DECODE, PROMPTS
 from attn_engine.model_runner import ModelRunner
-from attn_engine.moved_prompts import require_portable
 from attn_engine.out_of_memory import as_attn_error, is_out_of_memory, out_of_memory, release_memory
 from attn_engine.output_processor import beam_output, process_step
 from attn_engine.request import ModelLimits, Request, RequestOutput
@@ -30,6 +29,7 @@ from attn_engine.scheduler import ScheduledChunk, Scheduler
 from attn_engine.sequence import NOT_FINITE, NoTokenError, Sequence, SequenceOutput
 from attn_engine.sequence_group import SequenceGroup
 from attn_engine.speculative import PromptLookupProposer
+from attn_engine.state_transfer import require_portable
 from attn_engine.structured_output import GrammarCompiler
 
 log = logging.getLogger(__name__)

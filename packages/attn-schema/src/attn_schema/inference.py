@@ -200,13 +200,6 @@ class OutputDelta(Schema, frozen=True, kw_only=True):
             "on the last delta of the stream only, and only if they may differ."
         ),
     ] | None = None  # fmt: skip
-    model: Annotated[
-        str,
-        Meta(
-            description="The model with its version that computes the stream, if the request named no version; on the "
-            "first delta only."
-        ),
-    ] = ""  # fmt: skip
 
 
 class Completion(Schema, frozen=True, kw_only=True):
@@ -320,7 +313,10 @@ class AttentionMap(Schema, frozen=True, kw_only=True):
     attention_weights: Annotated[
         Tensor, Meta(description="Weights of shape [heads, query tokens, key tokens], float32.")
     ]
-    query_tokens: Annotated[tuple[str, ...], Meta(description="Text of each query token.")]
+    query_tokens: Annotated[
+        tuple[str, ...],
+        Meta(description="Text of each query token; of cross-attention, of the token generated from the query."),
+    ]
     key_tokens: Annotated[tuple[str, ...], Meta(description="Text of each key token.")]
     input_gradients: Annotated[
         tuple[float, ...],
@@ -331,6 +327,9 @@ class AttentionMap(Schema, frozen=True, kw_only=True):
     ] = ()
     next_token: Annotated[str, Meta(description="Text of the most likely next token, if there are gradients.")] = ""
     gradients_note: Annotated[str, Meta(description="Why requested gradients could not be computed.")] = ""
+    cross_attention: Annotated[
+        bool, Meta(description="Whether the keys are the tokens that the encoder reads, not the queries' own sequence.")
+    ] = False
 
 
 class Embeddings(Schema, frozen=True, kw_only=True):
@@ -369,7 +368,6 @@ class Resumption(Checked, frozen=True, kw_only=True):
         ),
     ]
     computed_on: Annotated[str, Meta(description="The `computed_on` of the first message of the stream.")] = ""
-    model: Annotated[str, Meta(description="The `model` of the first message of the stream.")] = ""
 
 
 class GenerateRequest(Checked, frozen=True, kw_only=True):

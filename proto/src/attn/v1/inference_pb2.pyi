@@ -337,11 +337,8 @@ class Resumption(_message.Message):
 
     RECEIVED_FIELD_NUMBER: _builtins.int
     COMPUTED_ON_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
     computed_on: _builtins.str
     """What the first message of the stream said in `computed_on`."""
-    model: _builtins.str
-    """What the first message of the stream said in `model`."""
     @_builtins.property
     def received(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialCompletion]:
         """What has been received, each completion at most once; at least one."""
@@ -351,11 +348,10 @@ class Resumption(_message.Message):
         *,
         received: _abc.Iterable[Global___PartialCompletion] | None = ...,
         computed_on: _builtins.str = ...,
-        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_on", b"computed_on", "model", b"model", "received", b"received"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_on", b"computed_on", "received", b"received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -411,7 +407,6 @@ class GenerateResponse(_message.Message):
     RESUMPTIONS_FIELD_NUMBER: _builtins.int
     WARNING_FIELD_NUMBER: _builtins.int
     COMPUTED_ON_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """New text; joined over the stream it is the completion. It may lag behind `tokens` while a character is incomplete or
     the text could be the beginning of a stop string.
@@ -432,8 +427,6 @@ class GenerateResponse(_message.Message):
     """
     computed_on: _builtins.str
     """Device, element types and libraries of the engine; on the first message of the stream only."""
-    model: _builtins.str
-    """The model with the version that computes the stream, where the request named none; on its first message only."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Token]:
         """The new tokens, in order."""
@@ -455,11 +448,10 @@ class GenerateResponse(_message.Message):
         resumptions: _builtins.int = ...,
         warning: _builtins.str | None = ...,
         computed_on: _builtins.str = ...,
-        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "_warning", b"_warning", "score", b"score", "stop_reason", b"stop_reason", "usage", b"usage", "warning", b"warning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "_warning", b"_warning", "computed_on", b"computed_on", "finish_reason", b"finish_reason", "index", b"index", "model", b"model", "resumptions", b"resumptions", "score", b"score", "stop_reason", b"stop_reason", "text", b"text", "tokens", b"tokens", "usage", b"usage", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "_warning", b"_warning", "computed_on", b"computed_on", "finish_reason", b"finish_reason", "index", b"index", "resumptions", b"resumptions", "score", b"score", "stop_reason", b"stop_reason", "text", b"text", "tokens", b"tokens", "usage", b"usage", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -745,6 +737,7 @@ class AttentionMapsResponse(_message.Message):
     INPUT_GRADIENTS_FIELD_NUMBER: _builtins.int
     NEXT_TOKEN_FIELD_NUMBER: _builtins.int
     GRADIENTS_NOTE_FIELD_NUMBER: _builtins.int
+    CROSS_ATTENTION_FIELD_NUMBER: _builtins.int
     layer: _builtins.int
     """The layer, counted from 0."""
     mechanism: _builtins.str
@@ -753,6 +746,8 @@ class AttentionMapsResponse(_message.Message):
     """The text of that next token."""
     gradients_note: _builtins.str
     """Why there are no gradients though they were asked for, in one line; else empty."""
+    cross_attention: _builtins.bool
+    """Whether the keys are the tokens that the encoder reads, and not the queries' own sequence."""
     @_builtins.property
     def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The query heads of the first axis of `attention_weights`, counted from 0."""
@@ -763,7 +758,7 @@ class AttentionMapsResponse(_message.Message):
 
     @_builtins.property
     def query_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The text of each query token."""
+        """The text of each query token; of cross-attention, of the token that is generated from the query."""
 
     @_builtins.property
     def key_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -787,10 +782,11 @@ class AttentionMapsResponse(_message.Message):
         input_gradients: _abc.Iterable[_builtins.float] | None = ...,
         next_token: _builtins.str = ...,
         gradients_note: _builtins.str = ...,
+        cross_attention: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "gradients_note", b"gradients_note", "heads", b"heads", "input_gradients", b"input_gradients", "key_tokens", b"key_tokens", "layer", b"layer", "mechanism", b"mechanism", "next_token", b"next_token", "query_tokens", b"query_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "cross_attention", b"cross_attention", "gradients_note", b"gradients_note", "heads", b"heads", "input_gradients", b"input_gradients", "key_tokens", b"key_tokens", "layer", b"layer", "mechanism", b"mechanism", "next_token", b"next_token", "query_tokens", b"query_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

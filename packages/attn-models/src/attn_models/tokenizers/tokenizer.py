@@ -91,6 +91,13 @@ class Tokenizer:
         return self._size
 
     @property
+    def characters(self) -> str | None:
+        """The characters of the vocabulary in the order of their ids; None unless all tokens are single characters."""
+        if self._characters is None:
+            return None
+        return "".join(self.token(place) for place in range(self._size))
+
+    @property
     def bos_id(self) -> int | None:
         """The id of the token that begins a text, None if the model has none."""
         return self._id_of(self.settings.bos_token)
@@ -139,6 +146,14 @@ class Tokenizer:
         given = batch[0][:60] if len(batch) == 1 else "a batch"
         with LibraryErrors(lambda said: InvalidValue.of("text", given, f"text that the vocabulary can encode: {said}")):
             return [encoding.ids for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=add_special)]
+
+    def encode_first(self, text: str, count: int) -> list[int]:
+        """The ids of the beginning of `text`, at most `count` with the special tokens that are added."""
+        with LibraryErrors(lambda said: InvalidValue.of("count", count, f"room for the special tokens: {said}")):
+            encoding = self.backend.encode(text, add_special_tokens=False)
+            encoding.truncate(count - self.backend.num_special_tokens_to_add(is_pair=False))
+            ids: list[int] = self.backend.post_process(encoding).ids
+        return ids
 
     def unknown(self, text: str) -> tuple[str, ...]:
         """The pieces of `text` that become the unknown token, each once; empty for vocabularies that cover all text."""
