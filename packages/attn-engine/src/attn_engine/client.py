@@ -154,6 +154,8 @@ class EngineClient(ABC):
         self.streams = Streams()
         self.on_failure: Callable[[str], None] = lambda _: None
         """Called with the reason when the engine cannot be started again; it then accepts no more tasks."""
+        self.on_unloaded: Callable[[], None] = lambda: None
+        """Called when another gateway has unloaded the model: its engines are ending."""
 
     @abstractmethod
     async def start(self) -> ModelInfo:

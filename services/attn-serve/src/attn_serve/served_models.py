@@ -145,6 +145,8 @@ class ServedModels:
         self._sources = sources
         self._make = make
         self._models: dict[tuple[str, str], ServedModel] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        """Unloads that another gateway began."""
 
     def models(self, tenant: str | None = None) -> list[ServedModel]:
         """All models that the tenant may see, sorted by name."""
@@ -247,6 +249,7 @@ class ServedModels:
         else:
             # A single engine in a process of its own is replaced by a deployment.
             engine = self._make(engine_name(model.owner, name), model.folder, model.config, deployment)
+            self._follow(model, engine)
             try:
                 await engine.start()
                 for adapter in self._adapters_of(model):
@@ -427,7 +430,7 @@ class ServedModels:
         if model.base is not None:
             await self._start_adapter(model, model.base, model.folder)
             return
-        model.engine.on_failure = partial(self._mark_failed, model)
+        self._follow(model, model.engine)
         try:
             known = {name: getattr(model.info, name) for name in ("name", "source", "load_time")}
             model.info = (await model.engine.start()).replace(state=ModelState.SERVING, **known)
@@ -442,6 +445,17 @@ class ServedModels:
             raise
         finally:
             model.ready.set()
+
+    def _follow(self, model: ServedModel, engine: EngineClient) -> None:
+        """Mark the model as failed, or unload it, when its engine ends by itself or by another gateway."""
+        engine.on_failure = partial(self._mark_failed, model)
+        engine.on_unloaded = partial(self._unload_with_others, model)
+
+    def _unload_with_others(self, model: ServedModel) -> None:
+        log.info("model %s was unloaded at another gateway", model.name)
+        task = asyncio.create_task(self._unload(model, HANDOVER_SECONDS), name=f"the end of {model.name}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     def _mark_failed(self, model: ServedModel, detail: str) -> None:
         """Mark a model whose engine cannot be started again, and its adapters; the name can be loaded again."""

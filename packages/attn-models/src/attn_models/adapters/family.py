@@ -226,8 +226,10 @@ class FamilyAdapter(StateDictAdapter):
     def _plain(self, config: DecoderConfig, ours: str) -> Any:
         if ours in OWN_BIASES:
             return config.has_bias(ours)
-        usual = {"intermediate_size": config.inner_width, "num_kv_heads": config.num_heads}
         value = getattr(config, ours)
+        if ours == "head_dim" and value is None:
+            return config.hidden_size // config.num_heads
+        usual = {"intermediate_size": config.inner_width, "num_kv_heads": config.num_heads}
         return usual.get(ours) if value is None else value
 
     def layout(self, config: DecoderConfig) -> FamilyAdapter:

@@ -64,6 +64,9 @@ def check_config_fits(checkpoint: CheckpointFolder, config: Any) -> None:
     limits = dict.fromkeys(LENGTHS, largest) | dict.fromkeys(MODULES, len(entries))
     if getattr(config, "positions", None) == "learned":
         limits["max_seq_len"] = largest
+    if getattr(config, "num_experts", None) and all(map(config.is_sparse, range(config.num_layers))):
+        # No layer has a dense feed-forward, whose inner size this is.
+        limits = {field: limit for field, limit in limits.items() if field not in ("intermediate_size", "inner_width")}
     given = {field: getattr(config, field, None) for field in limits}
     choices = (*getattr(config, "pattern", ()), config)
     for options in (given, *(getattr(choice, "options", {}) for choice in choices)):
