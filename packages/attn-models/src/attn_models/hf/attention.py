@@ -1,4 +1,4 @@
-"""Registers mechanisms of attn as attention implementations in Hugging Face transformers."""
+"""Mechanisms of attn as attention implementations of Hugging Face transformers."""
 
 from __future__ import annotations
 
@@ -202,11 +202,11 @@ def read_mask(mask: Tensor | None, *, causal: bool, window: int | None) -> tuple
     return query_positions, key_padding_mask
 
 
-PREFIX = "attn_"
+PREFIX = "attn:"
 
 
 def register(prefix: str = PREFIX) -> list[str]:
-    """Register every installed mechanism that fits, with its default options; returns names such as "attn_sparsemax".
+    """Register every installed mechanism that fits, with its default options; returns names such as "attn:sparsemax".
 
     A mechanism fits if it attends within one sequence, declares its computation as an `AttentionSpec`, and has no
     learned weights besides the projections, which are the model's. Raises `MissingPackage` without transformers.
@@ -221,7 +221,7 @@ def register(prefix: str = PREFIX) -> list[str]:
 
 
 def register_mechanism(mechanism: str, options: Mapping[str, Any] | None = None, *, name: str | None = None) -> str:
-    """Register one mechanism with these options as the attention implementation `name`, by default attn_MECHANISM.
+    """Register one mechanism with these options as the attention implementation `name`, by default attn:MECHANISM.
 
     A mask function is registered under the same name: without one, transformers passes no mask, and causality and
     padding would be silently lost. Returns the name. Raises `UnknownName` for a mechanism or option that does not
