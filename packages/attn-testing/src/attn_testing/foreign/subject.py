@@ -171,7 +171,9 @@ class ForeignFunction(Foreign):
         mask = None
         if padding is not None or (self.causal and self.flag is None) or query.shape[2] != key.shape[2]:
             seen = allowed(query, key, padding, causal=self.causal)
-            mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill(~seen, torch.finfo(torch.float32).min)
+            # Some compute the softmax in float32, where the least number of float64 would be infinite.
+            least = max(torch.finfo(query.dtype).min, torch.finfo(torch.float32).min)
+            mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill(~seen, least)
         flag = {self.flag: self.causal and mask is None} if self.flag else {}
         found = self.function(module, *inputs, attention_mask=mask, scaling=SIZE**-0.5, dropout=0.0, **flag, **given)
         return found[0].transpose(1, 2)

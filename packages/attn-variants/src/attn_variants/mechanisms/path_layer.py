@@ -129,8 +129,8 @@ def path_attention(
     """Outputs [batch, heads, token, value_size] of whole sequences.
 
     `rows` are queries [batch, heads, token, size], keys and values [batch, num_kv_heads, token, size];
-    `key_padding_mask` [batch, token] or None; `fades` are those of `KeyBlocks`. A query is multiplied by the matrices of
-    its own block of `block` tokens, then by one product for each earlier block (Yang et al. 2025, arXiv 2505.16381,
+    `key_padding_mask` [batch, token] or None; `fades` are those of `KeyBlocks`. A query is multiplied by the matrices
+    of its own block of `block` tokens, then by one product for each earlier block (Yang et al. 2025, arXiv 2505.16381,
     section 3.3). The backward pass recomputes one block of queries at a time, so that memory is linear in the length.
     """
     query, key, value = rows
