@@ -10,10 +10,11 @@ from torch.func import functional_call, grad, vmap
 SELF = {Capability.CAUSAL, Capability.BIDIRECTIONAL}
 NAMES = sorted(item.name for item in installed().mechanisms)
 QUICK = {"mha", "gqa", "mla", "alibi", "sliding_window", "sparsemax", "linear", "retnet", "lsh", "longformer", "cross"}
-UNMAPPED = {"moba", "nsa", "low_rank", "positions_added", "positions_concatenated"}
+UNMAPPED = {"moba", "nsa", "low_rank", "positions_added", "positions_concatenated", "ntm"}
 """torch.func allows no hooks on saved tensors, by which blocks are recomputed, no function of autograd without its
 batching rule, and no value that the host reads."""
 UNEXPORTED = {"moba", "nsa", "local_m", "location", "path", "routing", "clustered", "coverage", "lstmn", "ntm"}
+UNEXPORTED |= {"key_value", "key_value_predict"}
 """Their loops over blocks or tokens are unrolled for one length, which torch.export refuses for any other."""
 SAMPLES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in NAMES]
 
