@@ -64,6 +64,9 @@ def check_config_fits(checkpoint: CheckpointFolder, config: Any) -> None:
     limits = dict.fromkeys(LENGTHS, largest) | dict.fromkeys(MODULES, len(entries))
     if getattr(config, "positions", None) == "learned":
         limits["max_seq_len"] = largest
+    if getattr(config, "num_experts", None) and all(map(config.is_sparse, range(config.num_layers))):
+        # No layer has a dense feed-forward, whose inner size this is.
+        limits = {field: limit for field, limit in limits.items() if field not in ("intermediate_size", "inner_width")}
     given = {field: getattr(config, field, None) for field in limits}
     choices = (*getattr(config, "pattern", ()), config)
     for options in (given, *(getattr(choice, "options", {}) for choice in choices)):
@@ -133,6 +136,7 @@ def read_parameters(
     parameters = {
         name: torch.full(wanted[name].shape, value, dtype=dtype, device=device) for name, value in constants.items()
     }
+    several: dict[str, list[Tensor]] = {}
     for item in stored:
         tensor = folder.tensors[actual[item.name]]
         for part, piece in _pieces(item, tensor, wanted):
@@ -143,7 +147,9 @@ def read_parameters(
             typed = (piece if stays or not piece.is_floating_point() else piece.to(needed)).contiguous()
             scaled = typed * item.scale if item.scale != 1 else typed
             parameters[part] = scaled + item.offset if item.offset else scaled
-    return parameters
+            if item.rows is not None:
+                several.setdefault(part, []).append(parameters[part])
+    return parameters | {part: torch.cat(pieces) for part, pieces in several.items()}
 
 
 def stored_shapes(adapter: Layout, shapes: Shapes) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -181,9 +187,11 @@ def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[st
 def _whole(item: StoredTensor, parameters: Mapping[str, Tensor]) -> Tensor:
     """The checkpoint tensor of these parameters, or one index of a stacked tensor."""
     whole = joined_parts([parameters[part].detach() for part in item.parameters], item.groups)
+    whole = whole if item.rows is None else whole[slice(*item.rows)]
     whole = whole - item.offset if item.offset else whole
     whole = whole / item.scale if item.scale != 1 else whole
     whole = whole.unsqueeze(1) if item.depthwise else whole
+    whole = whole if item.shape is None else whole.reshape(item.shape)
     return whole.T.contiguous() if item.transposed else whole
 
 
@@ -192,6 +200,7 @@ def _pieces(item: StoredTensor, tensor: Tensor, wanted: Mapping[str, Tensor]) ->
     for share, given in zip(item.shares(), tensor.unbind() if item.stacked else [tensor], strict=True):
         whole = given.T if item.transposed else given
         whole = whole.squeeze(1) if item.depthwise else whole
+        whole = whole if item.shape is None else whole.reshape(wanted[share.parameters[0]].shape)
         sizes = [wanted[part].shape[0] for part in share.parameters]
         yield from zip(share.parameters, split_parts(whole, sizes, item.groups), strict=True)
 
@@ -269,7 +278,11 @@ def _require_copies(folder: CheckpointFolder, adapter: Layout) -> None:
 def _shape(item: StoredTensor, shapes: Shapes) -> tuple[int, ...]:
     if item.stacked:
         return (item.stacked, *_shape(item.shares()[0], shapes))
+    if item.shape is not None:
+        return item.shape
     parts = [shapes[part] for part in item.parameters]
+    if item.rows is not None:
+        parts = [(item.rows[1] - item.rows[0], *parts[0][1:])]
     shape = (sum(part[0] for part in parts), *parts[0][1:]) if len(parts) > 1 else parts[0]
     shape = (shape[0], 1, *shape[1:]) if item.depthwise else shape
     return shape[::-1] if item.transposed else shape

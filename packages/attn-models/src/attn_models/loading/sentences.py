@@ -30,8 +30,12 @@ class SentenceEncoder:
     """An encoder with its tokenizer and pooling, by default the mean: it computes a vector of length 1 for each text
     (Reimers and Gurevych 2019, arXiv 1908.10084).
 
-    `size` is the number of elements of a vector, `parameters` the number of parameters, whether packed or not.
+    `size` is the number of elements of a vector, `parameters` the number of parameters, whether packed or not, and
+    `mechanisms` has the mechanism of each layer.
     """
+
+    family = "encoder"
+    max_encoder_len = None
 
     def __init__(
         self,
@@ -41,6 +45,8 @@ class SentenceEncoder:
         settings: SentenceSettings | None = None,
     ) -> None:
         self.model = model
+        self.config = model.config
+        self.mechanisms: tuple[str, ...] = tuple(model.config.mechanisms)
         self.pooling = pooling or SentencePooling()
         self.settings = settings or SentenceSettings()
         self._skipped = 0 if self.pooling.include_prompt else self.settings.prompt_tokens(tokenizer)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 import tokenizers
-from attn_core.errors import CheckpointInvalid, UnknownName
+from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
+from attn_models.tokenizers.learned import character_backend
 from attn_models.tokenizers.pre_tokenizers import pre_tokenizer_named
 from attn_models.tokenizers.settings import TokenizerSettings
 from attn_models.tokenizers.tokenizer import Tokenizer
@@ -87,9 +89,27 @@ def _byte_level_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenize
     return backend
 
 
+ESCAPES = re.compile(r"(?:\\x[0-9a-f]{2})+")
+
+
+def _character_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenizers.Tokenizer:
+    """A vocabulary of single characters, as `attn models export` writes it: RWKV's longest match, of one character.
+
+    Raises `Incompatible` for longer tokens, for which tokenizer.json has no such rule.
+    """
+    spelled = [
+        bytes.fromhex(token.replace("\\x", "")).decode(errors="replace") if ESCAPES.fullmatch(token) else ""
+        for token in tokens
+    ]
+    if any(len(character) != 1 for character in spelled):
+        raise Incompatible(f"{header.path}: an RWKV vocabulary of more than single characters is not supported")
+    return character_backend(spelled)
+
+
 BACKENDS: dict[str, Callable[[GgufHeader, tuple[str, ...]], tokenizers.Tokenizer]] = {
     "gpt2": _byte_level_backend,
     "llama": sentencepiece_backend,
+    "rwkv": _character_backend,
 }
 """The functions that build a tokenizer, by tokenizer.ggml.model."""
 

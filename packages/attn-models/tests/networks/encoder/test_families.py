@@ -183,6 +183,9 @@ def test_rows_and_sentences_are_those_of_transformers_both_ways(family, dtype, t
     with torch.no_grad():
         for their in (model, back):
             theirs = their(tokens, attention_mask=KEEP.long()).last_hidden_state
+            whole = their(TOKENS[:1], output_attentions=True).attentions
+            for layer, weights in ours.model.attention_maps(TOKENS[0], [0, 2]).items():
+                torch.testing.assert_close(weights, whole[layer][0], rtol=0, atol=tolerance)
             torch.testing.assert_close(ours.model(tokens, KEEP)[KEEP], theirs[KEEP], rtol=0, atol=tolerance)
         encoding = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "theirs")
         for text, vector in zip(TEXTS, SentenceEncoder(ours.model, tokenizer).embed(TEXTS), strict=True):

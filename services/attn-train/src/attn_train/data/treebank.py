@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from attn_core.errors import InvalidValue
@@ -133,5 +134,16 @@ def tokenize_sentences(
         )
         depths = tuple(d for piece, d in zip(pieces, sentence.depths, strict=True) for d in [d] * len(piece))
         if len(tokens) <= context and any(number != PADDED for number in classes):
-            found.append(TaggedTokens(tokens, classes, depths))
+            found.append(TaggedTokens(tokens, classes, depths, heads_of_pieces(sentence.heads, pieces)))
     return found
+
+
+def heads_of_pieces(heads: Sequence[int], pieces: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The head of each token of a sentence whose words have these `heads` and these tokens; see `TaggedTokens`."""
+    starts = [0, *accumulate(map(len, pieces))]
+    firsts = [-1 if head < 0 else starts[head] for head in heads]
+    return tuple(
+        place
+        for first, own, piece in zip(firsts, starts, pieces, strict=False)
+        for place in [first, *[own] * (len(piece) - 1)][: len(piece)]
+    )

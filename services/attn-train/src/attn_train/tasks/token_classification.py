@@ -21,11 +21,14 @@ ALL_BATCHES = 10**9
 
 @dataclass(frozen=True)
 class TaggedTokens:
-    """The tokens of a sentence, the class of each word at its first token (else PADDED), and the depth of its word."""
+    """The tokens of a sentence, the class of each word at its first token (else PADDED), the depth of its word, and the
+    token that it depends on: the first of the word's head, -1 for the root, and for further tokens the word's first.
+    """
 
     tokens: tuple[int, ...]
     classes: tuple[int, ...]
     depths: tuple[int, ...]
+    heads: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,15 +94,16 @@ class TokenClassificationTask(SeededTask):
         return mean_validation_loss(model, kept, collate, value, batch=self._batch, batches=batches, on_batch=on_batch)
 
 
-def collate(sentences: Sequence[TaggedTokens]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return tokens, padding mask (True: a real token), depths and classes [batch, longest], padded at the end."""
-    tokens, classes, depths = (
-        [torch.tensor(getattr(one, part)) for one in sentences] for part in ("tokens", "classes", "depths")
+def collate(sentences: Sequence[TaggedTokens]) -> tuple[Tensor, ...]:
+    """Return tokens, padding mask (True: real), depths, heads and classes [batch, longest], padded at the end."""
+    tokens, classes, depths, heads = (
+        [torch.tensor(getattr(one, part)) for one in sentences] for part in ("tokens", "classes", "depths", "heads")
     )
     padded = pad_sequence(tokens, batch_first=True)
     key_padding_mask = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in tokens])[:, None]
     goals = pad_sequence(classes, batch_first=True, padding_value=PADDED)
-    return padded, key_padding_mask, pad_sequence(depths, batch_first=True), goals
+    trees = pad_sequence(heads, batch_first=True, padding_value=-1)
+    return padded, key_padding_mask, pad_sequence(depths, batch_first=True), trees, goals
 
 
 def _loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
