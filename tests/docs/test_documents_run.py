@@ -10,7 +10,6 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
     *(path for path in ROOT.glob("docs/*.md") if path.name != "tutorial.md"),
-    *ROOT.glob("docs/course/*.md"),
     *ROOT.glob("docs/start/*.md"),
     *ROOT.glob("plugins/*/README.md"),
     ROOT / "packages/attn-variants/README.md",
@@ -18,11 +17,17 @@ DOCUMENTS = [
 ]
 """Those whose Python needs nothing that the reader was to bring, but a server where it makes a `Client()`.
 
-The tutorial needs the package that it writes: `test_walkthroughs.py` runs it.
+The tutorial needs the package that it writes: `test_walkthroughs.py` runs it. `test_course.py` runs the course.
 """
 
 WRITTEN = sorted(
-    {*DOCUMENTS, ROOT / "docs/tutorial.md", *ROOT.glob("packages/*/README.md"), *ROOT.glob("services/*/README.md")}
+    {
+        *DOCUMENTS,
+        *ROOT.glob("docs/course/*.md"),
+        ROOT / "docs/tutorial.md",
+        *ROOT.glob("packages/*/README.md"),
+        *ROOT.glob("services/*/README.md"),
+    }
 )
 
 

