@@ -57,7 +57,7 @@ async def thinker(home: Path, inference: Any, url: str) -> str:
             mechanism="mha",
         )
         save_model(folder, Decoder(config), tokenizer)
-    await inference.fleet.load("thinker", "", EngineConfig(num_threads=1))
+    await inference.served.load("thinker", "", EngineConfig(num_threads=1))
     return "thinker"
 
 
