@@ -311,16 +311,16 @@ async def test_a_wrong_path_names_the_paths_of_this_interface(http: httpx2.Async
 
 
 async def test_a_message_of_anthropics_format_is_the_chat_completion_of_the_same_words(
-    http: httpx2.AsyncClient, thinker: str
+    http: httpx2.AsyncClient,
 ) -> None:
     body = {
-        "model": thinker, "max_tokens": 600, "temperature": 0, "metadata": {"user_id": "x"}, "messages": ASKED,
+        "model": "tiny", "max_tokens": 600, "temperature": 0, "metadata": {"user_id": "x"}, "messages": ASKED,
         "system": [{"type": "text", "text": "Be.", "cache_control": {"type": "ephemeral"}}],
         "tools": [{"name": "weather", "description": "d", "input_schema": CITY}],
         "tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "thinking": {"type": "disabled"},
     }  # fmt: skip
     whole = (await http.post("/v1/messages", json=body)).json()
-    given = {"model": thinker, "messages": [{"role": "system", "content": "Be."}, *ASKED], "temperature": 0}
+    given = {"model": "tiny", "messages": [{"role": "system", "content": "Be."}, *ASKED], "temperature": 0}
     given |= {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False, "enable_thinking": False}
     expected = (await chat(http, **given, max_completion_tokens=600)).json()
     calls = expected["choices"][0]["message"]["tool_calls"]
