@@ -176,6 +176,7 @@ def lint(session: nox.Session) -> None:
     install(session, *group("lint"))
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *session.posargs)
+    session.run("python", "tools/sync_client.py", *([] if fix else ["--check"]))
     session.run("ruff", "format", *([] if fix else ["--check"]))
 
 

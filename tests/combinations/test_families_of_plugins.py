@@ -184,7 +184,8 @@ def outcome(folder, family, values, ids):
         theirs = peer(ids).logits
     except Exception:  # noqa: BLE001  (whatever they raise for a config that means nothing)
         return verdict(None, lambda: adapter.build(adapter.from_hf_config(values))(ids))
-    return verdict(theirs, lambda: load_model(folder).model(ids))
+    # Theirs computes the delta rule in float32 and by chunks of another size, and experts make the difference larger.
+    return verdict(theirs, lambda: load_model(folder).model(ids), tolerance=5e-4)
 
 
 @pytest.mark.oracle

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking_inference import until
 from attn_client import Client, ClientSettings
 from attn_core.errors import AlreadyExists, PermissionDenied, Unavailable, UnknownName, WrongState
 from attn_engine.client import EngineClient, TextTask
@@ -102,6 +103,26 @@ async def test_a_gateway_of_a_cluster_joins_what_is_served_there_and_leaves_it_s
     await b.stop(0)
     assert serves(a, "tiny", "mine", "later")()
     assert await tokens(a, "tiny")
+
+
+@BOTH
+async def test_what_one_gateway_of_a_cluster_unloads_is_unloaded_at_all(
+    gateways: Gateways,
+) -> None:
+    a = await gateways.start()
+    await a.load("tiny", "tiny", ONE_THREAD, deployment=DeploymentConfig(replicas=1))
+    b = await gateways.start()
+    alone = await tokens(b, "tiny")
+    running = asyncio.create_task(tokens(b, "tiny"))
+    await until(lambda: len(b.serving("tiny").engine.streams) == 1)
+    await a.unload("tiny", 0)
+    await until(lambda: not states(b))
+    (outcome,) = await asyncio.wait_for(asyncio.gather(running, return_exceptions=True), 10)
+    assert outcome == alone or isinstance(outcome, Unavailable)
+    assert gateways.records().at(PLACE) == []
+    await b.load("tiny", "tiny", ONE_THREAD, deployment=DeploymentConfig(replicas=1))
+    assert await tokens(b, "tiny") == alone
+    assert gateways.cluster.deployed["tiny"] == 2
 
 
 async def test_a_load_that_fails_leaves_no_record(gateways: Gateways) -> None:

@@ -197,6 +197,20 @@ class TestReplicas:
             assert await complete(stub, ask("To be", max_new_tokens=200, ignore_eos=True)) == alone
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_deployment_that_another_gateway_deletes_is_given_up(cluster: Cluster, home: Path) -> None:
+    first, second = (
+        Replicas("ended", home / "models" / "tiny", ONE_THREAD, DeploymentConfig(replicas=1)) for _ in range(2)
+    )
+    given_up = asyncio.Event()
+    second.on_unloaded = given_up.set
+    await first.start()
+    await second.start()
+    await first.stop(0)
+    await asyncio.wait_for(given_up.wait(), 60)
+    await second.stop(0)
+
+
 def test_the_fingerprint_changes_with_what_a_replica_computes(home: Path) -> None:
     folder = home / "models" / "tiny"
     same = fingerprint(folder, ONE_THREAD)

@@ -140,15 +140,11 @@ class AsyncClient:
         request = AttentionMapsRequest(
             model=model, prompt=Prompt.of(prompt), layers=tuple(layers), heads=tuple(heads), gradients=gradients
         )
-        stream = self._connection.stream(rows.ATTENTION_MAPS, request, timeout)
-        return [layer async for layer in stream]
+        return [layer async for layer in self._connection.stream(rows.ATTENTION_MAPS, request, timeout)]
 
     async def engine_stats(self, model: str, *, timeout: float | None = None) -> EngineStats:
         """The load and the counters of a model's engine."""
-        found: EngineStats = await self._connection.unary(
-            rows.GET_ENGINE_STATS, rows.GetEngineStatsRequest(model=model), timeout
-        )
-        return found
+        return await self._connection.unary(rows.GET_ENGINE_STATS, rows.GetEngineStatsRequest(model=model), timeout)
 
 
 class AsyncModels:
@@ -164,10 +160,7 @@ class AsyncModels:
 
     async def get(self, name: str, *, timeout: float | None = None) -> ModelInfo:
         """The model of this name."""
-        found: ModelInfo = (
-            await self._connection.unary(rows.GET_MODEL, rows.GetModelRequest(name=name), timeout)
-        ).model
-        return found
+        return (await self._connection.unary(rows.GET_MODEL, rows.GetModelRequest(name=name), timeout)).model
 
     async def load(
         self,

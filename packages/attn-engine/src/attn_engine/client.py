@@ -154,6 +154,8 @@ class EngineClient(ABC):
         self.streams = Streams()
         self.on_failure: Callable[[str], None] = lambda _: None
         """Called with the reason when the engine cannot be started again; it then accepts no more tasks."""
+        self.on_unloaded: Callable[[], None] = lambda: None
+        """Called when another gateway has unloaded the model: its engines are ending."""
 
     @abstractmethod
     async def start(self) -> ModelInfo:
@@ -204,11 +206,6 @@ class EngineClient(ABC):
     async def release(self, shutdown_timeout: float) -> None:
         """Like `stop`, but engines that other gateways use keep running."""
         await self.stop(shutdown_timeout)
-
-    @property
-    def open_requests(self) -> int:
-        """The number of requests whose outputs are still awaited."""
-        return len(self.streams)
 
     def generate(self, task: TextTask) -> AsyncGenerator[OutputDelta, None]:
         """The deltas of a task; closing the iterator cancels it within one engine step."""

@@ -281,12 +281,14 @@ class Engine:
 
     def _sequence(self, request: Request, index: int) -> Sequence:
         self._sequences += 1
-        detokenizer = Detokenizer.of(self._tokenizer, request.token_ids) if self._tokenizer else None
+        params, tokenizer = request.params, self._tokenizer
+        skip = not isinstance(params, SamplingParams) or params.skip_special_tokens
+        detokenizer = Detokenizer.of(tokenizer, request.token_ids, skip_special=skip) if tokenizer else None
         new_tokens = self._limits.max_new_tokens(request)
         sequence = Sequence(request, self._sequences, new_tokens, detokenizer, self._token_text, index)
         sequence.due = min(self._clock() + PATIENCE_SECONDS, math.inf if request.deadline is None else request.deadline)
-        if isinstance(request.params, SamplingParams) and request.params.structured_output is not None:
-            sequence.matcher = self._grammars.matcher(request.params.structured_output)
+        if isinstance(params, SamplingParams) and params.structured_output is not None:
+            sequence.matcher = self._grammars.matcher(params.structured_output)
         return sequence
 
     def _resume(self, sequence: Sequence) -> None:

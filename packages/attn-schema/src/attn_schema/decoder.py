@@ -209,7 +209,7 @@ class NormConfig(BiasConfig):
     "parallel_shared" through one norm (GPT-J). Only LayerNorms have biases.
     """
 
-    norm: Annotated[Norm, _model("Normalization; layer if not given.")] = "layer"
+    norm: Annotated[Norm, _model("Normalization; if not given, rms for rotary positions, else layer.")] = "layer"
     norm_place: Annotated[
         NormPlace,
         _model(
@@ -230,9 +230,10 @@ class FeedForwardConfig(BiasConfig):
     multiple of 8.
     """
 
-    feed_forward: Annotated[FeedForwardKind, _model("Activation of the feed-forward layers; gelu if not given.")] = (
-        "gelu"
-    )
+    feed_forward: Annotated[
+        FeedForwardKind,
+        _model("Activation of the feed-forward layers; if not given, swiglu for rotary positions, else gelu_tanh."),
+    ] = "gelu"
     intermediate_size: (
         Annotated[
             int,

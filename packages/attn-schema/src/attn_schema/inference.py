@@ -36,6 +36,11 @@ class ChatMessage(Checked, frozen=True, kw_only=True):
         Meta(description="Image files, for a vision-language model, inserted at the U+FFFC characters of the text, or "
         "before the text."),
     ] = ()  # fmt: skip
+    extra: Annotated[
+        str,
+        Meta(description="JSON object with further keys of the message for the chat template, such as tool_calls or "
+        "reasoning_content. A null content in it stands for that of the message."),
+    ] = ""  # fmt: skip
 
 
 class EncoderPrompt(Checked, frozen=True, kw_only=True):
@@ -64,9 +69,16 @@ class Prompt(Checked, frozen=True, kw_only=True):
         Meta(description="Encoder input, for encoder-decoder models only; the other fields are then the beginning of "
         "the output."),
     ] | None = None  # fmt: skip
+    chat_template_kwargs: Annotated[
+        str,
+        Meta(description="JSON object with further values for the chat template, such as tools, documents or "
+        "enable_thinking; only with chat."),
+    ] = ""  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.chat_template_kwargs and self.chat is None:
+            raise InvalidValue.of("chat_template_kwargs", self.chat_template_kwargs[:60], "only with chat")
         given = [name for name in ("text", "token_ids", "chat") if getattr(self, name) is not None]
         if len(given) > 1 or (not given and self.encoder_prompt is None):
             raise InvalidValue.of("prompt", given or None, "exactly one of text, token_ids and chat")

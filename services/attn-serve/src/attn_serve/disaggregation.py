@@ -71,6 +71,7 @@ class DisaggregatedReplicas(EngineClient):
         self.streams = decode.streams
         self.prefill = prefill
         self.decode = decode
+        decode.on_unloaded = lambda: self.on_unloaded()  # noqa: PLW0108 -- which is set later
         self._deployment = deployment
         self._drafts = drafts
         self.outcomes: Counter[str] = Counter()

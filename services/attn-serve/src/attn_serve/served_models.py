@@ -145,6 +145,8 @@ class ServedModels:
         self._sources = sources
         self._make = make
         self._models: dict[tuple[str, str], ServedModel] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        """Unloads that another gateway began."""
 
     def models(self, tenant: str | None = None) -> list[ServedModel]:
         """All models that the tenant may see, sorted by name."""
@@ -156,11 +158,13 @@ class ServedModels:
 
         Raises `UnknownName` with similar names.
         """
-        visible = self.models(tenant)
-        found = {model.owner: model for model in visible if model.name == name}
-        if not found:
-            raise UnknownName.of("model", name, {model.name for model in visible})
-        return found.get(tenant or "") or next(iter(found.values()))
+        found = self._models.get((tenant or "", name)) or self._models.get(("", name))
+        if found is None:
+            visible = self.models(tenant)
+            found = next((model for model in visible if model.name == name), None)  # another tenant's, for an admin
+            if found is None:
+                raise UnknownName.of("model", name, {model.name for model in visible})
+        return found
 
     def listed(self, tenant: str | None = None) -> list[ModelInfo]:
         """The infos of all models that the tenant may see, sorted by name."""
@@ -190,7 +194,8 @@ class ServedModels:
     ) -> ServedModel:
         """Load a model and wait until it serves; loading the same name and source twice gives the same model.
 
-        Raises `AlreadyExists` if the name serves another source, or files that have changed since they were loaded.
+        Raises `AlreadyExists` if the name serves another source, or files that have changed since they were loaded, and
+        `Unavailable` while it is being unloaded.
 
         `tenant` owns the model; without one, all tenants may use it. If the source is an adapter, it is loaded on
         `base_model`, a model that serves; by default the one that the adapter names, or the only one. Raises
@@ -219,7 +224,7 @@ class ServedModels:
         if known.fingerprint and await self._sources.current(source or name, tenant) not in {"", known.fingerprint}:
             raise AlreadyExists(f"the files of {name!r} have changed since it was loaded; unload it first", name=name)
         await known.ready.wait()
-        return self.find(name, known.owner or None)
+        return self.serving(name, known.owner or None)
 
     async def scale(
         self,
@@ -247,6 +252,7 @@ class ServedModels:
         else:
             # A single engine in a process of its own is replaced by a deployment.
             engine = self._make(engine_name(model.owner, name), model.folder, model.config, deployment)
+            self._follow(model, engine)
             try:
                 await engine.start()
                 for adapter in self._adapters_of(model):
@@ -427,7 +433,7 @@ class ServedModels:
         if model.base is not None:
             await self._start_adapter(model, model.base, model.folder)
             return
-        model.engine.on_failure = partial(self._mark_failed, model)
+        self._follow(model, model.engine)
         try:
             known = {name: getattr(model.info, name) for name in ("name", "source", "load_time")}
             model.info = (await model.engine.start()).replace(state=ModelState.SERVING, **known)
@@ -442,6 +448,17 @@ class ServedModels:
             raise
         finally:
             model.ready.set()
+
+    def _follow(self, model: ServedModel, engine: EngineClient) -> None:
+        """Mark the model as failed, or unload it, when its engine ends by itself or by another gateway."""
+        engine.on_failure = partial(self._mark_failed, model)
+        engine.on_unloaded = partial(self._unload_with_others, model)
+
+    def _unload_with_others(self, model: ServedModel) -> None:
+        log.info("model %s was unloaded at another gateway", model.name)
+        task = asyncio.create_task(self._unload(model, HANDOVER_SECONDS), name=f"the end of {model.name}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     def _mark_failed(self, model: ServedModel, detail: str) -> None:
         """Mark a model whose engine cannot be started again, and its adapters; the name can be loaded again."""

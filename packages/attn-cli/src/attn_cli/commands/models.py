@@ -161,11 +161,43 @@ def rm_command(
         typer.echo(f"{name} is removed, {store.remove(name) / 1e6:.1f} MB are free again")
 
 
+@app.command("export")
+def export_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `attn models local` lists, or a folder.")],
+    target: Annotated[
+        Path | None,
+        typer.Argument(metavar="[OUT]", help="The folder or file to write; by default named as the model."),
+    ] = None,
+    to: Annotated[str, typer.Option(help="hf (a folder for transformers), gguf, onnx or safetensors.")] = "hf",
+    quantization: Annotated[str, typer.Option(help="Type of a GGUF file's matrices: f32, f16, q8_0 or q4_k.")] = "f16",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file or model folder at OUT.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a model for other programs, such as transformers, vLLM and llama.cpp, which then compute the same.
+
+    The weights are written in the published layout (llama, qwen3, gpt2, ...) that expresses the model exactly; if none
+    does, the fields that differ are named.
+
+    Examples: `attn models export shakespeare`, `attn models export shakespeare --to gguf --quantization q8_0`
+    """
+    path, layout = _store().export(model, target, to, quantization=quantization, overwrite=overwrite)
+    if json:
+        print_json({"path": str(path), "layout": layout})
+    else:
+        typer.echo(f"{path} ({layout})" if layout else str(path))
+
+
 class LocalStore(Protocol):
     """The store of the models on this machine."""
 
     def models(self) -> Sequence[LocalModel]:
         """All models, sorted by name."""
+        ...
+
+    def export(
+        self, model: str, target: Path | None, to: str, *, quantization: str, overwrite: bool
+    ) -> tuple[Path, str]:
+        """Write a model for other programs; returns the path, and the layout or architecture."""
         ...
 
     def remove(self, name: str) -> int:

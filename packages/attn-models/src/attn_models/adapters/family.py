@@ -25,6 +25,7 @@ from attn_models.adapters.base import (
     needed,
     require_allowed,
     required_count,
+    with_base_prefix,
 )
 from attn_models.adapters.hf_config import Rope, hf_rope_parameters, read_rope
 from attn_models.attention import layer_attentions
@@ -226,8 +227,10 @@ class FamilyAdapter(StateDictAdapter):
     def _plain(self, config: DecoderConfig, ours: str) -> Any:
         if ours in OWN_BIASES:
             return config.has_bias(ours)
-        usual = {"intermediate_size": config.inner_width, "num_kv_heads": config.num_heads}
         value = getattr(config, ours)
+        if ours == "head_dim" and value is None:
+            return config.hidden_size // config.num_heads
+        usual = {"intermediate_size": config.inner_width, "num_kv_heads": config.num_heads}
         return usual.get(ours) if value is None else value
 
     def layout(self, config: DecoderConfig) -> FamilyAdapter:
@@ -292,11 +295,8 @@ class FamilyAdapter(StateDictAdapter):
         return [StoredTensor(prefix + called, parts, transposed=leaf == "weight", groups=groups, stacked=count)]
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
-        """Map the layout's names to the checkpoint's; a model saved without its head lacks their first component."""
-        prefix, known = self.names["embedding"].partition(".")[0] + ".", list(names)
-        if "." not in self.names["embedding"] or any(name.startswith(prefix) for name in known):
-            return {name: name for name in known}
-        return {name if name == self.head else prefix + name: name for name in known}
+        """See `with_base_prefix`."""
+        return with_base_prefix(names, self.names["embedding"], self.head)
 
 
 def _their_name(names: Mapping[str, str], rest: str, module: str, leaf: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,7 +20,7 @@ from attn_schema.decoder import DecoderConfig
 from attn_schema.device import AUTO
 from torch import nn
 
-from attn_models.adapters.base import StateDictAdapter, needed
+from attn_models.adapters.base import StateDictAdapter, inexpressible, needed
 from attn_models.adapters.hf_config import check_unread_keys, refused_config
 from attn_models.adapters.native import LANGUAGE, LAYOUTS, SOURCE, NativeAdapter, require_installed
 from attn_models.adapters.registry import (
@@ -31,6 +33,7 @@ from attn_models.adapters.registry import (
 from attn_models.adapters.state_dict import (
     check_config_fits,
     fill_buffers,
+    has_other_head,
     init_empty_weights,
     load_parameters,
     read_parameters,
@@ -58,6 +61,7 @@ from attn_models.weights.safetensors_files import release_read_pages
 
 PLACES = ("mechanism", "encoder", "decoder", "cross")
 """The fields of a config that name mechanisms."""
+log = logging.getLogger(__name__)
 
 
 def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
@@ -308,6 +312,15 @@ def save_model(
     Raises `Incompatible` for a model that the layout cannot express, `InvalidValue` for weights that are not finite,
     `CheckpointWriteFailed` for errors of the file system, `WrongState` for a model whose weights are packed.
     """
+    described, tensors = in_layout(model, layout)
+    files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
+    if generation:
+        files["generation_config.json"] = generation
+    return write_folder(folder, described, tensors, files)
+
+
+def in_layout(model: Any, layout: str | None = None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The config.json and the tensors of a model in a layout, by default its own; raises as `save_model`."""
     require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
     own, parameters = type(model) is Decoder, saved_parameters(model)
     if not own and type(model.config) is DecoderConfig:
@@ -324,16 +337,12 @@ def save_model(
             given = type(model.config).__name__
             raise Incompatible(f"a model whose config is a {given} cannot be expressed in a {layout} config.json")
         if own and model.config.kv_sharing and adapter.model_type != NativeAdapter.model_type:
-            raise Incompatible(f"layers that share keys and values cannot be expressed in a {layout} config.json")
+            raise inexpressible({"kv_sharing": model.config.kv_sharing}, adapter.model_type)
         described = adapter.to_hf_config(model.config) | packages_of(adapter)
         if adapter.model_type != native:
             _require_same_parameters(adapter, described, parameters)
         tensors = stored_tensors(parameters, adapter.layout(model.config))
-    described |= {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
-    files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
-    if generation:
-        files["generation_config.json"] = generation
-    return write_folder(folder, described, tensors, files)
+    return described | {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}, tensors
 
 
 def _require_same_parameters(
@@ -378,9 +387,19 @@ def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Any:
         check_config_fits(checkpoint, config)
         if isinstance(config, DecoderConfig):
             layer_attentions(config)
+            config = _with_own_head(checkpoint, adapter, config)
     except InvalidValue as error:
         raise refused_config(path, error, checkpoint.config, adapter.keys) from error
     return config
+
+
+def _with_own_head(checkpoint: CheckpointFolder, adapter: StateDictAdapter, config: DecoderConfig) -> DecoderConfig:
+    """The config, untied if the checkpoint's unembedding is not its embedding: like transformers, which keeps both."""
+    embedding = adapter.layout(config).tensor_mappings([adapter.embedding])
+    if not config.tie_word_embeddings or not has_other_head(checkpoint, adapter, embedding):
+        return config
+    log.warning("%s: tie_word_embeddings is true, but %r is another tensor: kept", checkpoint.path, adapter.head)
+    return dataclasses.replace(config, tie_word_embeddings=False)
 
 
 def _compute_constants(model: Decoder, config: DecoderConfig, device: torch.device | str) -> None:

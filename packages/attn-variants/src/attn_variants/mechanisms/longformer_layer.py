@@ -111,7 +111,7 @@ class GlobalAttention(nn.Module, InnerAttention):
 
     def use_kernel(self, name: str | None) -> None:
         """Use the kernel of this name for global queries from now on; None chooses the cheapest."""
-        self._kernels = AttentionKernels(self.spec, name)
+        self.kernels = AttentionKernels(self.spec, name)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size] for rows [batch, query, hidden_size]."""
@@ -119,7 +119,7 @@ class GlobalAttention(nn.Module, InnerAttention):
         at = self.global_positions(rows)
         if not at:
             return local
-        seen = self._kernels.run(self.global_operands(rows, operands, at))
+        seen = self.kernels.run(self.global_operands(rows, operands, at))
         return local.index_copy(1, torch.tensor(at, device=rows.device), seen.to(local.dtype))
 
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
@@ -143,7 +143,7 @@ class GlobalAttention(nn.Module, InnerAttention):
         some = rows.gather(1, index[..., None].expand(-1, -1, rows.shape[-1]))
         inputs = self.global_operands(rows, operands, slice(0))
         query = self.query(some).unflatten(-1, (self.spec.heads.query, self.spec.heads.key_size))
-        seen = self._kernels.run(dataclasses.replace(inputs, query=query)).to(local.dtype)
+        seen = self.kernels.run(dataclasses.replace(inputs, query=query)).to(local.dtype)
         at = index[..., None, None].expand(seen.shape)
         return local.scatter(1, at, torch.where(first.bool()[..., None, None], seen, local.gather(1, at)))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from attn_core import Attend, AttentionInputs, InnerAttention
 from attn_core.masking import wide
 from torch import Tensor, nn
 
-ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": nn.functional.softplus}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, "softplus": nn.functional.softplus}
 
 
 class Gate(InnerAttention, nn.Module):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from attn_core.errors import InvalidValue
 from attn_models.adapters.base import listed_layer_types, require_allowed, required_count
 from attn_models.adapters.family import GROUPED, BlockNames, FamilyAdapter
 from attn_models.attention import layer_attentions
@@ -94,6 +95,8 @@ class Lfm2Adapter(FamilyAdapter):
         layers = required_count(values, "num_hidden_layers")
         given = listed_layer_types(values, layers, (CONV, FULL))
         full = values.get("full_attn_idxs")
+        if full is not None and (not isinstance(full, list) or any(type(one) is not int for one in full)):
+            raise InvalidValue.of("full_attn_idxs", full, "the numbers of the layers with attention")
         usual = [FULL if full is None or layer in full else CONV for layer in range(layers)]
         if given is not None and full is not None:
             require_allowed({"full_attn_idxs": usual}, {"full_attn_idxs": (given,)})

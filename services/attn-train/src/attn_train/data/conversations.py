@@ -86,12 +86,15 @@ def _columns(line: str, columns: Sequence[str], place: str) -> dict[str, list[di
 def check_conversation(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """Return messages of `role`, `content` and, for those of the assistant, `weight`, 0 or 1.
 
-    A weight is left out where it is 1. Raises `InvalidValue` for what `check_messages` refuses, which are all other
-    keys, and for other weights.
+    A weight is left out where it is 1. Raises `InvalidValue` for other weights and keys, and for what `check_messages`
+    refuses.
     """
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise InvalidValue.of(f"messages[{place}]", message, "an object with role and content")
+        for key in message.keys() - {"role", "content", WEIGHT}:
+            if message[key] is not None:
+                raise InvalidValue.of(f"messages[{place}].{key}", message[key], f"only role, content and {WEIGHT}")
         weight, field = message.get(WEIGHT), f"messages[{place}].{WEIGHT}"
         if weight is None:
             continue
@@ -99,7 +102,7 @@ def check_conversation(messages: Sequence[Any]) -> list[dict[str, Any]]:
             raise InvalidValue.of(field, weight, f"none for the role {message.get('role')}: only answers are learned")
         if isinstance(weight, bool) or weight not in (0, 1):
             raise InvalidValue.of(field, weight, "0 or 1")
-    plain = check_messages([{key: message[key] for key in message if key != WEIGHT} for message in messages])
+    plain = check_messages([{key: one[key] for key in ("role", "content") if key in one} for one in messages])
     return [one | ({WEIGHT: 0} if given.get(WEIGHT) == 0 else {}) for one, given in zip(plain, messages, strict=True)]
 
 
