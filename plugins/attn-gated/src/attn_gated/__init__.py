@@ -1,7 +1,7 @@
 """Softmax attention with gates: gated attention, forgetting attention, differential attention.
 
-Also families of checkpoints whose layers are gated. The hook imports its adapters only when called, because this module is loaded
-whenever `attn` starts.
+Also families of checkpoints whose layers are gated. The hook imports its adapters only when called, because this
+module is loaded whenever `attn` starts.
 """
 
 from __future__ import annotations

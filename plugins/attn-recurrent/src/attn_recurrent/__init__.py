@@ -1,7 +1,7 @@
 """Mixers whose state has a fixed size: Gated DeltaNet, Mamba-2 and short convolutions.
 
-Also families of checkpoints whose layers they are. The hook imports its adapters only when called, because this module is loaded
-whenever `attn` starts.
+Also families of checkpoints that have these layers. The hook imports its adapters only when called, because this
+module is loaded whenever `attn` starts.
 """
 
 from __future__ import annotations

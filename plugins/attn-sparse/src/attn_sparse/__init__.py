@@ -1,7 +1,7 @@
 """Sparse attention that selects its keys by content: DeepSeek's, mixture of block and native sparse attention.
 
-Also families of checkpoints with windows and sinks. The hook imports its adapters only when called, because this module is loaded
-whenever `attn` starts.
+Also families of checkpoints with windows and sinks. The hook imports its adapters only when called, because this
+module is loaded whenever `attn` starts.
 """
 
 from __future__ import annotations
