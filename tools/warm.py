@@ -95,7 +95,7 @@ class Warm:
             job = {"program": program, "argv": list(argv), "environ": dict(environ), "cwd": str(cwd)}
             try:
                 print(json.dumps(job | {"files": list(map(str, files))}), file=server.stdin, flush=True)
-                status, spent = json.loads(server.stdout.readline())  # type: ignore[union-attr] -- both are pipes
+                status, spent = json.loads(server.stdout.readline())  # type: ignore[union-attr]  # pipes, both
             except BaseException:
                 self.stop(server)
                 raise

@@ -233,7 +233,7 @@ UNSUPPORTED = {
     "bytes": {"type": "string", "format": "binary"},
     "unions": {
         "discriminator": {"propertyName": "k"},
-        "oneOf": [{"type": "object", "properties": {"k": {"const": "a"}}}, {"type": "object", "properties": {"k": {"const": "b"}}}],
+        "oneOf": [{"type": "object", "properties": {"k": {"const": name}}} for name in "ab"],
     },
     "negations": {"not": {"type": "string"}},
 }  # fmt: skip
@@ -290,9 +290,8 @@ async def test_a_failed_stream_of_a_response_is_an_exception_of_the_client(clien
         stream=True,
         extra_body={"timeout": 0.3, "ignore_eos": True, "max_output_tokens": 900},
     )
-    with pytest.raises(openai.APIError):
-        async for event in events:
-            assert event.sequence_number >= 0
+    with pytest.raises(openai.APIError, match="deadline"):
+        [event async for event in events]
 
 
 async def test_clients_are_told_what_not_to_repeat(http: httpx2.AsyncClient) -> None:

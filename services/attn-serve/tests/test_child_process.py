@@ -203,7 +203,7 @@ async def test_six_killed_children_lose_none_of_16_mixed_streams(home: Path, mon
 
     running = [asyncio.create_task(stream(name)) for name in names]
     while killed < 6:
-        await until(lambda: engine.replicas and engine.open_requests == 16)
+        await until(lambda: engine.replicas and len(engine.streams) == 16)
         await asyncio.sleep(0.05)
         os.kill((await engine.pids())[0], signal.SIGKILL)
         killed += 1
@@ -222,7 +222,7 @@ async def test_a_child_that_hangs_is_replaced(home: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(replica_client, "SILENCE_SECONDS", 2.0)
     pids = await engine.pids()
     running = asyncio.create_task(text_of(engine, generation(200)))
-    await until(lambda: engine.open_requests)
+    await until(lambda: len(engine.streams))
     os.kill(pids[0], signal.SIGSTOP)
     assert await asyncio.wait_for(running, timeout=120) == wanted
     await until(lambda: engine.replicas)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
-from attn_core.errors import Incompatible, InvalidValue, UnknownName
-from attn_engine.client import EngineClient
+from asking_inference import until
+from attn_core.errors import Incompatible, InvalidValue, Unavailable, UnknownName
+from attn_engine.client import EngineClient, TextTask
 from attn_engine.in_process import InProcess
 from attn_gateway import ModelToLoad
 from attn_gateway.command import models_of
-from attn_schema import ClusterConfig, DeploymentConfig, EngineConfig
+from attn_schema import ClusterConfig, DeploymentConfig, EngineConfig, ModelState, Prompt, SamplingParams
 from attn_serve.served_models import ServedModels, WantedModel, rescaled
 from attn_serve.sources import ModelSources
 
@@ -53,6 +55,20 @@ async def test_what_is_new_is_loaded_and_what_is_gone_is_unloaded(served: Served
     await served.apply({"tiny": wanted("tiny"), "third": wanted("tiny-linear")}, {"tiny", "other"})
     assert names(served) == ["by-hand", "third", "tiny"]
     assert served.serving("tiny").engine is kept
+
+
+async def test_a_model_that_is_being_unloaded_is_loaded_again_only_afterwards(served: ServedModels) -> None:
+    engine = (await served.load("tiny", "tiny", ONE_THREAD)).engine
+    params = SamplingParams(max_new_tokens=200, ignore_eos=True)
+    stream = engine.generate(TextTask(prompt=Prompt(text="To be"), params=params))
+    await anext(stream)
+    ending = asyncio.create_task(served.unload("tiny", 60))
+    await until(lambda: served.find("tiny").info.state is ModelState.DRAINING)
+    with pytest.raises(Unavailable, match="draining"):
+        await served.load("tiny", "tiny", ONE_THREAD)
+    assert [delta async for delta in stream]
+    await ending
+    assert (await served.load("tiny", "tiny", ONE_THREAD)).info.state is ModelState.SERVING
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ async def test_what_one_gateway_of_a_cluster_unloads_is_unloaded_at_all(
     b = await gateways.start()
     alone = await tokens(b, "tiny")
     running = asyncio.create_task(tokens(b, "tiny"))
-    await until(lambda: b.serving("tiny").engine.open_requests == 1)
+    await until(lambda: len(b.serving("tiny").engine.streams) == 1)
     await a.unload("tiny", 0)
     await until(lambda: not states(b))
     (outcome,) = await asyncio.wait_for(asyncio.gather(running, return_exceptions=True), 10)

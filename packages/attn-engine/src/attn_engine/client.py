@@ -207,11 +207,6 @@ class EngineClient(ABC):
         """Like `stop`, but engines that other gateways use keep running."""
         await self.stop(shutdown_timeout)
 
-    @property
-    def open_requests(self) -> int:
-        """The number of requests whose outputs are still awaited."""
-        return len(self.streams)
-
     def generate(self, task: TextTask) -> AsyncGenerator[OutputDelta, None]:
         """The deltas of a task; closing the iterator cancels it within one engine step."""
         return resumed(task, lambda part: self.streams.follow(part, self.submit, self.cancel))

@@ -77,6 +77,7 @@ def require_right(inputs) -> None:
         assert torch.equal(inputs.state.fields[name][untouched], rows)
 
 
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", SPECS)
 def test_outputs_and_states_are_those_of_the_definition(name, dtype, divided):

@@ -6,11 +6,15 @@ import json
 
 import pytest
 import torch
-from attn_core import installed
+from attn_core import Capability, installed
 from attn_core.errors import Incompatible, InvalidValue
+from attn_models.adapters.base import StateDictAdapter
+from attn_models.adapters.registry import installed_adapters
 from attn_models.export import export_model
 from attn_models.loading import load_model, save_model
 from attn_models.tokenizers.learned import byte_pair_tokenizer, character_tokenizer, word_tokenizer
+from attn_models.weights.manifest import TRAINING, record_source
+from attn_schema.decoder import DecoderConfig
 from attn_testing.families import FAMILIES
 from safetensors.torch import load_file
 
@@ -93,9 +97,15 @@ def test_tokens_that_a_vocabulary_lacks_are_none_in_the_export(tmp_path):
     export_model(folder, tmp_path / "hf")
     described = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert {described[f"{name}_token_id"] for name in ("bos", "eos", "pad")} == {None}
-    card = (tmp_path / "hf" / "README.md").read_text()
-    assert "gqa (2 layers)" in card
-    assert "FLOPs" in card
+
+
+def test_the_card_says_how_a_model_was_made(tmp_path):
+    folder, _ = made(tmp_path / "own", MODELS["llama"], character_tokenizer(TEXT))
+    record_source(folder, {TRAINING: {"dataset": "plays | poems", "steps": 20, "loss": 2.5}})
+    export_model(folder, tmp_path / "hf")
+    rows = (tmp_path / "hf" / "README.md").read_text().splitlines()
+    assert {"| mechanism | gqa (2 layers) |", "| dataset | plays / poems |", "| loss | 2.5 |"} <= set(rows)
+    assert load_model(tmp_path / "hf", verify="hashes").parameters == load_model(folder).parameters
 
 
 def test_an_exported_folder_is_read_back_and_exported_as_it_is(tmp_path):
@@ -151,6 +161,19 @@ def test_what_is_there_is_replaced_only_on_request_and_foreign_files_never(tmp_p
             export_model(folder, foreign, to, overwrite=True)
     assert [path.name for path in foreign.iterdir()] == ["thesis.txt"]
     assert load_file(tmp_path / "out.safetensors")["embedding.weight"].shape[1] == SIZES["hidden_size"]
+
+
+@pytest.mark.parametrize("layout", sorted(installed_adapters(StateDictAdapter)))
+def test_a_layout_describes_or_refuses_every_kind_of_mechanism(layout):
+    adapter, family = installed_adapters(StateDictAdapter)[layout], installed().models.get("decoder")
+    causal = {item.Config: item for item in installed().mechanisms if item.can(Capability.CAUSAL)}
+    for mechanism in causal.values() if adapter.Config is DecoderConfig else ():
+        config = family.configure({**SIZES, "vocab_size": 64, "mechanism": mechanism.name, "positions": "learned"})
+        try:
+            described = adapter.to_hf_config(config)
+        except Incompatible:
+            continue
+        assert adapter.differences(adapter.from_hf_config(described), config) == []
 
 
 def test_every_family_of_decoders_that_is_written_is_among_those_that_are_compared():

@@ -96,9 +96,10 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
     if given is not None:
         given = broadcastable_mask(given, (query.shape[0], query.shape[1], query.shape[2], key.shape[2]))
     rule = attn_mask if given is None else None
-    sizes = [constant(size) for size in (query.shape[1], key.shape[1], key.shape[3], value.shape[3])]
+    sizes = tuple(constant(size) for size in (query.shape[1], key.shape[1], key.shape[3], value.shape[3]))
     # Modifiers come last, one by one: torch.compile takes no tuple of them for a constant.
-    parts = score, scale, distribution, rule, *sizes, is_causal, kernel, *tuple_of(modifiers)
+    asked = score_or_scale(score, scale), distribution, rule
+    parts: tuple[Any, ...] = *asked, sizes, is_causal, kernel, *tuple_of(modifiers)
     kernels = getattr(KNOWN, known_as(*parts)) if torch.compiler.is_compiling() else kernels_of(*parts)
     operands = AttentionInputs(
         query=query.transpose(1, 2),
@@ -119,30 +120,29 @@ def constant(size: int) -> int:
     return len(range(size)) if torch.compiler.is_compiling() else size
 
 
-def kernels_of(  # noqa: PLR0913 -- the parts of a spec, and the sizes of `Heads`
-    score: Score | None,
-    scale: float | None,
+def kernels_of(
+    score: Score | float | None,
     distribution: Distribution | None,
     mask: Mask | None,
-    query: int,
-    key_value: int,
-    key_size: int,
-    value_size: int,
+    sizes: tuple[int, ...],
     is_causal: bool,  # noqa: FBT001 -- as torch's
     name: str | None,
     *modifiers: Modifier,
 ) -> AttentionKernels:
     """The kernels of a call of `attend` under a mask of `attn_core`, or only the kernel called `name`.
 
-    Raises `InvalidValue` for a part of a wrong class.
+    A number as `score` is the scale of the default, and `sizes` are the four of `Heads`. Raises `InvalidValue` for a
+    part of a wrong class.
     """
-    score, distribution = scaled(score, scale), distribution or Softmax()
+    score = ScaledDot(scale=score) if score is None or isinstance(score, int | float) else score
+    distribution = distribution or Softmax()
     kinds = [("score", score, Score), ("distribution", distribution, Distribution)]
     for field, part, kind in [*kinds, *(("modifiers", modifier, Modifier) for modifier in modifiers)]:
         if not isinstance(part, kind):
             raise InvalidValue.of(field, part, f"instances of {kind.__module__}.{kind.__qualname__}")
     if mask is not None and not isinstance(mask, Mask):
         raise InvalidValue.of("attn_mask", type(mask).__name__, "a mask of attn_core, a tensor or None")
+    query, key_value, key_size, value_size = sizes
     heads = Heads(query=query, key_value=key_value, key_size=key_size, value_size=value_size)
     found = causal_mask(mask, is_causal=is_causal)
     spec = AttentionSpec(heads=heads, score=score, modifiers=modifiers, mask=found, distribution=distribution)
@@ -178,16 +178,14 @@ def tuple_of(modifiers: Sequence[Modifier]) -> tuple[Modifier, ...]:
     return tuple(modifiers)
 
 
-def scaled(score: Score | None, scale: float | None) -> Score:
-    """The score, by default `ScaledDot` with this scale; raises `InvalidValue` if both score and scale are given."""
+def score_or_scale(score: Score | None, scale: float | None) -> Score | float | None:
+    """The score, or the scale of the default score; raises `InvalidValue` if both are given."""
     require_number("scale", scale, optional=True)
-    if score is None:
-        return ScaledDot(scale=scale)
-    if scale is not None:
-        raise InvalidValue.of(
-            "scale", scale, f"None together with a score, here {score.kind!r}; ScaledDot(scale=...) sets a scale"
-        )
-    return score
+    if score is not None and scale is not None:
+        named = getattr(score, "kind", score)
+        allowed = f"None together with a score, here {named!r}; ScaledDot(scale=...) sets a scale"
+        raise InvalidValue.of("scale", scale, allowed)
+    return scale if score is None else score
 
 
 def require_tensors(layout: str, **tensors: Tensor) -> None:

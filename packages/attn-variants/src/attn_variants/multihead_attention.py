@@ -303,8 +303,8 @@ class MultiheadAttention(nn.Module):
         if mask is not None:
             whole = mask.expand(*mask.shape[:-1], keys)
             mask = nn.functional.pad(whole, (0, count), value=whole.dtype == torch.bool)
-        places = {"query_positions": None, "key_positions": None}
-        changed = dataclasses.replace(operands, key=key, value=value, key_padding_mask=padding, **places)
+        unplaced = dataclasses.replace(operands, query_positions=None, key_positions=None)
+        changed = dataclasses.replace(unplaced, key=key, value=value, key_padding_mask=padding)
         return changed, Masks(padding, mask)
 
     def _resize_inputs(self, *, bias: bool) -> None:

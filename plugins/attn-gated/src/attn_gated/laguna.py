@@ -126,7 +126,7 @@ class LagunaAdapter(FamilyAdapter):
         layers: list[Any] = [attention.config for attention in layer_attentions(config)]
         dense = config.first_k_dense_replace
         return kind_keys(config) | {
-            "gating": "per-head" if layers[0].per == "head" else "per-element",
+            "gating": "per-head" if getattr(layers[0], "per", None) == "head" else "per-element",
             "num_attention_heads_per_layer": [layer.num_heads for layer in layers],
             "mlp_layer_types": ["dense"] * dense + ["sparse"] * (config.num_layers - dense),
             SHARED: (config.n_shared_experts or 0) * config.expert_width,

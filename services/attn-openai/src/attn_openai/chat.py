@@ -210,9 +210,10 @@ class ChoiceState:
                 self.thought += text
                 return {"reasoning_content": text}
             case CallBegin(id_, name):
-                call = {"id": id_, "type": "function", "function": {"name": name, "arguments": ""}}
-                self.calls.append(call)
-                return {"tool_calls": [{"index": len(self.calls) - 1, **call, "function": dict(call["function"])}]}
+                function = {"name": name, "arguments": ""}
+                call = {"id": id_, "type": "function"}
+                self.calls.append({**call, "function": dict(function)})
+                return {"tool_calls": [{"index": len(self.calls) - 1, **call, "function": function}]}
             case CallArguments(text):
                 self.calls[-1]["function"]["arguments"] += text
                 return {"tool_calls": [{"index": len(self.calls) - 1, "function": {"arguments": text}}]}

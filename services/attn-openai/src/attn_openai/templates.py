@@ -24,6 +24,8 @@ from attn_openai.output_reader import CallArguments, CallBegin, OutputReader
 
 Render = Callable[[Prompt], Awaitable[Tokenization]]
 Ids = Literal["given", "kimi", "nine"]
+IDS: tuple[Ids, ...] = ("given", "kimi", "nine")
+"""The ids of calls that templates take: any, those with the name of the function, those of nine letters or digits."""
 
 DESCRIPTION = """Functions that can be called, as JSON schemas:
 {tools}
@@ -260,7 +262,7 @@ async def _calls(render: Render) -> ChatTemplate:
     for count in (2, 1):
         turns = [asked, Turn("assistant", calls=CALLS[:count])]
         turns += [Turn("tool", text, call_id=call.id) for text, call in zip(RESULTS, CALLS[:count], strict=False)]
-        for ids, text, null in product(("given", "kimi", "nine"), (False, True), (False, True)):
+        for ids, text, null in product(IDS, (False, True), (False, True)):
             form = ChatTemplate(
                 lists_tools=lists_tools,
                 writes_calls=True,

@@ -146,10 +146,11 @@ def _choice(given: Any, functions: dict[str, Function]) -> tuple[Choice, tuple[F
 def _names(given: Any) -> list[str]:
     """The functions that a `tool_choice` names, of the type function or allowed_tools."""
     kind = given.get("type") if isinstance(given, dict) else None
-    chosen = [given]
+    chosen: list[Any] = [given]
     if kind == "allowed_tools":
         holder = given.get("allowed_tools", given)
-        chosen = holder.get("tools") if isinstance(holder, dict) and isinstance(holder.get("tools"), list) else []
+        tools = holder.get("tools") if isinstance(holder, dict) else None
+        chosen = tools if isinstance(tools, list) else []
     names = []
     for one in chosen:
         holder = one.get("function", one) if isinstance(one, dict) and one.get("type") == "function" else None

@@ -158,11 +158,13 @@ class ServedModels:
 
         Raises `UnknownName` with similar names.
         """
-        visible = self.models(tenant)
-        found = {model.owner: model for model in visible if model.name == name}
-        if not found:
-            raise UnknownName.of("model", name, {model.name for model in visible})
-        return found.get(tenant or "") or next(iter(found.values()))
+        found = self._models.get((tenant or "", name)) or self._models.get(("", name))
+        if found is None:
+            visible = self.models(tenant)
+            found = next((model for model in visible if model.name == name), None)  # another tenant's, for an admin
+            if found is None:
+                raise UnknownName.of("model", name, {model.name for model in visible})
+        return found
 
     def listed(self, tenant: str | None = None) -> list[ModelInfo]:
         """The infos of all models that the tenant may see, sorted by name."""
@@ -192,7 +194,8 @@ class ServedModels:
     ) -> ServedModel:
         """Load a model and wait until it serves; loading the same name and source twice gives the same model.
 
-        Raises `AlreadyExists` if the name serves another source, or files that have changed since they were loaded.
+        Raises `AlreadyExists` if the name serves another source, or files that have changed since they were loaded, and
+        `Unavailable` while it is being unloaded.
 
         `tenant` owns the model; without one, all tenants may use it. If the source is an adapter, it is loaded on
         `base_model`, a model that serves; by default the one that the adapter names, or the only one. Raises
@@ -221,7 +224,7 @@ class ServedModels:
         if known.fingerprint and await self._sources.current(source or name, tenant) not in {"", known.fingerprint}:
             raise AlreadyExists(f"the files of {name!r} have changed since it was loaded; unload it first", name=name)
         await known.ready.wait()
-        return self.find(name, known.owner or None)
+        return self.serving(name, known.owner or None)
 
     async def scale(
         self,

@@ -100,6 +100,18 @@ class Layout(ABC):
         return bool(self.derived_names.search(name))
 
 
+def with_base_prefix(names: Iterable[str], embedding: str, head: str) -> dict[str, str]:
+    """Map a layout's names to the checkpoint's, where a model saved without its head lacks their first component.
+
+    `embedding` is the layout's name of the embedding, `head` that of the unembedding.
+    """
+    first, dot, _ = embedding.partition(".")
+    prefix, known = first + dot, list(names)
+    if not dot or any(name.startswith(prefix) for name in known):
+        return {name: name for name in known}
+    return {name if name == head else prefix + name: name for name in known}
+
+
 KEYS: dict[str, str] = {
     "max_seq_len": "max_position_embeddings",
     "num_layers": "num_hidden_layers",

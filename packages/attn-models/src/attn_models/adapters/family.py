@@ -25,6 +25,7 @@ from attn_models.adapters.base import (
     needed,
     require_allowed,
     required_count,
+    with_base_prefix,
 )
 from attn_models.adapters.hf_config import Rope, hf_rope_parameters, read_rope
 from attn_models.attention import layer_attentions
@@ -294,11 +295,8 @@ class FamilyAdapter(StateDictAdapter):
         return [StoredTensor(prefix + called, parts, transposed=leaf == "weight", groups=groups, stacked=count)]
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
-        """Map the layout's names to the checkpoint's; a model saved without its head lacks their first component."""
-        prefix, known = self.names["embedding"].partition(".")[0] + ".", list(names)
-        if "." not in self.names["embedding"] or any(name.startswith(prefix) for name in known):
-            return {name: name for name in known}
-        return {name if name == self.head else prefix + name: name for name in known}
+        """See `with_base_prefix`."""
+        return with_base_prefix(names, self.names["embedding"], self.head)
 
 
 def _their_name(names: Mapping[str, str], rest: str, module: str, leaf: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from attn_core import Causal, Mask, Window
 from attn_core.errors import Incompatible
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import KEYS, StateDictAdapter, StoredTensor, needed, require_allowed
+from attn_models.adapters.base import KEYS, StateDictAdapter, StoredTensor, needed, require_allowed, with_base_prefix
 from attn_models.adapters.family import GROUPED, LLAMA_NAMES, ROPE_KEYS
 from attn_models.adapters.hf_config import (
     common_hf_config,
@@ -107,6 +107,10 @@ class LlamaAdapter(StateDictAdapter):
         module, _, leaf = rest.rpartition(".")
         own = self.block.get(rest) or f"{self.block.get(module, module)}.{leaf}"
         return f"model.layers.{layer}.{own}"
+
+    def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
+        """See `with_base_prefix`."""
+        return with_base_prefix(names, OUTSIDE["embedding.weight"], self.head)
 
     def mask(self, config: DecoderConfig) -> Mask:  # noqa: ARG002  (Mistral's depends on it)
         """The mask that every layer must have."""

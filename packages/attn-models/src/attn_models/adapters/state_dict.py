@@ -124,7 +124,7 @@ def read_parameters(
     misshaped tensor, and `OutOfCapacity` for a device without enough memory, before any tensor is read.
     """
     stored = adapter.stored(wanted)
-    actual = adapter.canonical_names(folder.tensors)
+    actual = _names(folder, adapter, stored)
     _require_match(folder, adapter, stored, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
     real = [actual[item.name] for item in stored if wanted[item.parameters[0]].is_floating_point()]
     require_floats(folder.path, folder.tensors.entries, real)
@@ -224,7 +224,7 @@ def joined_parts(parts: list[Tensor], groups: int) -> Tensor:
 
 def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor], shapes: Shapes) -> None:
     entries = folder.tensors.entries
-    actual = adapter.canonical_names(entries)
+    actual = _names(folder, adapter, stored)
     expected = {item.name: _shape(item, shapes) for item in stored}
     problems = [f"tensor {name!r} is missing" for name in expected if name not in actual]
     for name, own in actual.items():
@@ -240,16 +240,28 @@ def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[Store
 
 def _require_tied(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor]) -> None:
     """Raises `CheckpointInvalid` if the config ties the unembedding but the checkpoint's differs from the embedding."""
-    actual = adapter.canonical_names(folder.tensors)
-    if adapter.head not in actual or any(item.name == adapter.head for item in stored):
+    if any(item.name == adapter.head for item in stored) or not has_other_head(folder, adapter, stored):
         return
-    embedding = next((item.name for item in stored if item.parameters == (adapter.embedding,)), None)
-    if embedding is None or torch.equal(folder.tensors[actual[adapter.head]], folder.tensors[actual[embedding]]):
-        return
-    rule = (
-        f"tie_word_embeddings is true, but {adapter.head!r} differs from {embedding!r}; set it to false or remove one"
-    )
+    rule = f"tie_word_embeddings is true, but {adapter.head!r} is not the embedding; set it to false or remove one"
     raise CheckpointInvalid.of(folder.path, rule)
+
+
+def has_other_head(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor]) -> bool:
+    """Whether the checkpoint has an unembedding that differs from its embedding."""
+    actual = _names(folder, adapter, stored)
+    embedding = next((item.name for item in stored if item.parameters == (adapter.embedding,)), None)
+    if adapter.head not in actual or embedding not in actual:
+        return False
+    return not torch.equal(folder.tensors[actual[adapter.head]], folder.tensors[actual[embedding]])
+
+
+def _names(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor]) -> dict[str, str]:
+    """The names in the checkpoint of the tensors `stored`; a tied checkpoint may have the unembedding alone."""
+    actual = adapter.canonical_names(folder.tensors.entries)
+    embedding = next((item.name for item in stored if item.parameters == (adapter.embedding,)), None)
+    if embedding is not None and embedding not in actual and all(item.name != adapter.head for item in stored):
+        actual |= {embedding: actual.pop(adapter.head)} if adapter.head in actual else {}
+    return actual
 
 
 def _require_copies(folder: CheckpointFolder, adapter: Layout) -> None:

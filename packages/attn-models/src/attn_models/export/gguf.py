@@ -74,7 +74,8 @@ def _gemma(config: DecoderConfig) -> Keys:
     if scales - {None, size**-0.5}:
         raise Incompatible(f"llama.cpp divides the scores of Gemma's heads of size {size} by its root", field="scale")
     windows = [window for window in _windows(config) if window is not None]
-    local = {layer.config.base for layer in layer_attentions(config) if layer.config.window and layer.config.base}
+    configs: list[Any] = [layer.config for layer in layer_attentions(config)]
+    local = {each.base for each in configs if each.window and each.base}
     if local - {LOCAL_BASE}:
         raise Incompatible(f"llama.cpp rotates the windowed layers of Gemma 3 by the base {LOCAL_BASE}", field="base")
     caps = [modifier.cap for modifier in (spec.modifiers if spec else ()) if hasattr(modifier, "cap")]

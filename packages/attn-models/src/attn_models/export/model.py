@@ -60,6 +60,10 @@ def export_model(
     source = read_folder(folder)
     if to == "hf" and source.config.get("model_type") not in OURS and "quantization_config" not in source.config:
         return _copied(source, target)
+    known = {*LAYOUTS, *installed_adapters(StateDictAdapter)}  # type: ignore[type-abstract]
+    if source.config.get("model_type") not in known:
+        rule = f"a model in the layout {source.config.get('model_type')!r} cannot be exported to {to}"
+        raise Incompatible(f"{folder}: {rule}", path=folder, field="model_type")
     loaded = load_model(folder, _stored_dtype(source), verify="sizes")
     origin = read_source(folder)
     writers: Mapping[str, Callable[[], str]] = {

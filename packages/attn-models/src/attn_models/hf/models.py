@@ -36,7 +36,7 @@ FIELDS = {
 USUAL = {"vocab_size": 2, "hidden_size": 1, "num_layers": 1, "num_heads": 1, "max_seq_len": 1}
 
 
-class AttnConfig(PreTrainedConfig):
+class AttnConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     """The config of a decoder of any mechanism; `decoder` holds the fields of `DecoderConfig`.
 
     The other attributes follow from it. Raises `InvalidValue` and `UnknownName` for fields of the decoder as its own
@@ -49,14 +49,13 @@ class AttnConfig(PreTrainedConfig):
     def __init__(self, decoder: dict[str, Any] | None = None, requires: Any = None, **others: Any) -> None:
         read = NativeAdapter().from_hf_config({"decoder": USUAL if decoder is None else decoder, "requires": requires})
         described = config_to_json(read, "decoder")
-        for ours, theirs in FIELDS.items():
-            value = getattr(read, ours)
-            if others.pop(theirs, value) != value:
-                raise InvalidValue.of(theirs, others.get(theirs), f"{value}, as in the field decoder")
-            setattr(self, theirs, value)
-        self.decoder, self.requires = described["decoder"], described["requires"]
+        fields = {theirs: getattr(read, ours) for ours, theirs in FIELDS.items()}
+        for name, value in fields.items():
+            if (given := others.pop(name, value)) != value:
+                raise InvalidValue.of(name, given, f"{value}, as in the field decoder")
         self.use_cache = others.pop("use_cache", True)
-        super().__init__(tie_word_embeddings=read.tie_word_embeddings, **others)
+        super().__init__(**others)
+        vars(self).update(fields, decoder=described["decoder"], requires=described["requires"])
 
     def to_dict(self) -> dict[str, Any]:
         """The content of a config.json, without the attributes that follow from `decoder`."""
@@ -124,13 +123,13 @@ class Backbone(Decoder):
         return hidden.gather(1, back)
 
 
-class AttnPreTrainedModel(PreTrainedModel):
+class AttnPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     """Base class of the models."""
 
     config_class = AttnConfig
     base_model_prefix = "model"
     main_input_name = "input_ids"
-    _no_split_modules: ClassVar[list[str]] = ["Block"]
+    _no_split_modules = ["Block"]  # noqa: RUF012 -- declared by transformers
     supports_gradient_checkpointing = True
     gradient_checkpointing = False
 
@@ -138,7 +137,7 @@ class AttnPreTrainedModel(PreTrainedModel):
         super().__init__(config)
         self.model = Backbone(config.decoder_config)
         self._add_head(config)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def _add_head(self, config: AttnConfig) -> None:
         """Add the modules on top of the decoder."""
@@ -155,7 +154,7 @@ class AttnPreTrainedModel(PreTrainedModel):
             for name, buffer in module.named_buffers():
                 buffer.copy_(fresh[name])
         elif module is getattr(self, "score", None):
-            nn.init.normal_(module.weight, std=0.02)  # type: ignore[arg-type]
+            nn.init.normal_(module.weight, std=0.02)
 
     def _set_gradient_checkpointing(
         self,
@@ -193,7 +192,7 @@ def _recomputed(
     return run(forward, *given, **named) if block.training else forward(*given, **named)
 
 
-class AttnModel(AttnPreTrainedModel):
+class AttnModel(AttnPreTrainedModel):  # type: ignore[no-untyped-call]
     """The decoder without a head."""
 
     def forward(self, input_ids: Tensor, *given: Any, **named: Any) -> BaseModelOutputWithPast:
@@ -202,14 +201,16 @@ class AttnModel(AttnPreTrainedModel):
         return out
 
 
-class AttnForCausalLM(AttnPreTrainedModel, GenerationMixin):
+class AttnForCausalLM(AttnPreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
     """The decoder as a language model."""
 
     def get_output_embeddings(self) -> nn.Linear:
         """The unembedding; where it is the embedding, a layer with the same parameter."""
-        if self.model.unembedding is not None:
-            return self.model.unembedding
-        tied = nn.Linear(*self.model.embedding.weight.shape[::-1], bias=False, device="meta")
+        own: nn.Linear | None = self.model.unembedding
+        if own is not None:
+            return own
+        vocabulary, width = self.model.embedding.weight.shape
+        tied = nn.Linear(width, vocabulary, bias=False, device="meta")
         tied.weight = self.model.embedding.weight
         return tied
 
@@ -217,7 +218,7 @@ class AttnForCausalLM(AttnPreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
-    def prepare_inputs_for_generation(
+    def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, past_key_values: Any = None, attention_mask: Tensor | None = None, **others: Any
     ) -> dict[str, Any]:
         """The arguments of `forward` for the tokens that are not in the cache yet."""
@@ -257,12 +258,12 @@ class AttnForCausalLM(AttnPreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=out.past_key_values)
 
 
-class AttnForSequenceClassification(AttnPreTrainedModel):
+class AttnForSequenceClassification(AttnPreTrainedModel):  # type: ignore[no-untyped-call]
     """The decoder with a linear layer over the last token of a text that is not padding."""
 
     def _add_head(self, config: AttnConfig) -> None:
         self.num_labels = config.num_labels
-        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.score = nn.Linear(config.hidden_size, int(config.num_labels or 0), bias=False)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **others: Any

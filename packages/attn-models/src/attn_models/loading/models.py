@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -31,6 +33,7 @@ from attn_models.adapters.registry import (
 from attn_models.adapters.state_dict import (
     check_config_fits,
     fill_buffers,
+    has_other_head,
     init_empty_weights,
     load_parameters,
     read_parameters,
@@ -58,6 +61,7 @@ from attn_models.weights.safetensors_files import release_read_pages
 
 PLACES = ("mechanism", "encoder", "decoder", "cross")
 """The fields of a config that name mechanisms."""
+log = logging.getLogger(__name__)
 
 
 def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
@@ -383,9 +387,19 @@ def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Any:
         check_config_fits(checkpoint, config)
         if isinstance(config, DecoderConfig):
             layer_attentions(config)
+            config = _with_own_head(checkpoint, adapter, config)
     except InvalidValue as error:
         raise refused_config(path, error, checkpoint.config, adapter.keys) from error
     return config
+
+
+def _with_own_head(checkpoint: CheckpointFolder, adapter: StateDictAdapter, config: DecoderConfig) -> DecoderConfig:
+    """The config, untied if the checkpoint's unembedding is not its embedding: like transformers, which keeps both."""
+    embedding = adapter.layout(config).tensor_mappings([adapter.embedding])
+    if not config.tie_word_embeddings or not has_other_head(checkpoint, adapter, embedding):
+        return config
+    log.warning("%s: tie_word_embeddings is true, but %r is another tensor: kept", checkpoint.path, adapter.head)
+    return dataclasses.replace(config, tie_word_embeddings=False)
 
 
 def _compute_constants(model: Decoder, config: DecoderConfig, device: torch.device | str) -> None:

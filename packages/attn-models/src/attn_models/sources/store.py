@@ -320,7 +320,7 @@ def pull_repository(
 
 def _came_from(target: Path, origin: dict[str, Any]) -> bool:
     source = read_source(target)
-    return isinstance(source, dict) and all(source.get(key) == value for key, value in origin.items())
+    return all(source.get(key) == value for key, value in origin.items())
 
 
 def _fetch_repository(repository: hub.HubRepository, file: str | None, work: Path, report: Report) -> None:

@@ -27,8 +27,8 @@ Message = Mapping[str, Any]
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as plain dictionaries.
 
-    Raises `InvalidValue` if there are none, and, naming the message, if one lacks a role, or a content that is a string;
-    None may stand for it in a message with other keys, such as tool_calls.
+    Raises `InvalidValue` if there are none, and, naming the message, if one lacks a role, or a content that is a
+    string; None may stand for it in a message with other keys, such as tool_calls.
     """
     if not messages:
         raise InvalidValue.of("messages", [], "at least one message")

@@ -68,9 +68,9 @@ def test_a_folder_comes_back_and_texts_become_vectors(family, tokenizer, tmp_pat
 
 def test_texts_are_read_as_the_files_of_sentence_transformers_say(tokenizer, tmp_path):
     """The default prompt, the longest text with its special tokens, lower case and the size of a vector."""
-    model = drawn("bert")
-    plain = load_sentence_encoder(save_encoder(tmp_path / "plain", model, tokenizer, layout="bert"))
-    folder = save_encoder(tmp_path / "said", model, tokenizer, layout="bert")
+    model = drawn("roberta")
+    plain = load_sentence_encoder(save_encoder(tmp_path / "plain", model, tokenizer, layout="roberta"))
+    folder = save_encoder(tmp_path / "said", model, tokenizer, layout="roberta")
     prompts = {"prompts": {"query": "the dog", "document": ""}, "default_prompt_name": "query", "truncate_dim": 5}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 6, "do_lower_case": True}))

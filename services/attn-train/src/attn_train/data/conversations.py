@@ -102,7 +102,7 @@ def check_conversation(messages: Sequence[Any]) -> list[dict[str, Any]]:
             raise InvalidValue.of(field, weight, f"none for the role {message.get('role')}: only answers are learned")
         if isinstance(weight, bool) or weight not in (0, 1):
             raise InvalidValue.of(field, weight, "0 or 1")
-    plain = check_messages([{key: message[key] for key in ("role", "content") if key in message} for message in messages])
+    plain = check_messages([{key: one[key] for key in ("role", "content") if key in one} for one in messages])
     return [one | ({WEIGHT: 0} if given.get(WEIGHT) == 0 else {}) for one, given in zip(plain, messages, strict=True)]
 
 
