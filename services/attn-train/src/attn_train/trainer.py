@@ -74,7 +74,8 @@ class Reporter(Protocol):
         ...
 
     def flush(self) -> None:
-        """Return once everything reported has been received; called before a checkpoint is written."""
+        """Return once everything reported is recorded; called before a checkpoint is written, so that a run that resumes
+        from it has lost nothing, whoever was killed."""
         ...
 
 

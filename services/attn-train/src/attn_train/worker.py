@@ -65,7 +65,7 @@ def work(
 ) -> Outcome:
     """Run an attempt to its end, or this worker's part of it with a `group`.
 
-    `flush` returns once all messages sent have been received. Errors become the outcome and are not raised.
+    `flush` returns once all messages sent have been recorded. Errors become the outcome and are not raised.
     """
     layout, group = Layout(assignment.home), group or Group()
     try:

@@ -176,14 +176,15 @@ class LoadedModel:
     """A model ready to run, with its tokenizer, config and the other contents of its folder.
 
     `model` is a `LanguageModel`, such as `Decoder`, and `config` the config of its family. `tokenizer` is None if the
-    folder has none; it also renders conversations. `generation` is the content of generation_config.json, empty if
-    there is none. `parameters` is the number of parameters, whether packed or not; they are on `device`.
+    folder has none; it also renders conversations. `hf_config` is the content of config.json, and `generation` that of
+    generation_config.json, empty if there is none. `parameters` is the number of parameters, whether packed or not; they are on `device`.
     """
 
     path: Path
     model: Any
     tokenizer: Tokenizer | None
     config: Any
+    hf_config: dict[str, Any]
     generation: dict[str, Any]
     parameters: int
     device: torch.device
@@ -276,6 +277,7 @@ def load_model(
         model=model.eval(),
         tokenizer=tokenizer,
         config=model.config,
+        hf_config=checkpoint.config,
         generation=checkpoint.generation_config,
         parameters=count,
         device=place,
@@ -297,6 +299,7 @@ def save_model(
     *,
     layout: str | None = None,
     generation: dict[str, Any] | None = None,
+    base: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model as a checkpoint folder, which replaces an existing one; it is written completely or not at all.
 
@@ -304,6 +307,9 @@ def save_model(
     default is the native layout, which can express every config; layouts such as "llama" and "gpt2" can be read by
     other programs too. For a model of a plugin it is that of its adapter, and config.json names the plugin's package.
     Parameters that modules share are written once.
+
+    `base` is the config.json of the model that this one was made from: what it says and the layout does not write, such
+    as the ids of special tokens, is kept. Without it, config.json has the ids of the tokenizer's special tokens.
 
     Raises `Incompatible` for a model that the layout cannot express, `InvalidValue` for weights that are not finite,
     `CheckpointWriteFailed` for errors of the file system, `WrongState` for a model whose weights are packed.
@@ -315,6 +321,7 @@ def save_model(
             "its folder would be read as a Decoder; its layout needs a `Config` of its own, a subclass of DecoderConfig"
         )
         raise Incompatible(f"a {type(model).__name__} with a DecoderConfig cannot be saved: {rule}")
+    adapter: StateDictAdapter | None = None
     if layout is None and not own and installed_family_of(model.config) is not None:
         described, tensors = hf_config_of(model), parameters
     else:
@@ -330,10 +337,27 @@ def save_model(
             _require_same_parameters(adapter, described, parameters)
         tensors = stored_tensors(parameters, adapter.layout(model.config))
     described |= {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
+    ids = {} if tokenizer is None else tokenizer.config_ids()
+    described = (ids if base is None else _kept(base, described, adapter)) | described
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
     if generation:
         files["generation_config.json"] = generation
     return write_folder(folder, described, tensors, files)
+
+
+OF_WEIGHTS = {"dtype", "torch_dtype", "quantization_config", "compression_config"}
+"""Keys of config.json that say how weights are stored."""
+
+
+def _kept(base: Mapping[str, Any], described: Mapping[str, Any], adapter: StateDictAdapter | None) -> dict[str, Any]:
+    """What the config.json `base` says and `described` does not, as far as it leaves the described model as it is; of
+    another layout, only the ids of special tokens."""
+    others = {key: value for key, value in base.items() if key not in OF_WEIGHTS and key not in described}
+    if adapter is None or base.get("model_type") != described.get("model_type"):
+        return {key: value for key, value in others.items() if key.endswith("_token_id")}
+    if adapter.from_hf_config({**others, **described}) == adapter.from_hf_config(described):
+        return others
+    return {key: value for key, value in others.items() if key not in adapter.known_keys}
 
 
 def _require_same_parameters(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import models
 
 from attn_models.tokenizers.chat import ControlTokenPlaceholders, check_messages, content_parts, render_template
-from attn_models.tokenizers.settings import CONFIG_NAME, TokenizerSettings, read_settings
+from attn_models.tokenizers.settings import CONFIG_NAME, TokenizerSettings, read_settings, settings_files
 from attn_models.tokenizers.vocabulary import ByteDecoder, CharacterTable, LibraryErrors
 from attn_models.weights.manifest import listed_member, read_manifest
 
@@ -36,10 +36,14 @@ DECODING_ERRORS = LibraryErrors(
 class Tokenizer:
     """A tokenizer of the `tokenizers` library with its special tokens and chat template.
 
-    Never pads or truncates, whatever its file specifies. Thread-safe.
+    Never pads or truncates, whatever its file specifies. Thread-safe. `read` are the files that the settings were read
+    from, which `files` returns as they are.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, settings: TokenizerSettings, read: Mapping[str, Any] | None = None
+    ) -> None:
+        self._read = read
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
@@ -72,7 +76,8 @@ class Tokenizer:
         if path.stat().st_size > VOCABULARY_LIMIT:
             raise CheckpointInvalid.of(path, f"more than {VOCABULARY_LIMIT} bytes")
         with LibraryErrors(lambda said: CheckpointInvalid.of(path, f"not a tokenizer: {said}")):
-            return cls(tokenizers.Tokenizer.from_file(str(path)), read_settings(Path(folder)))
+            backend = tokenizers.Tokenizer.from_file(str(path))
+            return cls(backend, read_settings(Path(folder)), settings_files(Path(folder)))
 
     @property
     def vocab_size(self) -> int:
@@ -293,10 +298,17 @@ class Tokenizer:
 
     def files(self) -> dict[str, bytes | dict[str, Any]]:
         """The contents of the tokenizer's files by name, for the argument `extra_files` of `write_folder`."""
-        return {
-            VOCABULARY_NAME: self.backend.to_str(pretty=False).encode("utf-8"),
-            CONFIG_NAME: self.settings.to_config(),
-        }
+        made = {CONFIG_NAME: self.settings.to_config()}
+        return {VOCABULARY_NAME: self.backend.to_str(pretty=False).encode("utf-8"), **(self._read or made)}
+
+    def config_ids(self) -> dict[str, int | list[int]]:
+        """The ids of special tokens as config.json has them, where transformers reads what ends a generation."""
+        ids = {"bos_token_id": self.bos_id, "pad_token_id": self.pad_id, "eos_token_id": sorted(self.end_ids)}
+        ids |= {"decoder_start_token_id": self.settings.decoder_start_id}
+        ends = ids["eos_token_id"]
+        if isinstance(ends, list):
+            ids["eos_token_id"] = (ends[0] if ends else None) if len(ends) < 2 else ends
+        return {name: value for name, value in ids.items() if value is not None}
 
     def _encode_plain(self, text: str) -> list[int]:
         """The ids of `text`, with control tokens encoded like ordinary words."""
