@@ -119,7 +119,8 @@ Outcome: TypeAlias = Finished | Stopped | Failed | Lost
 KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        TrainingStarted, Heartbeat, Metrics, Checkpoint, LogLine, Stalled, Resumed, Flush, Finished, Stopped, Failed, Lost
+        TrainingStarted, Heartbeat, Metrics, Checkpoint, LogLine, Stalled, Resumed, Flush,
+        Finished, Stopped, Failed, Lost
     )
 }  # fmt: skip
 

@@ -177,7 +177,8 @@ class LoadedModel:
 
     `model` is a `LanguageModel`, such as `Decoder`, and `config` the config of its family. `tokenizer` is None if the
     folder has none; it also renders conversations. `hf_config` is the content of config.json, and `generation` that of
-    generation_config.json, empty if there is none. `parameters` is the number of parameters, whether packed or not; they are on `device`.
+    generation_config.json, empty if there is none. `parameters` is the number of parameters, whether packed or not;
+    they are on `device`.
     """
 
     path: Path

@@ -134,6 +134,15 @@ class Tokenizer:
         with LibraryErrors(lambda said: InvalidValue.of("text", given, f"text that the vocabulary can encode: {said}")):
             return [encoding.ids for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=add_special)]
 
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of raw texts, to which nothing is added, and in which a special token that is spelled is ordinary
+        text, as no text can end a document or begin an answer. Raises the errors of `encode`."""
+        if self._characters is not None or not any(
+            self.token(place) in text for place in self._special for text in texts
+        ):
+            return self.encode_batch(texts, add_special=False)
+        return [self._encode_plain(text) for text in texts]
+
     def unknown(self, text: str) -> tuple[str, ...]:
         """The pieces of `text` that become the unknown token, each once; empty for vocabularies that cover all text."""
         unknown = self.unk_id
@@ -287,14 +296,26 @@ class Tokenizer:
         Only the template can produce control tokens and turn markers: one that is spelled in a message is encoded as
         ordinary text.
         """
-        said = ControlTokenPlaceholders.of(check_messages(messages), self._control_tokens_in)
+        said = self.with_placeholders(messages)
         text = self.render_chat(said.messages, add_generation_prompt=add_generation_prompt, images=images)
+        return self.encode_rendered(said, text)
+
+    def with_placeholders(self, messages: Sequence[Mapping[str, str]]) -> ControlTokenPlaceholders:
+        """The messages with a placeholder for each control token that is spelled in them."""
+        return ControlTokenPlaceholders.of(check_messages(messages), self._control_tokens_in)
+
+    def encode_rendered(self, said: ControlTokenPlaceholders, text: str, *, within: bool = False) -> list[int]:
+        """The ids of `text`, all or a part of what the template renders of `said`; `within`, if text precedes it."""
         # The template itself writes the token that begins a text.
-        return [
-            token_id
-            for piece, spelled in said.pieces(text)
-            for token_id in (self._encode_plain(piece) if spelled else self.encode(piece, add_special=False))
-        ]
+        ids: list[int] = []
+        for piece, spelled in said.pieces(text):
+            if spelled:
+                ids += self._encode_plain(piece)
+            elif within and not ids:
+                ids += self.encode_within(piece)
+            else:
+                ids += self.encode(piece, add_special=False)
+        return ids
 
     def files(self) -> dict[str, bytes | dict[str, Any]]:
         """The contents of the tokenizer's files by name, for the argument `extra_files` of `write_folder`."""
@@ -375,7 +396,7 @@ def _require_unicode(text: str) -> None:
 def encoder_input_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """The token ids of a source with the end token; raises `InvalidValue` for a text without tokens, `UserError`
     without an end token."""
-    ids = tokenizer.encode(text, add_special=False)
+    (ids,) = tokenizer.encode_texts([text])
     if not ids:
         raise InvalidValue.of("source", text, "at least one token")
     return (*ids, eos_id(tokenizer))

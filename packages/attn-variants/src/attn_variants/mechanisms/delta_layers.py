@@ -73,6 +73,9 @@ class KimiDeltaLayer(DeltaLayer):
     logarithms, and `step_bias` [heads, key_size].
     """
 
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("step_bias",)
+    """Parameters of vectors, which are stored in two dimensions."""
+
     further = ("strength", "fade.0", "gate.0")
 
     def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, chunk: int, taps: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from attn_core.errors import InvalidValue, UserError
 from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.chat import check_messages
+from attn_models.tokenizers.chat import ControlTokenPlaceholders, check_messages
 from attn_schema.text_files import files_of, lines_of, read_text
 
 from attn_train.checking import require_wanted
@@ -103,47 +103,79 @@ def check_conversation(messages: Sequence[Any]) -> list[dict[str, Any]]:
     return [one | ({WEIGHT: 0} if given.get(WEIGHT) == 0 else {}) for one, given in zip(plain, messages, strict=True)]
 
 
-def tokenized_chat(tokenizer: Tokenizer, messages: Messages, place: str) -> TokenizedChat:
+def tokenized_chats(tokenizer: Tokenizer, messages: Messages, place: str) -> list[TokenizedChat]:
     """Tokenize a conversation with the chat template; targets are the assistant's messages and their end tokens, except
     those of weight 0.
 
-    Raises `InvalidValue` for a conversation without an answer, and for a template that formats earlier messages
-    differently once more messages follow.
+    If the template writes earlier messages differently once more follow, as those do that leave out the thoughts of
+    earlier answers, each answer becomes a conversation of its own that ends with it. Raises `InvalidValue` for a
+    conversation without an answer, and for an answer that does not begin with the generation prompt.
     """
     weights = [message.get(WEIGHT, 1) for message in messages]
-    messages = [{"role": message["role"], "content": message["content"]} for message in messages]
-    whole = tokenizer.encode_chat(messages, add_generation_prompt=False)
-    targets = [IGNORED] * len(whole)
-    for number, message in enumerate(messages):
-        if message["role"] != ASSISTANT or not weights[number]:
-            continue
-        begins = (
-            tokenizer.encode_chat(messages[:number], add_generation_prompt=True)
-            if number
-            else _before_first_answer(tokenizer, place)
-        )
-        until = tokenizer.encode_chat(messages[: number + 1], add_generation_prompt=False)
-        if whole[: len(until)] != until or until[: len(begins)] != begins:
-            allowed = "a chat template that does not change earlier messages when more messages follow"
-            raise InvalidValue.of(FIELD, place, allowed)
-        for position in range(len(begins), len(until)):
-            targets[position - 1] = whole[position]
-            if whole[position] in tokenizer.end_ids:
-                break
-    chat = TokenizedChat(tuple(whole[:-1]), tuple(targets[:-1]))
-    if not chat.answered:
+    learned = [n for n, message in enumerate(messages) if message["role"] == ASSISTANT and weights[n]]
+    if not learned:
         raise InvalidValue.of(FIELD, place, f"a message with the role {ASSISTANT} whose weight is not 0")
-    return chat
+    plain = [{"role": message["role"], "content": message["content"]} for message in messages]
+    said = tokenizer.with_placeholders(plain)
+
+    def rendered(count: int, *, asked: bool = False) -> str:
+        return tokenizer.render_chat(said.messages[:count], add_generation_prompt=asked)
+
+    spans, texts = [], []
+    for number in learned:
+        before, text = (
+            rendered(number, asked=True) if number else _before_first_answer(tokenizer, place),
+            rendered(number + 1),
+        )
+        if not text.startswith(before):
+            allowed = "a chat template that begins each answer with its generation prompt"
+            raise InvalidValue.of(FIELD, place, allowed)
+        spans.append((len(before), len(text)))
+        texts.append(text)
+    whole = rendered(len(messages))
+    if all(whole.startswith(text) for text in texts):
+        return [_marked(tokenizer, said, whole, spans)]
+    return [_marked(tokenizer, said, text, [span]) for text, span in zip(texts, spans, strict=True)]
+
+
+def _marked(
+    tokenizer: Tokenizer, said: ControlTokenPlaceholders, text: str, spans: Sequence[tuple[int, int]]
+) -> TokenizedChat:
+    """Tokenize a rendered text; targets are the tokens in `spans` of characters, up to the first that ends an answer.
+
+    A token never reaches over the beginning of an answer, as none does when a model writes it.
+    """
+    ids: list[int] = []
+    start, rest = 0, tokenizer.encode_rendered(said, text)
+    learned: list[int] = []
+    for span in spans:
+        bounds = []
+        for cut in span:
+            piece = tokenizer.encode_rendered(said, text[start:cut], within=bool(start))
+            if rest[: len(piece)] == piece:
+                bounds.append(len(ids) + len(piece))
+                continue
+            ids, start = ids + piece, cut
+            rest = tokenizer.encode_rendered(said, text[start:], within=True)
+            bounds.append(len(ids))
+        answer = (ids + rest)[bounds[0] : bounds[1]]
+        ends = (place for place, token in enumerate(answer, start=1) if token in tokenizer.end_ids)
+        learned += range(bounds[0], bounds[0] + next(ends, len(answer)))
+    ids += rest
+    targets = [IGNORED] * len(ids)
+    for place in learned:
+        targets[place - 1] = ids[place]
+    return TokenizedChat(tuple(ids[:-1]), tuple(targets[:-1]))
 
 
 MARKS = "\U000f8000", "\U000f8001", "\U000f8002"
 """Characters of a private plane, by which messages are found again in what a template renders."""
 
 
-def _before_first_answer(tokenizer: Tokenizer, place: str) -> list[int]:
-    """Return the tokens that the template writes before an answer that no message precedes.
+def _before_first_answer(tokenizer: Tokenizer, place: str) -> str:
+    """Return the text that the template writes before an answer that no message precedes.
 
-    They end with what it writes before any answer (the generation prompt), and may begin with a default system message,
+    It ends with what it writes before any answer (the generation prompt), and may begin with a default system message,
     which is no part of the answer. Raises `InvalidValue` if the template does not write that prompt there.
     """
     answer = [{"role": ASSISTANT, "content": MARKS[0]}]
@@ -155,15 +187,16 @@ def _before_first_answer(tokenizer: Tokenizer, place: str) -> list[int]:
     if not prompt or found < 0:
         allowed = "a user's message before the first answer, as this chat template writes none without"
         raise InvalidValue.of(FIELD, f"{place}, which begins with the role {ASSISTANT}", allowed)
-    return tokenizer.encode(before[: found + len(prompt)], add_special=False)
+    return before[: found + len(prompt)]
 
 
 def read_chats(path: Path, tokenizer: Tokenizer) -> list[TokenizedChat]:
     """Read and tokenize lines with a column `messages`; raises as `read_lines` and `tokenized_chat` do."""
     require_template(tokenizer)
     return [
-        tokenized_chat(tokenizer, values[MESSAGES], f"{path.name}, line {number}")
+        chat
         for number, values in read_lines(path, (MESSAGES,))
+        for chat in tokenized_chats(tokenizer, values[MESSAGES], f"{path.name}, line {number}")
     ]
 
 
@@ -174,7 +207,7 @@ def read_preferences(path: Path, tokenizer: Tokenizer) -> list[PreferencePair]:
     for number, values in read_lines(path, (PROMPT, CHOSEN, REJECTED)):
         place = f"{path.name}, line {number}"
         prompt = _without_answers(values[PROMPT])
-        both = [tokenized_chat(tokenizer, prompt + values[name], place) for name in (CHOSEN, REJECTED)]
+        both = [tokenized_chats(tokenizer, prompt + values[name], place)[-1] for name in (CHOSEN, REJECTED)]
         pairs.append(PreferencePair(*both))
     return pairs
 
@@ -189,17 +222,19 @@ def _without_answers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def require_template(tokenizer: Tokenizer) -> None:
-    """Raise `UserError` for a tokenizer without a chat template, or whose template ends every conversation with the
-    beginning of an answer, which would be learned as the end of an answer."""
+    """Raise `UserError` for a tokenizer without a chat template, or whose template ends no answer with a token that
+    ends a generation: a model that learns from it would never stop."""
     if tokenizer.settings.chat_template is None:
         raise UserError("the tokenizer has no chat template, which conversations need")
-    turns = [{"role": role, "content": mark} for role, mark in zip(("user", ASSISTANT, "user"), MARKS, strict=True)]
+    turns = [{"role": role, "content": mark} for role, mark in zip(("user", ASSISTANT), MARKS, strict=False)]
     try:
-        last, followed = (tokenizer.render_chat(turns[:count], add_generation_prompt=False) for count in (2, 3))
+        text = tokenizer.render_chat(turns, add_generation_prompt=False).partition(MARKS[1])[2]
     except UserError:
         return  # it accepts other conversations
-    if not followed.partition(MARKS[1])[2].startswith(last.partition(MARKS[1])[2]):
+    if not tokenizer.end_ids.intersection(tokenizer.encode(text, add_special=False)):
+        known = ", ".join(repr(tokenizer.token(end)) for end in sorted(tokenizer.end_ids)) or "none"
         raise UserError(
-            "the chat template writes another end of an answer if a message follows: it must write the beginning of "
-            "the next answer only with add_generation_prompt"
+            f"the chat template ends an answer with {text!r}, in which no token ends a generation (those that do: "
+            f"{known}), so the model would never stop: set eos_token in tokenizer_config.json or eos_token_id in "
+            "generation_config.json to the token that the template writes there, or let it write one that does"
         )

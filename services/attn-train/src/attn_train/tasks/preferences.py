@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,16 @@ from torch.nn import functional
 from attn_train.data.conversations import PreferencePair, read_preferences
 from attn_train.tasks.base import (
     PADDED,
+    ExampleTask,
     OnBatch,
-    SeededTask,
     TokenDataset,
     auxiliary_losses,
     count_targets,
+    in_parts,
+    longest_input,
     mean_over_batches,
-    similar_in_length,
     split_validation,
-    validation_batches,
+    validation_sample,
 )
 from attn_train.tasks.instruction_tuning import collate
 
@@ -53,18 +55,18 @@ class PreferenceDataset(TokenDataset):
 
 
 def preference_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, max_length: int) -> PreferenceDataset:
-    """Load the pairs of a .jsonl file; those with a conversation longer than `max_length` tokens are left out.
+    """Load the pairs of a .jsonl file; those with a conversation longer than `max_length` tokens are not trained on.
 
     The fraction `validation` at the end is for validation. Raises as `read_preferences` does, and `InvalidValue` if no
     training pair is left.
     """
     pairs = read_preferences(path, tokenizer)
-    fitting = [pair for pair in pairs if length_of(pair) <= max_length]
-    training, kept = split_validation(fitting, validation)
+    first, kept = split_validation(pairs, validation)
+    training = [pair for pair in first if length_of(pair) <= max_length]
     if not training:
         allowed = f"at least one pair of at most {max_length + 1} tokens (max_seq_len)"
         raise InvalidValue.of("config.data.dataset", f"{len(pairs)} pairs", allowed)
-    return PreferenceDataset(training, kept, tokenizer, len(pairs) - len(fitting))
+    return PreferenceDataset(training, kept, tokenizer, len(first) - len(training))
 
 
 def length_of(pair: PreferencePair) -> int:
@@ -92,21 +94,20 @@ def dpo_loss(policy: Tensor, reference: Tensor, beta: float) -> tuple[Tensor, Te
     return -functional.logsigmoid(margins).mean(), margins
 
 
-class PreferenceTask(SeededTask):
+class PreferenceTask(ExampleTask):
     """Batches of pairs: inputs and targets [2 · batch, longest], the chosen conversations before the rejected ones.
 
     The reference model is the model without its adapter.
     """
 
     def __init__(self, pairs: PreferenceDataset, config: TrainingConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, [length_of(pair) for pair in pairs.training])
         self._pairs = pairs
-        self._sorted = sorted(pairs.training, key=length_of)
         self._beta = config.objective.dpo_beta or DPO_BETA
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """Return a batch of pairs of similar length."""
-        batch = collate_pairs(similar_in_length(self._sorted, self._batch, self.generator))
+        batch = collate_pairs([self._pairs.training[place] for place in self._epochs.next_batch()])
         self.tokens += count_targets(batch)
         return batch
 
@@ -130,9 +131,10 @@ class PreferenceTask(SeededTask):
 
     def _compared(self, model: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         adapted: AdaptedModel = model.adapted
-        with torch.no_grad(), adapted.without():
-            reference = answer_logprobs(model, *batch).view(2, -1)
-        return dpo_loss(answer_logprobs(model, *batch).view(2, -1), reference, self._beta)
+        with without_dropout(model):
+            with torch.no_grad(), adapted.without():
+                reference = answer_logprobs(model, *batch).view(2, -1)
+            return dpo_loss(answer_logprobs(model, *batch).view(2, -1), reference, self._beta)
 
     def _accuracy(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         _, margins = self._compared(model, batch)
@@ -141,8 +143,24 @@ class PreferenceTask(SeededTask):
     def _mean(
         self, model: nn.Module, value: Callable[[tuple[Tensor, ...]], Tensor], batches: int, on_batch: OnBatch
     ) -> float | None:
-        drawn = validation_batches(self._pairs.validation, collate_pairs, batch=self._batch, batches=batches)
+        chosen = validation_sample(self._pairs.validation, batches)
+        kept = [pair for pair in chosen if length_of(pair) <= longest_input(model)]
+        self.validation_left_out = len(chosen) - len(kept)
+        drawn = in_parts(kept, collate_pairs, self._batch)
         return mean_over_batches(model, drawn, value, on_batch, self.weight)
+
+
+@contextmanager
+def without_dropout(model: Any) -> Iterator[None]:
+    """While this is open, the base has no dropout, only the adapter has: other masks for the reference than for the
+    policy would be taken for a difference between the two."""
+    training = model.training
+    model.eval()
+    model.lora.train(training)
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 def collate_pairs(pairs: Sequence[PreferencePair]) -> tuple[Tensor, Tensor]:
