@@ -153,8 +153,8 @@ def muon_weights(model: nn.Module) -> set[nn.Parameter]:
     outputs = (getattr(module, name) for module in model.modules() for name in getattr(module, "output_layers", ()))
     tables += [module for module in outputs if module is not None]
     spared = {parameter for module in tables for parameter in module.parameters()}
-    linear = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
-    return linear - spared
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return {p for module in linear for p in module.parameters() if p.dim() == 2 and p not in spared}
 
 
 class MuonAndAdamW(torch.optim.Optimizer):

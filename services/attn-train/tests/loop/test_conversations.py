@@ -75,10 +75,9 @@ GOOD = {"messages": said("user:hi", "assistant:yes")}
     ("line", "complaint"),
     [
         ("{", "line 2.*JSON"),
-        ("[]", "line 2.*an object with messages"),
-        ({"messages": said("user:hi", "assistant:yes"), "id": 3}, "column 'id'.*line 2.*messages"),
-        ({"text": "a"}, "column 'text'"),
-        ({"messages": "hi"}, "without a list 'messages'"),
+        ("[]", "line 2.*an object with columns"),
+        ({"text": "a"}, "line 2.*columns: 'text'.*messages.*conversations"),
+        ({"messages": 3}, "line 2.*a list of messages"),
         ({"messages": []}, "at least one message"),
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": ["hi"]}, "line 2"),
@@ -237,7 +236,7 @@ def test_preferences_share_their_prompt_and_differ_in_what_is_learned(tmp_path: 
         for chat in (pair.chosen, pair.rejected)
     ]
     assert learned == ["yes.", "no."]
-    with pytest.raises(InvalidValue, match="without a list 'rejected'"):
+    with pytest.raises(InvalidValue, match="rejected"):
         read_preferences(written(tmp_path / "b.jsonl", {name: line[name] for name in ("prompt", "chosen")}), tokenizer)
 
 

@@ -1,4 +1,4 @@
-"""Conversation data: JSON lines of messages, or of prompts with preferred and rejected answers."""
+"""Conversation data: rows of messages, or of prompts with preferred and rejected answers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from attn_core.errors import InvalidValue, UserError
 from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.chat import ControlTokenPlaceholders, check_messages
-from attn_schema.text_files import files_of, lines_of, read_text
 
 from attn_train.checking import require_wanted
+from attn_train.data.shapes import CHATS, PREFERENCES, Notes, Shape, shape_of
+from attn_train.data.token_shards.inputs import input_files, rows_of, units_of
 
 FIELD = "config.data.dataset"
 ASSISTANT = "assistant"
@@ -22,6 +23,8 @@ MESSAGES = "messages"
 PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 """Columns, as in TRL's conversational formats; each is a list of messages."""
 
+WHOLE = 1 << 62
+"""More bytes than a file has, so that it is one unit."""
 WEIGHT = "weight"
 """The key of an answer that is 0 if the answer is not learned, as in OpenAI's format for fine-tuning; 1 by default."""
 
@@ -50,35 +53,48 @@ class PreferencePair:
     rejected: TokenizedChat
 
 
-def read_lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, list[dict[str, Any]]]]]:
-    """Yield the number and the columns of each line of a .jsonl file, or of the files of a folder in sorted order.
+def read_rows(path: Path, shapes: Sequence[Shape], notes: Notes) -> Iterator[tuple[str, Any]]:
+    """Yield the place of each row of a file, or of the files below a folder, and what its shape reads of it.
 
-    Each line must be a JSON object with exactly these columns, each a list of messages of `check_conversation`; for
-    other lines raises `InvalidValue` with the file and the line. Raises as `require_wanted` does.
+    Raises `InvalidValue`, with the place, for rows of no shape, and as `input_files` and `require_wanted` do.
     """
-    for file in files_of(path):
-        for number, line in enumerate(lines_of(read_text(file, FIELD)), start=1):
+    for file in input_files([str(path)]):
+        for row in (row for unit in units_of(file, "", WHOLE) for row in rows_of(unit)):
             require_wanted()
-            if line.strip():
-                yield number, _columns(line, columns, f"{file.name}, line {number}")
+            try:
+                shape = shape_of(row.values, shapes)
+                notes.aside |= shape.left_aside(row.values)
+                yield row.place, shape.read(row.values)
+            except InvalidValue as error:
+                raise InvalidValue.of(FIELD, row.place, f"a row of a known shape: {error.message}") from error
 
 
-def _columns(line: str, columns: Sequence[str], place: str) -> dict[str, list[dict[str, Any]]]:
-    wanted = " and ".join(columns)
+def checked_chats(path: Path, notes: Notes) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the place and the messages of each conversation; raises as `read_rows` and `check_conversation` do."""
+    for place, messages in read_rows(path, CHATS, notes):
+        yield place, _checked(messages, place)
+
+
+def checked_preferences(path: Path, notes: Notes) -> Iterator[tuple[str, list[list[dict[str, Any]]]]]:
+    """Yield the place and both conversations of each row; those in which nothing is preferred are left out, and counted
+    in `notes`. Raises as `checked_chats` does."""
+    seen = set()
+    for place, both in read_rows(path, PREFERENCES, notes):
+        chosen, rejected = (_checked(messages, place) for messages in both)
+        if chosen == rejected:
+            notes.dropped["left out, as both answers are equal"] += 1
+        elif not (chosen[-1]["content"].strip() and rejected[-1]["content"].strip()):
+            notes.dropped["left out, as an answer is empty"] += 1
+        else:
+            prompt = json.dumps([one for one in chosen if one in rejected])
+            notes.dropped["with a prompt that others have, too"] += prompt in seen
+            seen.add(prompt)
+            yield place, [chosen, rejected]
+
+
+def _checked(messages: Sequence[Any], place: str) -> list[dict[str, Any]]:
     try:
-        values: Any = json.loads(line)
-    except ValueError as error:
-        raise InvalidValue.of(FIELD, place, f"JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise InvalidValue.of(FIELD, place, f"an object with {wanted}")
-    for name in values:
-        if name not in columns:
-            raise InvalidValue.of(FIELD, f"column {name!r} in {place}", wanted)
-    for name in columns:
-        if not isinstance(values.get(name), list):
-            raise InvalidValue.of(FIELD, f"{place} without a list {name!r}", f"a list of messages in {wanted}")
-    try:
-        return {name: check_conversation(values[name]) for name in columns}
+        return check_conversation(messages)
     except InvalidValue as error:
         raise InvalidValue.of(FIELD, place, f"messages with a role and a content: {error.message}") from error
 
@@ -190,35 +206,21 @@ def _before_first_answer(tokenizer: Tokenizer, place: str) -> str:
     return before[: found + len(prompt)]
 
 
-def read_chats(path: Path, tokenizer: Tokenizer) -> list[TokenizedChat]:
-    """Read and tokenize lines with a column `messages`; raises as `read_lines` and `tokenized_chat` do."""
+def read_chats(path: Path, tokenizer: Tokenizer, notes: Notes | None = None) -> list[TokenizedChat]:
+    """Read and tokenize conversations; raises as `checked_chats` and `tokenized_chats` do."""
     require_template(tokenizer)
-    return [
-        chat
-        for number, values in read_lines(path, (MESSAGES,))
-        for chat in tokenized_chats(tokenizer, values[MESSAGES], f"{path.name}, line {number}")
-    ]
+    rows = checked_chats(path, Notes() if notes is None else notes)
+    return [chat for place, messages in rows for chat in tokenized_chats(tokenizer, messages, place)]
 
 
-def read_preferences(path: Path, tokenizer: Tokenizer) -> list[PreferencePair]:
-    """Read and tokenize lines with columns `prompt`, `chosen` and `rejected`; prompts must not contain answers."""
+def read_preferences(path: Path, tokenizer: Tokenizer, notes: Notes | None = None) -> list[PreferencePair]:
+    """Read and tokenize preferences; raises as `checked_preferences` and `tokenized_chats` do."""
     require_template(tokenizer)
     pairs = []
-    for number, values in read_lines(path, (PROMPT, CHOSEN, REJECTED)):
-        place = f"{path.name}, line {number}"
-        prompt = _without_answers(values[PROMPT])
-        both = [tokenized_chats(tokenizer, prompt + values[name], place)[-1] for name in (CHOSEN, REJECTED)]
-        pairs.append(PreferencePair(*both))
+    for place, both in checked_preferences(path, Notes() if notes is None else notes):
+        chosen, rejected = (tokenized_chats(tokenizer, messages, place)[-1] for messages in both)
+        pairs.append(PreferencePair(chosen, rejected))
     return pairs
-
-
-def _without_answers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for message in messages:
-        if message["role"] == ASSISTANT:
-            raise InvalidValue.of(
-                FIELD, "an answer in a prompt", "prompts without answers, which belong into chosen and rejected"
-            )
-    return messages
 
 
 def require_template(tokenizer: Tokenizer) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.data.conversations import TokenizedChat, read_chats
+from attn_train.data.shapes import Notes
 from attn_train.tasks.base import (
     PADDED,
     ExampleTask,
@@ -34,12 +35,14 @@ from attn_train.tasks.base import (
 
 @dataclass(frozen=True, eq=False)
 class ChatDataset(TokenDataset):
-    """Training and validation conversations; `left_out` is the number of those longer than a training sequence."""
+    """Training and validation conversations; `left_out` is the number of those longer than a training sequence,
+    and `notes` what else was left out."""
 
     training: Sequence[TokenizedChat]
     validation: Sequence[TokenizedChat]
     tokenizer: Tokenizer
     left_out: int = 0
+    notes: str = ""
 
     @property
     def summary(self) -> str:
@@ -47,7 +50,7 @@ class ChatDataset(TokenDataset):
         answered = sum(chat.answered for chat in self.training)
         counts = f"{len(self.training)} training and {len(self.validation)} validation conversations"
         longer = f", {self.left_out} left out as too long" if self.left_out else ""
-        return f"{counts}, {answered} target tokens in answers{longer}"
+        return f"{counts}, {answered} target tokens in answers{longer}{self.notes}"
 
     def task(self, config: TrainingConfig) -> InstructionTask:
         """Return the training task."""
@@ -55,19 +58,22 @@ class ChatDataset(TokenDataset):
 
 
 def chat_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, max_length: int) -> ChatDataset:
-    """Load the conversations of a .jsonl file; those longer than `max_length` tokens are not trained on.
+    """Load the conversations of a file or folder; those longer than `max_length` tokens are not trained on.
 
     The fraction `validation` at the end is for validation. Raises as `read_chats` does, and `InvalidValue` if no
     training conversation is left.
     """
-    chats = read_chats(path, tokenizer)
+    notes = Notes()
+    chats = read_chats(path, tokenizer, notes)
     # The same conversations are for validation whatever the length of a training sequence.
     first, kept = split_validation(chats, validation)
     training = [chat for chat in first if len(chat.inputs) <= max_length]
     if not training:
         allowed = f"at least one conversation of at most {max_length + 1} tokens (max_seq_len)"
         raise InvalidValue.of("config.data.dataset", f"{len(chats)} conversations", allowed)
-    return ChatDataset(training=training, validation=kept, tokenizer=tokenizer, left_out=len(first) - len(training))
+    return ChatDataset(
+        training=training, validation=kept, tokenizer=tokenizer, left_out=len(first) - len(training), notes=str(notes)
+    )
 
 
 class InstructionTask(ExampleTask):

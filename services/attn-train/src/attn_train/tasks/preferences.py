@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attn_train.data.conversations import PreferencePair, read_preferences
+from attn_train.data.shapes import Notes
 from attn_train.tasks.base import (
     PADDED,
     ExampleTask,
@@ -36,18 +37,22 @@ from attn_train.tasks.instruction_tuning import collate
 
 @dataclass(frozen=True, eq=False)
 class PreferenceDataset(TokenDataset):
-    """Training and validation pairs; `left_out` is the number of those longer than a training sequence."""
+    """Training and validation pairs; `left_out` is the number of those longer than a training sequence, and
+    `notes` what else was left out."""
 
     training: Sequence[PreferencePair]
     validation: Sequence[PreferencePair]
     tokenizer: Tokenizer
     left_out: int = 0
+    notes: str = ""
 
     @property
     def summary(self) -> str:
         """The number of pairs."""
         longer = f", {self.left_out} left out as too long" if self.left_out else ""
-        return f"{len(self.training)} training and {len(self.validation)} validation pairs of answers{longer}"
+        return (
+            f"{len(self.training)} training and {len(self.validation)} validation pairs of answers{longer}{self.notes}"
+        )
 
     def task(self, config: TrainingConfig) -> PreferenceTask:
         """Return the training task."""
@@ -55,18 +60,19 @@ class PreferenceDataset(TokenDataset):
 
 
 def preference_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, max_length: int) -> PreferenceDataset:
-    """Load the pairs of a .jsonl file; those with a conversation longer than `max_length` tokens are not trained on.
+    """Load the pairs of a file or folder; those with a conversation longer than `max_length` tokens are not trained on.
 
     The fraction `validation` at the end is for validation. Raises as `read_preferences` does, and `InvalidValue` if no
     training pair is left.
     """
-    pairs = read_preferences(path, tokenizer)
+    notes = Notes()
+    pairs = read_preferences(path, tokenizer, notes)
     first, kept = split_validation(pairs, validation)
     training = [pair for pair in first if length_of(pair) <= max_length]
     if not training:
         allowed = f"at least one pair of at most {max_length + 1} tokens (max_seq_len)"
         raise InvalidValue.of("config.data.dataset", f"{len(pairs)} pairs", allowed)
-    return PreferenceDataset(training, kept, tokenizer, len(first) - len(training))
+    return PreferenceDataset(training, kept, tokenizer, len(first) - len(training), str(notes))
 
 
 def length_of(pair: PreferencePair) -> int:

@@ -95,7 +95,8 @@ VOCABULARY = 8000
 class PairDataset(TokenDataset):
     """Training pairs, validation pairs with their `texts`, and the common tokenizer of both sides.
 
-    `longest` are the contexts of encoder and decoder in tokens; `left_out` training pairs were longer.
+    `longest` are the contexts of encoder and decoder in tokens; `left_out` training pairs were longer, and
+    `empty` pairs had an empty side.
     """
 
     training: Sequence[TokenPair]
@@ -104,12 +105,14 @@ class PairDataset(TokenDataset):
     tokenizer: Tokenizer
     longest: tuple[int, int]
     left_out: int = 0
+    empty: int = 0
 
     @property
     def summary(self) -> str:
         """The number of pairs."""
         longer = f", {self.left_out} left out as too long" if self.left_out else ""
-        return f"{len(self.training)} training and {len(self.validation)} validation pairs{longer}"
+        empty = f", {self.empty} left out with an empty side" if self.empty else ""
+        return f"{len(self.training)} training and {len(self.validation)} validation pairs{longer}{empty}"
 
     def task(self, config: TrainingConfig) -> TrainingTask:
         """Return the training task."""
