@@ -86,7 +86,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the plugins of `--quick`, `--record-durations` and `--longest-first`."""
+    """Register the plugins of the mark `sweep` and of `--quick`, `--record-durations` and `--longest-first`."""
+    config.pluginmanager.register(Sweeps(), "sweeps")
     if (seconds := config.getoption("--quick")) is not None:
         config.pluginmanager.register(QuickRun(seconds), "quick-run")
     if (target := config.getoption("--record-durations")) is not None:
@@ -112,6 +113,24 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish() -> None:
     """Let the interpreter free at its end what was left out."""
     gc.unfreeze()
+
+
+class Sweeps:
+    """Plugin that marks the cases of a `sweep` nightly but for those, evenly spread, that it has by day."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Mark them before they are selected by their marks."""
+        sweeps: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            if item.get_closest_marker("sweep"):
+                sweeps[item.nodeid.partition("[")[0]].append(item)
+        for cases in sweeps.values():
+            (most,) = cases[0].get_closest_marker("sweep").args  # type: ignore[union-attr]
+            by_day = {round(number * (len(cases) - 1) / max(1, most - 1)) for number in range(most)}
+            for number, case in enumerate(cases):
+                if number not in by_day:
+                    case.add_marker("nightly")
 
 
 class QuickRun:

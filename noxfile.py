@@ -19,8 +19,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-import changelog_settings  # noqa: E402 -- these five lie in the folder that the line above adds
-import releases  # noqa: E402
+import releases  # noqa: E402 -- these four lie in the folder that the line above adds
 import shipping  # noqa: E402
 import simple_index  # noqa: E402
 import workspace  # noqa: E402
@@ -177,6 +176,7 @@ def lint(session: nox.Session) -> None:
     install(session, *group("lint"))
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *session.posargs)
+    session.run("python", "tools/sync_client.py", *([] if fix else ["--check"]))
     session.run("ruff", "format", *([] if fix else ["--check"]))
 
 
@@ -379,29 +379,24 @@ def oldest_core(session: nox.Session, plugin: workspace.Package) -> str:
 
 @nox.session(python=PYTHON, default=False)
 def changelog(session: nox.Session) -> None:
-    """Print a draft of the next changelog entry of the packages after --: nox -s changelog -- attn-core."""
-    install(session, *group("changelog"))
-    write_changelogs(session, session.posargs, "--draft")
+    """Print the entries that the fragments of changelog.d make; `-- --write` turns them into versions and changelogs.
 
-
-def write_changelogs(session: nox.Session, names: list[str], *options: str) -> None:
-    """Run towncrier for these packages, or for all that have changelog fragments."""
-    for name in names or [name for name in PACKAGES if (ROOT / "changelog.d" / name).is_dir()]:
-        settings = Path(session.create_tmp()) / "towncrier.toml"
-        settings.write_text(changelog_settings.of(PACKAGES[name]), encoding="utf-8")
-        session.run("towncrier", "build", *options, "--config", str(settings), "--dir", str(ROOT))
+    It writes the next version of every package that has fragments, the ranges of those that need it, CHANGELOG.md
+    beside each manifest and releases.toml, to be committed.
+    """
+    install(session, *group("changelog"), "packaging")
+    session.run("python", "tools/releases.py", *([] if "--write" in session.posargs else ["--draft"]))
 
 
 @nox.session(python=PYTHON, requires=["wheels"], default=False)
 def release(session: nox.Session) -> None:
-    """Build a release in dist/ (wheels, source archives, a bill of materials, hashes), and check that it installs.
+    """Build a release in dist/ (wheels, source archives, notes, bill of materials, hashes); check that it installs.
 
-    With `-- --changelogs` the fragments of changelog.d become a CHANGELOG.md next to each package's manifest, to be
-    committed. Uploading is left to the index's own action, which attests the origin of the files.
+    `nox -s changelog -- --write` comes before it, and a commit. With `-- --tag` the commit is then tagged with the
+    versions that are new, which are noted in releases.toml. Uploading is left to the index's own action, which attests
+    the origin of the files.
     """
-    install(session, *group("build", "changelog", "release"))
-    if "--changelogs" in session.posargs:
-        write_changelogs(session, [], "--yes")
+    install(session, *group("build", "release"), "packaging")
     for package in PACKAGES.values():
         with session.chdir(package.folder):
             session.run("hatchling", "build", "-t", "sdist", "-d", str(WHEELS), silent=True)
@@ -416,7 +411,9 @@ def release(session: nox.Session) -> None:
     session.run(python, "-m", "pip", "check", external=True)
     session.run(str(fresh / "bin" / "attn"), "doctor", external=True)
     session.run("cyclonedx-py", "environment", python, "-o", str(WHEELS / "attn.cdx.json"))
-    session.log(f"hashes: {shipping.write_sums(WHEELS)}")
+    session.log(f"notes: {shipping.write_notes(WHEELS)}, hashes: {shipping.write_sums(WHEELS)}")
+    if "--tag" in session.posargs:
+        session.run("python", "tools/releases.py", "--tag")
 
 
 @nox.session(python=PYTHON, requires=["wheels"], default=False)

@@ -38,7 +38,7 @@ async def run(count: int, seed: int, home: Path) -> tuple[Counter[str], list[str
     began = time.monotonic()
     inference = LocalInference(home)
     async with serving([inference]) as gateway, grpc.aio.insecure_channel(gateway.address) as channel:
-        await inference.fleet.load("tiny-linear", "", EngineConfig(num_threads=1))
+        await inference.served.load("tiny-linear", "", EngineConfig(num_threads=1))
         for place in range(0, count, BATCH):
             ended, found = await fuzz(channel, seed + place, min(BATCH, count - place), TOGETHER)
             total += ended

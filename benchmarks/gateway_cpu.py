@@ -19,10 +19,9 @@ import time
 from pathlib import Path
 
 from attn_client import AsyncClient, ClientSettings
-from attn_engine.client import EngineClient
-from attn_engine.host import TextTask
+from attn_engine.client import EngineClient, TextTask
+from attn_engine.in_process import InProcess
 from attn_schema import EngineConfig, Prompt, SamplingParams
-from attn_serve.in_process import InProcess
 
 NEW_TOKENS = 128
 STREAMS = 16

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from attn_client import AsyncClient, ClientSettings
 from attn_engine.client import EngineClient
+from attn_engine.in_process import InProcess
 from attn_gateway import Cluster, ClusterSettings, serving
 from attn_schema import ChatMessage, EngineConfig, SamplingParams
 from attn_schema.finetuning import LoraConfig
@@ -39,7 +40,6 @@ from attn_schema.training import (
     OptimizerConfig,
     TrainingConfig,
 )
-from attn_serve.in_process import InProcess
 from attn_serve.service import InferenceGrpc
 from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings

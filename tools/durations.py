@@ -5,7 +5,7 @@
     python tools/durations.py FILE     keep the record FILE first; files that it does not have stay as they are
 
 A record has the seconds of each test file: of its tests, fixtures, and the programs that they ran and awaited. It also
-has the seconds of collection and the gigabytes of memory of the worker that needed most.
+has the seconds of collecting each package and all, and the gigabytes of memory, of the worker that needed most.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 CI = Path(__file__).resolve().parents[1] / ".ci"
 RECORD, BUDGETS = CI / "durations.json", CI / "budgets.toml"
 
 
 def processor_time() -> float:
-    """The processor time, in seconds, of this process and of its child processes that have ended."""
-    return sum(os.times()[:4])
+    """The processor time, in seconds, of this process, of its child processes that have ended, and of warm ones."""
+    return sum(os.times()[:4]) + warm.WARM.spent
 
 
 def kept() -> dict[str, Any]:
     """The record of the whole suite; an empty one if there is none."""
-    empty = {"files": {}, "collection_seconds": 0.0, "worker_gb": 0.0}
+    empty = {"files": {}, "collected": {}, "collection_seconds": 0.0, "worker_gb": 0.0}
     return json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else empty
 
 
@@ -60,7 +61,17 @@ def over_budget(record: dict[str, Any]) -> list[str]:
         for package, spent in sorted(minutes(record).items())
         if spent > allowed.get(package, allowed["others"])
     ]
-    return lines + [f"{name}: {record[name]}, allowed {most}" for name, most in worker.items() if record[name] > most]
+    longest = worker["package_seconds"]
+    lines += [
+        f"{package}: {spent} s to collect, allowed {longest}"
+        for package, spent in record["collected"].items()
+        if spent > longest
+    ]
+    return lines + [
+        f"{name}: {record[name]}, allowed {worker[name]}"
+        for name in ("collection_seconds", "worker_gb")
+        if record[name] > worker[name]
+    ]
 
 
 class Recorder:
@@ -70,7 +81,17 @@ class Recorder:
         self.target = target
         self.last = 0.0
         self.files: defaultdict[str, float] = defaultdict(float)
+        self.collected: defaultdict[str, float] = defaultdict(float)
         self.collection, self.memory = 0.0, 0.0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, Any, Any]:
+        """Add the time of collecting a file, a class or a folder to that of its package."""
+        began = processor_time()
+        report: Any = yield
+        if collector.nodeid.count("/"):
+            self.collected[package_of(collector.nodeid.partition("::")[0])] += processor_time() - began
+        return report
 
     def pytest_collection_finish(self) -> None:
         """Note what the start of this process and collecting took."""
@@ -98,15 +119,18 @@ class Recorder:
         spent = getattr(node, "workeroutput", {})
         self.collection = max(self.collection, spent.get("collection", 0.0))
         self.memory = max(self.memory, spent.get("memory", 0.0))
+        for package, seconds in spent.get("collected", {}).items():
+            self.collected[package] = max(self.collected[package], seconds)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Hand what this worker needed to the process that started it, or write the record."""
         self.memory = max(self.memory, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2)
         if (output := getattr(session.config, "workeroutput", None)) is not None:
-            output.update(collection=self.collection, memory=self.memory)
+            output.update(collection=self.collection, memory=self.memory, collected=dict(self.collected))
         elif self.target is not None:
             record = {"collection_seconds": round(self.collection, 1), "worker_gb": round(self.memory, 2)}
-            write(self.target, record | {"files": dict(self.files)})
+            collected = {package: round(seconds, 1) for package, seconds in sorted(self.collected.items())}
+            write(self.target, record | {"collected": collected, "files": dict(self.files)})
 
 
 class LongestFirst:

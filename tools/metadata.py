@@ -52,7 +52,7 @@ def addresses(package: workspace.Package) -> dict[str, str]:
         "Documentation": f"{repository}/tree/main/docs",
         "Source": f"{repository}/tree/main/{folder}",
         "Issues": f"{repository}/issues",
-        "Changelog": f"{repository}/tree/main/changelog.d/{package.name}",
+        "Changelog": f"{repository}/blob/main/{folder}/CHANGELOG.md",
     }
 
 

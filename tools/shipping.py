@@ -1,4 +1,4 @@
-"""Helpers for releases: the hashes of archives, and the sets of packages that README's section Install lists."""
+"""Helpers for releases: notes, the hashes of archives, and the sets of packages that README's section Install lists."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import releases
 import workspace
 
 SUMS = "SHA256SUMS"
@@ -41,4 +42,13 @@ def write_sums(folder: Path) -> Path:
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in archives]
     target = folder / SUMS
     target.write_text("".join(lines), encoding="utf-8")
+    return target
+
+
+def write_notes(folder: Path) -> Path:
+    """Write what is new in each package of this tree, from its CHANGELOG.md; returns the path."""
+    tree = workspace.packages().values()
+    notes = [releases.entries(package)[package.version].replace("## ", f"## {package.name} ", 1) for package in tree]
+    target = folder / "NOTES.md"
+    target.write_text("# What is new\n\n" + "\n\n".join(notes) + "\n", encoding="utf-8")
     return target

@@ -109,9 +109,13 @@ def contents(title: str, folder: str) -> str:
 
 
 def notebook(text: str) -> str:
-    """Convert a Markdown page to a notebook: Python blocks become code cells, the rest Markdown cells."""
+    """Convert a Markdown page to a notebook: Python blocks become code cells, the rest Markdown cells.
+
+    Outputs that the page shows are left out, as the reader runs the cells.
+    """
     cells: list[dict[str, Any]] = []
-    for odd, part in enumerate(re.split(r"^```python\n(.*?)^```\n", text, flags=re.DOTALL | re.MULTILINE)):
+    code_only = re.sub(r"^```output\n.*?^```\n", "", text, flags=re.DOTALL | re.MULTILINE)
+    for odd, part in enumerate(re.split(r"^```python\n(.*?)^```\n", code_only, flags=re.DOTALL | re.MULTILINE)):
         code: dict[str, Any] = {"execution_count": None, "outputs": []} if odd % 2 else {}
         kind = "code" if odd % 2 else "markdown"
         if part.strip():

@@ -30,6 +30,18 @@ def display(writer: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+PICTURE = re.compile(r'<picture>\n<source .*srcset="([^"]+)">\n<img alt="([^"]+)" src="([^"]+)">\n</picture>\n')
+
+
+def both_pictures(found: re.Match[str]) -> str:
+    """A picture for light and dark pages, as the theme chooses between them."""
+    dark, said, light = found.groups()
+    return "".join(
+        f"```{{image}} {path}\n:alt: {said}\n:class: only-{page}\n```\n"
+        for path, page in ((light, "light"), (dark, "dark"))
+    )
+
+
 def prepare_page(app: Sphinx, name: str, source: list[str]) -> None:
     """Let links to folders lead to their README.md and links to tests to their files; chapters get their notebook."""
     here = (Path(app.srcdir) / name).parent
@@ -41,7 +53,7 @@ def prepare_page(app: Sphinx, name: str, source: list[str]) -> None:
             return f"]({inside})" if (here / inside).exists() else "](#)"
         return f"]({found[1]})" if found[2] and target.suffix != ".md" else found[0]
 
-    source[0] = LINK.sub(resolved, source[0])
+    source[0] = PICTURE.sub(both_pictures, LINK.sub(resolved, source[0]))
     if name == "docs/decisions/README":
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
     if re.match(r"docs/course/\d", name):

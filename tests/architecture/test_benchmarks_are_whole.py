@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,21 @@ def test_what_scripts_import_of_this_tree_is_there() -> None:
 def test_an_import_of_what_is_not_there_is_found() -> None:
     text = "from attn_core.gone import x\nfrom attn_core.errors import Gone, AttnError\nfrom attn_core import masks"
     assert missing(sources.Source("script.py", text)) == ["attn_core.gone.x", "attn_core.errors.Gone"]
+
+
+def uncited(results: list[str], text: str) -> list[str]:
+    """The results that a text names neither as they are nor by a pattern such as `mechanisms-cpu-*.json`."""
+    named = set(re.findall(r"\w[\w.*-]*(?=\.(?:json|png))|(?<=write_report\(\")[\w-]+", text))
+    return [name for name in results if not any(fnmatch(Path(name).stem, pattern) for pattern in named)]
+
+
+def test_every_result_that_is_kept_is_cited_by_a_page_a_test_or_a_script() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=workspace.ROOT, capture_output=True, text=True, check=True)
+    files = [Path(line) for line in listed.stdout.splitlines()]
+    results = [path.name for path in files if path.parts[:2] == ("benchmarks", "results")]
+    pages = [workspace.ROOT / path for path in files if path.suffix in {".md", ".py", ".toml"}]
+    assert uncited(results, "\n".join(path.read_text("utf-8") for path in pages if path.exists())) == []
+
+
+def test_a_result_that_nothing_cites_is_found() -> None:
+    assert uncited(["a-1.json", "b.png", "c.json"], "see a-*.json and [b](results/b.png), not *.json") == ["c.json"]

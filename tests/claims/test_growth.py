@@ -43,7 +43,7 @@ QUADRATIC = (
 )
 LINEAR = (
     "deltanet", "efficient", "gated_deltanet", "gla", "kda", "lightning", "linear", "mamba2", "ntm",
-    "performer", "retnet",
+    "performer", "retnet", "short_conv",
 )
 # fmt: on
 EXPONENTS: dict[str, tuple[float, Options]] = {

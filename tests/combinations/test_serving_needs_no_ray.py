@@ -50,7 +50,7 @@ def served(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def test_a_model_is_served_by_two_processes_none_of_which_is_rays(model: Path, tmp_path: Path) -> None:
-    server = served(tmp_path, "--model", str(model), "--num-threads", "1")
+    server = served(tmp_path, str(model), "--num-threads", "1")
     try:
         while not (tmp_path / "ready").exists():
             assert server.poll() is None, server.communicate()[1]

@@ -13,8 +13,8 @@ from attn_gateway import Cluster, ClusterSettings, GatewaySettings, handlers_of,
 from attn_gateway.catalog import CatalogService
 from attn_schema import ModelInfo
 from attn_schema.methods import INFERENCE, MODELS
-from attn_serve.fleet import Fleet
 from attn_serve.handlers import InferenceHandlers, ModelHandlers
+from attn_serve.served_models import ServedModels
 from attn_serve.sources import ModelSources
 from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
@@ -53,17 +53,17 @@ class Inference:
     names = (INFERENCE, MODELS)
 
     def __init__(self, home: Path) -> None:
-        self.fleet = Fleet(ModelSources(home), lambda *_: Idle())
+        self.served = ServedModels(ModelSources(home), lambda *_: Idle())
 
     def handlers(self) -> Any:
-        inference, models = InferenceHandlers(self.fleet), ModelHandlers(self.fleet)
+        inference, models = InferenceHandlers(self.served), ModelHandlers(self.served)
         return handlers_of(INFERENCE, inference) | handlers_of(MODELS, models)
 
     async def start(self) -> None:
         """Nothing is served to all."""
 
     async def stop(self, shutdown_timeout: float) -> None:
-        await self.fleet.stop(shutdown_timeout)
+        await self.served.stop(shutdown_timeout)
 
 
 def texts(kind: Any, depth: int = 3) -> Iterator[tuple[Any, ...]]:

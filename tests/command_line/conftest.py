@@ -1,24 +1,21 @@
-"""The real `attn` command in a fresh process."""
+"""The real `attn` command in a process of its own."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
-ATTN = Path(sys.executable).with_name("attn")
 Done = subprocess.CompletedProcess[str]
 
 
 def run(*words: str) -> Done:
-    environ = dict(os.environ, COLUMNS="200")
-    return subprocess.run([ATTN, *words], capture_output=True, text=True, env=environ, check=False, timeout=240)
+    return warm.attn(*words, environ={**os.environ, "COLUMNS": "200"})
 
 
 @pytest.fixture

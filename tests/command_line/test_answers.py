@@ -120,3 +120,17 @@ def test_checking_a_mechanism_reports_every_law(answer: Answer) -> None:
     verdicts = {row["law"]: row["verdict"] for row in rows}
     assert {"decode_equals_forward", "batch_invariance", "state_bytes", "cost", "compiles"} <= verdicts.keys()
     assert set(verdicts.values()) <= {"kept", "not asked"}
+
+
+def test_every_named_dataset_and_recipe_is_listed_and_recipes_name_listed_data(answer: Answer) -> None:
+    from attn_cli.recipe import read_recipe
+    from attn_train.data.images import known_images
+    from attn_train.data.load import known_texts
+    from attn_train.data.pairs import known_pair_sets
+    from attn_train.data.synthetic import MAKERS, RULES
+
+    datasets = {row["name"] for row in answer("list", "datasets")}
+    assert datasets == {*known_images(), *known_texts(), *known_pair_sets()} >= {*RULES, *MAKERS}
+    rows = answer("list", "recipes")
+    assert all(row["summary"] for row in rows)
+    assert {read_recipe(row["name"]).data.name for row in rows} <= datasets | {""}

@@ -16,6 +16,7 @@ import torch
 import workspace
 from attn_cli.main import load
 from attn_core import installed
+from attn_engine.in_process import InProcess
 from attn_gateway import Cluster, ClusterSettings, handlers_of, serving
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
@@ -24,9 +25,8 @@ from attn_schema import EngineConfig
 from attn_schema.decoder import DecoderConfig
 from attn_schema.methods import INFERENCE, MODELS
 from attn_schema.output import print_rows, snake_case
-from attn_serve.fleet import Fleet
 from attn_serve.handlers import InferenceHandlers, ModelHandlers
-from attn_serve.in_process import InProcess
+from attn_serve.served_models import ServedModels
 from attn_serve.sources import ModelSources
 from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
@@ -102,17 +102,17 @@ class LocalInference:
     names = (INFERENCE, MODELS)
 
     def __init__(self, home: Path) -> None:
-        self.fleet = Fleet(ModelSources(home), lambda _name, folder, config, _: InProcess(folder, config))
+        self.served = ServedModels(ModelSources(home), lambda _name, folder, config, _: InProcess(folder, config))
 
     def handlers(self) -> Any:
-        inference, models = InferenceHandlers(self.fleet), ModelHandlers(self.fleet)
+        inference, models = InferenceHandlers(self.served), ModelHandlers(self.served)
         return handlers_of(INFERENCE, inference) | handlers_of(MODELS, models)
 
     async def start(self) -> None:
-        await self.fleet.load("tiny", "", EngineConfig(num_threads=1, max_num_seqs=4))
+        await self.served.load("tiny", "", EngineConfig(num_threads=1, max_num_seqs=4))
 
     async def stop(self, shutdown_timeout: float) -> None:
-        await self.fleet.stop(shutdown_timeout)
+        await self.served.stop(shutdown_timeout)
 
 
 @asynccontextmanager

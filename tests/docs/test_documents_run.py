@@ -1,17 +1,15 @@
 """The Python in our documents runs as written, and the commands they show exist."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
     *(path for path in ROOT.glob("docs/*.md") if path.name != "tutorial.md"),
-    *ROOT.glob("docs/course/*.md"),
     *ROOT.glob("docs/start/*.md"),
     *ROOT.glob("plugins/*/README.md"),
     ROOT / "packages/attn-variants/README.md",
@@ -19,11 +17,17 @@ DOCUMENTS = [
 ]
 """Those whose Python needs nothing that the reader was to bring, but a server where it makes a `Client()`.
 
-The tutorial needs the package that it writes: `test_walkthroughs.py` runs it.
+The tutorial needs the package that it writes: `test_walkthroughs.py` runs it. `test_course.py` runs the course.
 """
 
 WRITTEN = sorted(
-    {*DOCUMENTS, ROOT / "docs/tutorial.md", *ROOT.glob("packages/*/README.md"), *ROOT.glob("services/*/README.md")}
+    {
+        *DOCUMENTS,
+        *ROOT.glob("docs/course/*.md"),
+        ROOT / "docs/tutorial.md",
+        *ROOT.glob("packages/*/README.md"),
+        *ROOT.glob("services/*/README.md"),
+    }
 )
 
 
@@ -34,9 +38,7 @@ def blocks(path, language):
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_python_of_a_document_runs_from_top_to_bottom(path, tmp_path):
     program = "\n".join(block for block in blocks(path, "python") if "Client()" not in block)
-    ran = subprocess.run(
-        [sys.executable, "-"], input=program, capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+    ran = warm.run(program, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
 
 
@@ -72,11 +74,8 @@ HELP = {}
 def help_of(*names):
     """What `attn NAMES --help` prints, wide enough that no option is cut."""
     if names not in HELP:
-        attn = str(Path(sys.executable).with_name("attn"))
         environment = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
-        HELP[names] = subprocess.run(
-            [attn, *names, "--help"], capture_output=True, text=True, check=False, env=environment
-        ).stdout
+        HELP[names] = warm.attn(*names, "--help", environ=environment).stdout
     return HELP[names]
 
 

@@ -134,7 +134,7 @@ def test_tokens_and_names_that_look_like_markup_stay_text() -> None:
     assert json.loads(page.texts["script"][0])["views"][0]["layers"][0]["key_tokens"] == [NASTY, "b"]
     frame = Page(view._repr_html_())
     ((tag, attributes),) = frame.found
-    assert (tag, attributes["sandbox"]) == ("iframe", "allow-scripts")
+    assert (tag, attributes["sandbox"]) == ("iframe", "allow-scripts allow-downloads")
     assert attributes["srcdoc"] == view.html()
 
 

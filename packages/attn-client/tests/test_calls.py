@@ -16,7 +16,16 @@ from attn_client.async_client import AsyncJobs, AsyncMechanisms, AsyncModels
 from attn_client.client import Jobs, Mechanisms, Models
 from attn_core import errors
 from attn_gateway import GatewaySettings, TlsFiles
-from attn_schema import Embeddings, EngineConfig, FinishReason, ModelState, SamplingParams, Tensor, Usage
+from attn_schema import (
+    ConnectionOptions,
+    Embeddings,
+    EngineConfig,
+    FinishReason,
+    ModelState,
+    SamplingParams,
+    Tensor,
+    Usage,
+)
 
 
 def test_a_completion_arrives_in_pieces(client: Client) -> None:
@@ -149,7 +158,7 @@ def test_settings_of_an_engine_that_no_message_carries_are_refused(client: Clien
     with pytest.raises(errors.InvalidValue, match=r"num_threads: 3 is not allowed.*the server was started with"):
         client.models.load("new", "/models/new", engine=EngineConfig(num_threads=3))
     with pytest.raises(errors.InvalidValue, match="tenant_weights"):
-        client.models.replace("new", "/models/new", engine=EngineConfig(tenant_weights={"a": 2.0}))
+        client.models.load("new", "/models/new", engine=EngineConfig(tenant_weights={"a": 2.0}))
     assert [model.name for model in client.models.list()] == known
 
 
@@ -305,3 +314,20 @@ class TestAStreamThatBreaks:
     def test_what_is_no_address_is_refused(self, address: str) -> None:
         with pytest.raises(errors.InvalidValue, match="HOST:PORT"):
             Client(ClientSettings(address=address))
+
+
+@pytest.mark.parametrize("text", ["secret", "secret\n", "\ufeffsecret tenant=ann role=user weight=2\r\n\n"])
+def test_a_token_file_is_one_token_or_the_line_that_a_server_has_for_it(tmp_path, text):
+    path = tmp_path / "tokens"
+    path.write_text(text, encoding="utf-8", newline="")
+    assert ClientSettings.of(ConnectionOptions(token_file=path)).token == "secret"
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n", b"secret\nother tenant=bob\n", "gehe\u00efm".encode(), b"\xff\xfe"])
+def test_a_token_file_that_names_no_token_or_several_is_refused_without_a_word_of_it(tmp_path, data):
+    path = tmp_path / "tokens"
+    path.write_bytes(data)
+    with pytest.raises(errors.InvalidValue) as refused:
+        ClientSettings.of(ConnectionOptions(token_file=path))
+    assert refused.value.metadata["field"] == "token_file"
+    assert "secret" not in str(refused.value)

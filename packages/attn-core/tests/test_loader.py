@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.metadata import version
 
 import pytest
 
@@ -47,7 +48,7 @@ def install(folder, distribution, code, **changes):
     (folder / f"{module}.py").write_text(textwrap.dedent(code))
     info = folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
     info.mkdir()
-    needs = "".join(f"Requires-Dist: {need}\n" for need in changes.get("needs", ["attn-core>=0.1,<0.2"]))
+    needs = "".join(f"Requires-Dist: {need}\n" for need in changes.get("needs", [f"attn-core>={version('attn-core')}"]))
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n{needs}")
     points = changes.get("points", f"{changes.get('point', distribution)} = {module}")
     (info / "entry_points.txt").write_text(f"[attn.plugins]\n{points}\n")

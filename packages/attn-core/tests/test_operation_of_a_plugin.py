@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -86,7 +87,7 @@ def found(tmp_path_factory):
     info = folder / "attn_top_k-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: attn-top-k\nVersion: 1.0\nRequires-Dist: attn-core>=0.1,<0.2\n"
+        f"Metadata-Version: 2.1\nName: attn-top-k\nVersion: 1.0\nRequires-Dist: attn-core>={version('attn-core')}\n"
     )
     (info / "entry_points.txt").write_text("[attn.plugins]\nattn-top-k = attn_top_k\n")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}

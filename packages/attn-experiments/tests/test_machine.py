@@ -6,7 +6,7 @@ import json
 
 import pytest
 from attn_core.errors import InvalidValue, UnknownName
-from attn_experiments.machine import GPUS, Bound, Call, Training, bounds, gpu, prefixed
+from attn_experiments.machine import GPUS, Bound, Call, DecodeStep, Training, bounds, gpu, prefixed
 
 
 def test_an_a100_has_108_processors_and_20_megabytes_of_sram():
@@ -65,3 +65,32 @@ def test_commands_print_for_programs(attn):
     assert json.loads(attn("energy", "--parameters", "1e9", "--train-tokens", "1e9", "--json"))["gpu_hours"] > 0
     assert "bound by" in attn("roofline")
     assert "kWh" in attn("energy")
+
+
+def test_a_decode_step_of_llama_3_70b_reads_its_cache_and_waits_for_memory():
+    step = DecodeStep(batch=8, tokens=1000, heads=64, kv_heads=8, size=128, layers=80, parameters=70e9)
+    assert step.cache_bytes == 2_621_440_000
+    found = step.bounds(gpu("h100"))
+    cache, weights = found.values()
+    assert cache.flops / cache.bytes == 8
+    assert weights.flops / weights.bytes == 8
+    assert all(bound.seconds == bound.traffic for bound in found.values())
+    with pytest.raises(InvalidValue, match="num-kv-heads"):
+        DecodeStep(batch=1, tokens=1, heads=8, kv_heads=3, size=4)
+
+
+def test_emissions_are_those_of_the_energy(attn):
+    trained = Training(parameters=1e9, tokens=1e9, gpus=2, on=gpu("h100"))
+    assert trained.carbon(400) == pytest.approx(0.4 * trained.kilowatt_hours())
+    with pytest.raises(InvalidValue, match="--decode"):
+        attn("roofline", "--parameters", "1e9")
+
+
+def test_cl_61_the_share_of_attention_is_that_of_the_layers_own_price():
+    from attn_core import Shape, configure, installed
+
+    mechanism = installed().mechanisms.get("gqa")
+    sizes = {"hidden_size": 8192, "num_heads": 64, "num_kv_heads": 8, "causal": False}
+    layer = mechanism.cost(configure(mechanism, {}, **sizes), Shape(batch=1, query=1000, key=1000)).flops / 1000
+    rest = 2 * 3 * 8192 * 28_672 + 2 * 8192 * 128_256 / 80
+    assert 100 * layer / (layer + rest) == pytest.approx(18.6, abs=0.5)

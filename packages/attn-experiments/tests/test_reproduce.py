@@ -36,8 +36,8 @@ def test_verdicts_are_those_of_the_statements():
 
 def test_a_claim_is_found_by_any_spelling_and_another_is_refused():
     assert claim("CL-4") is claim("cl4") is claim("4")
-    with pytest.raises(UnknownName, match="unknown claim '61'"):
-        claim("61")
+    with pytest.raises(UnknownName, match="unknown claim '99'"):
+        claim("99")
     with pytest.raises(InvalidValue, match="verdict of claim 7"):
         claim_of({"number": 7, "said": "", "holds": "", "verdict": "maybe"})
 

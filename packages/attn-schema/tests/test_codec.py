@@ -31,7 +31,17 @@ from attn_schema import (
     TopLogprob,
     Usage,
 )
-from attn_schema.codec import UNKNOWN, enum_prefix, from_message, message_class, to_message, wire_fields
+from attn_schema.codec import (
+    UNKNOWN,
+    enum_prefix,
+    from_message,
+    message_class,
+    parsed,
+    removed_fields,
+    to_message,
+    wire_fields,
+)
+from attn_schema.methods import METHODS, LoadModelRequest
 from attn_schema.schema import FieldInfo, element_of, is_enum, is_noun
 from attn_schema.training import TRAINING_NOUNS, TrainingJob
 from google.protobuf.descriptor import FieldDescriptor
@@ -174,3 +184,21 @@ def test_numbers_are_checked_on_both_sides() -> None:
         from_message(SamplingParams, inference_pb2.SamplingParams(top_k=-1))
     with pytest.raises(InvalidValue, match=r"token_ids\[1\]: -1"):
         from_message(Prompt, common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=[1, -1])))
+
+
+@pytest.mark.parametrize(
+    ("data", "field"), [(b"\x31" + b"\x00" * 8, "traffic"), (b"\x38\x01", "replace"), (b"\x98\x3f\x01", None)]
+)
+def test_a_field_that_was_removed_is_refused_by_name_and_a_later_one_is_let_through(data, field):
+    given = to_message(LoadModelRequest(name="m")).SerializeToString() + data
+    if field is None:
+        assert from_message(LoadModelRequest, parsed(LoadModelRequest, given)) == LoadModelRequest(name="m")
+        return
+    with pytest.raises(InvalidValue, match="removed") as refused:
+        parsed(LoadModelRequest, given)
+    assert refused.value.metadata["field"] == field
+
+
+def test_the_removed_fields_of_every_request_have_names():
+    removed = {row.name: removed_fields(row.request) for row in METHODS}
+    assert removed["LoadModel"] == {6: "traffic", 7: "replace"}

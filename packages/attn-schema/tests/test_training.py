@@ -101,6 +101,15 @@ REFUSED: list[tuple[type[msgspec.Struct], dict[str, Any], str]] = [
         },
         "label_smoothing",
     ),
+    (
+        TrainingConfig,
+        {
+            "model": ModelConfig(base_model="smollm2"),
+            "data": DataConfig(dataset="/pairs.jsonl", format="preference"),
+            "lora": LoraConfig(lora_rank=4, lora_dropout=0.1),
+        },
+        "lora_dropout",
+    ),
     (TrainingConfig, {"evaluation": EvaluationConfig(bleu_sentences=3)}, "bleu_sentences"),
 ]
 

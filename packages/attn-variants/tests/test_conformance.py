@@ -10,6 +10,12 @@ class TestGroupedQuery(MechanismLaws):
     mechanism = "gqa"
 
 
+class TestSmallerGroupedValues(MechanismLaws):
+    mechanism = "gqa"
+    options = {"value_size": 3}
+    settings = ({"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "rotary": Rotary()},)
+
+
 class TestUnequalGroups(MechanismLaws):
     mechanism = "gqa"
     options = {"groups": [0, 1, 0, 0]}

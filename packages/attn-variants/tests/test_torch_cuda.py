@@ -385,10 +385,10 @@ def plain_calls(caplog, keys, distribution, kernel=None):
 
 
 def test_plain_says_once_that_it_computes_over_more_than_1024_keys(monkeypatch, caplog):
-    from attn_variants.functional import kernels_for
+    from attn_variants.functional import cached_kernels
 
     monkeypatch.setattr(dispatch, "_said", set())
-    kernels_for.cache_clear()
+    cached_kernels.cache_clear()
     assert plain_calls(caplog, 1024, Sparsemax()) == []
     warnings = plain_calls(caplog, 1025, Sparsemax())
     assert len(warnings) == 1

@@ -13,9 +13,16 @@ def build(options=None, **shared):
     return GATED.build(configure(GATED, options, **shared)).double()
 
 
-@pytest.mark.parametrize("per", ["element", "head"])
-def test_the_output_equals_a_loop_over_the_equation(record_property, per):
-    layer = build({"per": per}, hidden_size=6, num_heads=2)
+GATES = {"sigmoid": lambda x: 1 / (1 + torch.exp(-x)), "softplus": lambda x: torch.log(1 + torch.exp(x))}
+
+
+@pytest.mark.parametrize(
+    ("per", "activation", "window"),
+    [("element", "sigmoid", None), ("head", "softplus", 2), ("element", "softplus", 3)],
+)
+def test_the_output_equals_a_loop_over_the_equation(record_property, per, activation, window):
+    options = {"per": per, "activation": activation, "window": window}
+    layer = build(options, hidden_size=6, num_heads=2)
     rows = torch.randn(5, 6, dtype=torch.float64)
     query, key, value, gate = (
         (rows @ linear.weight.T).view(5, 2, -1) for linear in (layer.query, layer.key, layer.value, layer.inner.gate)
@@ -23,10 +30,10 @@ def test_the_output_equals_a_loop_over_the_equation(record_property, per):
     expected = torch.zeros(5, 2, 3, dtype=torch.float64)
     for token in range(5):
         for head in range(2):
-            scores = key[: token + 1, head] @ query[token, head] / 3**0.5
-            shares = scores.softmax(0)
-            read = sum(share * value[past, head] for past, share in enumerate(shares))
-            expected[token, head] = read / (1 + torch.exp(-gate[token, head]))
+            first = 0 if window is None else max(0, token + 1 - window)
+            shares = (key[first : token + 1, head] @ query[token, head] / 3**0.5).softmax(0)
+            read = sum(share * value[first + past, head] for past, share in enumerate(shares))
+            expected[token, head] = read * GATES[activation](gate[token, head])
     out = layer(rows[None])[0]
     loops = Agreement(record_property, "gated", paper="the equation in loops")
     loops.outputs(out, expected.flatten(1) @ layer.output.weight.T, 1e-13)
@@ -87,7 +94,7 @@ def test_closed_gates_let_nothing_through():
 
 
 def test_a_gate_per_anything_else_is_refused_by_name():
-    with pytest.raises(InvalidValue, match=r"per: 'token' is not allowed; allowed: element or head"):
+    with pytest.raises(InvalidValue, match=r"per.*'token'.*element.*head"):
         configure(GATED, {"per": "token"}, hidden_size=8)
 
 

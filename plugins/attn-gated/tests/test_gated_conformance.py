@@ -13,3 +13,8 @@ class TestGatedPerHead(MechanismLaws):
 class TestGatedWithNorms(MechanismLaws):
     mechanism = "gated"
     options = {"norm_eps": 1e-3}
+
+
+class TestGatedWindows(MechanismLaws):
+    mechanism = "gated"
+    options = {"window": 3, "activation": "softplus"}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
 import psutil
 import pytest
-from attn_core.errors import InvalidValue, Unavailable
+from attn_core.errors import InvalidValue, MissingPackage, Unavailable
 from attn_gateway import Cluster, ClusterSettings, ModelToLoad
 from attn_gateway.command import at_its_path
 
@@ -87,6 +90,29 @@ async def test_a_cluster_that_nobody_needed_starts_nothing() -> None:
     cluster = Cluster(ClusterSettings())
     await cluster.stop()
     assert below() == before
+
+
+class NoRay:
+    """A finder of modules for which Ray is not installed."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name == "ray":
+            raise ModuleNotFoundError("No module named 'ray'", name="ray")
+
+
+async def test_a_ray_that_cannot_be_imported_is_asked_for_once_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [NoRay, *sys.meta_path])
+    cluster = Cluster(ClusterSettings())
+    with pytest.raises(MissingPackage):
+        await cluster.start()
+    assert capsys.readouterr() == ("", ""), "no attempt is logged"
+    assert await asyncio.to_thread(os.listdir, tmp_path) == []
+    await cluster.stop()
 
 
 async def test_a_cluster_that_is_not_there_is_named() -> None:

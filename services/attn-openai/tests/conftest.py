@@ -12,6 +12,7 @@ import httpx2
 import pytest
 import torch
 from attn_engine.client import EngineClient
+from attn_engine.in_process import InProcess
 from attn_gateway import Gateway, GatewaySettings, TlsFiles, handlers_of, serving
 from attn_gateway.catalog import CatalogService
 from attn_models.adapters.bert import BertAdapter
@@ -27,9 +28,8 @@ from attn_openai.server import UvicornServer
 from attn_schema import EngineConfig
 from attn_schema.decoder import DecoderConfig
 from attn_schema.methods import INFERENCE, MODELS
-from attn_serve.fleet import Fleet
 from attn_serve.handlers import InferenceHandlers, ModelHandlers
-from attn_serve.in_process import InProcess
+from attn_serve.served_models import ServedModels
 from attn_serve.sources import ModelSources
 
 CONTEXT = 1024
@@ -86,18 +86,18 @@ class LocalInference:
     names = (INFERENCE, MODELS)
 
     def __init__(self, home: Path) -> None:
-        self.fleet = Fleet(ModelSources(home), self._make)
+        self.served = ServedModels(ModelSources(home), self._make)
 
     def handlers(self) -> Any:
-        inference, models = InferenceHandlers(self.fleet), ModelHandlers(self.fleet)
+        inference, models = InferenceHandlers(self.served), ModelHandlers(self.served)
         return handlers_of(INFERENCE, inference) | handlers_of(MODELS, models)
 
     async def start(self) -> None:
         for name in ("tiny", "tiny-bert"):
-            await self.fleet.load(name, "", EngineConfig(num_threads=1))
+            await self.served.load(name, "", EngineConfig(num_threads=1))
 
     async def stop(self, shutdown_timeout: float) -> None:
-        await self.fleet.stop(shutdown_timeout)
+        await self.served.stop(shutdown_timeout)
 
     @staticmethod
     def _make(name: str, folder: Path, config: EngineConfig, deployment: Any) -> EngineClient:

@@ -26,7 +26,7 @@ def said(text: str) -> dict[str, Any]:
 @pytest.fixture
 async def seeing(home: Path, inference: Any, url: str) -> str:
     write_vision_model(home / "models" / "seeing")
-    await inference.fleet.load("seeing", "", EngineConfig(num_threads=1))
+    await inference.served.load("seeing", "", EngineConfig(num_threads=1))
     return "seeing"
 
 

@@ -149,7 +149,6 @@ class RequestFuzzer:
             "UnloadModel": model_pb2.UnloadModelRequest(name=name),
             "LoadModel": model_pb2.LoadModelRequest(name=name, source=source, base_model=other),
             "ScaleModel": model_pb2.ScaleModelRequest(name=name),
-            "SetTraffic": model_pb2.SetTrafficRequest(name=name, traffic={other: self.rng.choice(NUMBERS)}),
         }
         method = self.rng.choice(list(requests))
         return method, requests[method], False

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from attn_engine.client import EngineClient
+from attn_engine.in_process import InProcess
 from attn_gateway import Cluster, ClusterSettings, GatewaySettings, serving
 from attn_schema import DeploymentConfig, EngineConfig
-from attn_serve.in_process import InProcess
 from attn_serve.service import InferenceGrpc
 
 

@@ -56,6 +56,9 @@ class SharedGroup(LocalGroup):
             await self.servers.pop().drain(0)
         self._changed.set()
 
+    def _is_deleted(self) -> bool:
+        return self._name not in self._cluster.groups
+
     def _delete(self) -> None:
         if not self._deployed:
             return

@@ -57,6 +57,9 @@ class LocalGroup(Replicas):
     def _deploy(self) -> Any:
         return self
 
+    def _is_deleted(self) -> bool:
+        return False
+
     def _delete(self) -> None:
         pass
 

@@ -11,8 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from attn_engine.client import EngineClient
-from attn_engine.host import TextTask
+from attn_engine.client import EngineClient, TextTask
 from attn_schema import Prompt, SamplingParams, ScoringParams, StructuredOutput
 
 AT_ONCE = ("beams", "scores")

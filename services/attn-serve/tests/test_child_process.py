@@ -16,15 +16,14 @@ import psutil
 import pytest
 from asking_inference import until
 from attn_core.errors import AttnError, DeadlineExceeded, InvalidValue, OutOfCapacity, Unavailable, WrongState
-from attn_engine.client import EngineClient
-from attn_engine.host import EmbedTask, TextTask
+from attn_engine.client import EmbedTask, EngineClient, TextTask
+from attn_engine.in_process import InProcess
 from attn_models.weights.manifest import fingerprint
 from attn_schema import AttentionMapsRequest, EngineConfig, ModelState, Prompt, SamplingParams, ScoringParams
 from attn_serve import child_process, replica_client
 from attn_serve.child_process import ChildProcess
-from attn_serve.fleet import Fleet
-from attn_serve.in_process import InProcess
 from attn_serve.placement import GpuShares, fits_here
+from attn_serve.served_models import ServedModels
 from attn_serve.sources import ModelSources
 from low_rank import make_adapter
 from mixed_requests import mixed_tasks, outcome
@@ -204,7 +203,7 @@ async def test_six_killed_children_lose_none_of_16_mixed_streams(home: Path, mon
 
     running = [asyncio.create_task(stream(name)) for name in names]
     while killed < 6:
-        await until(lambda: engine.replicas and engine.open_requests == 16)
+        await until(lambda: engine.replicas and len(engine.streams) == 16)
         await asyncio.sleep(0.05)
         os.kill((await engine.pids())[0], signal.SIGKILL)
         killed += 1
@@ -223,7 +222,7 @@ async def test_a_child_that_hangs_is_replaced(home: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(replica_client, "SILENCE_SECONDS", 2.0)
     pids = await engine.pids()
     running = asyncio.create_task(text_of(engine, generation(200)))
-    await until(lambda: engine.open_requests)
+    await until(lambda: len(engine.streams))
     os.kill(pids[0], signal.SIGSTOP)
     assert await asyncio.wait_for(running, timeout=120) == wanted
     await until(lambda: engine.replicas)
@@ -238,26 +237,26 @@ async def test_a_model_whose_child_dies_three_times_has_failed_and_others_go_on(
     def make(name: str, folder: Path, config: EngineConfig, _: object) -> EngineClient:
         return ChildProcess(name, folder, config)
 
-    fleet = Fleet(ModelSources(home), make)
+    served = ServedModels(ModelSources(home), make)
     try:
-        await fleet.load("tiny", "", ONE_THREAD)
-        await fleet.load("other", "tiny", ONE_THREAD)
-        engine = fleet.engine("tiny")
+        await served.load("tiny", "", ONE_THREAD)
+        await served.load("other", "tiny", ONE_THREAD)
+        engine = served.serving("tiny").engine
         for _ in range(3):
             await until(lambda: engine.replicas)
             os.kill((await engine.pids())[0], signal.SIGKILL)
             await until(lambda: not engine.replicas)
-        await until(lambda: fleet.find("tiny").info.state is ModelState.FAILED)
-        assert "SIGKILL" in fleet.find("tiny").info.state_detail
+        await until(lambda: served.find("tiny").info.state is ModelState.FAILED)
+        assert "SIGKILL" in served.find("tiny").info.state_detail
         with pytest.raises(Unavailable, match="SIGKILL"):
-            fleet.engine("tiny")
+            served.serving("tiny")
         with pytest.raises(Unavailable, match="SIGKILL"):
             await text_of(engine, generation())
-        wanted = await text_of(fleet.engine("other"), generation())
-        await fleet.load("tiny", "", ONE_THREAD)
-        assert await text_of(fleet.engine("tiny"), generation()) == wanted
+        wanted = await text_of(served.serving("other").engine, generation())
+        await served.load("tiny", "", ONE_THREAD)
+        assert await text_of(served.serving("tiny").engine, generation()) == wanted
     finally:
-        await fleet.stop(0)
+        await served.stop(0)
 
 
 async def test_a_model_that_does_not_load_says_why_and_leaves_no_process(home: Path, tmp_path: Path) -> None:

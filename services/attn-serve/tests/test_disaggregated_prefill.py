@@ -13,14 +13,14 @@ import msgspec
 import pytest
 from asking_inference import until
 from attn_core.errors import Incompatible, InvalidValue
-from attn_engine.host import TextTask
+from attn_engine.client import TextTask
+from attn_engine.in_process import InProcess
 from attn_schema import DeploymentConfig, EngineConfig, Prompt, SamplingParams, ScoringParams, StructuredOutput
-from attn_serve import moved_states
 from attn_serve import replica_messages as messages
+from attn_serve import state_transfer
 from attn_serve.disaggregation import DisaggregatedReplicas, require_movable
 from attn_serve.engine_server import EngineServer
-from attn_serve.in_process import InProcess
-from attn_serve.moved_states import ByteBudget, HeldStates, StateLost, fetch
+from attn_serve.state_transfer import ByteBudget, HeldStates, StateLost, fetch
 from local_replicas import LocalReplicas, signed
 from low_rank import make_adapter
 from mixed_requests import mixed_tasks, outcome
@@ -238,7 +238,7 @@ async def test_a_gateway_that_is_gone_leaves_no_state(replicas: LocalReplicas, m
 
 
 async def test_states_of_other_weights_are_not_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moved_states, "HOLD_SECONDS", 1.0)
+    monkeypatch.setattr(state_transfer, "HOLD_SECONDS", 1.0)
     folder = home / "models" / "tiny"
     replicas = LocalReplicas(folder, ONE_THREAD)
     replicas.prefill.model = "another"
@@ -269,7 +269,7 @@ async def test_a_state_of_another_size_than_was_told_is_refused(replicas: LocalR
 
 
 async def test_states_that_nobody_fetches_are_dropped(replicas: LocalReplicas, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moved_states, "HOLD_SECONDS", 0.05)
+    monkeypatch.setattr(state_transfer, "HOLD_SECONDS", 0.05)
     client = next(iter(replicas.prefill._replicas.values()))
     await client.call("prefill", task())
     await until(replicas.nothing_left)
@@ -327,7 +327,7 @@ async def test_a_silent_prefill_replica_is_not_waited_for(
     replicas: LocalReplicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its state does not come, although the connection is open."""
-    monkeypatch.setattr(moved_states, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(state_transfer, "READ_SECONDS", 0.2)
     end = asyncio.Event()
     silent = await asyncio.start_server(lambda *_: end.wait(), "127.0.0.1", 0)
     ticket = await next(iter(replicas.prefill._replicas.values())).call("prefill", task())

@@ -16,7 +16,7 @@ async def test_a_failing_layer_is_named_and_others_are_served(
     stub: InferenceServiceStub, inference: Any, way: str
 ) -> None:
     alone = await complete(stub, ask("To be", max_new_tokens=30))
-    engine: Any = inference.fleet.engine("tiny")
+    engine: Any = inference.served.serving("tiny").engine
     layer = engine.host._loaded.model.blocks[1].attention
     step = layer.step
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import UserError
-from attn_engine.host import PromptTokenizer
 from attn_engine.host.attention_maps import compute_maps
 from attn_engine.host.loading import use_kernel
+from attn_engine.host.tokenization import PromptTokenizer
 from attn_models.loading import load_model, save_model
 from attn_models.tokenizers.learned import word_tokenizer
 from attn_schema import AttentionMapsRequest, EncoderPrompt, Prompt

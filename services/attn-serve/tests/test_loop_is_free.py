@@ -23,7 +23,7 @@ from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_gateway import Gateway, serving
 from attn_gateway.records import ArtifactStore, Database, ModelRecord, ModelRecords
-from attn_serve.fleet import Fleet
+from attn_serve.served_models import ServedModels
 from attn_serve.sources import ModelSources
 from low_rank import make_adapter
 
@@ -152,7 +152,7 @@ async def apart(gateway: Gateway, work: Callable[[grpc.Channel], None]) -> None:
 async def encoder(inference: Any, gateway: Gateway) -> None:
     from attn_schema import EngineConfig
 
-    await inference.fleet.load("tiny-bert", "", EngineConfig(num_threads=1))
+    await inference.served.load("tiny-bert", "", EngineConfig(num_threads=1))
 
 
 @pytest.mark.usefixtures("encoder")
@@ -217,7 +217,7 @@ async def test_models_whose_files_do_not_come_hold_up_neither_requests_nor_other
     most = min(31, (os.cpu_count() or 1) + 4)
     with Database(f"sqlite:///{tmp_path}/records.sqlite3") as database:
         records = ModelRecords(database)
-        inference.fleet = Fleet(ModelSources(home, records, artifacts), inference._make)
+        inference.served = ServedModels(ModelSources(home, records, artifacts), inference._make)
         names = [f"far-{number}" for number in range(most)]
         for name in names:
             records.record(ModelRecord(name, "", artifact=name))

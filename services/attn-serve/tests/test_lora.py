@@ -11,9 +11,9 @@ from asking_inference import ask, complete, refused
 from attn.v1 import model_pb2 as wire
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
-from attn_engine.host import TextTask
+from attn_engine.client import TextTask
+from attn_engine.in_process import InProcess
 from attn_schema import EngineConfig, Prompt, SamplingParams
-from attn_serve.in_process import InProcess
 from low_rank import make_adapter
 
 NAMES = ("first", "second")

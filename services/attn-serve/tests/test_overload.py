@@ -24,7 +24,7 @@ from attn_models.tokenizers import character_tokenizer
 from attn_schema import EngineConfig
 from attn_schema.decoder import DecoderConfig
 from attn_serve.refusals import MOST_SECONDS, RecentRefusals, RequestSize
-from attn_serve.served_model import ServedModel
+from attn_serve.served_models import ServedModel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,7 +129,7 @@ async def heavy(home: Path, inference: Any, stub: InferenceServiceStub, monkeypa
     config = DecoderConfig(vocab_size=tokenizer.vocab_size, mechanism="mha", **sizes)
     save_model(home / "models" / "heavy", Decoder(config), tokenizer)
     few = EngineConfig(num_threads=1, max_num_seqs=4, max_num_batched_tokens=64, kv_cache_memory_bytes=2**26)
-    return await inference.fleet.load("heavy", "", few)
+    return await inference.served.load("heavy", "", few)
 
 
 async def ended(stub: InferenceServiceStub, text: str, limit: float | None) -> tuple[str, int]:

@@ -22,7 +22,7 @@ from attn_gateway.policies.limits import Limits, TenantUse
 from attn_gateway.records import ArtifactStore, Database, ModelRecord, ModelRecords
 from attn_models.weights.manifest import fingerprint
 from attn_schema import EngineConfig
-from attn_serve.fleet import Fleet
+from attn_serve.served_models import ServedModels
 from attn_serve.sources import ModelSources
 from low_rank import make_adapter
 
@@ -287,17 +287,17 @@ async def test_an_artifact_published_anew_is_never_taken_for_the_one_that_is_ser
     with Database(f"sqlite:///{tmp_path}/records.sqlite3") as database:
         records = ModelRecords(database)
         records.record(ModelRecord("trained", "", artifact="trained"))
-        fleet = Fleet(ModelSources(tmp_path / "home", records, store), inference._make)
+        served = ServedModels(ModelSources(tmp_path / "home", records, store), inference._make)
         store.publish("trained", tmp_path / "tiny", "ann")
-        first = await fleet.load("trained", "", EngineConfig(num_threads=1))
-        assert await fleet.load("trained", "", EngineConfig(num_threads=1)) is first
+        first = await served.load("trained", "", EngineConfig(num_threads=1))
+        assert await served.load("trained", "", EngineConfig(num_threads=1)) is first
         store.publish("trained", tmp_path / "tiny-linear", "ann")
         with pytest.raises(AlreadyExists):
-            await fleet.load("trained", "", EngineConfig(num_threads=1))
+            await served.load("trained", "", EngineConfig(num_threads=1))
         assert fingerprint(first.folder) == first.fingerprint, "what is served stays as it is"
-        await fleet.unload("trained", 0)
-        assert (await fleet.load("trained", "", EngineConfig(num_threads=1))).info.mechanisms != first.info.mechanisms
-        await fleet.stop(0)
+        await served.unload("trained", 0)
+        assert (await served.load("trained", "", EngineConfig(num_threads=1))).info.mechanisms != first.info.mechanisms
+        await served.stop(0)
 
 
 async def test_trained_models_are_found_by_their_owner_on_any_machine(home: Path, tmp_path: Path) -> None:

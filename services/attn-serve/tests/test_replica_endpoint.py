@@ -13,9 +13,8 @@ import msgspec
 import pytest
 from asking_inference import until
 from attn_core.errors import AttnError, InternalError, InvalidValue, LayerFailed, Unavailable, error_of_reasons
-from attn_engine.client import EngineLost, Streams
-from attn_engine.host import EmbedTask, TextTask
-from attn_engine.host.preparation import LANES
+from attn_engine.client import EmbedTask, EngineLost, Streams, TextTask
+from attn_engine.host.request_preparation import LANES
 from attn_engine.sequence import NoTokenError
 from attn_gateway import ReplicaTls
 from attn_gateway.command import replica_tls_of

@@ -22,10 +22,10 @@ from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core.errors import AttnError, InvalidValue, OutOfCapacity, UserError, WrongState
 from attn_engine.client import EngineClient
+from attn_engine.in_process import InProcess
 from attn_gateway import Cluster, ClusterSettings, ModelToLoad, serving
 from attn_schema import DeploymentConfig, EngineConfig
 from attn_serve.disaggregation import DisaggregatedReplicas
-from attn_serve.in_process import InProcess
 from attn_serve.replicas import Replicas, fingerprint
 from attn_serve.service import InferenceGrpc
 from low_rank import make_adapter
@@ -195,6 +195,20 @@ class TestReplicas:
             assert scaled.model.replicas == 2
             assert await asyncio.gather(*running) == [alone] * 3
             assert await complete(stub, ask("To be", max_new_tokens=200, ignore_eos=True)) == alone
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_deployment_that_another_gateway_deletes_is_given_up(cluster: Cluster, home: Path) -> None:
+    first, second = (
+        Replicas("ended", home / "models" / "tiny", ONE_THREAD, DeploymentConfig(replicas=1)) for _ in range(2)
+    )
+    given_up = asyncio.Event()
+    second.on_unloaded = given_up.set
+    await first.start()
+    await second.start()
+    await first.stop(0)
+    await asyncio.wait_for(given_up.wait(), 60)
+    await second.stop(0)
 
 
 def test_the_fingerprint_changes_with_what_a_replica_computes(home: Path) -> None:

@@ -15,11 +15,10 @@ from asking_inference import ask, complete, refused
 from attn.v1 import inference_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn_core.errors import DeadlineExceeded
-from attn_engine.client import EngineClient, EngineLost, repeated, resumed
-from attn_engine.host import TextTask
+from attn_engine.client import EngineClient, EngineLost, TextTask, repeated, resumed
+from attn_engine.in_process import InProcess
 from attn_schema import EngineConfig, OutputDelta, Prompt, SamplingParams, ScoringParams
 from attn_schema.resuming import MAX_BREAKS
-from attn_serve.in_process import InProcess
 
 
 def task(params: Any = None, timeout: float | None = None) -> TextTask:

@@ -14,7 +14,7 @@ from attn.v1 import inference_pb2 as wire
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2 import LoadModelRequest
 from attn.v1.model_pb2_grpc import ModelServiceStub
-from attn_engine.host import TextTask
+from attn_engine.client import TextTask
 from attn_engine.host.engine import EngineHost
 from attn_schema import EngineConfig, Prompt, ScoringParams
 

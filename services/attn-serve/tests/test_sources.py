@@ -32,7 +32,7 @@ async def sourced(stub: InferenceServiceStub, inference, home: Path) -> Inferenc
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.7)
         save_model(home / "models" / f"tiny-{name}", model, tokenizer)
-        await inference.fleet.load(f"tiny-{name}", "", EngineConfig(num_threads=1))
+        await inference.served.load(f"tiny-{name}", "", EngineConfig(num_threads=1))
     return stub
 
 
@@ -72,10 +72,13 @@ async def test_scores_are_those_under_the_source(sourced) -> None:
 
 
 async def test_the_map_of_a_translation_has_its_words_down_and_the_source_across(sourced) -> None:
+    request = ask(text="der hund", ignore_eos=True, max_new_tokens=1)
+    (following,) = [token.text async for message in sourced.Generate(request) for token in message.tokens]
     prompt = common_pb2.Prompt(text="der hund", encoder_prompt=common_pb2.EncoderPrompt(text=SOURCE))
     request = inference_pb2.AttentionMapsRequest(model="tiny-rnnsearch", prompt=prompt)
     (found,) = [message async for message in sourced.AttentionMaps(request)]
-    assert [text.strip() for text in found.query_tokens] == ["<s>", "der", "hund"]
+    assert found.cross_attention
+    assert [text.strip() for text in found.query_tokens] == ["der", "hund", following.strip()]
     assert [text.strip() for text in found.key_tokens] == [*SOURCE.split(), "</s>"]
     weights = np.frombuffer(found.attention_weights.data, "<f4").reshape(list(found.attention_weights.shape))
     assert weights.shape == (1, 3, 6)

@@ -8,7 +8,7 @@ from typing import Any
 
 from asking_inference import ask
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn_engine.host import TextTask
+from attn_engine.client import TextTask
 from attn_engine.host.engine import EngineHost
 from attn_gateway.call import tenant_named, tenant_of
 from attn_schema import EngineConfig, Prompt, SamplingParams

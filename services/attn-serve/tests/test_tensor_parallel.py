@@ -11,15 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 from attn_core.errors import InvalidValue
-from attn_engine.client import EngineClient
-from attn_engine.host import TextTask
+from attn_engine.client import EngineClient, TextTask
+from attn_engine.in_process import InProcess
 from attn_gateway import Cluster, ClusterSettings
 from attn_schema import DeploymentConfig, EngineConfig, Prompt, SamplingParams
 from attn_serve.child_process import ChildProcess
 from attn_serve.disaggregation import require_movable
-from attn_serve.fleet import require_adaptable
-from attn_serve.in_process import InProcess
 from attn_serve.replicas import Replicas
+from attn_serve.served_models import require_adaptable
 
 SECONDS = 120
 """How long anything may take; nothing is expected to."""

@@ -17,8 +17,9 @@ MAX_LABELLED = 64
 def draw(drawn: AttentionMap, title: str, path: Path) -> None:
     """Write an image with one heat map for each head: queries down, keys across, darker for larger weights.
 
-    All heads share one colour scale with a colour bar; the image format follows the suffix of `path`.
-    Raises `MissingPackage` without matplotlib and `InvalidValue` for a path that cannot be written.
+    Cross-attention has the tokens that are generated down, and the source across. All heads share one colour scale with
+    a colour bar; the image format follows the suffix of `path`. Raises `MissingPackage` without matplotlib and
+    `InvalidValue` for a path that cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -27,7 +28,7 @@ def draw(drawn: AttentionMap, title: str, path: Path) -> None:
         raise MissingPackage.of("attn-cli[draw]", "drawing") from error
     columns = math.ceil(math.sqrt(len(drawn.heads)))
     rows = math.ceil(len(drawn.heads) / columns)
-    side = min(6.0, max(2.4, 0.16 * len(drawn.key_tokens) + 1.2))
+    side = min(6.0, max(2.4 if len(drawn.heads) > 1 else 6.0, 0.16 * len(drawn.key_tokens) + 1.2))
     figure = Figure(figsize=(side * columns, side * rows), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle("\n".join(textwrap.wrap(title, max(24, round(side * columns * 9)))), fontsize=10)
@@ -42,8 +43,8 @@ def draw(drawn: AttentionMap, title: str, path: Path) -> None:
         axes.set_title(f"head {head}", fontsize=8)
         _label(axes.set_xticks, drawn.key_tokens, rotation=90)
         _label(axes.set_yticks, drawn.query_tokens, rotation=0)
-    figure.supxlabel("key", fontsize=9)
-    figure.supylabel("query", fontsize=9)
+    figure.supxlabel("source token" if drawn.cross_attention else "key", fontsize=9)
+    figure.supylabel("generated token" if drawn.cross_attention else "query", fontsize=9)
     if image is not None:
         bar = figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, aspect=30)
         bar.set_label("attention weight", fontsize=8)

@@ -15,6 +15,7 @@ COMMANDS = {
         "explain": "Show which kernel computes a mechanism, and why the others refuse.",
         "check": "Check a mechanism against the laws of attention.",
     },
+    "conformance": {"conformance": "Check attention of other packages against the laws of attention."},
     "costs": {
         "compare": "Compare the compute and memory of mechanisms as sequences grow.",
         "cost": "Compute and memory of attention at the size of a known model.",

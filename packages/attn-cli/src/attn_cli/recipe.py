@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from attn_core.errors import InvalidValue, UnknownName
 from attn_schema.config_file import read_config
+from attn_schema.text_files import lines_of
 from attn_schema.training import TrainingConfig
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -18,6 +20,12 @@ PATTERN = "pattern"
 def recipe_names() -> list[str]:
     """The names of the recipes that are included in this package."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def recipe_summary(name: str) -> str:
+    """What an included recipe trains: the comment at the top of its file."""
+    lines = lines_of((FOLDER / f"{name}.toml").read_text("utf-8"))
+    return " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
 
 
 def read_recipe(recipe: str) -> TrainingConfig:

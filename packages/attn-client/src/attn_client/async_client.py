@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 
-import msgspec
 from attn_core.errors import AttnError, Unavailable
 from attn_schema import (
     AttentionMap,
@@ -141,19 +140,15 @@ class AsyncClient:
         request = AttentionMapsRequest(
             model=model, prompt=Prompt.of(prompt), layers=tuple(layers), heads=tuple(heads), gradients=gradients
         )
-        stream = self._connection.stream(rows.ATTENTION_MAPS, request, timeout)
-        return [layer async for layer in stream]
+        return [layer async for layer in self._connection.stream(rows.ATTENTION_MAPS, request, timeout)]
 
     async def engine_stats(self, model: str, *, timeout: float | None = None) -> EngineStats:
         """The load and the counters of a model's engine."""
-        found: EngineStats = await self._connection.unary(
-            rows.GET_ENGINE_STATS, rows.GetEngineStatsRequest(model=model), timeout
-        )
-        return found
+        return await self._connection.unary(rows.GET_ENGINE_STATS, rows.GetEngineStatsRequest(model=model), timeout)
 
 
 class AsyncModels:
-    """Calls that list, load, replace, scale and unload the models of the server."""
+    """Calls that list, load, scale and unload the models of the server."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -165,10 +160,7 @@ class AsyncModels:
 
     async def get(self, name: str, *, timeout: float | None = None) -> ModelInfo:
         """The model of this name."""
-        found: ModelInfo = (
-            await self._connection.unary(rows.GET_MODEL, rows.GetModelRequest(name=name), timeout)
-        ).model
-        return found
+        return (await self._connection.unary(rows.GET_MODEL, rows.GetModelRequest(name=name), timeout)).model
 
     async def load(
         self,
@@ -178,42 +170,14 @@ class AsyncModels:
         engine: EngineConfig | None = None,
         base_model: str = "",
         deployment: DeploymentConfig | None = None,
-        traffic: float | None = None,
         timeout: float | None = None,
     ) -> ModelInfo:
         """Load a model from a folder on the server, a registered name or a finished job; returns once it is serving.
 
-        A LoRA adapter is loaded on `base_model`, by default the loaded model that it was trained for. NAME@VERSION is a
-        version of NAME, which gets the fraction `traffic` of the requests for NAME; see `set_traffic`.
+        A LoRA adapter is loaded on `base_model`, by default the loaded model that it was trained for.
         """
-        request = msgspec.structs.replace(load_request(name, source, engine, deployment, base_model), traffic=traffic)
+        request = load_request(name, source, engine, deployment, base_model)
         return (await self._connection.unary(rows.LOAD_MODEL, request, timeout)).model
-
-    async def replace(
-        self,
-        name: str,
-        source: str = "",
-        *,
-        engine: EngineConfig | None = None,
-        deployment: DeploymentConfig | None = None,
-        timeout: float | None = None,
-    ) -> ModelInfo:
-        """Load a version NAME@VERSION as `load` does, then route all traffic to it.
-
-        The other versions are unloaded after their requests have ended, so that no stream breaks.
-        """
-        request = msgspec.structs.replace(load_request(name, source, engine, deployment), replace=True)
-        return (await self._connection.unary(rows.LOAD_MODEL, request, timeout)).model
-
-    async def set_traffic(
-        self, name: str, shares: Mapping[str, float], *, timeout: float | None = None
-    ) -> Sequence[ModelInfo]:
-        """Divide the requests that name a model without a version among its versions; returns all of them.
-
-        `shares` are fractions by version, such as {"1": 0.9, "2": 0.1}; versions not named keep their proportions.
-        """
-        request = rows.SetTrafficRequest(name=name, traffic=dict(shares))
-        return list((await self._connection.unary(rows.SET_TRAFFIC, request, timeout)).models)
 
     async def scale(self, name: str, deployment: DeploymentConfig, *, timeout: float | None = None) -> ModelInfo:
         """Change a model's number of engines, without interrupting requests; returns once that many are running."""

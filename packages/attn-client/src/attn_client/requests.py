@@ -33,7 +33,7 @@ def vectors(texts: Sequence[str], found: Embeddings) -> list[tuple[float, ...]]:
 def load_request(
     name: str, source: str, engine: EngineConfig | None, deployment: DeploymentConfig | None, base_model: str = ""
 ) -> LoadModelRequest:
-    """The request to load a model, a version of a model, or an adapter on a model.
+    """The request to load a model, or an adapter on a model.
 
     Raises `InvalidValue` for engine settings that the protobuf message does not carry, such as `num_threads`.
     """

@@ -8,6 +8,7 @@ from pathlib import Path
 from attn_core.errors import InvalidValue
 from attn_schema import ConnectionOptions
 from attn_schema.settings import DEFAULT_ADDRESS, addresses_of
+from attn_schema.text_files import lines_of, read_text
 
 MAX_RESPONSE_BYTES = 256 * 2**20
 """The maximum size of a message from a server; attention maps of long prompts are large."""
@@ -30,12 +31,11 @@ class ClientSettings:
 
     @classmethod
     def of(cls, options: ConnectionOptions) -> ClientSettings:
-        """Make settings from command-line options; raises `InvalidValue` for a named file that cannot be read."""
-        token = _read(options.token_file, "token_file")
+        """Make settings from command-line options; raises `InvalidValue` for a named file that is not as it must be."""
         certificates = _read(options.tls_ca, "tls_ca")
         return cls(
             address=options.address,
-            token=None if token is None else token.decode().strip(),
+            token=None if options.token_file is None else token_in(options.token_file),
             tls=certificates is not None,
             certificates=certificates,
         )
@@ -61,6 +61,20 @@ class ClientSettings:
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2_000),
         ]
+
+
+def token_in(path: Path) -> str:
+    """The token of a file of one line; the settings of its tenant may follow it, as in the file of a server.
+
+    Raises `InvalidValue` for any other file; the error does not quote it.
+    """
+    lines = [line.split() for line in lines_of(read_text(path, "token_file")) if line.strip()]
+    if len(lines) != 1:
+        given = f"{path} with {len(lines)} lines"
+        raise InvalidValue.of("token_file", given, "a file of one line: the token to send, and of no other tenant")
+    if not (lines[0][0].isascii() and lines[0][0].isprintable()):
+        raise InvalidValue.of("token_file", path, "a token of printable ASCII")
+    return lines[0][0]
 
 
 def _read(path: Path | None, option: str) -> bytes | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from attn_core.errors import InvalidValue
@@ -37,10 +36,9 @@ class Heads:
         elif len(self.groups) != self.query or any(not 0 <= g < self.key_value for g in self.groups):
             allowed = f"{self.query} entries from 0 to {self.key_value - 1}"
             raise InvalidValue.of("heads.groups", self.groups, allowed)
-        # Computed here, because torch.compile cannot trace the lock that a cached property takes on first use.
-        _ = self.per_group
 
-    @cached_property
+    # Not cached: torch.compile cannot trace the lock that a cached property takes on first use.
+    @property
     def group_of(self) -> tuple[int, ...]:
         """For each query head, the key/value head it reads."""
         if self.groups is not None:
@@ -48,9 +46,11 @@ class Heads:
         group_size = self.query // self.key_value
         return tuple(head // group_size for head in range(self.query))
 
-    @cached_property
+    @property
     def per_group(self) -> int | None:
         """Query heads per key/value head where the groups are equal and consecutive, else None."""
+        if self.groups is None:
+            return self.query // self.key_value
         group_size, remainder = divmod(self.query, self.key_value)
         regular = not remainder and self.group_of == tuple(head // group_size for head in range(self.query))
         return group_size if regular else None

@@ -122,6 +122,7 @@ class AttentionLayer(Protocol):
 ABILITIES: Mapping[str, str] = {
     "takes_lengths": "forward takes lengths, those of documents packed end to end, which attend only to themselves",
     "takes_global_tokens": "forward takes global_tokens, bool [batch, query], which all tokens attend to",
+    "takes_parses": "forward takes parses, int64 [batch, query], the head of each token in a dependency tree",
     "splits_tokens": "require_token_split and split_tokens split the tokens of a sequence over ranks",
 }
 """Attributes of layers, bool, that declare an ability and what it means; False where a layer does not set them."""

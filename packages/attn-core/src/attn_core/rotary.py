@@ -240,6 +240,25 @@ class Rotary:
         return 1.0 if self.scaling is None else self.scaling.attention_factor
 
 
+def layer_rotary(model: Rotary | None, words: object) -> Rotary:
+    """The rotary positions of one layer: those of the `model`, with the fields of `Rotary` that `words` change.
+
+    `words` is a mapping such as {"base": 1e6, "fraction": 0.5, "scaling": {"kind": "linear", "factor": 4}}. Raises
+    `InvalidValue` for anything else, for a bad value, and for a model without rotary positions.
+    """
+    fields = [field.name for field in dataclasses.fields(Rotary)]
+    if model is None or not isinstance(words, Mapping) or words.keys() - set(fields):
+        allowed = f"null, or an object with any of {', '.join(fields)} in a model with rotary positions"
+        raise InvalidValue.of("rotary", words, allowed)
+    values = dict(words)
+    require_number("rotary.base", values.get("base", model.base), gt=1)
+    require_number("rotary.fraction", values.get("fraction", model.fraction), ge=0, le=1)
+    require_flag("rotary.interleaved", values.get("interleaved", model.interleaved))
+    if values.get("scaling") is not None:
+        values["scaling"] = rotary_scaling(values["scaling"])
+    return dataclasses.replace(model, **values)
+
+
 KINDS: Mapping[str, type[RotaryScaling]] = {
     scaling.kind: scaling for scaling in (LinearScaling, DynamicNtk, Yarn, Llama3Scaling, LongRope)
 }

@@ -69,20 +69,26 @@ class General(Score):
 class Cosine(Score):
     """β q·k / (‖q‖‖k‖ + ε) with a learned β > 0 per head (content addressing, Graves et al. 2014, arXiv 1410.5401).
 
-    β = softplus(`sharpness`), `sharpness` [heads]; `eps` keeps vectors of length zero at score zero.
+    β = softplus(`sharpness`), `sharpness` [heads]; a number for `beta` replaces it, and 1 leaves the cosine alone.
+    `eps` keeps vectors of length zero at score zero.
     """
 
     eps: float = 1e-8
+    beta: float | None = None
     kind = "cosine"
     equation = r"\beta\, q^\top k / (\lVert q \rVert \lVert k \rVert + \epsilon)"
 
     def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
-        return {"sharpness": (heads.query,)}
+        return {"sharpness": (heads.query,)} if self.beta is None else {}
+
+
+ACTIVATIONS = ("tanh", "relu")
+"""The activations of the hidden units of additive and concat scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Additive(Score):
-    """vᵀ tanh(W_q q + W_k k + b) (Bahdanau et al. 2015, arXiv 1409.0473).
+    """vᵀ tanh(W_q q + W_k k + b) (Bahdanau et al. 2015, arXiv 1409.0473), or "relu" as `activation`.
 
     `intermediate_size` units, by default the key size; W_q, b and v once per query head, W_k once per key/value head:
     `query_weight` [heads, key_size, units], `key_weight` [key_value_heads, key_size, units], `bias` and `vector`
@@ -90,9 +96,14 @@ class Additive(Score):
     """
 
     intermediate_size: int | None = None
+    activation: str = "tanh"
     kind = "additive"
     equation = r"v^\top \tanh(W_q q + W_k k + b)"
     projects_keys = True
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise InvalidValue.of(f"{self.kind}.activation", self.activation, ", ".join(ACTIVATIONS))
 
     def key_shape(self, heads: Heads) -> tuple[int, int]:
         return heads.key_value, self.units(heads)
@@ -122,16 +133,22 @@ class Additive(Score):
 
 @dataclass(frozen=True, kw_only=True)
 class Concat(Score):
-    """vᵀ tanh(W [k; q] + b) (Luong et al. 2015, arXiv 1508.04025), the additive score with W = [W_k | W_q].
+    """vᵀ tanh(W [k; q] + b) (Luong et al. 2015, arXiv 1508.04025), the additive score with W = [W_k | W_q] and the same
+    choice of `activation`.
 
     `intermediate_size` units, by default the key size; per query head, so that heads of a group share no part of W:
     `query_weight` and `key_weight` [heads, key_size, units], `bias` and `vector` [heads, units].
     """
 
     intermediate_size: int | None = None
+    activation: str = "tanh"
     kind = "concat"
     equation = r"v^\top \tanh(W [k; q] + b)"
     projects_keys = True
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise InvalidValue.of(f"{self.kind}.activation", self.activation, ", ".join(ACTIVATIONS))
 
     def key_shape(self, heads: Heads) -> tuple[int, int]:
         return heads.query, self.units(heads)

@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from attn_engine.build import build_engine as build_engine
     from attn_engine.draft_model import DraftModel as DraftModel
     from attn_engine.engine import Engine as Engine
-    from attn_engine.host.local_client import LocalClient as LocalClient
+    from attn_engine.in_process import InProcess as InProcess
+    from attn_engine.local_client import LocalClient as LocalClient
     from attn_engine.loop import EngineLoop as EngineLoop
-    from attn_engine.moved_prompts import PromptState as PromptState
     from attn_engine.request import PromptEmbeddings as PromptEmbeddings
     from attn_engine.request import Request as Request
     from attn_engine.request import RequestOutput as RequestOutput
+    from attn_engine.state_transfer import PromptState as PromptState
 
 __all__ = ["EngineConfig", "EngineStats", "FinishReason", "SamplingParams", "ScoringParams", "StructuredOutput"]
 
@@ -27,9 +28,10 @@ __getattr__, __dir__ = lazy_names(
         "build": ("build_engine",),
         "draft_model": ("DraftModel",),
         "engine": ("Engine",),
-        "host.local_client": ("LocalClient",),
+        "in_process": ("InProcess",),
+        "local_client": ("LocalClient",),
         "loop": ("EngineLoop",),
-        "moved_prompts": ("PromptState",),
+        "state_transfer": ("PromptState",),
         "request": ("PromptEmbeddings", "Request", "RequestOutput"),
     },
 )

@@ -1,12 +1,13 @@
-"""The asyncio interface of one model, whether its engine runs in this process, in a child or in replicas."""
+"""The asyncio interface of one model and its tasks, whether its engine runs in this process, a child or replicas."""
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,17 +21,52 @@ from attn_schema import (
     ModelInfo,
     OutputDelta,
     Prompt,
+    Resumption,
     SamplingParams,
+    ScoringParams,
     SequenceScore,
     Token,
     Tokenization,
 )
 from attn_schema.resuming import StreamProgress, seeded
 
-from attn_engine.host.host import EmbedTask, TextTask
 from attn_engine.request import RequestOutput
 
 Answer = TypeVar("Answer")
+
+
+def new_id() -> str:
+    """A new, unique id for a task."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTask:
+    """A prompt to complete (`params` are `SamplingParams`) or to score (`params` are `ScoringParams`).
+
+    `timeout` is the time left until the caller's deadline, in seconds. Requests of one `tenant` share a prefix cache
+    and a weight in fair queueing. `adapter` is the name of a loaded adapter; the base model is used if it is empty.
+    `resume` is the part of the outputs that has already been received from another host.
+    """
+
+    prompt: Prompt
+    params: SamplingParams | ScoringParams
+    timeout: float | None = None
+    tenant: str = ""
+    adapter: str = ""
+    resume: Resumption | None = None
+    id: str = field(default_factory=new_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedTask:
+    """Texts to embed; `timeout` is the time left until the caller's deadline, in seconds."""
+
+    texts: tuple[str, ...]
+    timeout: float | None = None
+    id: str = field(default_factory=new_id)
+
+
 Follow = Callable[[TextTask], AsyncGenerator[OutputDelta, None]]
 """Submits a task to an engine and yields its deltas; raises `EngineLost` if the engine is lost before the last."""
 
@@ -118,6 +154,8 @@ class EngineClient(ABC):
         self.streams = Streams()
         self.on_failure: Callable[[str], None] = lambda _: None
         """Called with the reason when the engine cannot be started again; it then accepts no more tasks."""
+        self.on_unloaded: Callable[[], None] = lambda: None
+        """Called when another gateway has unloaded the model: its engines are ending."""
 
     @abstractmethod
     async def start(self) -> ModelInfo:
@@ -168,11 +206,6 @@ class EngineClient(ABC):
     async def release(self, shutdown_timeout: float) -> None:
         """Like `stop`, but engines that other gateways use keep running."""
         await self.stop(shutdown_timeout)
-
-    @property
-    def open_requests(self) -> int:
-        """The number of requests whose outputs are still awaited."""
-        return len(self.streams)
 
     def generate(self, task: TextTask) -> AsyncGenerator[OutputDelta, None]:
         """The deltas of a task; closing the iterator cancels it within one engine step."""

@@ -62,13 +62,15 @@ class Detokenizer(ABC):
     """
 
     @staticmethod
-    def of(tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> Detokenizer:
-        """The detokenizer of a completion of `prompt`."""
+    def of(tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special: bool = True) -> Detokenizer:
+        """The detokenizer of a completion of `prompt`; it leaves special tokens out unless `skip_special` is false."""
         if not isinstance(tokenizer, StreamTokenizer):
             return WindowDetokenizer(tokenizer, prompt[-PREFIX_TOKENS:])
         if tokenizer.text_bytes is not None:
-            return ByteDetokenizer(tokenizer, tokenizer.text_bytes, prompt[-PREFIX_TOKENS:])
-        return WindowDetokenizer(tokenizer, _context(tokenizer, prompt), tokenizer)
+            plain: Detokenizer = ByteDetokenizer(tokenizer, tokenizer.text_bytes, prompt[-PREFIX_TOKENS:])
+        else:
+            plain = WindowDetokenizer(tokenizer, _context(tokenizer, prompt), tokenizer)
+        return plain if skip_special else SpecialDetokenizer(plain, tokenizer)
 
     @abstractmethod
     def push(self, token: int) -> str:
@@ -174,6 +176,28 @@ class WindowDetokenizer(Detokenizer):
         if text:
             del self._ids[:-PREFIX_TOKENS]
             self._returned = len(text)
+
+
+class SpecialDetokenizer(Detokenizer):
+    """Writes special tokens into the text of another detokenizer, which leaves them out."""
+
+    def __init__(self, plain: Detokenizer, stream: StreamTokenizer) -> None:
+        self._plain = plain
+        self._stream = stream
+
+    def push(self, token: int) -> str:
+        """See `Detokenizer.push`."""
+        if token not in self._stream.special_ids:
+            return self._plain.push(token)
+        return self._plain.finish() + self._stream.token_text(token)
+
+    def copy(self) -> SpecialDetokenizer:
+        """See `Detokenizer.copy`."""
+        return SpecialDetokenizer(self._plain.copy(), self._stream)
+
+    def finish(self) -> str:
+        """See `Detokenizer.finish`."""
+        return self._plain.finish()
 
 
 def _context(stream: StreamTokenizer, prompt: Sequence[int]) -> list[int]:

@@ -22,7 +22,6 @@ from attn_engine.draft_model import DraftModel
 from attn_engine.fault_isolation import FaultDiagnosis, FaultIsolator
 from attn_engine.graphs import DECODE, PROMPTS
 from attn_engine.model_runner import ModelRunner
-from attn_engine.moved_prompts import require_portable
 from attn_engine.out_of_memory import as_attn_error, is_out_of_memory, out_of_memory, release_memory
 from attn_engine.output_processor import beam_output, process_step
 from attn_engine.request import ModelLimits, Request, RequestOutput
@@ -30,6 +29,7 @@ from attn_engine.scheduler import ScheduledChunk, Scheduler
 from attn_engine.sequence import NOT_FINITE, NoTokenError, Sequence, SequenceOutput
 from attn_engine.sequence_group import SequenceGroup
 from attn_engine.speculative import PromptLookupProposer
+from attn_engine.state_transfer import require_portable
 from attn_engine.structured_output import GrammarCompiler
 
 log = logging.getLogger(__name__)
@@ -281,12 +281,14 @@ class Engine:
 
     def _sequence(self, request: Request, index: int) -> Sequence:
         self._sequences += 1
-        detokenizer = Detokenizer.of(self._tokenizer, request.token_ids) if self._tokenizer else None
+        params, tokenizer = request.params, self._tokenizer
+        skip = not isinstance(params, SamplingParams) or params.skip_special_tokens
+        detokenizer = Detokenizer.of(tokenizer, request.token_ids, skip_special=skip) if tokenizer else None
         new_tokens = self._limits.max_new_tokens(request)
         sequence = Sequence(request, self._sequences, new_tokens, detokenizer, self._token_text, index)
         sequence.due = min(self._clock() + PATIENCE_SECONDS, math.inf if request.deadline is None else request.deadline)
-        if isinstance(request.params, SamplingParams) and request.params.structured_output is not None:
-            sequence.matcher = self._grammars.matcher(request.params.structured_output)
+        if isinstance(params, SamplingParams) and params.structured_output is not None:
+            sequence.matcher = self._grammars.matcher(params.structured_output)
         return sequence
 
     def _resume(self, sequence: Sequence) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from attn_core.errors import Incompatible, StateInvalid
 from attn_core.stores import PortableStore, PrefixStore, StateStore
 
-from attn_engine.moved_prompts import PromptState, require_portable
 from attn_engine.sequence import Sequence
+from attn_engine.state_transfer import PromptState, require_portable
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from attn_engine import sequence as sequences
 from attn_engine.batch_sampler import choose_together
 from attn_engine.beam_search import BeamHypothesis
 from attn_engine.model_runner import LazyLogits, ModelRunner
-from attn_engine.moved_prompts import PromptState
 from attn_engine.sampler import Choice, SamplingRow, choose_tokens, greedy_tokens, log_probabilities
 from attn_engine.scheduler import ScheduledChunk
 from attn_engine.sequence import NOT_FINITE, NoTokenError, SequenceOutput
 from attn_engine.speculative import Verification, roll_back, verify
+from attn_engine.state_transfer import PromptState
 from attn_engine.structured_output import UNSPELLABLE
 
 SCORED_ROWS = 256

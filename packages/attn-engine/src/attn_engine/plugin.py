@@ -19,7 +19,7 @@ def local_client(engine: Any) -> Any:
     """A `LocalClient` for the models of this machine, run with the `attn_schema.EngineConfig` `engine`."""
     from attn_models.sources.progress import shown_progress
 
-    from attn_engine.host.local_client import LocalClient
+    from attn_engine.local_client import LocalClient
 
     return LocalClient(engine=engine, progress=shown_progress)
 

@@ -14,7 +14,7 @@ from attn_core.models import RequestAdapter
 from attn_schema import OutputDelta, Resumption, SamplingParams, ScoringParams
 from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS
 
-from attn_engine.moved_prompts import PromptState, prompt_digest
+from attn_engine.state_transfer import PromptState, prompt_digest
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -17,8 +18,8 @@ from torch import Tensor
 from attn_engine.batch_scores import BatchRow, TokenTally
 from attn_engine.detokenizer import Detokenizer, StopStrings, TokenText
 from attn_engine.draft_tokens import DraftLength, PromptLookup
-from attn_engine.moved_prompts import PromptState
 from attn_engine.request import Request
+from attn_engine.state_transfer import PromptState
 from attn_engine.structured_output import GrammarMatcher
 
 SEED_LIMIT = 2**64
@@ -81,8 +82,6 @@ class Sequence:
     """Whether the encoder's states are in the KV cache."""
     accepted: int = 0
     """The number of draft tokens that were accepted."""
-    lookup: PromptLookup = field(default_factory=PromptLookup)
-    draft_length: DraftLength = field(default_factory=DraftLength)
     score: float | None = None
     """The score of the hypothesis; only set by beam search."""
     scores_returned: int = 0
@@ -121,6 +120,16 @@ class Sequence:
         shares = self.request.scope is not None and self.scoring is None and not has_audio
         self.scope = f"{self.request.scope}\0{self.request.beside_tokens}" if shares else None
         self.stops = StopStrings(stop)
+
+    @cached_property
+    def lookup(self) -> PromptLookup:
+        """Its n-grams, for prompt lookup."""
+        return PromptLookup()
+
+    @cached_property
+    def draft_length(self) -> DraftLength:
+        """How many draft tokens pay for it, if no number is set."""
+        return DraftLength()
 
     def rank_with(self, other: Sequence) -> None:
         """Take the age of another sequence for the order of urgency."""

@@ -32,6 +32,10 @@ class ByteTokenizer(Protocol):
         """The bytes of the token."""
         ...
 
+    def token(self, token_id: int) -> str:
+        """The token as it is spelled in the vocabulary."""
+        ...
+
     def encode_within(self, text: str) -> list[int]:
         """Tokens whose bytes are exactly those of a text, without special tokens or a space in front."""
         ...
@@ -170,8 +174,9 @@ class _Vocabulary:
     def __init__(self, tokenizer: Any) -> None:
         end_ids = sorted(tokenizer.end_ids)
         size = tokenizer.vocab_size
-        # Special tokens have no bytes, so no grammar produces them.
-        self.tokens = [b"" if i in tokenizer.special_ids else tokenizer.token_bytes(i) for i in range(size)]
+        # No text of a grammar produces a special token, only its id: `<[id]>` in Lark.
+        special = tokenizer.special_ids
+        self.tokens = [(tokenizer.token(i).encode() if i in special else tokenizer.token_bytes(i)) for i in range(size)]
         self.tokens += [] if end_ids else [b"<end>"]
         self.eos_token_id = end_ids[0] if end_ids else size
         self.bos_token_id = None

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Sequence
 
 from attn_engine import RequestOutput
-from attn_engine.host import TextTask
+from attn_engine.client import TextTask
 
 
 class Outputs(queue.SimpleQueue[Sequence[RequestOutput]]):

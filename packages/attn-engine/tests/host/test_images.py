@@ -8,9 +8,9 @@ from io import BytesIO
 import pytest
 import torch
 from attn_core.errors import InvalidValue, OutOfCapacity
+from attn_engine.client import TextTask
 from attn_engine.host import image_rows
 from attn_engine.host.engine import EngineHost
-from attn_engine.host.host import TextTask
 from attn_engine.host.ranks import require_tensor_parallel
 from attn_models.vision_language.example import SIDE, picture, vision_tokenizer, write_vision_model
 from attn_schema import IMAGE_PLACE, ChatMessage, EngineConfig, Prompt, SamplingParams

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from attn_core import InvalidValue, installed
+from attn_engine.client import TextTask
 from attn_engine.detokenizer import Detokenizer
-from attn_engine.host import ModelHost, TextTask, open_host
+from attn_engine.host.host import ModelHost
+from attn_engine.in_process import open_host
 from attn_engine.structured_output import GrammarCompiler
 from attn_models.loading import save_model
 from attn_models.tokenizers import Tokenizer

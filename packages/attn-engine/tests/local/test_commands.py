@@ -48,7 +48,7 @@ def test_the_engine_is_configured_where_no_server_is(attn, home):
     words = ("--model", "writer", "to be or ", "--max-new-tokens", "12")
     with LocalClient(home, EngineConfig(quantization="int8")) as coded:
         expected = coded.complete("writer", "to be or ", SamplingParams(max_new_tokens=12)).text
-        assert coded.host("writer").info.quantization == "int8"
+        assert coded.engine("writer").host.info.quantization == "int8"
     assert attn("generate", *words, "--quantization", "int8").stdout == expected + "\n"
     plain = attn("generate", *words)
     assert (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import product
 
 import pytest
@@ -62,6 +63,20 @@ def test_each_line_is_translated_in_order_whatever_runs_beside_it(attn, shelf):
     assert begun.stdout.strip() == alone[0]
 
 
+def test_the_map_of_a_translation_has_its_own_words_down_and_the_source_across(attn, tmp_path):
+    file = tmp_path / "translation.html"
+    words = attn(
+        "translate", "--model", "searcher", LINES[0], "--max-new-tokens", "4", "--map", str(file)
+    ).stdout.split()
+    (data,) = re.findall(r"<script type='application/json' id='views'>(.*)</script>", file.read_text("utf-8"))
+    (layer,) = json.loads(data)["views"][0]["layers"]
+    assert layer["cross_attention"]
+    assert [text.strip() for text in layer["query_tokens"]][: len(words)] == words
+    assert [text.strip() for text in layer["key_tokens"]] == [*LINES[0].split(), "</s>"]
+    attn("translate", "--model", "searcher", LINES[0], "--map", str(file.with_suffix(".png")))
+    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_words_that_the_model_does_not_know_are_named_and_the_others_translated(attn, shelf):
     done = attn("translate", "--model", "searcher", "-", text="the zebra sees a cat\n\na yak runs\nthe zebra runs\n")
     assert len(done.stdout.splitlines()) == 4
@@ -114,6 +129,7 @@ def test_bad_input_is_named(attn, tmp_path):
         (("--model", "searcher", "the dog", "--references", str(file)), "as many as the 1 lines"),
         (("--model", "searcher", "the dog", "--references", str(tmp_path / "none")), "a readable file"),
         (("the dog",), "a server's model and a text"),
+        (("--model", "searcher", "the dog\na cat", "--map", str(tmp_path / "x.png")), "one line"),
         (("--model", "searcher", "the " * 40), "at most 12 tokens"),
         (("--model", "searcher", "the dog", "--num-beams", "0"), "a whole number from 1 to 64"),
         (("--model", "searcher", "the dog", "--num-beams", "2", "--length-penalty", "nan"), "-10 to 10"),

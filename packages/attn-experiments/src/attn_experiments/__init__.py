@@ -11,6 +11,7 @@ COMMANDS = {
     "reproduce": ("Measure a claim of the literature on this machine.", "reproduce:reproduce_command"),
     "attribute": ("Show which tokens an output depends on.", "attribution.command:attribute_command"),
     "roofline": ("Bounds of attention on a known GPU, calculated.", "machine:roofline_command"),
+    "worked": ("Compute a small example of a mechanism, number by number.", "worked.command:worked_command"),
     "energy": ("GPU hours and energy of training, calculated.", "machine:energy_command"),
 }
 """The summary and the function of each command."""

@@ -17,6 +17,8 @@ import typer
 from attn_core.errors import InvalidValue, UnknownName
 from attn_schema.output import Json, print_json, print_table
 
+from attn_experiments.report import Result, Settings, judged
+
 TEN = {"k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18, "Z": 21}
 
 
@@ -134,6 +136,44 @@ class Bound:
         return self.seconds * self.gpu.watts
 
 
+@dataclass(frozen=True, kw_only=True)
+class DecodeStep:
+    """A step in which each of `batch` sequences of `tokens` cached tokens gets one more, of one layer or, with
+    `parameters`, of a whole model of `layers` layers.
+
+    `heads` query heads of `size` elements read `kv_heads` heads of keys and values, of `bytes_each` as the parameters.
+    """
+
+    batch: int
+    tokens: int
+    heads: int
+    kv_heads: int
+    size: int
+    layers: int = 1
+    parameters: float = 0.0
+    bytes_each: int = 2
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise InvalidValue.of("--num-kv-heads", self.kv_heads, f"a divisor of the {self.heads} heads")
+        if self.parameters < 0:
+            raise InvalidValue.of("--parameters", self.parameters, "a number from 0")
+
+    @property
+    def cache_bytes(self) -> int:
+        """The bytes of all cached keys and values, which are read once."""
+        return 2 * self.layers * self.batch * self.tokens * self.kv_heads * self.size * self.bytes_each
+
+    def bounds(self, on: Gpu) -> dict[str, Bound]:
+        """The bounds of reading the cache, and of the products with the parameters, which all sequences share."""
+        flops = 4 * self.layers * self.batch * self.heads * self.tokens * self.size
+        found = {"decode step: cache": Bound(flops, self.cache_bytes, on)}
+        if self.parameters:
+            weights = Bound(2 * self.parameters * self.batch, self.parameters * self.bytes_each, on)
+            found["decode step: parameters"] = weights
+        return found
+
+
 def bounds(call: Call, on: Gpu) -> dict[str, Bound]:
     """The bound of each algorithm; tiles are sized for one multiprocessor's SRAM, as each works independently."""
     return {
@@ -173,22 +213,42 @@ class Training:
         """The energy in kWh: at the power limit, times the data centre's overhead (PUE)."""
         return self.gpu_hours * self.on.watts / 1000 * overhead
 
+    def carbon(self, grams: float, overhead: float = 1.1) -> float:
+        """The emissions in kg of CO2, of a grid with so many grams for each kWh."""
+        if grams < 0:
+            raise InvalidValue.of("--grams", grams, "a number from 0")
+        return self.kilowatt_hours(overhead) * grams / 1000
 
-def roofline_command(
+
+def roofline_command(  # noqa: PLR0913 -- options, given by name
     *,
     name: Annotated[str, typer.Argument(help="a100-40gb, a100-80gb, h100 or h200.")] = "a100-40gb",
     batch: Annotated[int, typer.Option(min=1, help="Number of sequences.")] = 8,
     seq: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 1024,
     num_heads: Annotated[int, typer.Option(min=1, help="Number of heads.")] = 12,
     head_dim: Annotated[int, typer.Option(min=1, help="Size of a head.")] = 64,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="One step that adds a token to each sequence, not a forward pass.")
+    ] = False,
+    num_kv_heads: Annotated[
+        int | None, typer.Option("--num-kv-heads", min=1, help="With --decode: key/value heads, by default all.")
+    ] = None,
+    num_layers: Annotated[int, typer.Option("--num-layers", min=1, help="With --decode: number of layers.")] = 1,
+    parameters: Annotated[float, typer.Option(help="With --decode: parameters that the step reads, too.")] = 0.0,
     json: Json = False,
 ) -> None:
     """Calculate bounds for the time and energy of attention on a GPU from its data sheet; nothing is measured.
 
-    Example: `attn roofline a100-40gb --seq 4096`
+    Examples: `attn roofline a100-40gb --seq 4096`, `attn roofline h100 --decode --num-heads 64 --num-kv-heads 8`
     """
-    on, call = gpu(name), Call(batch=batch, tokens=seq, heads=num_heads, size=head_dim)
-    found = bounds(call, on)
+    on = gpu(name)
+    if decode:
+        sizes = {"batch": batch, "tokens": seq, "heads": num_heads, "kv_heads": num_kv_heads or num_heads}
+        found = DecodeStep(**sizes, size=head_dim, layers=num_layers, parameters=parameters).bounds(on)
+    elif num_kv_heads is not None or num_layers > 1 or parameters:
+        raise InvalidValue.of("options", "--num-kv-heads, --num-layers or --parameters", "--decode with them")
+    else:
+        found = bounds(Call(batch=batch, tokens=seq, heads=num_heads, size=head_dim), on)
     if json:
         print_json({"gpu": on.name, "ridge": on.ridge, "attention": [_plain(*pair) for pair in found.items()]})
         return
@@ -207,18 +267,20 @@ def energy_command(
     train_tokens: Annotated[float, typer.Option(help="Number of training tokens.")] = 9e9,
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")] = 8,
     utilisation: Annotated[float, typer.Option(help="Fraction of the peak rate that training reaches.")] = 0.4,
+    grams: Annotated[float, typer.Option(help="Grams of CO2 for each kWh of the grid; about 400 worldwide.")] = 400,
     json: Json = False,
 ) -> None:
-    """Calculate the GPU hours and the energy of training a model; nothing is measured.
+    """Calculate the GPU hours, the energy and the emissions of training a model; nothing is measured.
 
     Example: `attn energy a100-40gb --parameters 1.5e9 --train-tokens 30e9 --utilisation 0.5`
     """
     trained = Training(parameters=parameters, tokens=train_tokens, gpus=gpus, on=gpu(name), utilisation=utilisation)
     if json:
         hours = {"gpu_hours": trained.gpu_hours, "days": trained.days, "kilowatt_hours": trained.kilowatt_hours()}
+        hours["co2_kilograms"] = trained.carbon(grams)
         print_json({"gpu": name, "gpus": gpus, **hours})
     else:
-        print_table([training_facts(trained)], "nothing to train")
+        print_table([training_facts(trained) | {"CO2": f"{trained.carbon(grams):.0f} kg"}], "nothing to train")
 
 
 def _plain(kind: str, bound: Bound) -> dict[str, Any]:
@@ -230,7 +292,7 @@ def _plain(kind: str, bound: Bound) -> dict[str, Any]:
 def bound_row(kind: str, bound: Bound) -> dict[str, Any]:
     """The table row of one algorithm."""
     return {
-        "forward": kind,
+        "computed": kind,
         "FLOPs": prefixed(bound.flops),
         "bytes": prefixed(bound.bytes),
         "FLOPs a byte": f"{bound.flops / bound.bytes:.0f}",
@@ -257,3 +319,30 @@ def prefixed(number: float) -> str:
         if number >= 10**power:
             return f"{number / 10**power:.3g} {letter}"
     return f"{number:.3g} "
+
+
+def shares(settings: Settings) -> Result:
+    """CL-61: the parts of the forward pass of Llama 3 70B over 8 sequences of tokens, by length, in FLOPs."""
+    width, inner, layers, words, kv_width = 8192, 28_672, 80, 128_256, 1024
+    rows, pairs, attention = [], {}, {}
+    for tokens in (1000, 8000, 128_000):
+        parts = {
+            "projections of attention": layers * 2 * width * (2 * width + 2 * kv_width),
+            "pairs of attention": layers * 4 * tokens * width,
+            "feed-forward": layers * 2 * 3 * width * inner,
+            "unembedding": 2 * width * words,
+        }
+        total = sum(parts.values())
+        pairs[tokens] = parts["pairs of attention"] / total
+        attention[tokens] = pairs[tokens] + parts["projections of attention"] / total
+        told = {name: f"{100 * part / total:.1f} %" for name, part in parts.items()}
+        rows.append({"tokens": tokens, "FLOPs": prefixed(8 * tokens * total)} | told)
+        settings.say(str(rows[-1]))
+    verdict, because = judged(
+        all_of={
+            f"at 1,000 tokens attention is more than half ({100 * attention[1000]:.0f} %)": attention[1000] > 0.5,
+            f"its pairs are more than half at 1,000 tokens ({100 * pairs[1000]:.1f} %)": pairs[1000] > 0.5,
+            f"its pairs are more than half at 128,000 tokens ({100 * pairs[128_000]:.0f} %)": pairs[128_000] > 0.5,
+        }
+    )
+    return Result(rows=rows, verdict=verdict, because=because)

@@ -10,14 +10,15 @@ import typer
 from attn_core.errors import Incompatible, InvalidValue
 from attn_schema.output import Json, note, print_json, print_rows, print_table
 
-from attn_experiments.claims import Claim, claim, claims
+from attn_experiments.claims import Claim, Experiment, claim, claims
 from attn_experiments.report import Result, Settings, as_text, plain, quiet, save
 
 
 def reproduce_command(
     *,
     name: Annotated[str | None, typer.Argument(help="A claim, such as CL-4.")] = None,
-    every: Annotated[bool, typer.Option("--list", help="List all claims with their verdicts.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List all claims with their verdicts.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Measure every claim that has an experiment.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs of each kind, with different seeds.")] = 3,
     share: Annotated[float, typer.Option(help="Fraction of the usual steps; less is faster and less certain.")] = 1.0,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write JSON and a picture there.")] = None,
@@ -25,11 +26,18 @@ def reproduce_command(
 ) -> None:
     """Measure a claim about attention on this machine: what is claimed, how it is measured, table, picture, verdict.
 
+    With `--all`, a row for each claim that has an experiment: the verdict found, the one on record, and the seconds.
+
     Examples: `attn reproduce --list`, `attn reproduce CL-4 --out results`, `attn reproduce CL-58 --seeds 1`
     """
-    if every or name is None:
-        listed = [row_of(found) for found in claims().values()]
-        print_rows(listed, "no claim is known", json=json)
+    if name is not None and (listed or every):
+        raise InvalidValue.of("claim", name, "no claim with --list or --all")
+    settings = Settings(seeds=seeds, share=share, say=quiet if json else progress)
+    if every:
+        print_rows(reproduce_all(settings, out), "no claim has an experiment", json=json)
+        return
+    if name is None:
+        print_rows([row_of(found) for found in claims().values()], "no claim is known", json=json)
         return
     asked = claim(name)
     if asked.experiment is None:
@@ -37,15 +45,38 @@ def reproduce_command(
         raise Incompatible(f"{asked.name} has no experiment: {asked.holds}. It is shown by {shown}", claim=asked.name)
     if not json:
         typer.echo(introduction(asked))
-    began = time.perf_counter()
-    say = quiet if json else progress
-    result = asked.experiment.load()(Settings(seeds=seeds, share=share, say=say))
-    seconds = time.perf_counter() - began
+    result, seconds = timed(asked.experiment, settings)
     written = [] if out is None else save(result, asked.name, out)
     if json:
         print_json(plain(result) | {"claim": asked.name, "seconds": seconds, "recorded": asked.verdict})
         return
     show(asked, result, seconds, written)
+
+
+def timed(experiment: Experiment, settings: Settings) -> tuple[Result, float]:
+    """The result of an experiment, and the seconds that it took."""
+    began = time.perf_counter()
+    result = experiment.load()(settings)
+    return result, time.perf_counter() - began
+
+
+def reproduce_all(settings: Settings, out: Path | None) -> list[dict[str, Any]]:
+    """Run every experiment once, also where several claims share it, and save each into `out`; a row for each claim."""
+    found: dict[str, tuple[Result, float]] = {}
+    rows = []
+    for asked in claims().values():
+        if asked.experiment is None:
+            continue
+        target = asked.experiment.target
+        if target not in found:
+            settings.say(asked.name)
+            found[target] = timed(asked.experiment, settings)
+        result, seconds = found[target]
+        if out is not None:
+            save(result, asked.name, out)
+        verdicts = {"verdict": result.verdict, "on record": asked.verdict}
+        rows.append({"claim": asked.name} | verdicts | {"seconds": round(seconds, 1), "because": result.because})
+    return rows
 
 
 def progress(words: str) -> None:

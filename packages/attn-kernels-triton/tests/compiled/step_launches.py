@@ -22,7 +22,7 @@ SPECS: dict[str, RecurrentStepSpec] = {
     "retnet": RecurrentStepSpec(
         **{**SIZES, "value_size": 256}, rotary="pairs", decay="head", norm_heads=1, gate="silu"
     ),
-    "lightning": RecurrentStepSpec(**SIZES, feature_map="silu", decay="head", norm_heads=HEADS),
+    "lightning": RecurrentStepSpec(**SIZES, feature_map="silu", decay="head", norm_heads=HEADS, gate="sigmoid"),
     "gla": RecurrentStepSpec(
         **{**SIZES, "key_size": 64}, decay="channel", decay_form="log_sigmoid", norm_heads=1, gate="silu"
     ),

@@ -136,6 +136,7 @@ def test_on_hopper_gradients_of_many_heads_are_joined_in_one_program_that_does_n
 
 @pytest.mark.usefixtures("joined")
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 def test_joined_gradients_ask_for_keys_behind_the_last_one_only_where_there_are_such():
     whole, ragged = (
         artefact(launches(64, mask=Full(), length=length, **FILLING)["joined"]).count("FSEL") for length in (2048, 2000)
@@ -145,6 +146,7 @@ def test_joined_gradients_ask_for_keys_behind_the_last_one_only_where_there_are_
 
 @pytest.mark.usefixtures("joined")
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("filled", [0.0, 1.1])
 def test_gradients_of_one_head_whose_numbers_are_constants_compile(monkeypatch, filled):
     monkeypatch.setattr(backward, "FILLED", filled)
@@ -155,6 +157,7 @@ def test_gradients_of_one_head_whose_numbers_are_constants_compile(monkeypatch, 
 
 @pytest.mark.usefixtures("joined")
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("size", "band"), [(size, band) for size in (64, 128) for band in BANDS if size == 64 or band not in CROWDED]
 )
@@ -169,6 +172,7 @@ def test_gradients_of_wide_heads_that_would_spill_are_not_joined(band):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("mask", [Full(), Window(left=512)], ids=lambda mask: mask.kind)
 @pytest.mark.parametrize("program", ["to_queries", "to_keys"])
 @pytest.mark.parametrize("size", [64, 128])
@@ -192,6 +196,7 @@ def test_on_hopper_a_warp_that_fetches_gives_its_registers_to_those_that_compute
 
 
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("mask", [Full(), Causal(), Window(left=512)], ids=lambda mask: mask.kind)
 @pytest.mark.parametrize(
     ("width", "choice"), [(width, choice) for width, choices in CANDIDATES.items() for choice in choices]
@@ -206,6 +211,7 @@ def test_on_hopper_no_candidate_of_the_tuner_spills(monkeypatch, width, choice, 
 
 
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", WIDER)
 def test_on_hopper_wide_heads_and_windows_do_not_spill_either(name):
     shape, program = WIDER[name]
@@ -213,6 +219,7 @@ def test_on_hopper_wide_heads_and_windows_do_not_spill_either(name):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("target", OTHERS)
 def test_every_program_compiles_for_other_gpus(target, copier):
     copier(present=target == "sm_100")
@@ -222,12 +229,14 @@ def test_every_program_compiles_for_other_gpus(target, copier):
 
 @pytest.mark.usefixtures("joined")
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 def test_joined_gradients_compile_for_the_next_chip():
     launch = launches(64, **FILLING)["joined"]
     assert compiled(launch, OTHERS["sm_100"]).metadata.target == OTHERS["sm_100"]
 
 
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("target", OTHERS)
 @pytest.mark.parametrize("name", FURTHER)
 def test_packed_texts_biases_and_dropout_compile_for_other_gpus(name, target):

@@ -73,6 +73,7 @@ def test_on_hopper_programs_over_pages_do_not_spill(name):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", OTHER_SHIPPED)
 def test_on_hopper_no_other_program_over_pages_spills_either(name):
     require_ships(OTHER_SHIPPED[name])
@@ -143,6 +144,7 @@ def test_on_hopper_programs_over_shared_prefixes_do_not_spill(name, sharing):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("target", OTHERS)
 def test_programs_over_shared_prefixes_compile_for_other_gpus(target, sharing):
     found = [
@@ -152,6 +154,7 @@ def test_programs_over_shared_prefixes_compile_for_other_gpus(target, sharing):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("target", OTHERS)
 def test_steps_that_are_cut_on_the_device_compile_for_other_gpus(target):
     found = [compiled(launch, OTHERS[target]).metadata.target for launch in decode_launches(128)]
@@ -159,6 +162,7 @@ def test_steps_that_are_cut_on_the_device_compile_for_other_gpus(target):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("target", OTHERS)
 def test_steps_with_prompts_that_are_cut_on_the_device_compile_for_other_gpus(target):
     launches, chip = step_launches(128), OTHERS[target]
@@ -169,6 +173,7 @@ def test_steps_with_prompts_that_are_cut_on_the_device_compile_for_other_gpus(ta
 
 
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("target", OTHERS)
 @pytest.mark.parametrize("form", ["plain", "int8", "int4"])
 def test_programs_over_pages_compile_for_other_gpus(target, form):

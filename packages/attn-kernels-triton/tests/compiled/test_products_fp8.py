@@ -79,6 +79,7 @@ def test_sums_of_codes_are_added_in_float32_turn_by_turn():
 
 
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("count", COUNTS)
 def test_weights_alone_compile_for_chips_of_others_whose_e4m3_is_another(count, group):

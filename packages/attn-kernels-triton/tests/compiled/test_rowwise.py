@@ -50,6 +50,7 @@ def test_on_hopper_no_program_on_rows_spills(name):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", OTHER_SHIPPED)
 def test_on_hopper_no_other_program_on_rows_spills_either(name):
     require_ships(OTHER_SHIPPED[name]())
@@ -64,6 +65,7 @@ def test_memory_is_read_and_written_in_wide_pieces(name):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("target", OTHERS)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_programs_on_rows_compile_for_other_gpus(target, name):

@@ -45,6 +45,7 @@ def with_gradients(logits: Tensor, ids: Tensor, targets: Targets) -> tuple[Tenso
     return found.detach(), torch.autograd.grad(found.sum(), logits)[0]
 
 
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("targets", KINDS, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (5, 2), (4, 32), (6, 75)], ids=str)

@@ -25,7 +25,7 @@ SPECS = {
     "a normalizer that fades": {"feature_map": "elu_plus_one", "normalizer": True, "decay": "head"},
     "retnet": {"rotary": "pairs", "decay": "head", "norm_heads": 1, "gate": "silu"},
     "halves turn, channels fade": {"rotary": "halves", "decay": "channel", "norm_heads": 1, "gate": "silu"},
-    "lightning": {"feature_map": "silu", "decay": "head", "norm_heads": 4},
+    "lightning": {"feature_map": "silu", "decay": "head", "norm_heads": 4, "gate": "sigmoid"},
     "gla": {"decay": "channel", "decay_form": "log_sigmoid", "norm_heads": 1, "gate": "silu"},
     "deltanet": DELTA,
     "deltanet without a convolution": {**DELTA, "taps": 0},
@@ -77,6 +77,7 @@ def require_right(inputs) -> None:
         assert torch.equal(inputs.state.fields[name][untouched], rows)
 
 
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", SPECS)
 def test_outputs_and_states_are_those_of_the_definition(name, dtype, divided):

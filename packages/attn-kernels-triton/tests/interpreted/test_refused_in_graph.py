@@ -70,6 +70,7 @@ def compiled(backend="aot_eager"):
     return run
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("which", REFUSED)
 @pytest.mark.parametrize("label", CALLS)
 def test_the_next_kernel_computes_in_a_graph_what_the_chip_cannot_and_it_is_said_once(label, which, refused):
@@ -125,6 +126,7 @@ def test_other_errors_of_an_operator_are_raised(monkeypatch):
         run(operands.query)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("which", REFUSED)
 @pytest.mark.parametrize("kind", RECURRENCES, ids=str)
 def test_recurrences_of_a_graph_go_by_the_next_kernel_too(kind, which, refused):

@@ -92,6 +92,7 @@ def require_right(kind, tokens: int, dtype: torch.dtype, before: Tensor | None =
         require_close(found[name].to(dtype), plain[name], truth, f"{kind} {tokens} {name}", roundings)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_outputs_memories_and_gradients_are_those_of_the_definition(kind, shape):

@@ -43,6 +43,7 @@ def step_of(layer, static, at: list[tuple[int, int]], rows: torch.Tensor) -> tor
         return layer.step(padded, static.batch(PADDED, 1), static.view(PADDED, 1)["layer"])[: len(at)]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", CACHES)
 def test_static_steps_after_prompts_compute_what_the_layer_defines_in_float64(name, programs):
     layer, store = prepared(name, CACHES[name], PROMPTS)
@@ -117,6 +118,7 @@ def test_a_kernel_that_was_asked_for_by_name_is_not_replaced(name, programs):
     assert not {"step_heads", "go_through"} & set(programs)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", CACHES)
 def test_with_gradients_layers_compute_steps_themselves(name, programs):
     layer, store = prepared(name, CACHES[name], PROMPTS)
@@ -149,6 +151,7 @@ def test_steps_in_bfloat16_are_as_close_to_float64_as_those_that_the_layer_compu
         require_close(*outs, f"{name} {number}")
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", CACHES)
 def test_a_token_beside_a_chunk_of_a_prompt_is_computed_as_in_a_step_of_single_tokens(name, programs):
     """Request 0 computes 3 tokens more and request 2 a single one; then the same of 2 in a step of single tokens."""

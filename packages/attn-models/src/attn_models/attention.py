@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_core import (
     Capability,
@@ -21,7 +22,11 @@ from attn_core import (
 from attn_core.declared import PINNED
 from attn_core.errors import Incompatible
 from attn_core.plugins.registry import Registry
+from attn_core.rotary import layer_rotary
 from attn_schema.decoder import AttentionChoice, DecoderConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,12 @@ def _layer_attention(
 ) -> LayerAttention:
     mechanism = registry.get(choice.mechanism)
     _require(mechanism, _needs(config, choice), registry)
+    options = dict(choice.options)
+    if options.get("rotary") is not None:
+        options["rotary"] = layer_rotary(config.rotary, options["rotary"])
     mechanism_config = configure(
         mechanism,
-        choice.options,
+        options,
         hidden_size=config.hidden_size,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -227,3 +235,26 @@ def _chosen(
         message = f"mechanism {mechanism.name!r} is not {words}, as {place} must be; these are: {', '.join(able)}"
         raise Incompatible(message, mechanism=mechanism.name)
     return LayerAttention(mechanism, configure(mechanism, options, **shared))
+
+
+@contextmanager
+def recorded_weights(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Context that records the weights [batch, heads, query, key] of every attention layer, in order of computation.
+
+    Attention layers are the submodules with the name `attention`. Raises `Incompatible` in the model's forward pass if
+    a mechanism has no weights.
+    """
+    maps: list[Tensor] = []
+
+    def keep(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not hasattr(layer, "weights"):
+            raise Incompatible(f"{type(layer).__name__} has no attention weights")
+        maps.append(layer.weights(*args, **kwargs).detach())
+
+    layers = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "attention"]
+    handles = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
+    try:
+        yield maps
+    finally:
+        for handle in handles:
+            handle.remove()

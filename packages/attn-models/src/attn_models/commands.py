@@ -1,4 +1,4 @@
-"""The commands `attn convert` and `attn pull`. Torch is imported only where weights are written."""
+"""The commands `attn convert`, `attn pull` and `attn tokenize`. Torch is imported only where weights are written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from attn_core.errors import InvalidValue
-from attn_schema.output import Json, print_json
+from attn_schema.output import Json, print_json, print_rows
 from attn_schema.text_files import read_text
 from typer.core import TyperGroup
 
@@ -81,6 +81,26 @@ def pull(
         else:
             place = pull_source(name, report=report)
     _answer({"name": name, "path": str(place)}, str(place), json)
+
+
+def tokenize(
+    model: Annotated[str, typer.Argument(help="A model of this machine, or a model folder.")],
+    text: Annotated[str, typer.Argument(help="The text.")],
+    special: Annotated[bool, typer.Option("--special", help="Also the tokens that are put around a text.")] = False,  # noqa: FBT002  (the user gives it as a flag)
+    json: Json = False,  # noqa: FBT002  (the user gives it as a flag)
+) -> None:
+    """Show the tokens of a text, as the model reads it: the number of each, and its piece of the text.
+
+    Example: `attn tokenize smollm2-135m-instruct "Hi how are you"`
+    """
+    from attn_models.sources.store import ModelStore
+    from attn_models.tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(ModelStore().find(model))
+    ids = tokenizer.encode(text, add_special=special)
+    print_rows(
+        [{"token": number, "piece": repr(tokenizer.token_text(number))} for number in ids], "no token", json=json
+    )
 
 
 def _answer(facts: Any, text: str, json: bool) -> None:  # noqa: FBT001  (the user's flag)

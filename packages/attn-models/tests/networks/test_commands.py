@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from attn_core import installed
 from attn_models import commands
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
+from attn_models.tokenizers.learned import byte_pair_tokenizer
 from attn_testing.checkpoints import require_same_model
 from typer.testing import CliRunner
 
@@ -66,3 +68,16 @@ def test_pull_finds_what_was_fetched_before(attn, tmp_path, monkeypatch):
     text.parent.mkdir()
     text.write_text("To be")
     assert json.loads(attn("pull", "shakespeare", "--json").stdout)["path"] == str(text)
+
+
+def test_tokenize_shows_the_pieces_that_the_text_is_made_of(tiny, tmp_path):
+    text = "Hi how are you"
+    tokenizer = byte_pair_tokenizer([text * 3], 265)
+    save_model(tmp_path / "model", Decoder(tiny(vocab_size=tokenizer.vocab_size)), tokenizer=tokenizer)
+    app = typer.Typer()
+    app.command()(commands.tokenize)
+    shown = CliRunner().invoke(app, [str(tmp_path / "model"), text, "--json"])
+    rows = json.loads(shown.stdout)
+    assert [row["token"] for row in rows] == tokenizer.encode(text)
+    assert "".join(ast.literal_eval(row["piece"]) for row in rows) == text
+    assert CliRunner().invoke(app, [str(tmp_path / "none"), text]).exit_code != 0

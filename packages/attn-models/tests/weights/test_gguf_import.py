@@ -13,8 +13,8 @@ import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
 from attn_models.weights import gguf_config, import_gguf_weights, read_gguf_header
-from attn_models.weights.gguf_architectures import shortest_float32
 from attn_models.weights.gguf_child import REFUSED, half_split_rows, plan_shards, stored
+from attn_models.weights.gguf_rope import shortest_float32
 from safetensors.torch import load_file
 
 
@@ -83,7 +83,11 @@ def test_the_configuration_says_what_the_file_says(tiny_llama) -> None:
     config = gguf_config(read_gguf_header(tiny_llama.path), "float32")
     assert config["model_type"] == "llama"
     assert (config["hidden_size"], config["head_dim"], config["num_key_value_heads"]) == (64, 16, 2)
-    assert (config["rms_norm_eps"], config["rope_theta"], config["dtype"]) == (1e-5, 10000.0, "float32")
+    assert (config["rms_norm_eps"], config["rope_parameters"]["rope_theta"], config["dtype"]) == (
+        1e-5,
+        10000.0,
+        "float32",
+    )
     assert config["tie_word_embeddings"] is True
     assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, 2, None)
 
@@ -131,10 +135,10 @@ def rewritten(source: Path, target: Path, **changes: object) -> Path:
         ({"tensors": {"blk.1.ffn_up.weight": None}}, CheckpointInvalid, "ffn_up.weight' is missing"),
         ({"tensors": {"output_norm.weight": np.zeros(32, np.float32)}}, CheckpointInvalid, "output_norm.weight"),
         ({"more": {"extra.weight": np.zeros(32, np.float32)}}, CheckpointInvalid, "extra.weight"),
-        ({"more": {"rope_freqs.weight": np.zeros(8, np.float32)}}, Incompatible, "scaling"),
+        ({"more": {"rope_freqs.weight": np.zeros(8, np.float32)}}, CheckpointInvalid, "not above 0"),
+        ({"more": {"rope_freqs.weight": np.arange(1, 9, dtype=np.float32)}}, Incompatible, "Llama 3"),
         ({"added": {"llama.expert_count": 8}}, Incompatible, "experts"),
         ({"added": {"llama.attention.sliding_window": 4}}, Incompatible, r"llama\.attention\.sliding_window = 4"),
-        ({"added": {"llama.rope.scaling.factor": 4}}, Incompatible, "allowed: 0.0 or 1.0"),
         ({"added": {"llama.rope.scale_linear": 4}}, Incompatible, "scale_linear"),
         ({"added": {"llama.attention.causal": 0}}, Incompatible, "causal"),
         ({"added": {"llama.attention.scale": 2}}, Incompatible, "attention.scale = 2 cannot"),
@@ -152,6 +156,29 @@ def test_a_file_that_is_no_llama_is_refused_by_what_is_wrong(tiny_llama, tmp_pat
     header = read_gguf_header(rewritten(tiny_llama.path, tmp_path / "other.gguf", **changes))
     with pytest.raises(error, match=says):
         import_gguf_weights(header, tmp_path, "bfloat16")
+
+
+def test_factors_of_rotary_frequencies_are_llama_3s_scaling(tiny_llama, tmp_path: Path) -> None:
+    """transformers computes the frequencies whose ratios llama.cpp's converter stores."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {**scaling, "original_max_position_embeddings": 8192, "rope_theta": 500000.0}
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, rope_parameters=rope, max_position_embeddings=1 << 17)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    factors = (500000.0 ** -(torch.arange(0, 16, 2) / 16) / scaled).numpy().astype(np.float32)
+    assert 1 < sorted(factors)[-2] <= 32
+    path = rewritten(
+        tiny_llama.path,
+        tmp_path / "llama3.gguf",
+        metadata={"llama.rope.freq_base": 500000.0},
+        more={"rope_freqs.weight": factors},
+    )
+    header = read_gguf_header(path)
+    assert gguf_config(header, "float32")["rope_parameters"] == rope
+    import_gguf_weights(header, tmp_path, "float32")
+    assert "rope_freqs.weight" not in load_file(tmp_path / "model.safetensors")
 
 
 def test_a_weight_that_is_nan_is_refused_with_the_tensors_name(tiny_llama, tmp_path: Path) -> None:

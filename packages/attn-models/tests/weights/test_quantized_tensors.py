@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from attn_models.quantization.block_tensor import BlockTensor
 from attn_models.sources import convert
 from attn_models.weights import read_folder
 from attn_models.weights.checkpoint_folder import write_folder
-from attn_models.weights.quantized_tensors import with_plain_weights
+from attn_models.weights.quantized_tensors import format_of, with_plain_weights
 from attn_schema.decoder import DecoderConfig
 from safetensors.torch import load_file
 
@@ -369,3 +370,23 @@ def test_gpt_oss_with_experts_in_mxfp4_gives_the_logits_of_transformers(tmp_path
     tokens = torch.randint(61, (2, 11))
     with torch.no_grad():
         torch.testing.assert_close(load_model(tmp_path / "model").model(tokens), peer(tokens).logits, rtol=0, atol=1e-4)
+
+
+# As `to_dict` of transformers 5.24's classes, besides the keys that the forms above have.
+WRITTEN = {
+    "gptq": {"damp_percent": 0.1, "act_group_aware": True, "model_seqlen": None, "format": "gptq", "backend": "auto"},
+    "awq": {"desc_act": False, "act_group_aware": True, "sym": True, "format": "gemm", "true_sequential": True},
+    "fp8": {"modules_to_convert": None, "scale_fmt": "float", "expert_dtype": "fp8", "dequantize": False},
+    "compressed-tensors": {"config_groups": None, "moe_sparsity_config": None, "run_compressed": True},
+}
+
+
+@pytest.mark.parametrize("method", WRITTEN)
+def test_keys_that_are_not_about_the_numbers_stop_no_file(method):
+    usual = {
+        "gptq": {"bits": 4},
+        "awq": {"bits": 4, "zero_point": True},
+        "compressed-tensors": {"format": "float-quantized"},
+    }
+    config = {"quant_method": method, **usual.get(method, {}), **WRITTEN[method]}
+    assert format_of({"quantization_config": config}, Path("config.json")) is not None

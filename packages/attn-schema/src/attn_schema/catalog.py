@@ -52,11 +52,6 @@ class ModelInfo(Schema, frozen=True, kw_only=True):
         "none.")
     ] = ""  # fmt: skip
     replicas: Annotated[int, Meta(description="Number of engines that are serving it.")] = 0
-    traffic: Annotated[
-        float,
-        Meta(description="For a version, the fraction, from 0 to 1, of the requests that name no version that is "
-        "routed to it."),
-    ] = 0.0  # fmt: skip
 
 
 class Paper(Schema, frozen=True, kw_only=True):

@@ -21,7 +21,9 @@ from attn.v1 import catalog_pb2, common_pb2, inference_pb2, model_pb2, training_
 from attn_core.errors import InvalidValue, UserError
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto
 from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from attn_schema.json_text import spelled
 from attn_schema.schema import FieldInfo, element_of, fields_of, is_noun
@@ -113,13 +115,31 @@ def encode(value: msgspec.Struct) -> bytes:
 
 
 def parsed(noun: type[msgspec.Struct], data: bytes) -> Message:
-    """The message of a noun from its bytes; raises `InvalidMessage`."""
+    """The message of a noun from its bytes; raises `InvalidMessage`, and `InvalidValue` for a field that was removed.
+
+    Other fields that this version does not know are let through, as protobuf does.
+    """
     kind = message_class(noun)
     try:
-        return kind.FromString(data)
+        message = kind.FromString(data)
     except Exception as error:
         text = f"the request is not a valid message {kind.DESCRIPTOR.name}: wrong bytes, or text that is not UTF-8"
         raise InvalidMessage(text, expected=kind.DESCRIPTOR.full_name) from error
+    if removed := removed_fields(noun):
+        unknown = UnknownFieldSet(message)
+        for number in (unknown[place].field_number for place in range(len(unknown))):
+            if number in removed:
+                raise InvalidValue.of(removed[number], "a value", "none; this option was removed")
+    return message
+
+
+@functools.cache
+def removed_fields(noun: type[msgspec.Struct]) -> dict[int, str]:
+    """The names of the removed fields of a noun's message by number: its .proto reserves both, in the same order."""
+    described = DescriptorProto()
+    message_class(noun).DESCRIPTOR.CopyToProto(described)
+    numbers = [number for part in described.reserved_range for number in range(part.start, part.end)]
+    return dict(zip(numbers, described.reserved_name, strict=True))
 
 
 def from_message(noun: type[Noun], message: Message) -> Noun:

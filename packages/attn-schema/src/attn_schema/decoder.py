@@ -97,7 +97,8 @@ class SourceConfig(PlainConfig):
 class AttentionChoice(PlainConfig):
     """A mechanism by name, and its own options.
 
-    Options override, for this layer, the decoder's numbers of heads; `rotary` None turns off rotary positions here.
+    Options override, for this layer, the decoder's numbers of heads, and by `rotary` its rotary positions: None turns
+    them off here, a mapping changes some of the fields of `attn_core.Rotary`.
     """
 
     mechanism: str
@@ -105,13 +106,14 @@ class AttentionChoice(PlainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.options.get("rotary") is not None:
-            raise InvalidValue.of("rotary", self.options["rotary"], "null, for a layer without rotary positions")
+        if self.options.get("rotary") is not None and not isinstance(self.options["rotary"], Mapping):
+            allowed = "null, for a layer without rotary positions, or an object of what differs in this layer"
+            raise InvalidValue.of("rotary", self.options["rotary"], allowed)
 
     @property
     def has_rotary(self) -> bool:
-        """Whether the layer uses the decoder's rotary positions."""
-        return "rotary" not in self.options
+        """Whether the layer uses rotary positions if the decoder has them."""
+        return self.options.get("rotary", True) is not None
 
     @classmethod
     def from_plain(cls, values: object) -> AttentionChoice:
@@ -207,7 +209,7 @@ class NormConfig(BiasConfig):
     "parallel_shared" through one norm (GPT-J). Only LayerNorms have biases.
     """
 
-    norm: Annotated[Norm, _model("Normalization; layer if not given.")] = "layer"
+    norm: Annotated[Norm, _model("Normalization; if not given, rms for rotary positions, else layer.")] = "layer"
     norm_place: Annotated[
         NormPlace,
         _model(
@@ -228,9 +230,10 @@ class FeedForwardConfig(BiasConfig):
     multiple of 8.
     """
 
-    feed_forward: Annotated[FeedForwardKind, _model("Activation of the feed-forward layers; gelu if not given.")] = (
-        "gelu"
-    )
+    feed_forward: Annotated[
+        FeedForwardKind,
+        _model("Activation of the feed-forward layers; if not given, swiglu for rotary positions, else gelu_tanh."),
+    ] = "gelu"
     intermediate_size: (
         Annotated[
             int,

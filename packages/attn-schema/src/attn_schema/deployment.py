@@ -115,14 +115,6 @@ class ServedModelConfig(Checked, frozen=True, kw_only=True):
     deployment: Annotated[
         DeploymentConfig, Meta(description="Number of engines; as in the file's table `deployment` if not given.")
     ] | None = None  # fmt: skip
-    traffic: Annotated[
-        float,
-        Meta(
-            ge=0, le=1,
-            description="For a version NAME@VERSION, the fraction of the requests that name only NAME that is routed "
-            "to it; versions without this option share the rest.",
-        ),
-    ] | None = None  # fmt: skip
 
 
 class ClusterConfig(Checked, frozen=True, kw_only=True):
@@ -131,7 +123,7 @@ class ClusterConfig(Checked, frozen=True, kw_only=True):
     models: Annotated[
         dict[str, ServedModelConfig],
         Meta(
-            description="Models by the names that requests use; the versions of a model are named NAME@VERSION.",
+            description="Models by the names that requests use.",
             extra={"wire": False, "flag": False},
         ),
     ] = {}  # noqa: RUF012 - msgspec copies it  # fmt: skip

@@ -36,6 +36,11 @@ class ChatMessage(Checked, frozen=True, kw_only=True):
         Meta(description="Image files, for a vision-language model, inserted at the U+FFFC characters of the text, or "
         "before the text."),
     ] = ()  # fmt: skip
+    extra: Annotated[
+        str,
+        Meta(description="JSON object with further keys of the message for the chat template, such as tool_calls or "
+        "reasoning_content. A null content in it stands for that of the message."),
+    ] = ""  # fmt: skip
 
 
 class EncoderPrompt(Checked, frozen=True, kw_only=True):
@@ -64,9 +69,16 @@ class Prompt(Checked, frozen=True, kw_only=True):
         Meta(description="Encoder input, for encoder-decoder models only; the other fields are then the beginning of "
         "the output."),
     ] | None = None  # fmt: skip
+    chat_template_kwargs: Annotated[
+        str,
+        Meta(description="JSON object with further values for the chat template, such as tools, documents or "
+        "enable_thinking; only with chat."),
+    ] = ""  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.chat_template_kwargs and self.chat is None:
+            raise InvalidValue.of("chat_template_kwargs", self.chat_template_kwargs[:60], "only with chat")
         given = [name for name in ("text", "token_ids", "chat") if getattr(self, name) is not None]
         if len(given) > 1 or (not given and self.encoder_prompt is None):
             raise InvalidValue.of("prompt", given or None, "exactly one of text, token_ids and chat")
@@ -188,13 +200,6 @@ class OutputDelta(Schema, frozen=True, kw_only=True):
             "on the last delta of the stream only, and only if they may differ."
         ),
     ] | None = None  # fmt: skip
-    model: Annotated[
-        str,
-        Meta(
-            description="The model with its version that computes the stream, if the request named no version; on the "
-            "first delta only."
-        ),
-    ] = ""  # fmt: skip
 
 
 class Completion(Schema, frozen=True, kw_only=True):
@@ -308,7 +313,10 @@ class AttentionMap(Schema, frozen=True, kw_only=True):
     attention_weights: Annotated[
         Tensor, Meta(description="Weights of shape [heads, query tokens, key tokens], float32.")
     ]
-    query_tokens: Annotated[tuple[str, ...], Meta(description="Text of each query token.")]
+    query_tokens: Annotated[
+        tuple[str, ...],
+        Meta(description="Text of each query token; of cross-attention, of the token generated from the query."),
+    ]
     key_tokens: Annotated[tuple[str, ...], Meta(description="Text of each key token.")]
     input_gradients: Annotated[
         tuple[float, ...],
@@ -319,6 +327,9 @@ class AttentionMap(Schema, frozen=True, kw_only=True):
     ] = ()
     next_token: Annotated[str, Meta(description="Text of the most likely next token, if there are gradients.")] = ""
     gradients_note: Annotated[str, Meta(description="Why requested gradients could not be computed.")] = ""
+    cross_attention: Annotated[
+        bool, Meta(description="Whether the keys are the tokens that the encoder reads, not the queries' own sequence.")
+    ] = False
 
 
 class Embeddings(Schema, frozen=True, kw_only=True):
@@ -357,7 +368,6 @@ class Resumption(Checked, frozen=True, kw_only=True):
         ),
     ]
     computed_on: Annotated[str, Meta(description="The `computed_on` of the first message of the stream.")] = ""
-    model: Annotated[str, Meta(description="The `model` of the first message of the stream.")] = ""
 
 
 class GenerateRequest(Checked, frozen=True, kw_only=True):

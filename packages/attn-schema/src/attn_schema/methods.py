@@ -121,17 +121,13 @@ class GetModelResponse(Schema, frozen=True, kw_only=True):
 
 
 class LoadModelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to load a model, a version of a model, or an adapter on a model."""
+    """A request to load a model, or an adapter on a model."""
 
     name: Name = ""
     source: Annotated[str, Meta(description="What to load: a folder, a registered name or a training job.")] = ""
     engine: Annotated[EngineConfig, Meta(description="Engine options.")] = EngineConfig()
     base_model: Annotated[str, Meta(description="For an adapter, the loaded model that it is applied to.")] = ""
     deployment: Annotated[DeploymentConfig, Meta(description="Number of engines.")] = DeploymentConfig()
-    traffic: Annotated[float, Meta(description="For a version, the fraction of requests routed to it.")] | None = None
-    replace: Annotated[
-        bool, Meta(description="Whether the other versions of the model are unloaded once this one serves.")
-    ] = False
 
 
 class LoadModelResponse(Schema, frozen=True, kw_only=True):
@@ -162,19 +158,6 @@ class ScaleModelResponse(Schema, frozen=True, kw_only=True):
     """The model that was scaled."""
 
     model: Annotated[ModelInfo, Meta(description="The model.")] = ModelInfo()
-
-
-class SetTrafficRequest(Schema, frozen=True, kw_only=True):
-    """A request to divide the requests for a model among its versions."""
-
-    name: Name = ""
-    traffic: Annotated[dict[str, float], Meta(description="Fraction of the requests, by version.")] = {}  # noqa: RUF012
-
-
-class SetTrafficResponse(Schema, frozen=True, kw_only=True):
-    """The versions of a model."""
-
-    models: Annotated[tuple[ModelInfo, ...], Meta(description="The versions with their traffic.")] = ()
 
 
 class ListMechanismsRequest(Schema, frozen=True, kw_only=True):
@@ -348,9 +331,6 @@ UNLOAD_MODEL: Final = Method(
 SCALE_MODEL: Final = Method(
     service=MODELS, name="ScaleModel", request=ScaleModelRequest, response=ScaleModelResponse, changes=True
 )
-SET_TRAFFIC: Final = Method(
-    service=MODELS, name="SetTraffic", request=SetTrafficRequest, response=SetTrafficResponse, changes=True
-)
 LIST_MECHANISMS: Final = Method(
     service=CATALOG, name="ListMechanisms", request=ListMechanismsRequest, response=ListMechanismsResponse
 )
@@ -390,7 +370,7 @@ DELETE_TRAINING_JOB: Final = Method(
 
 METHODS: Final[tuple[Row, ...]] = (
     GENERATE, SCORE, EMBED, TOKENIZE, ATTENTION_MAPS, GET_ENGINE_STATS,
-    LIST_MODELS, GET_MODEL, LOAD_MODEL, UNLOAD_MODEL, SCALE_MODEL, SET_TRAFFIC,
+    LIST_MODELS, GET_MODEL, LOAD_MODEL, UNLOAD_MODEL, SCALE_MODEL,
     LIST_MECHANISMS, GET_MECHANISM,
     SUBMIT_TRAINING_JOB, ESTIMATE_TRAINING_JOB, GET_TRAINING_JOB, LIST_TRAINING_JOBS, WATCH_TRAINING_JOB,
     CANCEL_TRAINING_JOB, RESUME_TRAINING_JOB, DELETE_TRAINING_JOB,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Annotated, Any
@@ -21,6 +22,8 @@ from attn_schema.json_text import spelled
 
 UNWRAPPED = 10_000
 """The table width, in characters, for output to pipes and files, so that no row is wrapped."""
+SHORT = 12
+"""The longest cell of a table, in characters, that is never wrapped: a number with its unit."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -85,7 +88,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]], empty: str, *, json: bool) -> 
 def print_table(rows: Sequence[Mapping[str, Any]], empty: str, *, title: str | None = None) -> None:
     """Print rows with the same keys as a table, or the sentence `empty` if there are none; None is a blank cell.
 
-    On a terminal, cells are wrapped to its width; in a pipe or file, every row is one line.
+    In a pipe or file, every row is one line. On a terminal, long cells are wrapped between words; where a row does not
+    fit so, or becomes long, it is its first cell and an indented paragraph of the others.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -94,12 +98,34 @@ def print_table(rows: Sequence[Mapping[str, Any]], empty: str, *, title: str | N
     if not rows:
         sys.stdout.write(empty + "\n")
         return
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else UNWRAPPED, markup=False, highlight=False)
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, title=title, title_justify="left")
+    cells = [[_cell(value) for value in row.values()] for row in rows]
+    needed = 3 * (len(rows[0]) - 1)
     for place, column in enumerate(rows[0]):
-        table.add_column(column, overflow="fold", no_wrap=place == 0)
-    for row in rows:
-        table.add_row(*map(_cell, row.values()))
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else UNWRAPPED, markup=False).print(table)
+        whole = [row[place] for row in cells if place == 0 or len(row[place]) <= SHORT]
+        words = [word for row in cells for word in row[place].split()]
+        longest = max(map(len, [*column.split(), *whole, *words]))
+        needed += longest
+        table.add_column(column, overflow="fold", no_wrap=place == 0, min_width=longest)
+    for texts in cells:
+        table.add_row(*texts)
+    paragraphs = _paragraphs(list(rows[0]), cells, console.width)
+    lines = len(console.render_lines(table))
+    if needed > console.width or (lines > len(rows) + 3 and 3 * lines > 4 * len(paragraphs)):
+        console.print(*([title] if title else []), *paragraphs, sep="\n")
+    else:
+        console.print(table)
+
+
+def _paragraphs(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Lines with each row's first cell, then its other cells with their columns, indented."""
+    lines: list[str] = []
+    for first, *others in cells:
+        said = "; ".join(f"{column}: {text}" for column, text in zip(columns[1:], others, strict=True) if text)
+        lines.append(first)
+        lines += textwrap.wrap(said, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return lines
 
 
 def _cell(value: Any) -> str:

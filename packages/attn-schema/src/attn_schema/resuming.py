@@ -36,7 +36,6 @@ class StreamProgress:
         self._tokens = {partial.index: list(partial.token_ids) for partial in partials}
         self._finished = {partial.index for partial in partials if partial.finished}
         self._computed_on = resume.computed_on if resume else ""
-        self._model = resume.model if resume else ""
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._patience = patience
         self._failing_since: float | None = None
@@ -54,7 +53,6 @@ class StreamProgress:
             self._finished.add(delta.index)
         if delta.computed_on and delta.computed_on not in self._computed_on:
             self._computed_on += f"; then {delta.computed_on}" if self._computed_on else delta.computed_on
-        self._model = self._model or delta.model
         self.begun, self._failing_since, self._breaks, self._wait = True, None, 0, FIRST_WAIT
         if delta.usage is None or not self.resumptions:
             return delta
@@ -70,7 +68,7 @@ class StreamProgress:
         )
         if not partials:
             return None
-        return Resumption(received=partials, computed_on=self._computed_on, model=self._model)
+        return Resumption(received=partials, computed_on=self._computed_on)
 
     def remaining(self) -> float | None:
         """Seconds until the deadline, or None without one; raises `DeadlineExceeded` if it has passed."""

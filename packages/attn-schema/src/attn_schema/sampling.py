@@ -193,6 +193,7 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
             "setting if not given.",
         ),
     ] | None = None  # fmt: skip
+    skip_special_tokens: Annotated[bool, Meta(description="Leaves special tokens out of the text.")] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,7 +30,9 @@ class ConnectionOptions(Checked, frozen=True, kw_only=True):
     token_file: Annotated[
         Path,
         Meta(
-            description="File with the server's bearer token.", extra={"envvar": "ATTN_TOKEN_FILE", "panel": CONNECTION}
+            description="File of one line: a bearer token, which settings of its tenant may follow as in the server's "
+            "file.",
+            extra={"envvar": "ATTN_TOKEN_FILE", "panel": CONNECTION},
         ),
     ] | None = None  # fmt: skip
     tls_ca: Annotated[

@@ -207,19 +207,27 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
             raise InvalidValue.of("lora_rank", self.lora.lora_rank, "none without a base model (--from)")
         if self.data.format != "text" and self.model.base_model is None:
             raise InvalidValue.of("format", self.data.format, "text without a base model (--from)")
-        if self.data.format == "preference" and self.lora.lora_rank is None:
-            raise InvalidValue.of("lora_rank", None, "a rank with preferences: DPO uses the frozen base")
-        if self.data.format == "preference" and self.objective.teacher is not None:
-            raise InvalidValue.of("teacher", self.objective.teacher, "none with preferences")
-        if self.data.format == "preference" and self.optimizer.label_smoothing:
-            allowed = "0 with preferences, whose loss has no targets to spread"
-            raise InvalidValue.of("label_smoothing", self.optimizer.label_smoothing, allowed)
+        if self.data.format == "preference":
+            self._require_preferences()
         if self.objective.dpo_beta is not None and self.data.format != "preference":
             raise InvalidValue.of("dpo_beta", self.objective.dpo_beta, "none unless format is preference")
         if self.evaluation.bleu_sentences and not self.model.is_encoder_decoder:
             raise InvalidValue.of(
                 "bleu_sentences", self.evaluation.bleu_sentences, "0 unless the model is an encoder-decoder"
             )
+
+    def _require_preferences(self) -> None:
+        """Raise `InvalidValue` for what does not go with preferences."""
+        if self.lora.lora_rank is None:
+            raise InvalidValue.of("lora_rank", None, "a rank with preferences: DPO uses the frozen base")
+        if self.lora.lora_dropout:
+            allowed = "0 with preferences: policy and reference must differ by the adapter alone"
+            raise InvalidValue.of("lora_dropout", self.lora.lora_dropout, allowed)
+        if self.objective.teacher is not None:
+            raise InvalidValue.of("teacher", self.objective.teacher, "none with preferences")
+        if self.optimizer.label_smoothing:
+            allowed = "0 with preferences, whose loss has no targets to spread"
+            raise InvalidValue.of("label_smoothing", self.optimizer.label_smoothing, allowed)
 
     @classmethod
     def path_in(cls, holder: str, name: str) -> str:

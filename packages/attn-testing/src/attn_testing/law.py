@@ -108,8 +108,10 @@ class Law:
         return [], "; ".join(sorted(reasons)) or "there are no cases"
 
 
-SHARED_LAYER_CASES = 3
+SHARED_LAYER_CASES = 2
 """The usual cases of a mechanism whose layer is that of all specs: what the layer does, other mechanisms test too."""
+OWN_LAYER_CASES = 4
+"""Those of a mechanism whose layer is its own."""
 
 
 class MechanismLaw(Law):
@@ -126,7 +128,7 @@ class MechanismLaw(Law):
 
     @classmethod
     def usually(cls, case: Any) -> int | None:
-        return cls.usual_cases or (SHARED_LAYER_CASES if case.has_shared_layer else None)
+        return cls.usual_cases or (SHARED_LAYER_CASES if case.has_shared_layer else OWN_LAYER_CASES)
 
     @classmethod
     def silent_on(cls, case: Any) -> str | None:

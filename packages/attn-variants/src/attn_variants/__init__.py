@@ -1,8 +1,9 @@
 """Attention mechanisms for PyTorch.
 
 - `layer("gqa", hidden_size=512, num_heads=8, num_kv_heads=2)`: builds the `torch.nn.Module` of any installed mechanism.
-- `attend(query, key, value, mask=..., score=..., distribution=...)`: computes attention over projected tensors, like
-  `torch.nn.functional.scaled_dot_product_attention`, with any mask, score, modifier and distribution of `attn_core`.
+- `attend(query, key, value, attn_mask=..., score=..., distribution=...)`: computes attention over projected
+  tensors, like `torch.nn.functional.scaled_dot_product_attention`, with any mask, score, modifier and distribution of
+  `attn_core`.
 - `MultiheadAttention(embed_dim, num_heads, mechanism="mha")`: a replacement for `torch.nn.MultiheadAttention`.
 
 These names are loaded on first use: importing the package does not import torch.

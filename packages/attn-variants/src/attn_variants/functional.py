@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
-from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Mask
+from attn_core import AttentionInputs, AttentionSpec, Heads, Mask
 from attn_core.checks import require_number
 from attn_core.distributions import Distribution, Softmax
 from attn_core.errors import InvalidValue
@@ -18,7 +18,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from attn_variants.attention.kernels import AttentionKernels
 from attn_variants.compute.dropout import new_dropout
-from attn_variants.tensor_masks import with_tensor, without_tensors
+from attn_variants.tensor_masks import causal_mask, kind_of, with_tensor
 
 LAYOUT = "[batch, num_heads, length, head_dim] or [num_heads, length, head_dim]"
 
@@ -27,17 +27,17 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Mask | Tensor | None = None,
+    attn_mask: Mask | Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 -- as torch's
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002 -- as torch's
     *,
     score: Score | None = None,
     modifiers: Sequence[Modifier] = (),
     distribution: Distribution | None = None,
     parameters: Mapping[str, Tensor] | None = None,
     key_padding_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
     kernel: str | None = None,
 ) -> Tensor:
     """Compute attention with any score, modifiers, mask and distribution, by the cheapest kernel that supports them.
@@ -56,9 +56,9 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
         query: The queries.
         key: The keys.
         value: The values.
-        mask: A mask of `attn_core`, such as `Causal()`, `Window(left=255)` or `Causal() & Segments(...)`; or a tensor
-            that broadcasts to [batch, num_heads, query_len, key_len]: bool, True where a query may attend to a key, or
-            floating point, added to the scores.
+        attn_mask: A mask of `attn_core`, such as `Causal()`, `Window(left=255)` or `Causal() & Segments(...)`; or a
+            tensor that broadcasts to [batch, num_heads, query_len, key_len]: bool, True where a query may attend to a
+            key, or floating point, added to the scores.
         score: The scoring function; `ScaledDot()` by default.
         modifiers: Changes to the scores, applied in order: `Alibi()`, `SoftCap(cap=50.0)`, ...
         distribution: The function that turns scores into attention weights; `Softmax()` by default.
@@ -67,8 +67,8 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
         key_padding_mask: Bool [batch, key_len], or [key_len] without a batch axis; True where a key is real.
         dropout_p: The probability with which attention weights are set to zero. As in PyTorch, it applies whenever it
             is above 0: pass 0 in evaluation.
-        is_causal: The same as `mask=Causal()`; may be combined with another mask. Queries are aligned with the last
-            keys: query i of n over S keys attends to keys 0 to S - n + i. PyTorch aligns them with the first keys,
+        is_causal: The same as `attn_mask=Causal()`; may be combined with another mask. Queries are aligned with the
+            last keys: query i of n over S keys attends to keys 0 to S - n + i. PyTorch aligns them with the first keys,
             which is the same if there are as many queries as keys.
         scale: The factor of the query-key products, 1/√head_dim by default. Only without `score`; a score of
             `ScaledDot(scale=...)` has its own.
@@ -83,78 +83,92 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
         KernelRefused: The kernel given by name does not support the call.
     """
     require_tensors(LAYOUT, query=query, key=key, value=value)
-    require_number("dropout_p", dropout_p, ge=0, lt=1)
+    require_number("dropout_p", dropout_p, ge=0, le=1)
     batched = query.dim() == 4
     if not batched:
         query, key, value = (rows[None] if rows.dim() == 3 else rows for rows in (query, key, value))
         if isinstance(key_padding_mask, Tensor) and key_padding_mask.dim() == 1:
             key_padding_mask = key_padding_mask[None]
-    family = Family.of(scaled(score, scale), modifiers, distribution)
-    heads = heads_of(query, key, value, enable_gqa=enable_gqa)
-    if isinstance(mask, CausalBias):
-        mask = plain_mask(mask, query.device)
-    if isinstance(mask, Tensor):
-        mask = broadcastable_mask(mask, (query.shape[0], heads.query, query.shape[2], key.shape[2]))
-    spec = family.spec(heads, mask, is_causal=is_causal)
+    require_heads(query, key, value, enable_gqa=enable_gqa)
+    if isinstance(attn_mask, CausalBias):
+        attn_mask = plain_mask(attn_mask, query.device)
+    given = attn_mask if isinstance(attn_mask, Tensor) else None
+    if given is not None:
+        given = broadcastable_mask(given, (query.shape[0], query.shape[1], query.shape[2], key.shape[2]))
+    rule = attn_mask if given is None else None
+    sizes = tuple(constant(size) for size in (query.shape[1], key.shape[1], key.shape[3], value.shape[3]))
+    # Modifiers come last, one by one: torch.compile takes no tuple of them for a constant.
+    asked = score_or_scale(score, scale), distribution, rule
+    parts: tuple[Any, ...] = *asked, sizes, is_causal, kernel, *tuple_of(modifiers)
+    kernels = getattr(KNOWN, known_as(*parts)) if torch.compiler.is_compiling() else kernels_of(*parts)
     operands = AttentionInputs(
         query=query.transpose(1, 2),
         key=key.transpose(1, 2),
         value=value.transpose(1, 2),
         key_padding_mask=checked_padding(key_padding_mask, key),
-        parameters=checked_parameters(spec, parameters or {}),
-        dropout=new_dropout(dropout_p) if dropout_p else None,
+        parameters=checked_parameters(kernels.weights, parameters or {}),
+        dropout=new_dropout(dropout_p) if 0 < dropout_p < 1 else None,
     )
-    out = kernels_for(without_tensors(spec), kernel).run(operands, spec).transpose(1, 2)
+    out = kernels.with_mask(kind_of(given)).run(operands, with_tensor(kernels.spec, given)).transpose(1, 2)
+    if dropout_p == 1:
+        out = torch.nn.functional.dropout(out, 1.0)
     return out if batched else out[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """The score, modifiers and distribution of a call of `attend`."""
-
-    score: Score
-    modifiers: tuple[Modifier, ...]
-    distribution: Distribution
-
-    @classmethod
-    def of(cls, score: Score, modifiers: Sequence[Modifier], distribution: Distribution | None) -> Family:
-        """Build a family, by default with softmax; raises `InvalidValue` for a part that is of the wrong class."""
-        found = cls(score=score, modifiers=tuple_of(modifiers), distribution=distribution or Softmax())
-        kinds = [("score", score, Score), ("distribution", found.distribution, Distribution)]
-        for name, part, kind in [*kinds, *(("modifiers", modifier, Modifier) for modifier in found.modifiers)]:
-            if not isinstance(part, kind):
-                raise InvalidValue.of(name, part, f"instances of {kind.__module__}.{kind.__qualname__}")
-        return found
-
-    def spec(self, heads: Heads, mask: Mask | Tensor | None, *, is_causal: bool) -> AttentionSpec:
-        """The spec of a call under a mask of `attn_core` or a tensor."""
-        rule = mask if isinstance(mask, Mask) else None
-        spec = AttentionSpec(
-            heads=heads,
-            score=self.score,
-            modifiers=self.modifiers,
-            mask=causal_mask(rule, is_causal=is_causal),
-            distribution=self.distribution,
-        )
-        if isinstance(mask, Tensor):
-            return with_tensor(spec, mask)
-        if mask is not None and rule is None:
-            allowed = "a mask of attn_core, a tensor or None"
-            raise InvalidValue.of("mask", type(mask).__name__, allowed)
-        return spec
+def constant(size: int) -> int:
+    """A size as a constant of the graph where torch.compile traces sizes as symbols."""
+    return len(range(size)) if torch.compiler.is_compiling() else size
 
 
-@lru_cache(maxsize=256)
-def kernels_for(spec: AttentionSpec, name: str | None) -> AttentionKernels:
-    """The kernels of a spec, cached across calls."""
-    return AttentionKernels(spec, name)
+def kernels_of(
+    score: Score | float | None,
+    distribution: Distribution | None,
+    mask: Mask | None,
+    sizes: tuple[int, ...],
+    is_causal: bool,  # noqa: FBT001 -- as torch's
+    name: str | None,
+    *modifiers: Modifier,
+) -> AttentionKernels:
+    """The kernels of a call of `attend` under a mask of `attn_core`, or only the kernel called `name`.
+
+    A number as `score` is the scale of the default, and `sizes` are the four of `Heads`. Raises `InvalidValue` for a
+    part of a wrong class.
+    """
+    score = ScaledDot(scale=score) if score is None or isinstance(score, int | float) else score
+    distribution = distribution or Softmax()
+    kinds = [("score", score, Score), ("distribution", distribution, Distribution)]
+    for field, part, kind in [*kinds, *(("modifiers", modifier, Modifier) for modifier in modifiers)]:
+        if not isinstance(part, kind):
+            raise InvalidValue.of(field, part, f"instances of {kind.__module__}.{kind.__qualname__}")
+    if mask is not None and not isinstance(mask, Mask):
+        raise InvalidValue.of("attn_mask", type(mask).__name__, "a mask of attn_core, a tensor or None")
+    query, key_value, key_size, value_size = sizes
+    heads = Heads(query=query, key_value=key_value, key_size=key_size, value_size=value_size)
+    found = causal_mask(mask, is_causal=is_causal)
+    spec = AttentionSpec(heads=heads, score=score, modifiers=modifiers, mask=found, distribution=distribution)
+    return cached_kernels(spec, name)
 
 
-def causal_mask(mask: Mask | None, *, is_causal: bool) -> Mask:
-    """Combine a mask with `Causal()` if `is_causal`; None is the full mask."""
-    if not is_causal:
-        return Full() if mask is None else mask
-    return Causal() if mask is None or mask.kind == "full" else mask & Causal()
+cached_kernels = lru_cache(maxsize=256)(AttentionKernels)
+
+
+class Known:
+    """Holds the kernels of compiled calls as attributes: a graph then guards its own, and no others."""
+
+
+KNOWN = Known()
+
+
+def known_as(*parts: Any) -> str:
+    """The attribute of `KNOWN` with the kernels of these parts of a call."""
+    kernels = kernels_of(*parts)
+    known = f"kernels_{id(kernels)}"
+    setattr(KNOWN, known, kernels)
+    return known
+
+
+# torch.compile calls it while tracing and keeps its result as a constant, as for `Operation.index`.
+known_as._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def tuple_of(modifiers: Sequence[Modifier]) -> tuple[Modifier, ...]:
@@ -164,16 +178,14 @@ def tuple_of(modifiers: Sequence[Modifier]) -> tuple[Modifier, ...]:
     return tuple(modifiers)
 
 
-def scaled(score: Score | None, scale: float | None) -> Score:
-    """The score, by default `ScaledDot` with this scale; raises `InvalidValue` if both score and scale are given."""
+def score_or_scale(score: Score | None, scale: float | None) -> Score | float | None:
+    """The score, or the scale of the default score; raises `InvalidValue` if both are given."""
     require_number("scale", scale, optional=True)
-    if score is None:
-        return ScaledDot(scale=scale)
-    if scale is not None:
-        raise InvalidValue.of(
-            "scale", scale, f"None together with a score, here {score.kind!r}; ScaledDot(scale=...) sets a scale"
-        )
-    return score
+    if score is not None and scale is not None:
+        named = getattr(score, "kind", score)
+        allowed = f"None together with a score, here {named!r}; ScaledDot(scale=...) sets a scale"
+        raise InvalidValue.of("scale", scale, allowed)
+    return scale if score is None else score
 
 
 def require_tensors(layout: str, **tensors: Tensor) -> None:
@@ -212,12 +224,12 @@ def broadcastable_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor
     )
     if not fits:
         allowed = f"a shape that broadcasts to [batch, num_heads, query_len, key_len] = {list(shape)}"
-        raise InvalidValue.of("mask.shape", tuple(mask.shape), allowed)
+        raise InvalidValue.of("attn_mask.shape", tuple(mask.shape), allowed)
     return mask.reshape((1,) * (2 - mask.dim()) + tuple(mask.shape))
 
 
-def heads_of(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> Heads:
-    """The numbers and sizes of heads; raises `InvalidValue` if the shapes of the tensors do not match."""
+def require_heads(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> None:
+    """Raise `InvalidValue` unless the shapes of the tensors match."""
     for name, rows in (("query", query), ("key", key), ("value", value)):
         if rows.dim() != 4:
             raise InvalidValue.of(name, tuple(rows.shape), f"{LAYOUT}, all with a batch or all without")
@@ -232,7 +244,6 @@ def heads_of(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> 
     if query.shape[1] != key.shape[1] and not enable_gqa:
         allowed = f"{query.shape[1]} heads, as in query; fewer with enable_gqa=True"
         raise InvalidValue.of("key.shape", tuple(key.shape), allowed)
-    return Heads(query=query.shape[1], key_value=key.shape[1], key_size=key.shape[3], value_size=value.shape[3])
 
 
 def checked_padding(mask: Tensor | None, key: Tensor) -> Tensor | None:
@@ -246,9 +257,11 @@ def checked_padding(mask: Tensor | None, key: Tensor) -> Tensor | None:
     return mask
 
 
-def checked_parameters(spec: AttentionSpec, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The learned tensors of a call; raises `InvalidValue` unless their names and shapes are those of the spec."""
+def checked_parameters(
+    weights: tuple[tuple[str, tuple[int, ...]], ...], given: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """The learned tensors of a call; raises `InvalidValue` unless they have these names and shapes, those of a spec."""
     shapes = {name: tuple(getattr(tensor, "shape", ("no tensor",))) for name, tensor in given.items()}
-    if shapes != dict(spec.weights):
-        raise InvalidValue.of("parameters", shapes, f"{dict(spec.weights)}, the names and shapes of the spec")
+    if len(shapes) != len(weights) or any(shapes.get(name) != shape for name, shape in weights):
+        raise InvalidValue.of("parameters", shapes, f"{dict(weights)}, the names and shapes of the spec")
     return given

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from attn_core import AttentionInputs, AttentionSpec, Capability, Mechanism, MechanismConfig, installed
+from attn_core import AttentionInputs, Capability, Mechanism, MechanismConfig, installed
 from attn_core.checks import require_whole
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
@@ -17,9 +17,9 @@ from attn_variants.attention.layer import SpecLayer
 from attn_variants.compute.dropout import with_dropout
 from attn_variants.compute.plain import attention_weights, dropped, summed
 from attn_variants.display import describe, summary
-from attn_variants.functional import causal_mask, kernels_for, require_tensors
+from attn_variants.functional import require_tensors
 from attn_variants.layers import configured
-from attn_variants.tensor_masks import with_tensor, without_tensors
+from attn_variants.tensor_masks import kind_of, with_tensor
 
 Result = tuple[Tensor, Tensor | None]
 """The outputs, and the attention weights if they were requested, else None."""
@@ -43,7 +43,6 @@ class MultiheadAttention(nn.Module):
     - `batch_first` is True by default.
     - A query that may attend to no key gives zeros, not NaN.
     - `is_causal=True` needs no `attn_mask`. Queries are then aligned with the last keys.
-    - `add_bias_kv` and `add_zero_attn` are not supported.
     - State dicts of PyTorch's module (`in_proj_weight`, ...) can be loaded; this module saves other parameter names.
 
     Mechanisms that are computed from a spec alone (`Mechanism.spec`, the softmax family) accept every argument of
@@ -57,6 +56,8 @@ class MultiheadAttention(nn.Module):
         num_heads: Number of query heads, each of `embed_dim / num_heads` elements.
         dropout: The probability with which attention weights are set to zero in training.
         bias: Whether the projections have biases.
+        add_bias_kv: Whether every query also attends to a learned key and value, `bias_k` and `bias_v`.
+        add_zero_attn: Whether every query also attends to a key and value of zeros.
         kdim: Size of keys, `embed_dim` by default.
         vdim: Size of values, `embed_dim` by default.
         batch_first: Whether tensors are [batch, length, embed_dim], else [length, batch, embed_dim].
@@ -86,13 +87,15 @@ class MultiheadAttention(nn.Module):
         num_heads: int,
         dropout: float = 0.0,
         bias: bool = True,  # noqa: FBT001, FBT002 -- as torch's
-        *,
+        add_bias_kv: bool = False,  # noqa: FBT001, FBT002 -- as torch's
+        add_zero_attn: bool = False,  # noqa: FBT001, FBT002 -- as torch's
         kdim: int | None = None,
         vdim: int | None = None,
-        batch_first: bool = True,
-        mechanism: str = "attn-variants/mha",
+        batch_first: bool = True,  # noqa: FBT001, FBT002 -- as torch's
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        mechanism: str = "attn-variants/mha",
         **options: Any,
     ) -> None:
         super().__init__()
@@ -112,6 +115,8 @@ class MultiheadAttention(nn.Module):
         self.attention: Any = self.mechanism.build(self.config)
         if (self.kdim, self.vdim) != (embed_dim, embed_dim):
             self._resize_inputs(bias=bias)
+        self.add_zero_attn = add_zero_attn
+        self._add_key_value(wanted=add_bias_kv)
         self.to(device=device, dtype=dtype)
         self.register_load_state_dict_pre_hook(load_torch_parameters)  # type: ignore[no-untyped-call]
         describe(self, self.mechanism, self.config)
@@ -188,7 +193,10 @@ class MultiheadAttention(nn.Module):
 
     def _attend_pairs(self, operands: AttentionInputs, masks: Masks, *, need_weights: bool) -> Result:
         layer = self.attention
-        spec = masks.narrowed(layer.spec)
+        if self.bias_k is not None or self.add_zero_attn:
+            operands, masks = self._with_added(operands, masks)
+        kernels = layer.kernels.with_mask(is_causal=masks.is_causal)
+        spec = with_tensor(kernels.spec, masks.mask)
         operands = with_dropout(operands, layer)
         weights = None
         if need_weights and operands.key.shape[1]:
@@ -196,7 +204,7 @@ class MultiheadAttention(nn.Module):
             out = summed(spec, operands, weights)
             weights = weights.to(operands.value.dtype)
         else:
-            out = kernels_for(without_tensors(spec), None).run(operands, spec)
+            out = kernels.with_mask(kind_of(masks.mask)).run(operands, spec)
             if need_weights:
                 weights = operands.query.new_zeros(out.shape[0], spec.heads.query, out.shape[1], 0)
         return layer.output(out.flatten(-2)), weights
@@ -262,6 +270,43 @@ class MultiheadAttention(nn.Module):
             if tuple(rows.shape) != wanted:
                 raise InvalidValue.of(f"{name}.shape", tuple(rows.shape), f"{wanted}, [batch, length, size]")
 
+    def _add_key_value(self, *, wanted: bool) -> None:
+        """Add the learned key and value; raises `Incompatible` where a query cannot attend to more than the keys."""
+        self.bias_k = self.bias_v = None
+        if (wanted or self.add_zero_attn) and not (self.takes_pairs and self.attention.spec.mask.kind == "full"):
+            message = f"mechanism {self.mechanism.name!r} with its mask supports no add_bias_kv and no add_zero_attn"
+            raise Incompatible(message, mechanism=self.mechanism.name)
+        if wanted:
+            heads = self.attention.spec.heads
+            sizes = heads.key_value * heads.key_size, heads.key_value * heads.value_size
+            self.bias_k, self.bias_v = (nn.Parameter(torch.empty(1, 1, size)) for size in sizes)
+            for added in (self.bias_k, self.bias_v):
+                nn.init.xavier_normal_(added)
+
+    def _with_added(self, operands: AttentionInputs, masks: Masks) -> tuple[AttentionInputs, Masks]:
+        """The inputs with the learned key and value and those of zeros, which every query may attend to."""
+        key, value, (queries, keys) = operands.key, operands.value, (operands.query.shape[1], operands.key.shape[1])
+        if masks.is_causal:
+            seen = torch.ones(queries, keys, dtype=torch.bool, device=key.device).tril(keys - queries)
+            masks = masks._replace(mask=seen, is_causal=False)
+        if self.bias_k is not None and self.bias_v is not None:
+            learned = [
+                bias.view(1, 1, *rows.shape[2:]).expand(rows.shape[0], 1, -1, -1).to(rows)
+                for bias, rows in ((self.bias_k, key), (self.bias_v, value))
+            ]
+            key, value = torch.cat([key, learned[0]], dim=1), torch.cat([value, learned[1]], dim=1)
+        if self.add_zero_attn:
+            key, value = (nn.functional.pad(rows, (0, 0, 0, 0, 0, 1)) for rows in (key, value))
+        count, padding, mask = key.shape[1] - keys, masks.key_padding_mask, masks.mask
+        if padding is not None:
+            padding = nn.functional.pad(padding, (0, count), value=True)
+        if mask is not None:
+            whole = mask.expand(*mask.shape[:-1], keys)
+            mask = nn.functional.pad(whole, (0, count), value=whole.dtype == torch.bool)
+        unplaced = dataclasses.replace(operands, query_positions=None, key_positions=None)
+        changed = dataclasses.replace(unplaced, key=key, value=value, key_padding_mask=padding)
+        return changed, Masks(padding, mask)
+
     def _resize_inputs(self, *, bias: bool) -> None:
         if not self.takes_pairs or self.attention.key is None:
             name = self.mechanism.name
@@ -324,11 +369,6 @@ class Masks(NamedTuple):
             return self._replace(is_causal=is_causal)
         square = self.mask.dim() == 2 and self.mask.shape[0] == self.mask.shape[1]
         return self._replace(mask=None, is_causal=True) if square else self
-
-    def narrowed(self, spec: AttentionSpec) -> AttentionSpec:
-        """Add these masks to those of the spec."""
-        causal = dataclasses.replace(spec, mask=causal_mask(spec.mask, is_causal=self.is_causal))
-        return with_tensor(causal, self.mask)
 
 
 def named(query: Tensor, key: Tensor, value: Tensor) -> list[tuple[str, Tensor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from attn_core import Heads
@@ -14,6 +14,8 @@ from torch.nn.functional import softplus
 
 from attn_variants.compute.pairs import Pairs
 
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu}
+"""The activations of `attn_core.scores.ACTIVATIONS`."""
 PIECE = 1 << 24
 """The largest number of elements of the hidden layer of all pairs that is held at once when no gradient is needed."""
 
@@ -62,18 +64,22 @@ def projected_keys(heads: Heads, key: Tensor, weight: Tensor) -> Tensor:
     return torch.einsum("...hd,hdu->...hu", rows, weight.to(rows.dtype)).to(key.dtype)
 
 
-def additive_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Scores vᵀ tanh(W_q q + W_k k + b), [batch, heads, query, key].
+def additive_scores(
+    heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor], activation: str = "tanh"
+) -> Tensor:
+    """Scores vᵀ tanh(W_q q + W_k k + b), [batch, heads, query, key], or with another of `ACTIVATIONS`.
 
     Queries are [batch, heads, query, key_size], keys [batch, num_kv_heads, key, key_size] or, without `key_weight` in
     the parameters, already projected [batch, num_kv_heads, key, units].
     """
     hidden_query = torch.matmul(query, parameters["query_weight"]) + parameters["bias"][:, None, :]
     hidden_key = torch.matmul(key, parameters["key_weight"]) if "key_weight" in parameters else key
-    return _all_scores(hidden_query, of_query_heads(heads, hidden_key), parameters["vector"])
+    return _all_scores(hidden_query, of_query_heads(heads, hidden_key), parameters["vector"], activation)
 
 
-def concat_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+def concat_scores(
+    heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor], activation: str = "tanh"
+) -> Tensor:
     """Scores vᵀ tanh(W [k; q] + b); shapes as in `additive_scores`, but projected keys have one head per query head.
 
     W [k; q] is computed as W_k k + W_q q.
@@ -81,30 +87,30 @@ def concat_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[
     hidden_query = torch.matmul(query, parameters["query_weight"]) + parameters["bias"][:, None, :]
     own = "key_weight" in parameters
     hidden_key = torch.matmul(of_query_heads(heads, key), parameters["key_weight"]) if own else key
-    return _all_scores(hidden_query, hidden_key, parameters["vector"])
+    return _all_scores(hidden_query, hidden_key, parameters["vector"], activation)
 
 
-def _all_scores(hidden_query: Tensor, hidden_key: Tensor, vector: Tensor) -> Tensor:
+def _all_scores(hidden_query: Tensor, hidden_key: Tensor, vector: Tensor, activation: str) -> Tensor:
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return _pair_scores(hidden_query, hidden_key, vector)
+        return _pair_scores(hidden_query, hidden_key, vector, activation)
     rows = max(1, PIECE // max(1, hidden_key.numel()))
-    pieces = [_pair_scores(piece, hidden_key, vector) for piece in torch.split(hidden_query, rows, dim=2)]
+    pieces = [_pair_scores(piece, hidden_key, vector, activation) for piece in torch.split(hidden_query, rows, dim=2)]
     return torch.cat(pieces, dim=2)
 
 
-def _pair_scores(query: Tensor, key: Tensor, vector: Tensor) -> Tensor:
-    hidden = torch.tanh(query[:, :, :, None, :] + key[:, :, None, :, :])
+def _pair_scores(query: Tensor, key: Tensor, vector: Tensor, activation: str) -> Tensor:
+    hidden = ACTIVATIONS[activation](query[:, :, :, None, :] + key[:, :, None, :, :])
     return torch.matmul(hidden, vector[:, None, :, None]).squeeze(-1)
 
 
-def cosine_scores(query: Tensor, key: Tensor, sharpness: Tensor, eps: float) -> Tensor:
-    """softplus(sharpness) q·k / (‖q‖‖k‖ + eps), [batch, heads, query, key].
+def cosine_scores(query: Tensor, key: Tensor, beta: Tensor | float, eps: float) -> Tensor:
+    """β q·k / (‖q‖‖k‖ + eps), [batch, heads, query, key].
 
-    `query` [batch, heads, query, key_size], `key` [batch, heads, key, key_size], `sharpness` [heads].
+    `query` [batch, heads, query, key_size], `key` [batch, heads, key, key_size], `beta` a number or [heads, 1, 1].
     """
     norms = torch.linalg.vector_norm(query, dim=-1)[..., :, None] * torch.linalg.vector_norm(key, dim=-1)[..., None, :]
     products = torch.matmul(query, key.transpose(-1, -2))
-    scores: Tensor = softplus(sharpness)[:, None, None] * products / (norms + eps)
+    scores: Tensor = beta * products / (norms + eps)
     return scores
 
 
@@ -133,14 +139,15 @@ def scores(pairs: Pairs) -> Tensor:
     """The scores [batch, heads, query, key] of the spec's score function."""
     score, heads, query, key = pairs.spec.score, pairs.spec.heads, pairs.query, pairs.key
     weights = pairs.weights("score")
-    if score.kind == "additive":
-        return additive_scores(heads, query, key, weights)
-    if score.kind == "concat":
-        return concat_scores(heads, query, key, weights)
+    if isinstance(score, Additive):
+        return additive_scores(heads, query, key, weights, score.activation)
+    if isinstance(score, Concat):
+        return concat_scores(heads, query, key, weights, score.activation)
     if score.kind == "location":
         return location_scores(query, weights["weight"], key.shape[-2], pairs.operands.key_positions)
     if isinstance(score, Cosine):
-        return cosine_scores(query, of_query_heads(heads, key), weights["sharpness"], score.eps)
+        beta = softplus(weights["sharpness"])[:, None, None] if score.beta is None else score.beta
+        return cosine_scores(query, of_query_heads(heads, key), beta, score.eps)
     if score.kind == "general":
         query = torch.matmul(query, weights["weight"])
     elif score.kind == "scaled_dot":

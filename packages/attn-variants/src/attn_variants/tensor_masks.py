@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from attn_core import AttentionSpec, Mask
+from attn_core import AttentionSpec, Causal, Full, Mask
 from attn_core.errors import InvalidValue
 from attn_core.modifiers import Modifier
 from torch import Tensor
@@ -97,11 +97,24 @@ def any_tensor(base: Mask) -> TensorMask:
     return TensorMask(None, base)
 
 
-def without_tensors(spec: AttentionSpec) -> AttentionSpec:
-    """The spec with placeholders for tensors, which makes it equal for calls that differ only in their tensors."""
-    mask = any_tensor(spec.mask.base) if isinstance(spec.mask, TensorMask) else spec.mask
-    modifiers = tuple(ANY_BIAS if isinstance(modifier, TensorBias) else modifier for modifier in spec.modifiers)
-    return dataclasses.replace(spec, mask=mask, modifiers=modifiers)
+def causal_mask(mask: Mask | None, *, is_causal: bool) -> Mask:
+    """Combine a mask with `Causal()` if `is_causal`; None is the full mask."""
+    if not is_causal:
+        return Full() if mask is None else mask
+    return Causal() if mask is None or mask.kind == "full" else mask & Causal()
+
+
+def kind_of(mask: Tensor | None) -> str:
+    """The kind of a mask tensor for `with_placeholder`: "mask" if it is bool, "bias" if not, "" without one."""
+    return "" if mask is None else "mask" if mask.dtype == torch.bool else "bias"
+
+
+def with_placeholder(spec: AttentionSpec, kind: str) -> AttentionSpec:
+    """The spec of `with_tensor` for any tensor of this kind: equal for calls that differ only in their tensors."""
+    if not kind:
+        return spec
+    modifiers = (*spec.modifiers, ANY_BIAS) if kind == "bias" else spec.modifiers
+    return dataclasses.replace(spec, mask=any_tensor(spec.mask), modifiers=modifiers)
 
 
 def with_tensor(spec: AttentionSpec, mask: Tensor | None) -> AttentionSpec:

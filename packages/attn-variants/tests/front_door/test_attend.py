@@ -142,22 +142,22 @@ def test_dropout_drops_weights_and_keeps_their_mean():
 
 
 def test_calls_that_differ_in_the_entries_of_a_tensor_share_their_choice_of_a_kernel():
-    from attn_variants.functional import kernels_for
+    from attn_variants.functional import cached_kernels
 
     given = tensors()
     attend(*given, torch.ones(6, 6, dtype=torch.bool))
-    before = kernels_for.cache_info().currsize
+    before = cached_kernels.cache_info().currsize
     for _ in range(3):
         attend(*given, torch.rand(6, 6) < 0.5)
-    assert kernels_for.cache_info().currsize == before
+    assert cached_kernels.cache_info().currsize == before
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mask": torch.ones(5, 5, dtype=torch.bool)}, "mask"),
-        ({"mask": torch.ones(6, 6, dtype=torch.int64)}, "bool tensor"),
-        ({"mask": "causal"}, "a mask of attn_core"),
+        ({"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, "mask"),
+        ({"attn_mask": torch.ones(6, 6, dtype=torch.int64)}, "bool tensor"),
+        ({"attn_mask": "causal"}, "a mask of attn_core"),
         ({"score": Cosine()}, "parameters.*score.sharpness"),
         ({"score": Dot(), "scale": 2.0}, "scale"),
         ({"key_padding_mask": torch.ones(2, 5, dtype=torch.bool)}, "key_padding_mask"),
@@ -186,17 +186,17 @@ def test_a_kernel_asked_for_by_name_computes_or_refuses():
         ({"query": [[1.0]]}, "query: 'list'.*a tensor"),
         ({"key": torch.zeros(2, 4, 6, 8, dtype=torch.float32)}, "key.dtype: 'torch.float32'.*torch.float64"),
         ({name: torch.zeros(2, 4, 6, 8).int() for name in ("query", "key", "value")}, "query.dtype: 'torch.int32'"),
-        ({"mask": torch.ones(3, 1, 6, 6, dtype=torch.bool)}, "mask.shape: .3, 1, 6, 6.*broadcasts"),
-        ({"mask": torch.ones(3, 6, 6, dtype=torch.bool)}, "mask.shape.*broadcasts"),
-        ({"mask": torch.ones(1, 2, 4, 6, 6, dtype=torch.bool)}, "mask.shape.*broadcasts"),
-        ({"mask": [[True]]}, "mask: 'list'"),
+        ({"attn_mask": torch.ones(3, 1, 6, 6, dtype=torch.bool)}, "mask.shape: .3, 1, 6, 6.*broadcasts"),
+        ({"attn_mask": torch.ones(3, 6, 6, dtype=torch.bool)}, "mask.shape.*broadcasts"),
+        ({"attn_mask": torch.ones(1, 2, 4, 6, 6, dtype=torch.bool)}, "mask.shape.*broadcasts"),
+        ({"attn_mask": [[True]]}, "mask: 'list'"),
         ({"score": "dot"}, "score: 'dot'"),
         ({"modifiers": Alibi()}, "modifiers.*a list"),
         ({"modifiers": ["alibi"]}, "modifiers: 'alibi'"),
         ({"distribution": "softmax"}, "distribution: 'softmax'"),
         ({"scale": "large"}, "scale"),
         ({"scale": float("inf")}, "scale"),
-        ({"dropout_p": 1.0}, "dropout_p"),
+        ({"dropout_p": 1.5}, "dropout_p"),
         ({"key_padding_mask": [True]}, "key_padding_mask: 'list'"),
         ({"distribution": SoftmaxWithSink(), "parameters": {"distribution.logit": [0.0]}}, "no tensor"),
     ],

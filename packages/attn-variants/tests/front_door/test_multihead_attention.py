@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_core.errors import Incompatible, InvalidValue
 from attn_variants import MultiheadAttention
 from torch import nn
 
@@ -44,6 +44,38 @@ def rows(*shape):
 
 PADDING = torch.tensor([[False] * 7, [False] * 5 + [True] * 2])
 FLOAT_PADDING = torch.zeros(2, 7, dtype=torch.float64).masked_fill(PADDING, -torch.inf)
+
+ADDED = [{"add_bias_kv": True}, {"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True}]
+HIDDEN = torch.ones(5, 7).triu(3).bool()
+
+
+@pytest.mark.parametrize("options", ADDED)
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("mask", [None, HIDDEN, torch.randn(5, 7).double()])
+def test_keys_that_every_query_also_attends_to(options, need_weights, mask):
+    ours, theirs = pair(**options)
+    padding = None if mask is not None and mask.dtype != torch.bool else PADDING
+    given = [rows(2, 5, 24), rows(2, 7, 24), rows(2, 7, 24)]
+    same(ours, theirs, *given, need_weights=need_weights, attn_mask=mask, key_padding_mask=padding)
+
+
+def test_a_query_that_sees_only_the_key_of_zeros_gives_the_bias_of_the_output():
+    ours, _ = pair(add_zero_attn=True)
+    out, _ = ours(*[rows(1, 4, 24)] * 3, attn_mask=torch.ones(4, 4).bool())
+    assert torch.allclose(out, ours.attention.output.bias.expand(1, 4, 24), **TOLERANCE)
+
+
+def test_the_positional_arguments_are_those_of_torch():
+    given = (24, 3, 0.0, False, True, True, 12, 8, True, "cpu", torch.float64)
+    ours, theirs = MultiheadAttention(*given), nn.MultiheadAttention(*given)
+    assert ours.load_state_dict(theirs.state_dict()).missing_keys == []
+    same(ours, theirs, rows(2, 5, 24), rows(2, 7, 12), rows(2, 7, 8))
+
+
+def test_a_mechanism_that_cannot_add_keys_refuses_them():
+    for mechanism in ("linear", "sliding_window"):
+        with pytest.raises(Incompatible, match="add_bias_kv"):
+            MultiheadAttention(24, 3, mechanism=mechanism, add_bias_kv=True)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -214,8 +246,6 @@ def test_what_a_mechanism_cannot_do_is_refused():
         MultiheadAttention(24, 4, mechanism="linear", kdim=12)
     with pytest.raises(Incompatible, match="dropout must be 0"):
         MultiheadAttention(24, 4, dropout=0.1, mechanism="linear")
-    with pytest.raises(UnknownName, match="add_zero_attn"):
-        MultiheadAttention(24, 4, add_zero_attn=True)
 
 
 @pytest.mark.parametrize(

@@ -49,4 +49,4 @@ def test_what_is_saved_holds_neither_kernels_nor_other_mechanisms():
     module = MultiheadAttention(16, 4)
     assert len(pickle.dumps(module)) < 4 * (4 * 16 * 17) + 12_000
     other = pickle.loads(pickle.dumps(module))
-    assert other.attention._kernels._operation.registry is installed().kernels
+    assert other.attention.kernels._operation.registry is installed().kernels

@@ -128,3 +128,45 @@ def test_outputs_and_gradients_equal_those_of_torch_geometric(build, agrees, mer
     index = torch.tensor(sorted(set(EDGES))).T
     geometric = agrees("gat", package="torch-geometric GATConv")
     geometric.functions(lambda x: layer(x[None])[0], lambda x: their(x, index), rows, tolerance=1e-12)
+
+
+@pytest.mark.parametrize("self_loops", [True, False])
+@pytest.mark.parametrize("merge", ["concat", "mean"])
+def test_each_example_may_have_a_graph_of_its_own(build, merge, self_loops):
+    layer = graph(build, self_loops=self_loops, merge=merge).double()
+    rows = torch.randn(3, TOKENS, WIDTH, dtype=torch.float64)
+    graphs = [EDGES, ((0, 1), (4, 2), (2, 2)), ()]
+    given = [torch.tensor(edges, dtype=torch.int64).reshape(-1, 2) for edges in graphs]
+    found, weights = layer(rows, edges=given), layer.weights(rows, edges=given)
+    for place, edges in enumerate(graphs):
+        neighbours = neighbours_of(edges, TOKENS, self_loops, False)
+        torch.testing.assert_close(found[place], by_hand(layer, rows[place], neighbours))
+        seen = [[j for j in range(TOKENS) if weights[place, 0, i, j] > 0] for i in range(TOKENS)]
+        assert seen == neighbours
+
+
+@pytest.mark.parametrize(
+    ("edges", "said"),
+    [
+        ([[[0, 1]]], "1 graphs"),
+        ([[[0, 1]], [[0, 6]]], "tokens from 0 to 5"),
+        ([[[0, 1]], [[0.0, 1.0]]], "int64"),
+        ([[[0, 1]], [[0, 1, 2]]], "edges, 2"),
+    ],
+)
+def test_graphs_that_do_not_fit_the_examples_are_refused(build, edges, said):
+    layer = graph(build).double()
+    with pytest.raises(UserError, match=said):
+        layer(torch.randn(2, TOKENS, WIDTH, dtype=torch.float64), edges=[torch.tensor(own) for own in edges])
+
+
+def test_weights_are_dropped_in_training_alone(build):
+    layer = build("gat", {}, hidden_size=WIDTH, num_heads=HEADS, causal=False, dropout=0.6).double()
+    rows = torch.randn(1, TOKENS, WIDTH, dtype=torch.float64)
+    layer.eval()
+    kept = layer(rows)
+    layer.train()
+    torch.manual_seed(0)
+    drawn = torch.stack([layer(rows) for _ in range(3000)])
+    assert not torch.allclose(drawn[0], kept)
+    torch.testing.assert_close(drawn.mean(0), kept, rtol=0, atol=0.1)

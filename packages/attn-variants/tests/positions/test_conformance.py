@@ -57,6 +57,12 @@ class TestPath(MechanismLaws):
     settings = FEW
 
 
+class TestPathThatForgets(MechanismLaws):
+    mechanism = "path"
+    options = {"rank": 6, "taps": 2, "block": 4, "forget_gate": True}
+    settings = FEW
+
+
 class TestSoftCap(MechanismLaws):
     mechanism = "soft_cap"
     options = {"cap": 2.0}

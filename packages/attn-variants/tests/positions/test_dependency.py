@@ -139,3 +139,31 @@ def test_a_parse_of_thousands_of_words_is_walked_once():
     assert DependencyTree(deep).depths == tuple(range(5000))
     with pytest.raises(InvalidValue, match="the cycle"):
         DependencyTree((4999, *range(4999)))
+
+
+@pytest.mark.parametrize("name", ["dependency", "dependency_depth"])
+def test_the_trees_of_a_call_are_those_of_layers_with_each_as_option(build, name):
+    """Drawn trees, whose distances in the options are those of networkx; the shorter sentence is padded."""
+    rows, trees = doubles(2, 7, 8), [drawn(7, 1), drawn(5, 2)]
+    sizes = {"hidden_size": 8, "num_heads": 2, "causal": False}
+    layer = build(name, {}, **sizes).double().eval()
+    parses = torch.tensor([trees[0], [*trees[1], -1, -1]])
+    keep = torch.arange(7) < torch.tensor([[7], [5]])
+    found = layer(rows, key_padding_mask=keep, parses=parses)
+    weights = layer.weights(rows, key_padding_mask=keep, parses=parses)
+    for place, tree in enumerate(trees):
+        alone = build(name, {"parse": tree}, **sizes).double().eval()
+        alone.load_state_dict(layer.state_dict())
+        own = rows[place : place + 1, : len(tree)]
+        torch.testing.assert_close(found[place : place + 1, : len(tree)], alone(own))
+        torch.testing.assert_close(weights[place : place + 1, :, : len(tree), : len(tree)], alone.weights(own))
+
+
+@pytest.mark.parametrize(
+    ("parses", "said"),
+    [([[1, 2, 0]], "a cycle"), ([[-1, -1, 0]], "2 roots"), ([[-1, 3, 0]], "tokens from 0 to 2"), ([[-1, 0]], "parses")],
+)
+def test_what_is_no_tree_is_refused_in_a_call(build, parses, said):
+    layer = build("dependency", {}, hidden_size=8, num_heads=2, causal=False)
+    with pytest.raises(InvalidValue, match=said):
+        layer(torch.randn(1, 3, 8, dtype=torch.float32), parses=torch.tensor(parses))

@@ -38,12 +38,14 @@ def reflections(inner, rows):
 def by_loops(layer, rows):
     """Equation 2 of Yang et al. 2025 of rows [tokens, width]: every path is walked token by token."""
     query, key, value = (part[0] for part in layer.project(rows[None], None))
-    turns, heads = reflections(layer.inner, rows), layer.spec.heads
+    turns, heads, forget = reflections(layer.inner, rows), layer.spec.heads, layer.inner.forget
+    gates = torch.ones(len(rows), heads.query) if forget is None else torch.sigmoid(forget(rows))
     out = []
     for i, h in itertools.product(range(len(rows)), range(heads.query)):
-        g, scores, turned = h // (heads.query // heads.key_value), {}, query[i, h]
+        g, scores, turned, faded = h // (heads.query // heads.key_value), {}, query[i, h], 0.0
         for j in reversed(range(i + 1)):
-            scores[j] = turned @ key[j, g] / math.sqrt(heads.key_size)
+            scores[j] = (turned @ key[j, g] + faded) / math.sqrt(heads.key_size)
+            faded = faded + gates[j, h].log()
             turned = turns[g, j] @ turned
         weights = torch.softmax(torch.stack([scores[j] for j in range(i + 1)]), 0)
         out.append(weights @ value[: i + 1, g])
@@ -52,8 +54,9 @@ def by_loops(layer, rows):
 
 @pytest.mark.parametrize("sizes", [{"num_heads": 2}, {"num_heads": 4, "num_kv_heads": 2}], ids=str)
 @pytest.mark.parametrize("block", [1, 4, 32])
-def test_outputs_and_gradients_are_those_of_paths_walked_token_by_token(build, agrees, sizes, block):
-    layer = build("path", {"rank": 5, "block": block}, hidden_size=16, **sizes)
+@pytest.mark.parametrize("forget_gate", [False, True])
+def test_outputs_and_gradients_are_those_of_paths_walked_token_by_token(build, agrees, sizes, block, forget_gate):
+    layer = build("path", {"rank": 5, "block": block, "forget_gate": forget_gate}, hidden_size=16, **sizes)
     rows, upstream = doubles(TOKENS, 16), doubles(TOKENS, 16)
     found, expected = layer(rows[None])[0], by_loops(layer, rows)
     oracle = agrees("path", paper="paths of reflections, token by token")

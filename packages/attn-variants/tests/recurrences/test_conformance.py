@@ -36,9 +36,14 @@ class TestKimiDelta(MechanismLaws):
     options = {"chunk": 8}
 
 
+class TestKimiDeltaOfLing(MechanismLaws):
+    mechanism = "kda"
+    options = {"chunk": 8, "rank": 0, "gate_bias": True, "lower_bound": -5.0}
+
+
 class TestLightning(MechanismLaws):
     mechanism = "lightning"
-    options = {"chunk": 8}
+    options = {"chunk": 8, "slope_factor": 0.5}
 
 
 class TestPerformer(MechanismLaws):

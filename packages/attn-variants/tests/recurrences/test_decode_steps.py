@@ -15,7 +15,7 @@ from torch import nn
 EXPECTED_STEPS = {
     "linear": {"feature_map": "elu_plus_one", "normalizer": True},
     "retnet": {"rotary": "pairs", "decay": "head", "value_size": 16, "norm_heads": 1, "gate": "silu"},
-    "lightning": {"feature_map": "silu", "decay": "head", "norm_heads": 2},
+    "lightning": {"feature_map": "silu", "decay": "head", "norm_heads": 2, "gate": "sigmoid"},
     "gla": {"key_size": 4, "decay": "channel", "decay_form": "log_sigmoid", "norm_heads": 1, "gate": "silu"},
     "deltanet": {"taps": 4, "feature_map": "silu", "unit": True, "delta_rule": True, "norm_heads": 1},
     "kda": {
@@ -33,10 +33,10 @@ EXPECTED_STEPS = {
 OPTIONS = {
     "retnet": [{"base": None}, {"scale_base": 512.0}, {"value_size": 5}],
     "deltanet": [{"convolution": 0}, {"convolution": 1}],
-    "kda": [{"convolution": 2, "key_size": 6}],
+    "kda": [{"convolution": 2, "key_size": 6}, {"rank": 0}, {"rank": 3, "gate_bias": True}, {"lower_bound": -5.0}],
     "gla": [{"key_size": 3, "value_size": 7}],
     "linear": [{}],
-    "lightning": [{}],
+    "lightning": [{"slope_factor": 0.5}],
 }
 
 

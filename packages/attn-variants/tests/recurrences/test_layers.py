@@ -34,8 +34,9 @@ def test_the_slopes_of_lightning_attention_are_those_of_alibi():
     assert slopes_of(8, like)[:, 0].tolist() == [2.0**-h for h in range(1, 9)]
 
 
-def test_retention_is_the_loop_of_the_paper(agrees):
-    layer = made("retnet", {"base": None, "chunk": 4})
+@pytest.mark.parametrize("eps", [1e-6, 1e-2])
+def test_retention_is_the_loop_of_the_paper(agrees, eps):
+    layer = made("retnet", {"base": None, "chunk": 4, "norm_eps": eps})
     given = rows(11)
     query, key, value = (linear(given).unflatten(-1, (2, -1)) for linear in (layer.query, layer.key, layer.value))
     out = torch.zeros_like(value)
@@ -44,7 +45,7 @@ def test_retention_is_the_loop_of_the_paper(agrees):
         for t in range(11):
             memory = (1 - 2.0 ** (-5 - head)) * memory + key[:, t, head, :, None] / 8**0.5 * value[:, t, head, None]
             out[:, t, head] = torch.einsum("bk,bkv->bv", query[:, t, head], memory)
-    out = out / (out.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    out = out / (out.square().mean(-1, keepdim=True) + eps).sqrt()
     expected = layer.output(silu(layer.gate(given)) * out.flatten(-2))
     agrees("retnet", paper="the equations, token by token").outputs(layer(given), expected, 1e-12)
 

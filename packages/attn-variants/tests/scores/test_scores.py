@@ -1,5 +1,7 @@
 """Scores against other implementations, closed forms and one another."""
 
+import math
+
 import pytest
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Heads, configure, installed
@@ -181,6 +183,9 @@ def test_weights_are_those_of_pytorch_nlp(build, agrees, score):
         ("local_m", {"radius": 0}, "radius"),
         ("local_p", {"radius": 1.5}, "radius"),
         ("concat", {"intermediate_size": 0}, "intermediate_size"),
+        ("additive", {"activation": "gelu"}, "activation"),
+        ("additive", {"value_size": 0}, "value_size"),
+        ("cosine", {"beta": 0.0}, "beta"),
         ("location", {"longest": 0}, "longest"),
     ],
 )
@@ -199,3 +204,59 @@ def test_a_source_has_no_rotary_positions(build, mechanism):
 
 def test_units_default_to_the_size_of_the_head():
     assert Concat().units(Heads(query=2, key_value=2, key_size=6, value_size=6)) == 6
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("name", ["additive", "concat"])
+def test_networks_of_either_activation_and_values_of_another_size_in_loops(build, name, activation):
+    values = {"value_size": 5} if name == "additive" else {}
+    layer = build(name, {"activation": activation, **values}, hidden_size=WIDTH, num_heads=2, causal=True)
+    layer, rows = layer.requires_grad_(requires_grad=False), doubles(1, 4, WIDTH)
+    of_query, of_key, of_value = (
+        linear(rows)[0].unflatten(-1, (2, -1)) for linear in (layer.query, layer.key, layer.value)
+    )
+    score, shape = layer.score, math.tanh if activation == "tanh" else lambda x: max(x, 0.0)
+    out = []
+    for i in range(4):
+        heads = []
+        for h in range(2):
+            hidden = [
+                of_query[i, h] @ score.query_weight[h] + of_key[j, h] @ score.key_weight[h] + score.bias[h]
+                for j in range(i + 1)
+            ]
+            energies = [sum(v * shape(float(u)) for v, u in zip(score.vector[h], row, strict=True)) for row in hidden]
+            total = sum(math.exp(float(e)) for e in energies)
+            heads.append(sum(math.exp(float(e)) / total * of_value[j, h] for j, e in enumerate(energies)))
+        out.append(layer.output(torch.cat(heads)))
+    torch.testing.assert_close(layer(rows)[0], torch.stack(out), rtol=0, atol=1e-9)
+
+
+def test_a_cosine_of_its_own_is_not_learned_and_is_the_score(build):
+    layer = build("cosine", {"beta": 1.0}, hidden_size=WIDTH, num_heads=1, causal=False)
+    rows = doubles(1, 5, WIDTH)
+    query, key, _ = (part[0, :, 0] for part in layer.project(rows, None))
+    cosines = torch.cosine_similarity(query[:, None], key[None], dim=-1, eps=1e-30)
+    torch.testing.assert_close(layer.weights(rows)[0, 0], cosines.softmax(-1), rtol=0, atol=1e-7)
+    assert not any("sharpness" in name for name, _ in layer.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kv"), [("mha", {}, None), ("gqa", {}, 2), ("sliding_window", {"window": 2}, 2)]
+)
+@pytest.mark.parametrize("size", [2, 7])
+def test_values_of_another_size_than_keys_in_loops(build, name, options, kv, size):
+    layer = build(name, options | {"value_size": size}, hidden_size=WIDTH, num_heads=4, num_kv_heads=kv, causal=True)
+    rows, shared = doubles(1, 5, WIDTH), kv or 4
+    query = layer.query(rows)[0].unflatten(-1, (4, 3))
+    key, value = (linear(rows)[0].unflatten(-1, (shared, -1)) for linear in (layer.key, layer.value))
+    assert value.shape[-1] == size
+    out = []
+    for i in range(5):
+        first, heads = max(0, i - 1) if "window" in options else 0, []
+        for h in range(4):
+            own = h * shared // 4
+            energies = [float(query[i, h] @ key[j, own]) / math.sqrt(3) for j in range(first, i + 1)]
+            total = sum(map(math.exp, energies))
+            heads.append(sum(math.exp(e) / total * value[first + j, own] for j, e in enumerate(energies)))
+        out.append(layer.output(torch.cat(heads)))
+    torch.testing.assert_close(layer(rows)[0], torch.stack(out), rtol=0, atol=1e-9)

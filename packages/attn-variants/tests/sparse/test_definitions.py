@@ -246,3 +246,22 @@ def test_a_kernel_asked_for_by_name_that_refuses_raises():
     layer.use_kernel("block_sparse")
     with pytest.raises(KernelRefused, match="mask: 'causal'"):
         layer(torch.randn(1, 3, WIDTH))
+
+
+@pytest.mark.parametrize(("steps", "stride", "tokens"), [(2, 8, 64), (3, 4, 64), (4, 3, 81)])
+def test_strides_reach_every_earlier_position_in_their_steps_and_not_in_fewer(steps, stride, tokens):
+    mechanism = installed().mechanisms.get("strided")
+    config = configure(mechanism, {"steps": steps, "stride": stride}, hidden_size=8)
+    mask = mechanism.spec(config).mask
+    seen = [{j for j in range(tokens) if mask.allows(i, j)} for i in range(tokens)]
+    powers = [stride**power for power in range(steps)]
+    for i, own in enumerate(seen):
+        near = {i - a * power for power in powers[:-1] for a in range(stride + 1)}
+        assert own == {j for j in near | set(range(i, -1, -powers[-1])) if j >= 0}
+    reached = [[own] for own in seen]
+    for i, levels in enumerate(reached):
+        for _ in range(steps - 1):
+            levels.append(set().union(*(seen[j] for j in levels[-1])))
+        assert levels[-1] == set(range(i + 1))
+    assert reached[-1][-2] != set(range(tokens))
+    assert mask.count(tokens, tokens) == sum(map(len, seen))

@@ -116,3 +116,11 @@ def test_a_dilation_does_not_change_what_a_middle_token_costs():
 def test_dilations_that_are_no_steps_are_refused(dilations):
     with pytest.raises(InvalidValue, match="dilations"):
         layer_of(dilations=dilations)
+
+
+def test_projections_of_global_tokens_begin_as_copies_and_are_learned_apart(build):
+    layer = build("longformer", {"window": 4}, hidden_size=8, num_heads=2, bias=True, causal=False)
+    for name in ("query", "key", "value"):
+        own, common = getattr(layer.inner, name), getattr(layer, name)
+        assert torch.equal(own.weight, common.weight)
+        assert own.weight is not common.weight

@@ -30,7 +30,13 @@ def by_heads(rows: Tensor, heads: int) -> Tensor:
 
 
 def convolved(rows: Tensor, filters: Tensor, bias: Tensor | None, tail: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The output of a causal convolution and SiLU for `rows` [batch, tokens, channels], and its last taps - 1 inputs.
+    """Like `filtered`, with SiLU after the convolution."""
+    summed, tail = filtered(rows, filters, bias, tail)
+    return silu(summed), tail
+
+
+def filtered(rows: Tensor, filters: Tensor, bias: Tensor | None, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The output of a causal convolution for `rows` [batch, tokens, channels], and its last taps - 1 inputs.
 
     `filters` [channels, taps] have the newest token last; `bias` is [channels]. `tail` [batch, taps - 1, channels] are
     the inputs before the rows, zeros if None.
@@ -42,7 +48,7 @@ def convolved(rows: Tensor, filters: Tensor, bias: Tensor | None, tail: Tensor |
         summed = wide(bias) + summed
     for tap in range(1, taps):
         summed = torch.addcmul(summed, known[:, tap : tap + tokens], filters[:, tap])
-    return silu(summed), known[:, tokens:]
+    return summed, known[:, tokens:]
 
 
 def in_chunks(

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x61ttn/v1/common.proto\x12\x07\x61ttn.v1\x1a\x1cgoogle/protobuf/struct.proto\"Q\n\x06Tensor\x12*\n\x0c\x65lement_type\x18\x01 \x01(\x0e\x32\x14.attn.v1.ElementType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"F\n\x0cMechanismRef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"<\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0e\n\x06images\x18\x03 \x03(\x0c\".\n\x04\x43hat\x12&\n\x08messages\x18\x01 \x03(\x0b\x32\x14.attn.v1.ChatMessage\"O\n\rEncoderPrompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12&\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x11.attn.v1.TokenIdsH\x00\x42\x06\n\x04kind\"\x97\x01\n\x06Prompt\x12.\n\x0e\x65ncoder_prompt\x18\x04 \x01(\x0b\x32\x16.attn.v1.EncoderPrompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12&\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x11.attn.v1.TokenIdsH\x00\x12\x1d\n\x04\x63hat\x18\x03 \x01(\x0b\x32\r.attn.v1.ChatH\x00\x42\x06\n\x04kind\"n\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12)\n\x0ctop_logprobs\x18\x04 \x03(\x0b\x32\x13.attn.v1.TopLogprobB\n\n\x08_logprob\"7\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"x\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\rcached_tokens\x18\x02 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\x05\x12\x17\n\nqueue_time\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_queue_time*\xaa\x01\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x01\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\x02\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x03\x12\x16\n\x12\x45LEMENT_TYPE_INT32\x10\x04\x12\x16\n\x12\x45LEMENT_TYPE_INT64\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x61ttn/v1/common.proto\x12\x07\x61ttn.v1\x1a\x1cgoogle/protobuf/struct.proto\"Q\n\x06Tensor\x12*\n\x0c\x65lement_type\x18\x01 \x01(\x0e\x32\x14.attn.v1.ElementType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"F\n\x0cMechanismRef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"K\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0e\n\x06images\x18\x03 \x03(\x0c\x12\r\n\x05\x65xtra\x18\x04 \x01(\t\".\n\x04\x43hat\x12&\n\x08messages\x18\x01 \x03(\x0b\x32\x14.attn.v1.ChatMessage\"O\n\rEncoderPrompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12&\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x11.attn.v1.TokenIdsH\x00\x42\x06\n\x04kind\"\xb5\x01\n\x06Prompt\x12.\n\x0e\x65ncoder_prompt\x18\x04 \x01(\x0b\x32\x16.attn.v1.EncoderPrompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12&\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x11.attn.v1.TokenIdsH\x00\x12\x1d\n\x04\x63hat\x18\x03 \x01(\x0b\x32\r.attn.v1.ChatH\x00\x12\x1c\n\x14\x63hat_template_kwargs\x18\x05 \x01(\tB\x06\n\x04kind\"n\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12)\n\x0ctop_logprobs\x18\x04 \x03(\x0b\x32\x13.attn.v1.TopLogprobB\n\n\x08_logprob\"7\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"x\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\rcached_tokens\x18\x02 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\x05\x12\x17\n\nqueue_time\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_queue_time*\xaa\x01\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x01\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\x02\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x03\x12\x16\n\x12\x45LEMENT_TYPE_INT32\x10\x04\x12\x16\n\x12\x45LEMENT_TYPE_INT64\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'attn.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ELEMENTTYPE']._serialized_start=880
-  _globals['_ELEMENTTYPE']._serialized_end=1050
+  _globals['_ELEMENTTYPE']._serialized_start=925
+  _globals['_ELEMENTTYPE']._serialized_end=1095
   _globals['_TENSOR']._serialized_start=63
   _globals['_TENSOR']._serialized_end=144
   _globals['_MECHANISMREF']._serialized_start=146
@@ -41,17 +41,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=218
   _globals['_TOKENIDS']._serialized_end=241
   _globals['_CHATMESSAGE']._serialized_start=243
-  _globals['_CHATMESSAGE']._serialized_end=303
-  _globals['_CHAT']._serialized_start=305
-  _globals['_CHAT']._serialized_end=351
-  _globals['_ENCODERPROMPT']._serialized_start=353
-  _globals['_ENCODERPROMPT']._serialized_end=432
-  _globals['_PROMPT']._serialized_start=435
-  _globals['_PROMPT']._serialized_end=586
-  _globals['_TOKEN']._serialized_start=588
-  _globals['_TOKEN']._serialized_end=698
-  _globals['_TOPLOGPROB']._serialized_start=700
-  _globals['_TOPLOGPROB']._serialized_end=755
-  _globals['_USAGE']._serialized_start=757
-  _globals['_USAGE']._serialized_end=877
+  _globals['_CHATMESSAGE']._serialized_end=318
+  _globals['_CHAT']._serialized_start=320
+  _globals['_CHAT']._serialized_end=366
+  _globals['_ENCODERPROMPT']._serialized_start=368
+  _globals['_ENCODERPROMPT']._serialized_end=447
+  _globals['_PROMPT']._serialized_start=450
+  _globals['_PROMPT']._serialized_end=631
+  _globals['_TOKEN']._serialized_start=633
+  _globals['_TOKEN']._serialized_end=743
+  _globals['_TOPLOGPROB']._serialized_start=745
+  _globals['_TOPLOGPROB']._serialized_end=800
+  _globals['_USAGE']._serialized_start=802
+  _globals['_USAGE']._serialized_end=922
 # @@protoc_insertion_point(module_scope)

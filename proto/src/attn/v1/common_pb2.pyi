@@ -149,10 +149,15 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    EXTRA_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """Role known to the model's chat template, usually "system", "user" or "assistant"."""
     content: _builtins.str
     """Text of the message."""
+    extra: _builtins.str
+    """JSON object with further keys of the message for the chat template, such as tool_calls or reasoning_content. A null
+    `content` in it stands for that of the message.
+    """
     @_builtins.property
     def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Image files (PNG, JPEG, WebP, ...) for a model that sees images: shown where U+FFFC stands in the content, one for each,
@@ -165,10 +170,11 @@ class ChatMessage(_message.Message):
         role: _builtins.str = ...,
         content: _builtins.str = ...,
         images: _abc.Iterable[_builtins.bytes] | None = ...,
+        extra: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "images", b"images", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "extra", b"extra", "images", b"images", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,8 +244,11 @@ class Prompt(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, tokenised with the model's special tokens."""
+    chat_template_kwargs: _builtins.str
+    """JSON object with further values for the chat template, such as tools, documents or enable_thinking; only with chat."""
     @_builtins.property
     def encoder_prompt(self) -> Global___EncoderPrompt:
         """Encoder input, for encoder-decoder models only; the other fields are then the beginning of the output."""
@@ -259,10 +268,11 @@ class Prompt(_message.Message):
         text: _builtins.str = ...,
         token_ids: Global___TokenIds | None = ...,
         chat: Global___Chat | None = ...,
+        chat_template_kwargs: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "encoder_prompt", b"encoder_prompt", "kind", b"kind", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "encoder_prompt", b"encoder_prompt", "kind", b"kind", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "chat_template_kwargs", b"chat_template_kwargs", "encoder_prompt", b"encoder_prompt", "kind", b"kind", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015

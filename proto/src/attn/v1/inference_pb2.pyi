@@ -125,6 +125,7 @@ class SamplingParams(_message.Message):
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     EARLY_STOPPING_FIELD_NUMBER: _builtins.int
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
     """Maximum number of tokens to generate, at least 1."""
     min_new_tokens: _builtins.int
@@ -163,6 +164,8 @@ class SamplingParams(_message.Message):
     """With beam search: when to stop."""
     num_speculative_tokens: _builtins.int
     """Maximum number of draft tokens per step, at most 32; changes the speed, never the text. Absent means the model's setting."""
+    skip_special_tokens: _builtins.bool
+    """Whether special tokens are left out of the text; absent means true."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logits of tokens, by token id, from -100 to 100; at most 1024."""
@@ -199,10 +202,11 @@ class SamplingParams(_message.Message):
         length_penalty: _builtins.float | None = ...,
         early_stopping: Global___EarlyStopping.ValueType = ...,
         num_speculative_tokens: _builtins.int | None = ...,
+        skip_special_tokens: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_n", b"_n", "_num_beams", b"_num_beams", "_num_speculative_tokens", b"_num_speculative_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "n", b"n", "num_beams", b"num_beams", "num_speculative_tokens", b"num_speculative_tokens", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structured_output", b"structured_output", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_n", b"_n", "_num_beams", b"_num_beams", "_num_speculative_tokens", b"_num_speculative_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "n", b"n", "num_beams", b"num_beams", "num_speculative_tokens", b"num_speculative_tokens", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "structured_output", b"structured_output", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_n", b"_n", "_num_beams", b"_num_beams", "_num_speculative_tokens", b"_num_speculative_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "n", b"n", "num_beams", b"num_beams", "num_speculative_tokens", b"num_speculative_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_n", b"_n", "_num_beams", b"_num_beams", "_num_speculative_tokens", b"_num_speculative_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "n", b"n", "num_beams", b"num_beams", "num_speculative_tokens", b"num_speculative_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
     _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
@@ -218,6 +222,8 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
@@ -238,6 +244,8 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
     @_typing.overload
@@ -329,11 +337,8 @@ class Resumption(_message.Message):
 
     RECEIVED_FIELD_NUMBER: _builtins.int
     COMPUTED_ON_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
     computed_on: _builtins.str
     """What the first message of the stream said in `computed_on`."""
-    model: _builtins.str
-    """What the first message of the stream said in `model`."""
     @_builtins.property
     def received(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialCompletion]:
         """What has been received, each completion at most once; at least one."""
@@ -343,11 +348,10 @@ class Resumption(_message.Message):
         *,
         received: _abc.Iterable[Global___PartialCompletion] | None = ...,
         computed_on: _builtins.str = ...,
-        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_on", b"computed_on", "model", b"model", "received", b"received"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_on", b"computed_on", "received", b"received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -403,7 +407,6 @@ class GenerateResponse(_message.Message):
     RESUMPTIONS_FIELD_NUMBER: _builtins.int
     WARNING_FIELD_NUMBER: _builtins.int
     COMPUTED_ON_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """New text; joined over the stream it is the completion. It may lag behind `tokens` while a character is incomplete or
     the text could be the beginning of a stop string.
@@ -424,8 +427,6 @@ class GenerateResponse(_message.Message):
     """
     computed_on: _builtins.str
     """Device, element types and libraries of the engine; on the first message of the stream only."""
-    model: _builtins.str
-    """The model with the version that computes the stream, where the request named none; on its first message only."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Token]:
         """The new tokens, in order."""
@@ -447,11 +448,10 @@ class GenerateResponse(_message.Message):
         resumptions: _builtins.int = ...,
         warning: _builtins.str | None = ...,
         computed_on: _builtins.str = ...,
-        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "_warning", b"_warning", "score", b"score", "stop_reason", b"stop_reason", "usage", b"usage", "warning", b"warning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "_warning", b"_warning", "computed_on", b"computed_on", "finish_reason", b"finish_reason", "index", b"index", "model", b"model", "resumptions", b"resumptions", "score", b"score", "stop_reason", b"stop_reason", "text", b"text", "tokens", b"tokens", "usage", b"usage", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "_warning", b"_warning", "computed_on", b"computed_on", "finish_reason", b"finish_reason", "index", b"index", "resumptions", b"resumptions", "score", b"score", "stop_reason", b"stop_reason", "text", b"text", "tokens", b"tokens", "usage", b"usage", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -737,6 +737,7 @@ class AttentionMapsResponse(_message.Message):
     INPUT_GRADIENTS_FIELD_NUMBER: _builtins.int
     NEXT_TOKEN_FIELD_NUMBER: _builtins.int
     GRADIENTS_NOTE_FIELD_NUMBER: _builtins.int
+    CROSS_ATTENTION_FIELD_NUMBER: _builtins.int
     layer: _builtins.int
     """The layer, counted from 0."""
     mechanism: _builtins.str
@@ -745,6 +746,8 @@ class AttentionMapsResponse(_message.Message):
     """The text of that next token."""
     gradients_note: _builtins.str
     """Why there are no gradients though they were asked for, in one line; else empty."""
+    cross_attention: _builtins.bool
+    """Whether the keys are the tokens that the encoder reads, and not the queries' own sequence."""
     @_builtins.property
     def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The query heads of the first axis of `attention_weights`, counted from 0."""
@@ -755,7 +758,7 @@ class AttentionMapsResponse(_message.Message):
 
     @_builtins.property
     def query_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The text of each query token."""
+        """The text of each query token; of cross-attention, of the token that is generated from the query."""
 
     @_builtins.property
     def key_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -779,10 +782,11 @@ class AttentionMapsResponse(_message.Message):
         input_gradients: _abc.Iterable[_builtins.float] | None = ...,
         next_token: _builtins.str = ...,
         gradients_note: _builtins.str = ...,
+        cross_attention: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "gradients_note", b"gradients_note", "heads", b"heads", "input_gradients", b"input_gradients", "key_tokens", b"key_tokens", "layer", b"layer", "mechanism", b"mechanism", "next_token", b"next_token", "query_tokens", b"query_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "cross_attention", b"cross_attention", "gradients_note", b"gradients_note", "heads", b"heads", "input_gradients", b"input_gradients", "key_tokens", b"key_tokens", "layer", b"layer", "mechanism", b"mechanism", "next_token", b"next_token", "query_tokens", b"query_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

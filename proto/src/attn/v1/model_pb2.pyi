@@ -77,7 +77,6 @@ class ModelInfo(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
-    TRAFFIC_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name requests use."""
     source: _builtins.str
@@ -112,8 +111,6 @@ class ModelInfo(_message.Message):
     """Of an adapter, the loaded model that it changes; else empty."""
     replicas: _builtins.int
     """Engines that answer for it now."""
-    traffic: _builtins.float
-    """Of a version NAME@VERSION, the fraction of the requests that name only NAME which go to it, from 0 to 1."""
     @_builtins.property
     def mechanisms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Mechanisms of its attention layers, each once, in the order of their first layer."""
@@ -144,11 +141,10 @@ class ModelInfo(_message.Message):
         note: _builtins.str = ...,
         base_model: _builtins.str = ...,
         replicas: _builtins.int = ...,
-        traffic: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "base_model", b"base_model", "chat", b"chat", "device", b"device", "dtype", b"dtype", "load_time", b"load_time", "max_seq_len", b"max_seq_len", "mechanisms", b"mechanisms", "name", b"name", "note", b"note", "num_heads", b"num_heads", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "quantization", b"quantization", "replicas", b"replicas", "source", b"source", "state", b"state", "state_detail", b"state_detail", "traffic", b"traffic", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "base_model", b"base_model", "chat", b"chat", "device", b"device", "dtype", b"dtype", "load_time", b"load_time", "max_seq_len", b"max_seq_len", "mechanisms", b"mechanisms", "name", b"name", "note", b"note", "num_heads", b"num_heads", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "quantization", b"quantization", "replicas", b"replicas", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -485,20 +481,12 @@ class LoadModelRequest(_message.Message):
     ENGINE_FIELD_NUMBER: _builtins.int
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     DEPLOYMENT_FIELD_NUMBER: _builtins.int
-    TRAFFIC_FIELD_NUMBER: _builtins.int
-    REPLACE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name requests will use: letters, digits, "-", "_" and ".", at most 128 characters; or NAME@VERSION, a version of it."""
+    """The name requests will use: letters, digits, "-", "_" and ".", at most 128 characters."""
     source: _builtins.str
     """A folder on the server, a registered name, or the id of a finished training job; empty means `name`."""
     base_model: _builtins.str
     """Of an adapter, the loaded model that it changes; empty means the one that the adapter's folder names, or the only one."""
-    traffic: _builtins.float
-    """Of a version, the fraction of the requests that name only NAME which go to it; other versions keep their proportions.
-    Absent means 0 while other versions serve, so that only requests that name it reach it; without others it is 1.
-    """
-    replace: _builtins.bool
-    """Of a version: once it serves, it gets all traffic, and the other versions are unloaded when their requests have ended."""
     @_builtins.property
     def engine(self) -> Global___EngineConfig:
         """How to run it."""
@@ -515,16 +503,12 @@ class LoadModelRequest(_message.Message):
         engine: Global___EngineConfig | None = ...,
         base_model: _builtins.str = ...,
         deployment: Global___DeploymentConfig | None = ...,
-        traffic: _builtins.float | None = ...,
-        replace: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_traffic", b"_traffic", "deployment", b"deployment", "engine", b"engine", "traffic", b"traffic"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_traffic", b"_traffic", "base_model", b"base_model", "deployment", b"deployment", "engine", b"engine", "name", b"name", "replace", b"replace", "source", b"source", "traffic", b"traffic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "deployment", b"deployment", "engine", b"engine", "name", b"name", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__traffic: _TypeAlias = _typing.Literal["traffic"]  # noqa: Y015
-    _WhichOneofArgType__traffic: _TypeAlias = _typing.Literal["_traffic", b"_traffic"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__traffic) -> _WhichOneofReturnType__traffic | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadModelRequest: _TypeAlias = LoadModelRequest  # noqa: Y015
 
@@ -648,75 +632,3 @@ class ScaleModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScaleModelResponse: _TypeAlias = ScaleModelResponse  # noqa: Y015
-
-@_typing.final
-class SetTrafficRequest(_message.Message):
-    """Request of SetTraffic."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class TrafficEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.float
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.float = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    NAME_FIELD_NUMBER: _builtins.int
-    TRAFFIC_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """The model's name, without a version."""
-    @_builtins.property
-    def traffic(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """The new shares by version, such as "2", from 0 to 1; "" is the model without one. Others keep their proportions."""
-
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        traffic: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "traffic", b"traffic"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SetTrafficRequest: _TypeAlias = SetTrafficRequest  # noqa: Y015
-
-@_typing.final
-class SetTrafficResponse(_message.Message):
-    """Response of SetTraffic."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MODELS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInfo]:
-        """All versions of the model, with their shares."""
-
-    def __init__(
-        self,
-        *,
-        models: _abc.Iterable[Global___ModelInfo] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SetTrafficResponse: _TypeAlias = SetTrafficResponse  # noqa: Y015

@@ -60,11 +60,6 @@ class ModelServiceStub:
                 request_serializer=attn_dot_v1_dot_model__pb2.ScaleModelRequest.SerializeToString,
                 response_deserializer=attn_dot_v1_dot_model__pb2.ScaleModelResponse.FromString,
                 _registered_method=True)
-        self.SetTraffic = channel.unary_unary(
-                '/attn.v1.ModelService/SetTraffic',
-                request_serializer=attn_dot_v1_dot_model__pb2.SetTrafficRequest.SerializeToString,
-                response_deserializer=attn_dot_v1_dot_model__pb2.SetTrafficResponse.FromString,
-                _registered_method=True)
 
 
 class ModelServiceServicer:
@@ -107,13 +102,6 @@ class ModelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SetTraffic(self, request, context):
-        """Divides the requests that name a model without a version among its versions; requests that run stay where they are.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -141,11 +129,6 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.ScaleModel,
                     request_deserializer=attn_dot_v1_dot_model__pb2.ScaleModelRequest.FromString,
                     response_serializer=attn_dot_v1_dot_model__pb2.ScaleModelResponse.SerializeToString,
-            ),
-            'SetTraffic': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetTraffic,
-                    request_deserializer=attn_dot_v1_dot_model__pb2.SetTrafficRequest.FromString,
-                    response_serializer=attn_dot_v1_dot_model__pb2.SetTrafficResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -284,33 +267,6 @@ class ModelService:
             '/attn.v1.ModelService/ScaleModel',
             attn_dot_v1_dot_model__pb2.ScaleModelRequest.SerializeToString,
             attn_dot_v1_dot_model__pb2.ScaleModelResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetTraffic(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/attn.v1.ModelService/SetTraffic',
-            attn_dot_v1_dot_model__pb2.SetTrafficRequest.SerializeToString,
-            attn_dot_v1_dot_model__pb2.SetTrafficResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,8 +45,6 @@ class ModelServiceStub:
     """Takes a model out of service; requests that run are finished first, for at most `shutdown_timeout` seconds."""
     ScaleModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.ScaleModelRequest, _model_pb2.ScaleModelResponse]
     """Changes how many engines serve a model and returns when they do; those given back hand their requests to the others."""
-    SetTraffic: _grpc.UnaryUnaryMultiCallable[_model_pb2.SetTrafficRequest, _model_pb2.SetTrafficResponse]
-    """Divides the requests that name a model without a version among its versions; requests that run stay where they are."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
@@ -65,8 +63,6 @@ class ModelServiceAsyncStub(ModelServiceStub):
     """Takes a model out of service; requests that run are finished first, for at most `shutdown_timeout` seconds."""
     ScaleModel: _aio.UnaryUnaryMultiCallable[_model_pb2.ScaleModelRequest, _model_pb2.ScaleModelResponse]  # type: ignore[assignment]
     """Changes how many engines serve a model and returns when they do; those given back hand their requests to the others."""
-    SetTraffic: _aio.UnaryUnaryMultiCallable[_model_pb2.SetTrafficRequest, _model_pb2.SetTrafficResponse]  # type: ignore[assignment]
-    """Divides the requests that name a model without a version among its versions; requests that run stay where they are."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     """The models a server has loaded."""
@@ -112,13 +108,5 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.ScaleModelResponse, _abc.Awaitable[_model_pb2.ScaleModelResponse]]:
         """Changes how many engines serve a model and returns when they do; those given back hand their requests to the others."""
-
-    @_abc_1.abstractmethod
-    def SetTraffic(
-        self,
-        request: _model_pb2.SetTrafficRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_model_pb2.SetTrafficResponse, _abc.Awaitable[_model_pb2.SetTrafficResponse]]:
-        """Divides the requests that name a model without a version among its versions; requests that run stay where they are."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -22,27 +22,19 @@ from attn_gateway.settings import ReplicaTls
 class ModelToLoad:
     """A model to serve: its name in requests, its source (a folder or registered name), and its own configs.
 
-    `engine` and `deployment` replace the server's configs. A version NAME@VERSION gets the share `traffic` of the
-    requests for NAME; versions without one divide the rest.
+    `engine` and `deployment` replace the server's configs.
     """
 
     name: str
     source: str
     engine: EngineConfig | None = None
     deployment: DeploymentConfig | None = None
-    traffic: float | None = None
 
     @classmethod
     def of(cls, config: ClusterConfig) -> tuple[ModelToLoad, ...]:
         """The models of a config file."""
         return tuple(
-            cls(
-                name=name,
-                source=entry.source or name.partition("@")[0],
-                engine=entry.engine,
-                deployment=entry.deployment,
-                traffic=entry.traffic,
-            )
+            cls(name=name, source=entry.source or name, engine=entry.engine, deployment=entry.deployment)
             for name, entry in config.models.items()
         )
 

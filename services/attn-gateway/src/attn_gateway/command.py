@@ -26,9 +26,12 @@ from attn_gateway.tenants import Tenants
 
 
 @with_flags(top="cluster")
-def serve_command(
+def serve_command(  # noqa: PLR0913 - options, given by name
     *,
     context: typer.Context,
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME|PATH|NAME=PATH]...", help="Models to serve, as with --model.")
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,9 +59,9 @@ def serve_command(
     apply to the models given here; `attn models load` has its own.
     On SIGHUP, the server reads `--config FILE` again and changes its models accordingly.
 
-    Example: `attn serve --model smollm2-135m-instruct --model mine=./runs/shakespeare --model ./SmolLM2-Q4_K_M.gguf`
+    Example: `attn serve smollm2-135m-instruct mine=./runs/shakespeare ./SmolLM2-Q4_K_M.gguf`
     """
-    given = tuple(at_its_path(ModelToLoad.parse(text)) for text in model or ())
+    given = tuple(at_its_path(ModelToLoad.parse(text)) for text in (*(models or ()), *(model or ())))
     path = context.params.get(CONFIG)
     tenants = Tenants.of_file(server.token_file).all() if server.token_file else []
     tls = TlsFiles(certificate=server.tls_cert, key=server.tls_key) if server.tls_cert and server.tls_key else None

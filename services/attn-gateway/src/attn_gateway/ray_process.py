@@ -8,7 +8,6 @@ import logging
 import os
 import secrets
 import socket
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -52,7 +51,7 @@ class RayProcess:
         self._processes: list[psutil.Process] = []
 
     def start(self) -> None:
-        """Start or join Ray; raises Ray's errors, and `OSError` if nothing listens at the address."""
+        """Start or join Ray; raises Ray's errors, `ImportError`, and `OSError` if nothing listens at the address."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if self._address is not None:
             knock(self._address)
@@ -75,6 +74,7 @@ class RayProcess:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ.setdefault("RAY_worker_niceness", NICENESS)  # as Ray spells it
         os.environ.setdefault("RAY_gcs_server_port_wait_time_s", CONTROL_STORE_SECONDS)
+        importlib.import_module("ray")  # before anything that would have to be tried again, or removed
         _read_token_again()
         remove_abandoned()
         for attempt in range(1, ATTEMPTS + 1):
@@ -132,10 +132,9 @@ class RayProcess:
 
 def _read_token_again() -> None:
     """Make Ray read the environment again: it does so when imported, which may have been before the token was set."""
-    if "ray" in sys.modules:
-        raylet = importlib.import_module("ray._raylet")
-        raylet.Config.initialize("")
-        raylet.AuthenticationTokenLoader.instance().reset_cache()
+    raylet = importlib.import_module("ray._raylet")
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def knock(address: str) -> None:

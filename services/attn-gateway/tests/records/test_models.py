@@ -8,7 +8,7 @@ import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from attn_core.errors import AlreadyExists, WrongState
-from attn_gateway.records import Database, ModelRecord, ModelRecords, ServedModels
+from attn_gateway.records import Database, LoadedModels, ModelRecord, ModelRecords
 from attn_gateway.records.tables import served_models
 from sqlalchemy import MetaData, Table, insert, text
 
@@ -55,6 +55,6 @@ def test_records_of_the_version_before_are_refused_and_an_upgrade_keeps_the_mode
     with pytest.raises(WrongState):
         Database(url)
     with Database(url, upgrade=True) as opened:
-        assert [(found.name, found.source, found.serving) for found in ServedModels(opened).at("p")] == [
+        assert [(found.name, found.source, found.serving) for found in LoadedModels(opened).at("p")] == [
             ("called", "called", True)
         ]

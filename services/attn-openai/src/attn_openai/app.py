@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from importlib.metadata import version
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from attn_openai import chat, completions, responses, transcoding
+from attn_openai.answers import AnswerStore
 from attn_openai.caller import HttpCaller
 from attn_openai.errors import SlowRequestError, body_of, headers_of, status_of
 from attn_openai.pages import PAGE_PATHS, Pages
@@ -34,7 +36,7 @@ BODY_SECONDS = 30.0
 PATHS = {
     "POST /v1/chat/completions": "The next message of a conversation, with tools, structured output and streaming.",
     "POST /v1/completions": "Completions of texts or token ids; with echo their log probabilities.",
-    "POST /v1/responses": "Like chat completions, in the format of OpenAI's Responses API. Nothing is stored.",
+    "POST /v1/responses": "Like chat completions, in the format of OpenAI's Responses API.",
     "POST /v1/embeddings": "A vector for each text, by an encoder.",
     "POST /tokenize": "The token ids of a text or a conversation.",
     "POST /detokenize": "The text of token ids.",
@@ -48,7 +50,13 @@ PATHS = {
 }
 """The method and path of each supported part of OpenAI's and vLLM's interfaces, with its description."""
 
+BEARER = re.compile(r"^bearer +", re.IGNORECASE)
+"""The scheme of a token, in which HTTP does not distinguish capitals."""
+
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+CALL_PATH = "/{service}/{method}"
+"""The path of a gRPC call."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -119,15 +127,20 @@ class EventStream:
         self._events = events
         self._request_id = request_id
         self._done = done
+        self._sent = 0
 
     def piece(self, value: dict[str, Any]) -> bytes:
         """Encode an event."""
+        self._sent += 1
         return event_of(value)
 
     def failure(self, error: AttnError) -> dict[str, Any]:
-        """The event that reports an error to the client."""
+        """The event that reports an error to the client: clients raise an exception if it has the key `error`."""
         body = body_of(error)
-        return body if self._done else {"type": "error", **body["error"], "sequence_number": -1}
+        if self._done:
+            return body
+        facts = {name: body["error"][name] for name in ("code", "message", "param")}
+        return {"type": "error", "sequence_number": self._sent, **facts, **body}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, as an ASGI application."""
@@ -199,7 +212,7 @@ class HttpApplication:
 
     def __init__(self, gateway: ServingState) -> None:
         self._gateway = gateway
-        self._kv_tokens: dict[tuple[str, str], int] = {}
+        self._caches: dict[str, Any] = {"kv_tokens": {}, "templates": {}, "answers": AnswerStore()}
         self.app = Starlette(routes=self._routes(), exception_handlers={HTTPException: _unknown_path})
 
     def _routes(self) -> list[Route]:
@@ -227,7 +240,7 @@ class HttpApplication:
             "GET /ui/{path:path}": pages.file,
         }
         named = [Route(key.split()[1], answers[key], methods=[key.split()[0]]) for key in PATHS | PAGE_PATHS]
-        return [*named, Route("/{service}/{method}", self._guarded(self._call), methods=["POST"])]
+        return [*named, Route(CALL_PATH, self._guarded(self._call), methods=["POST"])]
 
     def _text(self, kind: Any, answer: Answer, stream: Stream | None = None, *, done: bool = True) -> Any:
         """An endpoint for requests of type `kind`, which responds with one body, or a stream if `stream` is set."""
@@ -282,8 +295,8 @@ class HttpApplication:
     def _caller(self, request: Request, request_id: str) -> HttpCaller:
         metadata = [("x-request-id", request_id)]
         for name in ("authorization", "traceparent", "tracestate"):
-            metadata += [(name, value) for value in request.headers.getlist(name)]
-        return HttpCaller(self._gateway.calls, tuple(metadata), request_id, kv_tokens=self._kv_tokens)
+            metadata += [(name, BEARER.sub("Bearer ", value)) for value in request.headers.getlist(name)]
+        return HttpCaller(self._gateway.calls, tuple(metadata), request_id, **self._caches)
 
     def _check_host(self, request: Request) -> None:
         """Refuse foreign host names on a server without tokens, against DNS rebinding by web pages."""
@@ -325,6 +338,8 @@ class HttpApplication:
 
     async def _call(self, request: Request, caller: HttpCaller) -> Any:
         """Answer a gRPC call in JSON."""
+        if "." not in request.path_params["service"]:
+            raise UnknownName.of("path", request.url.path, [key.split()[1] for key in PATHS])
         row = transcoding.row_of(**request.path_params, calls=self._gateway.calls)
         message = transcoding.read_message(row.request, await self._body(request))
         lists = request.query_params.get("tensors") == transcoding.LISTS
@@ -365,7 +380,11 @@ def is_own_host(name: str) -> bool:
 
 async def _unknown_path(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    if status == 404:
-        paths = [route.path for route in request.app.routes]
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    named = [route for route in routes if route.path != CALL_PATH]
+    if status == 404 or not any(route.path_regex.match(request.url.path) for route in named):
+        paths = [route.path for route in named if not route.path.startswith("/ui")]
         return error_response(UnknownName.of("path", request.url.path, paths))
-    return json_response(body_of(UserError(f"{request.method} is not allowed for {request.url.path}")), status)
+    headers = error.headers if isinstance(error, HTTPException) else None  # Allow, with 405
+    body = body_of(UserError(f"{request.method} is not allowed for {request.url.path}"))
+    return json_response(body, status, dict(headers or {}))

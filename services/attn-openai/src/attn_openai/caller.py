@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from attn_core.errors import ContextLengthExceeded, DeadlineExceeded
 from attn_gateway import Call, Calls, Metadata
+from attn_gateway.call import tenant_of
 from attn_schema import ModelInfo, Prompt, Tokenization, TokenizeRequest
 from attn_schema.methods import (
     GET_ENGINE_STATS,
@@ -21,13 +24,16 @@ from attn_schema.methods import (
     Response,
 )
 
+from attn_openai.answers import AnswerStore
+from attn_openai.templates import ChatTemplate, inspect
+
 
 @dataclass(frozen=True)
 class HttpCaller:
     """Calls the services with the metadata of one HTTP request, until `deadline` on the clock of `time.monotonic()`.
 
-    That is also the event loop's clock. `kv_tokens` caches the capacity in tokens of each model's KV cache, by the
-    model's name and load time.
+    That is also the event loop's clock. `kv_tokens` caches the capacity in tokens of each model's KV cache, and
+    `templates` what its chat template takes, by the model's name and load time.
     """
 
     calls: Calls
@@ -35,6 +41,15 @@ class HttpCaller:
     request_id: str
     deadline: float | None = None
     kv_tokens: dict[tuple[str, str], int] = field(default_factory=dict)
+    templates: dict[tuple[str, str], ChatTemplate] = field(default_factory=dict)
+    answers: AnswerStore = field(default_factory=AnswerStore)
+    answer_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """The id of the answer, unlike that of the request, which callers may choose."""
+
+    @property
+    def owner(self) -> str:
+        """Who calls, as known by the token: nobody else may go on with the same conversation."""
+        return tenant_of(self.metadata)
 
     def until(self, seconds: float | None) -> HttpCaller:
         """The same caller with a deadline `seconds` from now; None sets no deadline."""
@@ -63,12 +78,21 @@ class HttpCaller:
         """The tokens of a prompt."""
         return await self.unary(TOKENIZE, TokenizeRequest(model=model, prompt=prompt))
 
-    async def with_room(self, model: str, prompt: Prompt) -> tuple[Prompt, int]:
-        """The prompt as token ids, and the number of tokens for which context and KV cache still have room.
+    async def template(self, model: str) -> ChatTemplate:
+        """The forms that a model's chat template takes; those of one that writes nothing if it has none."""
+        info = await self.model(model)
+        loaded = (model, str(info.load_time))
+        if loaded not in self.templates:
+            found = await inspect(partial(self.tokenize, model)) if info.chat else ChatTemplate()
+            self.templates[loaded] = found
+        return self.templates[loaded]
+
+    async def room(self, model: str, tokenization: Tokenization) -> int:
+        """The number of tokens for which context and KV cache have room after a prompt.
 
         Raises `ContextLengthExceeded` if there is no room.
         """
-        info, tokenization = await asyncio.gather(self.model(model), self.tokenize(model, prompt))
+        info = await self.model(model)
         limit = info.max_seq_len
         loaded = (model, str(info.load_time))
         held = self.kv_tokens.get(loaded)
@@ -76,7 +100,7 @@ class HttpCaller:
             stats = await self.unary(GET_ENGINE_STATS, GetEngineStatsRequest(model=model))
             held = self.kv_tokens[loaded] = stats.kv_tokens_total
         limit = min(limit, held) if held else limit
-        ids = tuple(token.id for token in tokenization.tokens)
-        if len(ids) >= limit:
-            raise ContextLengthExceeded.of(len(ids), 1, limit)
-        return prompt.replace(text=None, chat=None, token_ids=ids), limit - len(ids)
+        length = len(tokenization.tokens)
+        if length >= limit:
+            raise ContextLengthExceeded.of(length, 1, limit)
+        return limit - length

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attn_core.errors import InvalidValue
-from attn_schema import FinishReason, GenerateRequest, OutputDelta, Prompt, SamplingParams, Token, Usage
+from attn_core.errors import InvalidValue, UserError
+from attn_schema import FinishReason, GenerateRequest, OutputDelta, Prompt, SamplingParams, Token, Tokenization, Usage
 from attn_schema.methods import GENERATE
 
 from attn_openai.caller import HttpCaller
-from attn_openai.messages import conversation
-from attn_openai.requests import ChatCompletionRequest, json_output
-from attn_openai.tools import CallReader, Choice, ToolCall, Tools, new_call_id
+from attn_openai.messages import turns_of
+from attn_openai.output_reader import CallArguments, CallBegin, OutputReader, Part, Text, Thought
+from attn_openai.requests import ChatCompletionRequest, answer_schema, renamed
+from attn_openai.templates import ChatTemplate, Turn, require_written
+from attn_openai.tools import Choice, OutputGrammar, Tools
 
 FINISH_REASONS = {FinishReason.END_OF_SEQUENCE: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 BROKEN_CHARACTER = "\ufffd"
 
 
-def usage_of(usage: Usage) -> dict[str, Any]:
-    """Usage in OpenAI's format."""
-    return {
+def usage_of(usage: Usage, thought_tokens: int | None = None) -> dict[str, Any]:
+    """Usage in OpenAI's format, with the number of tokens of thoughts if it is given."""
+    found: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if thought_tokens is not None:
+        found["completion_tokens_details"] = {"reasoning_tokens": thought_tokens}
+    return found
 
 
 def text_bytes(text: str) -> list[int] | None:
@@ -52,34 +58,106 @@ def logprobs_of(tokens: Iterable[Token]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
+class Conversation:
+    """The messages and functions of a request, and what its chat template is given besides."""
+
+    turns: list[Turn]
+    tools: Tools
+    values: dict[str, Any]
+
+    def prompt(self, template: ChatTemplate, *, extra: bool = True, describe: bool = False) -> Prompt:
+        """The prompt in the forms that the template takes.
+
+        Without `extra`, keys of messages that only a template may know are left out; with `describe`, functions without
+        a description get an empty one, which some templates need.
+        """
+        turns = self.turns if extra else [replace(turn, extra=()) for turn in self.turns]
+        tools = self.tools.described
+        if describe:
+            tools = [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
+        values = dict(self.values)
+        if tools and template.lists_tools:
+            values["tools"] = tools
+        kwargs = json.dumps(values, ensure_ascii=False) if values else ""
+        return Prompt(chat=template.messages(turns, tools), chat_template_kwargs=kwargs)
+
+    async def read(self, model: str, template: ChatTemplate, caller: HttpCaller) -> tuple[Prompt, Tokenization]:
+        """The prompt and its tokens; raises `InvalidValue` for what the template leaves out."""
+        prompt = self.prompt(template)
+        try:
+            found = await caller.tokenize(model, prompt)
+        except UserError:
+            if all(function.description is not None for function in self.tools.functions):
+                raise
+            prompt = self.prompt(template, describe=True)
+            found = await caller.tokenize(model, prompt)
+        require_written(template, self.turns, self.values, found.text)
+        names = {name: turn.place for turn in self.turns for name, _ in turn.extra if name != "name"}
+        if names and (await caller.tokenize(model, self.prompt(template, extra=False))).text == found.text:
+            name, place = next(iter(names.items()))
+            raise InvalidValue.of(f"{place}.{name}", "a value", "left out, as nothing here reads it")
+        if any(turn.images for turn in self.turns):
+            return prompt, found
+        return Prompt(token_ids=tuple(token.id for token in found.tokens)), found
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has only messages of text and images, as every chat template takes them."""
+        plain = all(turn.role != "tool" and not (turn.calls or turn.extra) for turn in self.turns)
+        return plain and self.tools.choice is Choice.NONE and not self.values
+
+
+@dataclass(frozen=True)
 class ChatTask:
-    """The generation task of a chat completion request."""
+    """The generation task of a chat completion request; `thinking` says whether its prompt ends within a thought."""
 
     model: str
     prompt: Prompt
     sampling: SamplingParams
     tools: Tools
+    template: ChatTemplate
+    thinking: bool = False
+    prompt_tokens: int = 0
+    """The length of the prompt, if it was needed before."""
 
     @classmethod
     async def of(cls, request: ChatCompletionRequest, caller: HttpCaller) -> ChatTask:
-        """Create the task of a request; may call the model's tokenizer for a token limit. Raises `UserError`."""
+        """Create the task of a request; calls the model's tokenizer where it has to. Raises `UserError`."""
         tools = Tools.read(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
-        wanted = json_output(request.response_format)
-        if wanted is not None and tools.choice is not Choice.NONE:
-            raise InvalidValue.of("response_format", "given", 'left out with tools, unless tool_choice is "none"')
-        wanted = tools.structured_output() or wanted
+        answer = answer_schema(request.response_format)
+        said = Conversation(turns_of(request.messages), tools, request.template_values)
         top_logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        prompt, limit = conversation(request.messages, tools), request.token_limit
+        limit, constrained = request.token_limit, answer is not None or tools.choice is not Choice.NONE
         # Everything else is validated before the model is called.
-        sampling = request.sampling(limit, top_logprobs=top_logprobs, structured_output=wanted)
-        if limit is None:
-            prompt, limit = await caller.with_room(request.model, prompt)
-            sampling = sampling.replace(max_new_tokens=limit)
-        return cls(request.model, prompt, sampling, tools)
+        sampling = request.sampling(limit, top_logprobs=top_logprobs, constrained=constrained)
+        template = await caller.template(request.model)
+        thinking, length = False, 0
+        if said.is_plain and template.thoughts is None and limit is not None and not request.continuous_usage:
+            prompt = said.prompt(template)
+        else:
+            prompt, read = await said.read(request.model, template, caller)
+            thinking, length = template.thinks(read.text), len(read.tokens)
+            limit = await caller.room(request.model, read) if limit is None else limit
+        grammar = OutputGrammar(tools, template, answer, thinking=thinking).structured_output()
+        changes: dict[str, Any] = {"max_new_tokens": limit}
+        if grammar is not None:
+            changes["structured_output"] = grammar
+        if template.thoughts is not None or tools.choice is not Choice.NONE:
+            changes["skip_special_tokens"] = False  # marks may be special tokens
+        return cls(request.model, prompt, sampling.replace(**changes), tools, template, thinking, length)
 
-    def deltas(self, caller: HttpCaller) -> AsyncGenerator[OutputDelta, None]:
-        """The deltas of the completions."""
-        return caller.stream(GENERATE, GenerateRequest(model=self.model, prompt=self.prompt, sampling=self.sampling))
+    async def deltas(self, caller: HttpCaller) -> AsyncGenerator[OutputDelta, None]:
+        """The deltas of the completions; raises `InvalidValue` for a schema that cannot be followed."""
+        request = GenerateRequest(model=self.model, prompt=self.prompt, sampling=self.sampling)
+        field = "response_format" if self.tools.choice is Choice.NONE else "tools"
+        try:
+            async with aclosing(caller.stream(GENERATE, request)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        except InvalidValue as error:
+            if error.metadata.get("field") != "structured_output":
+                raise
+            raise renamed(error, field) from error
 
 
 @dataclass
@@ -87,11 +165,12 @@ class ChoiceState:
     """One completion during generation: it produces the message deltas of a stream, and at the end the message."""
 
     index: int
-    tools: Tools
-    reader: CallReader
+    reader: OutputReader
     text: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    thought: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
+    thought_tokens: int = 0
     started: bool = False
     finish_reason: str | None = None
     stop_reason: str | None = None
@@ -99,57 +178,56 @@ class ChoiceState:
     def take(self, delta: OutputDelta) -> list[dict[str, Any]]:
         """Add a delta of the completion; returns the resulting deltas of the message."""
         self.tokens += delta.tokens
-        found = self._named(delta) if self.tools.choice is Choice.NAMED else self._read(delta)
-        if delta.finish_reason is not None:
-            self.finish_reason = "tool_calls" if self.calls else FINISH_REASONS[delta.finish_reason]
-            if self.calls and delta.finish_reason is FinishReason.LENGTH:
+        self.thought_tokens += len(delta.tokens) if self.reader.in_thought else 0
+        reason = delta.finish_reason
+        cut = reason is FinishReason.LENGTH
+        found = [self._add(part) for part in self.reader.read(delta.text, last=reason is not None, cut=cut)]
+        if reason is not None:
+            self.finish_reason, self.stop_reason = FINISH_REASONS[reason], delta.stop_reason
+            if self.reader.cut:
                 self.finish_reason = "length"
-            self.stop_reason = delta.stop_reason
+            elif self.calls and not cut:
+                self.finish_reason = "tool_calls"
         return found
 
     def message(self) -> dict[str, Any]:
         """The whole message."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text if self.text or not self.calls else None}
         message["refusal"] = None
+        if self.thought:
+            message["reasoning_content"] = self.thought
         if self.calls:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in self.calls
-            ]
+            message["tool_calls"] = self.calls
         return message
 
-    def _read(self, delta: OutputDelta) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        for part in self.reader.read(delta.text, last=delta.finish_reason is not None):
-            if isinstance(part, str):
-                self.text += part
-                found.append({"content": part})
-            else:
-                self.calls.append(part)
-                found.append({"tool_calls": [self._call_delta(part, len(self.calls) - 1)]})
-        return found
-
-    def _named(self, delta: OutputDelta) -> list[dict[str, Any]]:
-        """Add a delta for a named function: the whole text is the arguments of the call."""
-        named = self.tools.named
-        if named is None:
-            return []
-        if not self.calls:
-            self.calls.append(ToolCall(new_call_id(), named.name, delta.text))
-            first: dict[str, Any] = {"tool_calls": [self._call_delta(self.calls[0], 0)]}
-            return [first]
-        self.calls[0] = self.calls[0]._replace(arguments=self.calls[0].arguments + delta.text)
-        return [{"tool_calls": [{"index": 0, "function": {"arguments": delta.text}}]}] if delta.text else []
-
-    @staticmethod
-    def _call_delta(call: ToolCall, place: int) -> dict[str, Any]:
-        function = {"name": call.name, "arguments": call.arguments}
-        return {"index": place, "id": call.id, "type": "function", "function": function}
+    def _add(self, part: Part) -> dict[str, Any]:
+        """Add a part of the message; returns its delta."""
+        match part:
+            case Text(text):
+                self.text += text
+                return {"content": text}
+            case Thought(text):
+                self.thought += text
+                return {"reasoning_content": text}
+            case CallBegin(id_, name):
+                function = {"name": name, "arguments": ""}
+                call = {"id": id_, "type": "function"}
+                self.calls.append({**call, "function": dict(function)})
+                return {"tool_calls": [{"index": len(self.calls) - 1, **call, "function": function}]}
+            case CallArguments(text):
+                self.calls[-1]["function"]["arguments"] += text
+                return {"tool_calls": [{"index": len(self.calls) - 1, "function": {"arguments": text}}]}
 
 
 def choices_of(task: ChatTask) -> list[ChoiceState]:
     """The initial states of a task's completions."""
-    return [ChoiceState(index, task.tools, task.tools.reader()) for index in range(task.sampling.n)]
+    readers = (task.tools.reader(task.template, thinking=task.thinking) for _ in range(task.sampling.n))
+    return [ChoiceState(index, reader) for index, reader in enumerate(readers)]
+
+
+def thought_tokens_of(choices: Iterable[ChoiceState], task: ChatTask) -> int | None:
+    """The number of tokens of thoughts; None for a model that has none."""
+    return None if task.template.thoughts is None else sum(choice.thought_tokens for choice in choices)
 
 
 async def complete_chat(request: ChatCompletionRequest, caller: HttpCaller) -> dict[str, Any]:
@@ -170,7 +248,8 @@ async def complete_chat(request: ChatCompletionRequest, caller: HttpCaller) -> d
         }
         for choice in choices
     ]
-    return {**_head(request, caller, "chat.completion"), "choices": found, "usage": usage_of(usage)}
+    counted = usage_of(usage, thought_tokens_of(choices, task))
+    return {**_head(request, caller, "chat.completion"), "choices": found, "usage": counted}
 
 
 async def stream_chat(request: ChatCompletionRequest, caller: HttpCaller) -> AsyncGenerator[dict[str, Any], None]:
@@ -179,17 +258,19 @@ async def stream_chat(request: ChatCompletionRequest, caller: HttpCaller) -> Asy
     head = _head(request, caller, "chat.completion.chunk")
     if request.include_usage:
         head["usage"] = None
-    choices, usage = choices_of(task), Usage()
+    choices, usage, made = choices_of(task), Usage(), 0
     async with aclosing(task.deltas(caller)) as deltas:
         async for delta in deltas:
-            usage = delta.usage or usage
+            usage, made = delta.usage or usage, made + len(delta.tokens)
+            if request.continuous_usage:
+                head["usage"] = usage_of(Usage(prompt_tokens=task.prompt_tokens, completion_tokens=made))
             for choice in _chunks(choices[delta.index], delta, logprobs=bool(request.logprobs)):
                 yield {**head, "choices": [choice]}
     if request.include_usage:
-        yield {**head, "choices": [], "usage": usage_of(usage)}
+        yield {**head, "choices": [], "usage": usage_of(usage, thought_tokens_of(choices, task))}
 
 
-def _chunks(state: ChoiceState, delta: OutputDelta, *, logprobs: bool) -> list[dict[str, Any]]:
+def _chunks(state: ChoiceState, delta: OutputDelta, *, logprobs: bool) -> Iterator[dict[str, Any]]:
     """The entries for `choices` of the next chunks, one per chunk."""
     parts = state.take(delta)
     if not state.started:
@@ -206,8 +287,8 @@ def _chunks(state: ChoiceState, delta: OutputDelta, *, logprobs: bool) -> list[d
         if found[-1]["delta"]:
             found.append({"index": state.index, "delta": {}, "logprobs": None, "finish_reason": None})
         found[-1] |= {"finish_reason": state.finish_reason, "stop_reason": state.stop_reason}
-    return found
+    yield from found
 
 
 def _head(request: ChatCompletionRequest, caller: HttpCaller, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{caller.request_id}", "object": kind, "created": int(time.time()), "model": request.model}
+    return {"id": f"chatcmpl-{caller.answer_id}", "object": kind, "created": int(time.time()), "model": request.model}

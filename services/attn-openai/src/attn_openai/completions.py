@@ -27,8 +27,8 @@ from attn_schema import (
 from attn_schema.methods import EMBED, GENERATE, LIST_MODELS, SCORE, ListModelsRequest
 
 from attn_openai.caller import HttpCaller
-from attn_openai.chat import BROKEN_CHARACTER, FINISH_REASONS, usage_of
-from attn_openai.messages import conversation
+from attn_openai.chat import BROKEN_CHARACTER, FINISH_REASONS, Conversation, usage_of
+from attn_openai.messages import turns_of
 from attn_openai.requests import MAX_PROMPTS, CompletionRequest, EmbeddingsRequest
 from attn_openai.tools import Tools
 
@@ -254,7 +254,7 @@ async def stream_completions(request: CompletionRequest, caller: HttpCaller) -> 
 
 def _head(request: CompletionRequest, caller: HttpCaller) -> dict[str, Any]:
     created = int(time.time())
-    return {"id": f"cmpl-{caller.request_id}", "object": "text_completion", "created": created, "model": request.model}
+    return {"id": f"cmpl-{caller.answer_id}", "object": "text_completion", "created": created, "model": request.model}
 
 
 async def embed(request: EmbeddingsRequest, caller: HttpCaller) -> dict[str, Any]:
@@ -313,7 +313,11 @@ async def tokenize(values: dict[str, Any], caller: HttpCaller) -> dict[str, Any]
     if values.keys() - {"model", "prompt", "messages"} or len(given) != 1 or not isinstance(values.get("model"), str):
         raise InvalidValue.of("body", sorted(values), "model, and one of prompt and messages")
     messages = values.get("messages")
-    prompt = conversation(messages, Tools()) if "messages" in given else prompts_of(values["prompt"])[0]
+    if "messages" in given:
+        said = Conversation(turns_of(messages), Tools(), {})
+        prompt = said.prompt(await caller.template(values["model"]))
+    else:
+        prompt = prompts_of(values["prompt"])[0]
     read, info = await asyncio.gather(caller.tokenize(values["model"], prompt), caller.model(values["model"]))
     ids = [token.id for token in read.tokens]
     return {"count": len(ids), "max_model_len": info.max_seq_len, "tokens": ids}

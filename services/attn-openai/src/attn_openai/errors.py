@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import grpc
@@ -25,6 +26,8 @@ STATUSES = {
 RETRY_SECONDS = 1.0
 """The `retry-after` of errors without a retry delay."""
 REQUEST_TIMEOUT = 408
+NO_RETRY = frozenset({409, 501, 504})
+"""Statuses that OpenAI's clients would retry, although the same request can only fail, or last as long, again."""
 
 
 class SlowRequestError(UserError):
@@ -47,7 +50,14 @@ def body_of(error: AttnError) -> dict[str, Any]:
     """The body of an error response, in OpenAI's format."""
     status = status_of(error)
     kind = next((kind for number, kind in STATUSES.values() if number == status), "server_error")
-    return {"error": {"message": error.message, "type": kind, "param": param_of(error), "code": word_of(error)}}
+    return {"error": {"message": message_of(error), "type": kind, "param": param_of(error), "code": word_of(error)}}
+
+
+def message_of(error: AttnError) -> str:
+    """The message; that of a context overflow in the words by which LiteLLM and LangChain recognise it."""
+    if not isinstance(error, ContextLengthExceeded):
+        return error.message
+    return f"This model's maximum context length is {error.metadata['max_seq_len']} tokens; {error.message}"
 
 
 def param_of(error: AttnError) -> str | None:
@@ -72,9 +82,13 @@ def word_of(error: AttnError) -> str:
 
 
 def headers_of(error: AttnError) -> dict[str, str]:
-    """The headers of an error response: when to retry, or how to authenticate; after a timeout, that it closes."""
+    """The headers of an error response: whether and when to retry, or how to authenticate; after a timeout, that it
+    closes."""
     status = status_of(error)
     if status in {REQUEST_TIMEOUT, 429, 503}:
-        wait = {"retry-after": str(round(float(error.metadata.get("retry_seconds", RETRY_SECONDS)), 3))}
+        seconds = float(error.metadata.get("retry_seconds", RETRY_SECONDS))
+        wait = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
         return wait | {"connection": "close"} if status == REQUEST_TIMEOUT else wait
+    if status in NO_RETRY:
+        return {"x-should-retry": "false"}
     return {"www-authenticate": "Bearer"} if status == 401 else {}

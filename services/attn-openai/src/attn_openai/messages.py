@@ -1,66 +1,113 @@
-"""Conversion of conversations from OpenAI's format to that of a model's chat template."""
+"""Parses conversations in OpenAI's format: what is read of a message, what is ignored and why, and what is refused."""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_schema import IMAGE_PLACE, ChatMessage, Prompt
+from attn_schema import IMAGE_PLACE
 
-from attn_openai.tools import CLOSING, OPENING, Tools
+from attn_openai.templates import Call, Turn
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-KNOWN_FIELDS = {
-    "role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "audio", "function_call",
-    "reasoning", "reasoning_content", "provider_specific_fields",
-}  # fmt: skip
-"""Fields of a message; clients send a response back with all its fields. Those that are not read must be empty."""
-READ_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
+READ = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning"})
+"""The fields of a message that are read. Any others are passed to the chat template, if it reads them."""
+IGNORED: Mapping[str, str] = {
+    "annotations": "they cite sources of an answer whose text is in content",
+    "audio": "ignored if null, as no audio is generated",
+    "cache_control": "prefixes are always cached",
+    "function_call": "ignored if null; calls are in tool_calls",
+    "id": "messages are not stored",
+    "index": "the place in the list says the same",
+    "parsed": "content has the same as text",
+    "parsed_arguments": "arguments has the same as text",
+    "phase": "it marks kinds of answers of other models",
+    "provider_specific_fields": "what other servers added to an answer",
+    "refusal": "ignored if null; answers of this server have none",
+    "status": "only complete messages are sent",
+    "type": "a message, or a call of a function",
+}
+"""Fields of messages, parts and calls that mean nothing here, with the reason."""
+NULL_ONLY = frozenset({"audio", "function_call", "refusal"})
+"""Ignored fields whose values would matter."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 IMAGE_PARTS = ("image_url", "input_image")
+PART_FIELDS = frozenset({"text", "image_url", "detail", "logprobs", "refusal"})
+CALL_FIELDS = frozenset({"function", "call_id"})
+FUNCTION_FIELDS = frozenset({"name", "arguments"})
 DATA_URL = re.compile(r"data:image/[a-z0-9.+-]{1,40};base64,([A-Za-z0-9+/=]+)")
 
 
-def conversation(messages: Any, tools: Tools) -> Prompt:
-    """The prompt of chat messages, with the functions described in the system message; raises `InvalidValue`."""
+def require_known(value: Mapping[str, Any], place: str, known: Container[str]) -> None:
+    """Raise `InvalidValue`, naming a field that is neither known nor ignored; null is the absence of any field."""
+    for name, given in value.items():
+        if given is None or given in ([], {}, "") or name in known:
+            continue
+        if name not in IGNORED or name in NULL_ONLY:
+            raise InvalidValue.of(f"{place}.{name}", given, "left out, as it is not supported")
+
+
+def turns_of(messages: Any) -> list[Turn]:
+    """The messages of a conversation, with the results of calls in the order of the calls; raises `InvalidValue`."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise InvalidValue.of("messages", messages, "a list of at least one message")
-    found = [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
-    return Prompt(chat=tuple(_with_merged_tool_results(_with_instructions(found, tools.instructions))))
+    return list(_in_order([_turn(message, f"messages[{place}]") for place, message in enumerate(messages)]))
 
 
-class ParsedMessage(NamedTuple):
-    """The role and text of a message, with U+FFFC in place of each image, and the images' files."""
+def _in_order(turns: Sequence[Turn]) -> Iterator[Turn]:
+    """The turns with the results of each message's calls in the order of these calls; raises `InvalidValue`."""
+    waiting: dict[str, Turn | None] = {}
+    seen: set[str] = set()
+    for turn in (*turns, Turn("")):
+        if turn.role == "tool":
+            call_id = turn.call_id
+            if call_id is None:  # then results are in the order of the calls
+                call_id = next((one for one, result in waiting.items() if result is None), None)
+            if call_id is None or waiting.get(call_id, turn) is not None:
+                allowed = f"the id of a call before it without a result: {', '.join(waiting) or 'there is none'}"
+                raise InvalidValue.of(f"{turn.place}.tool_call_id", turn.call_id, allowed)
+            waiting[call_id] = Turn("tool", turn.text, call_id=call_id, extra=turn.extra, place=turn.place)
+            continue
+        yield from filter(None, waiting.values())
+        if not turn.role:
+            return
+        waiting = dict.fromkeys(call.id for call in turn.calls)
+        for number, call in enumerate(turn.calls):
+            if call.id in seen:
+                raise InvalidValue.of(f"{turn.place}.tool_calls[{number}].id", call.id, "an id that no other call has")
+            seen.add(call.id)
+        yield turn
 
-    role: str
-    text: str
-    images: tuple[bytes, ...] = ()
 
-
-def _message(message: Any, place: str) -> ParsedMessage:
-    """Parse a message; the result of a tool keeps the role "tool"."""
+def _turn(message: Any, place: str) -> Turn:
     if not isinstance(message, dict):
         raise InvalidValue.of(place, message, "an object with role and content")
-    for name, value in message.items():
-        if name not in KNOWN_FIELDS:
-            raise InvalidValue.of(
-                f"{place}.{name}", value, "left out, as it is unknown; fields are role, content, tool_calls, ..."
-            )
-        if name not in READ_FIELDS and value not in (None, [], {}, ""):
-            raise InvalidValue.of(f"{place}.{name}", value, "left out, as it is not supported")
     role = message.get("role")
     if role not in ROLES:
         raise InvalidValue.of(f"{place}.role", role, ", ".join(ROLES))
-    calls = message.get("tool_calls")
-    calls = [] if calls is None else calls
-    text, images = _content_of(message.get("content"), f"{place}.content", optional=role == "assistant" and bool(calls))
-    if calls:
-        text = "\n".join(filter(None, [text, *_calls(calls, f"{place}.tool_calls")]))
-    return ParsedMessage("system" if role == "developer" else str(role), text, images)
+    for name in NULL_ONLY & message.keys():
+        if message[name] not in (None, [], {}, ""):
+            raise InvalidValue.of(f"{place}.{name}", message[name], "left out, as it is not supported")
+    calls = tuple(_calls(message.get("tool_calls"), f"{place}.tool_calls"))
+    thought = message.get("reasoning_content") or message.get("reasoning") or ""
+    if not isinstance(thought, str):
+        raise InvalidValue.of(f"{place}.reasoning_content", thought, "a text")
+    optional = role == "assistant" and bool(calls or thought)
+    text, images = _content_of(message.get("content"), f"{place}.content", optional=optional)
+    if images and role != "user":
+        raise InvalidValue.of(f"{place}.content", "an image", "only text, except in messages of the user")
+    extra = {k: v for k, v in message.items() if k not in READ and k not in IGNORED and v not in (None, [], {}, "")}
+    if isinstance(message.get("name"), str):
+        extra["name"] = message["name"]
+    call_id = message.get("tool_call_id")
+    if call_id is not None and (role != "tool" or not isinstance(call_id, str)):
+        raise InvalidValue.of(f"{place}.tool_call_id", call_id, "the id of a call, in a message of the role tool")
+    said = "system" if role == "developer" else str(role)
+    return Turn(said, text, images, calls, call_id, thought, tuple(extra.items()), place)
 
 
 def _content_of(content: Any, place: str, *, optional: bool = False) -> tuple[str, tuple[bytes, ...]]:
@@ -76,14 +123,18 @@ def _content_of(content: Any, place: str, *, optional: bool = False) -> tuple[st
         raise InvalidValue.of(place, content, "a text, or a list of parts of type text and image_url")
     texts, images = list[str](), list[bytes]()
     for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
+        kind, here = part.get("type") if isinstance(part, dict) else None, f"{place}[{number}]"
         if kind in IMAGE_PARTS:
-            images.append(_image(part, f"{place}[{number}].image_url"))
+            require_known(part, here, PART_FIELDS)
+            images.append(_image(part, f"{here}.image_url"))
             texts.append(IMAGE_PLACE)
         elif kind in TEXT_PARTS and isinstance(part.get("text"), str):
+            require_known(part, here, PART_FIELDS)
             texts.append(part["text"])
+        elif kind == "refusal" and isinstance(part.get("refusal"), str):
+            texts.append(part["refusal"])
         else:
-            raise InvalidValue.of(f"{place}[{number}].type", kind, "text or image_url")
+            raise InvalidValue.of(f"{here}.type", kind, "text or image_url")
     return "".join(texts), tuple(images)
 
 
@@ -101,50 +152,30 @@ def _image(part: dict[str, Any], place: str) -> bytes:
         raise InvalidValue.of(place, f"{len(found[1])} characters", "base64") from None
 
 
-def call_text(name: str, arguments: str) -> str:
-    """A function call as the model writes it; raises `InvalidValue` for arguments that are not JSON."""
-    try:
-        call = json.dumps({"name": name, "arguments": json.loads(arguments)}, ensure_ascii=False)
-    except (ValueError, RecursionError):
-        raise InvalidValue.of("arguments", arguments[:100], "JSON") from None
-    return f"{OPENING}\n{call}\n{CLOSING}"
-
-
-def _calls(calls: Any, place: str) -> Iterable[str]:
-    if not isinstance(calls, list):
+def _calls(calls: Any, place: str) -> Iterator[Call]:
+    if calls is not None and not isinstance(calls, list):
         raise InvalidValue.of(place, calls, "a list of function calls")
-    for number, call in enumerate(calls):
+    for number, call in enumerate(calls or ()):
+        here = f"{place}[{number}]"
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise InvalidValue.of(f"{place}[{number}].function", function, "an object with name and arguments")
-        arguments = function.get("arguments")
-        if not isinstance(arguments, str | None):
-            raise InvalidValue.of(f"{place}[{number}].function.arguments", arguments, "a text with JSON")
-        yield call_text(function["name"], arguments or "{}")
+            raise InvalidValue.of(f"{here}.function", function, "an object with name and arguments")
+        require_known(call, here, CALL_FIELDS)
+        require_known(function, f"{here}.function", FUNCTION_FIELDS)
+        call_id = call.get("id")
+        if not isinstance(call_id, str | None):
+            raise InvalidValue.of(f"{here}.id", call_id, "a text")
+        arguments = arguments_of(function.get("arguments"), f"{here}.function.arguments")
+        yield Call(call_id or f"{place}[{number}]", function["name"], arguments)
 
 
-def _with_instructions(messages: list[ParsedMessage], instructions: str) -> list[ParsedMessage]:
-    """The messages with the instructions at the end of the system message, or as a new system message."""
-    if not instructions:
-        return messages
-    first = messages[0]
-    if first.role == "system":
-        return [first._replace(text=f"{first.text}\n\n{instructions}"), *messages[1:]]
-    return [ParsedMessage("system", instructions), *messages]
-
-
-def _with_merged_tool_results(messages: Iterable[ParsedMessage]) -> Iterable[ChatMessage]:
-    """The messages for chat templates: consecutive results of tools are merged into one user message."""
-    results: list[str] = []
-    for role, text, images in messages:
-        if role == "tool":
-            if images:
-                raise InvalidValue.of("messages", "an image in a tool result", "only text in tool results")
-            results.append(f"<tool_response>\n{text}\n</tool_response>")
-            continue
-        if results:
-            yield ChatMessage(role="user", content="\n".join(results))
-            results = []
-        yield ChatMessage(role=role, content=text, images=images)
-    if results:
-        yield ChatMessage(role="user", content="\n".join(results))
+def arguments_of(given: Any, field: str) -> dict[str, Any]:
+    """The arguments of a call, an object or its JSON text; raises `InvalidValue`, also for those of a call cut off."""
+    try:
+        value = json.loads(given) if isinstance(given, str) and given.strip() else given or {}
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        shown = given[:100] if isinstance(given, str) else given
+        raise InvalidValue.of(field, shown, "a JSON object, whole; arguments that were cut off cannot be sent back")
+    return value

@@ -15,6 +15,8 @@ from attn_schema import SamplingParams, StructuredOutput
 from attn_schema.schema import Checked
 from msgspec import Meta
 
+from attn_openai.schemas import compact_schema, schema_of
+
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's default temperature; that of `SamplingParams` is greedy."""
 DEFAULT_COMPLETION_TOKENS = 16
@@ -25,20 +27,44 @@ MAX_PROMPTS = 128
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "background": (False,),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template_content_format": ("auto", "string"),
     "continue_final_message": (False,),
-    "metadata": ({},),
+    "detokenize": (True,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
+    "priority": (0,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
     "store": (False,),
     "suffix": ("",),
     "truncation": ("disabled",),
+    "verbosity": ("medium",),
 }
 """Fields of OpenAI and vLLM that this server does not implement, with the values that request its only behaviour."""
 
+IGNORED: Mapping[str, str] = {
+    "cache_salt": "prefixes are shared only within a tenant",
+    "client_metadata": "a label for the servers of one vendor",
+    "metadata": "a label of what is stored",
+    "prompt_cache_key": "prefixes are found by their tokens",
+    "prompt_cache_retention": "the cache keeps what fits",
+    "safety_identifier": "a label of the end user",
+}
+"""Fields that are accepted with any value and ignored, with the reason."""
+
 SAME_NAMES = (
     "top_p", "n", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p", "repetition_penalty",
-    "ignore_eos", "num_beams", "length_penalty", "early_stopping", "num_speculative_tokens",
+    "ignore_eos", "num_beams", "length_penalty", "early_stopping", "num_speculative_tokens", "skip_special_tokens",
 )  # fmt: skip
 """Fields of requests that have the same name in `SamplingParams`."""
 
@@ -46,35 +72,14 @@ OTHER_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 """Fields of `SamplingParams` that have another name in requests."""
 
 
-COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""The JSON format for llguidance: without optional blanks and new lines, which small models would repeat for ever."""
-
-
-def compact_schema(schema: Any, field: str) -> str:
-    """A JSON schema as text, which allows no more whitespace than `json.dumps` writes.
-
-    True is the schema of any value. Raises `InvalidValue`, naming `field`, for what is no schema, and for false, the
-    schema of no value at all.
-    """
-    if schema is True:
-        schema = {}
-    if not isinstance(schema, dict):
-        raise InvalidValue.of(field, schema, "a JSON schema: an object, or true for any JSON")
-    return written({"x-guidance": COMPACT, **schema}, field)
-
-
-def written(value: Any, field: str, *, ensure_ascii: bool = True) -> str:
-    """A value of a request as JSON; raises `InvalidValue`, naming `field`, for one that is nested too deeply."""
-    try:
-        return json.dumps(value, ensure_ascii=ensure_ascii)
-    except RecursionError:
-        raise InvalidValue.of(field, "a value that is nested too deeply", "fewer levels") from None
-
-
 class StreamOptions(Checked, frozen=True, kw_only=True):
     """Options of a stream."""
 
     include_usage: Annotated[bool, Meta(description="Ends the stream with the usage of the whole request.")] = False
+    continuous_usage_stats: Annotated[bool, Meta(description="vLLM: the usage so far, in every chunk.")] = False
+    include_obfuscation: Annotated[
+        bool, Meta(description="Ignored, as no padding against the guessing of lengths is added.")
+    ] = False  # fmt: skip
 
 
 class StructuredOutputs(Checked, frozen=True, kw_only=True):
@@ -137,6 +142,9 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
     length_penalty: Annotated[float, Meta(description="vLLM: with beam search.")] | None = None
     early_stopping: Annotated[Any, Meta(description="vLLM: with beam search; false, true or never.")] = None
     num_speculative_tokens: Annotated[int, Meta(description="Draft tokens per step.")] | None = None
+    skip_special_tokens: (
+        Annotated[bool, Meta(description="vLLM: leaves special tokens out of the text; true if not given.")] | None
+    ) = None
     structured_outputs: Annotated[StructuredOutputs, Meta(description="vLLM: constrains the text.")] | None = None
 
     NAME: ClassVar[str] = "request"
@@ -144,7 +152,7 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options not in {None, StreamOptions()} and not self.stream:
             raise InvalidValue.of("stream_options", "an object", "only with stream: true")
 
     @classmethod
@@ -153,10 +161,11 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
 
         Raises `InvalidValue` or `UnknownName`, naming the field that is invalid or unknown.
         """
-        known = dict(values)
+        ignored = IGNORED.keys() - set(cls.__struct_fields__)
+        known = {name: value for name, value in values.items() if value is not None and name not in ignored}
         for name in NEUTRAL.keys() & known.keys() - set(cls.__struct_fields__):
             allowed = NEUTRAL[name]
-            if (value := known.pop(name)) is not None and value not in allowed:
+            if (value := known.pop(name)) not in allowed:
                 raise InvalidValue.of(name, value, " or ".join(map(json.dumps, allowed)))
         return cls.from_mapping(known, cls.NAME)
 
@@ -165,14 +174,23 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
         """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
     def sampling(
         self,
         max_new_tokens: int | None,
         *,
         top_logprobs: int | None = None,
-        structured_output: StructuredOutput | None = None,
+        constrained: bool = False,
     ) -> SamplingParams:
-        """Convert to `SamplingParams`; raises `InvalidValue` with the name of the field in the request."""
+        """Convert to `SamplingParams`; raises `InvalidValue` with the name of the field in the request.
+
+        `constrained` says that `structured_output` will be replaced by a grammar of the caller.
+        """
+        structured_output = UNKNOWN_YET if constrained else None
         values = {name: given for name in SAME_NAMES if (given := getattr(self, name)) is not None}
         if values.get("top_k") == -1:
             values["top_k"] = 0
@@ -200,13 +218,16 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
             raise renamed(error) from error
 
 
-def renamed(error: InvalidValue) -> InvalidValue:
-    """The error with the field's name in requests instead of that in `SamplingParams`."""
-    field = error.metadata.get("field", "")
-    name = OTHER_NAMES.get(field)
+UNKNOWN_YET = StructuredOutput(regex=".")
+
+
+def renamed(error: InvalidValue, field: str | None = None) -> InvalidValue:
+    """The error with the field's name in requests, or `field`, instead of that in `SamplingParams`."""
+    given = error.metadata.get("field", "")
+    name = field or OTHER_NAMES.get(given)
     if name is None:
         return error
-    return InvalidValue(error.message.replace(field, name), **error.metadata | {"field": name})
+    return InvalidValue(error.message.replace(given, name), **error.metadata | {"field": name})
 
 
 def stop_strings(stop: Any) -> tuple[str, ...]:
@@ -232,8 +253,8 @@ def logit_bias(given: Any) -> dict[int, float]:
     return found
 
 
-def json_output(response_format: Any, field: str = "response_format") -> StructuredOutput | None:
-    """The structured output for `response_format` (or the flat form of /v1/responses); None for plain text."""
+def answer_schema(response_format: Any, field: str = "response_format") -> dict[str, Any] | None:
+    """The schema for `response_format` (or the flat form of /v1/responses), for llguidance; None for plain text."""
     if response_format is None:
         return None
     if not isinstance(response_format, dict) or not isinstance(response_format.get("type"), str):
@@ -242,12 +263,16 @@ def json_output(response_format: Any, field: str = "response_format") -> Structu
     if kind == "text":
         return None
     if kind == "json_object":
-        return StructuredOutput(json_schema=compact_schema({"type": "object"}, field))
+        return schema_of({"type": "object"}, field)
     if kind != "json_schema":
         raise InvalidValue.of(f"{field}.type", kind, "text, json_object or json_schema")
     holder = response_format.get("json_schema", response_format)
-    schema = holder.get("schema") if isinstance(holder, dict) else None
-    return StructuredOutput(json_schema=compact_schema(schema, f"{field}.json_schema.schema"))
+    holder = holder if isinstance(holder, dict) else {}
+    return schema_of(holder.get("schema"), f"{field}.json_schema.schema", strict=holder.get("strict") is True)
+
+
+OWN_VALUES = ("messages", "tools", "documents")
+"""Values of chat templates that have fields of their own."""
 
 
 class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):
@@ -269,13 +294,45 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):
     parallel_tool_calls: (
         Annotated[bool, Meta(description="Allows several calls at once; true if not given.")] | None
     ) = None
+    documents: Annotated[Any, Meta(description="vLLM: documents for the chat template.")] = None
+    chat_template_kwargs: Annotated[Any, Meta(description="vLLM: further values for the chat template.")] = None
+    reasoning_effort: (
+        Annotated[str, Meta(description="For the chat template; none turns thoughts off, if it can.")] | None
+    ) = None
+    enable_thinking: Annotated[bool, Meta(description="For the chat template: thoughts before the answer.")] | None = (
+        None
+    )
+    add_generation_prompt: Annotated[bool, Meta(description="vLLM: begins an answer; true if not given.")] | None = None
+    continue_final_message: (
+        Annotated[bool, Meta(description="vLLM: continues the last message instead of beginning another.")] | None
+    ) = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_tokens is not None and self.max_completion_tokens not in {None, self.max_tokens}:
             raise InvalidValue.of("max_tokens", self.max_tokens, "left out, or equal to max_completion_tokens")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidValue.of("top_logprobs", self.top_logprobs, "only with logprobs: true")
+
+    @property
+    def template_values(self) -> dict[str, Any]:
+        """The values for the chat template; raises `InvalidValue`."""
+        given = self.chat_template_kwargs if self.chat_template_kwargs is not None else {}
+        if not isinstance(given, dict) or not given.keys().isdisjoint(OWN_VALUES):
+            allowed = f"an object without {', '.join(OWN_VALUES)}"
+            raise InvalidValue.of("chat_template_kwargs", given, allowed)
+        names = ("reasoning_effort", "enable_thinking", "add_generation_prompt", "continue_final_message")
+        values = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidValue.of("add_generation_prompt", True, "false with continue_final_message")  # noqa: FBT003
+        if self.reasoning_effort == "none":
+            del values["reasoning_effort"]
+            values.setdefault("enable_thinking", False)
+        if self.documents is not None:
+            if not isinstance(self.documents, list | tuple):
+                raise InvalidValue.of("documents", self.documents, "a list of documents")
+            values["documents"] = list(self.documents)
+        return values | dict(given)
 
     @property
     def token_limit(self) -> int | None:
@@ -335,7 +392,7 @@ class EmbeddingsRequest(Checked, frozen=True, kw_only=True):
 
 
 class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
-    """POST /v1/responses. Responses are not stored, so each request contains the whole conversation."""
+    """POST /v1/responses. Conversations are kept in memory, so that a request may go on with one by its id."""
 
     NAME = "response request"
 
@@ -349,8 +406,16 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
         Annotated[bool, Meta(description="Allows several calls at once; true if not given.")] | None
     ) = None
     include: Annotated[
-        tuple[Literal["message.output_text.logprobs"], ...], Meta(description="Additional data to return.")
+        tuple[Literal["message.output_text.logprobs", "reasoning.encrypted_content"], ...],
+        Meta(description="Additional data to return; thoughts are always returned, unencrypted."),
     ] | None = None  # fmt: skip
+    previous_response_id: Annotated[str, Meta(description="The response whose conversation goes on.")] | None = None
+    store: Annotated[bool, Meta(description="Keeps the conversation for later requests; true if not given.")] | None = (
+        None
+    )
+    metadata: Annotated[Any, Meta(description="Returned as it is.")] = None
+    reasoning: Annotated[Any, Meta(description="The effort, for the chat template.")] = None
+    chat_template_kwargs: Annotated[Any, Meta(description="vLLM: further values for the chat template.")] = None
     top_logprobs: (
         Annotated[int, Meta(description="Number of most likely tokens to return at each position.")] | None
     ) = None
@@ -359,3 +424,10 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
         super().__post_init__()
         if self.n not in {None, 1}:
             raise InvalidValue.of("n", self.n, "1, as a response has one completion")
+        if not isinstance(self.metadata, dict | None):
+            raise InvalidValue.of("metadata", self.metadata, "an object")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log probabilities are to be returned."""
+        return "message.output_text.logprobs" in (self.include or ()) or bool(self.top_logprobs)

@@ -1,44 +1,31 @@
-"""Function calling: the grammar of the model's output, the instructions for the model, and the parsing of calls.
-
-The format is that of the Hermes and Qwen 2.5 chat templates: signatures within <tools> in the system message, each call
-as {"name": ..., "arguments": {...}} within <tool_call>, each result within <tool_response>.
-"""
+"""Function calling: the functions of a request, and the grammar that the model's output must match."""
 
 from __future__ import annotations
 
 import json
 import re
-import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
-import msgspec
 from attn_core.errors import InvalidValue, UnknownName
 from attn_schema import StructuredOutput
+from attn_schema.sampling import MAX_GRAMMAR_CHARACTERS
 
-from attn_openai.requests import compact_schema, written
+from attn_openai.call_formats import VARIABLE
+from attn_openai.messages import require_known
+from attn_openai.notations import Rules, lark_regex
+from attn_openai.output_reader import OutputReader
+from attn_openai.schemas import COMPACT, schema_of, written
+from attn_openai.templates import ChatTemplate
 
-FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 MAX_TOOLS = 128
-PARAMETERS = "tools.function.parameters"
-OPENING, CLOSING = "<tool_call>", "</tool_call>"
-
-INSTRUCTIONS = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{signatures}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
-"""The instructions of Qwen 2.5's chat template."""
+TOOL_FIELDS = frozenset({"type", "function", "name", "description", "parameters", "strict"})
+BLANKS = '("\\n\\n" | "\\n" | " ")?'
+"""The blanks that a model may write between a thought and what follows."""
 
 
 class Choice(Enum):
@@ -47,29 +34,16 @@ class Choice(Enum):
     NONE = auto()
     AUTO = auto()
     REQUIRED = auto()
-    NAMED = auto()
-
-
-class ToolCall(NamedTuple):
-    """A call of a function; `arguments` is JSON text."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-def new_call_id() -> str:
-    """A new id for a call."""
-    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function as described in a request."""
+    """A function as described in a request; `strict` says whether its arguments must match its whole schema."""
 
     name: str
     description: str | None
     parameters: dict[str, Any]
+    strict: bool = False
 
     @classmethod
     def read(cls, tool: Any, place: str) -> Function:
@@ -80,35 +54,48 @@ class Function:
         holder = tool.get("function", tool)
         name = holder.get("name") if isinstance(holder, dict) else None
         if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
-            raise InvalidValue.of(f"{place}.function.name", name, "1 to 64 letters, digits, '_' and '-'")
+            raise InvalidValue.of(f"{place}.function.name", name, "1 to 128 letters, digits, '_', '.' and '-'")
+        require_known(tool, place, TOOL_FIELDS)
+        require_known(holder, f"{place}.function", TOOL_FIELDS)
+        description, strict = holder.get("description"), holder.get("strict")
+        if not isinstance(description, str | None):
+            raise InvalidValue.of(f"{place}.function.description", description, "a text")
+        if not isinstance(strict, bool | None):
+            raise InvalidValue.of(f"{place}.function.strict", strict, "true or false")
         parameters = holder.get("parameters")
         if parameters is None:
             parameters = {"type": "object", "properties": {}, "additionalProperties": False}
         if not isinstance(parameters, dict):
             raise InvalidValue.of(f"{place}.function.parameters", parameters, "a JSON schema, an object")
-        return cls(name, holder.get("description"), parameters)
+        # Arguments are an object, whether or not the schema says so.
+        parameters = {"type": "object", **parameters}
+        if parameters["type"] != "object":
+            raise InvalidValue.of(f"{place}.function.parameters.type", parameters["type"], "object")
+        size = len(written(parameters, f"{place}.function.parameters"))
+        if size > MAX_GRAMMAR_CHARACTERS:
+            allowed = f"at most {MAX_GRAMMAR_CHARACTERS} characters"
+            raise InvalidValue.of(f"{place}.function.parameters", f"{size} characters", allowed)
+        return cls(name, description, parameters, strict is True)
 
     @property
-    def signature(self) -> str:
-        """The function's description for the model, as JSON."""
+    def described(self) -> dict[str, Any]:
+        """The function as chat templates describe it."""
         fields = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        function = {key: value for key, value in fields.items() if value is not None}
-        return written({"type": "function", "function": function}, "tools", ensure_ascii=False)
+        return {"type": "function", "function": {key: value for key, value in fields.items() if value is not None}}
 
     @property
-    def rule(self) -> str:
-        """The right-hand side of the Lark rule for a call of the function."""
-        head = json.dumps(f'{OPENING}\n{{"name": {json.dumps(self.name)}, "arguments": ')
-        return f"{head} %json {compact_schema(self.parameters, PARAMETERS)} {json.dumps('}' + chr(10) + CLOSING)}"
+    def constraint(self) -> dict[str, Any]:
+        """The schema by which its arguments are constrained."""
+        return schema_of(self.parameters, "tools.function.parameters", strict=self.strict)
 
 
 @dataclass(frozen=True)
 class Tools:
-    """The functions of a request, and whether the model may or must call them."""
+    """The functions of a request, and whether the model may or must call them; `callable` are those that it may."""
 
     functions: tuple[Function, ...] = ()
     choice: Choice = Choice.NONE
-    named: Function | None = None
+    callable: tuple[Function, ...] = ()
     parallel: bool = True
 
     @classmethod
@@ -119,85 +106,170 @@ class Tools:
                 raise InvalidValue.of("tool_choice", tool_choice, "left out without tools")
             return cls()
         if not isinstance(tools, Sequence) or isinstance(tools, str) or len(tools) > MAX_TOOLS:
-            raise InvalidValue.of("tools", tools, f"a list of at most {MAX_TOOLS} functions")
+            shown = f"{len(tools)} functions" if isinstance(tools, list) else tools
+            raise InvalidValue.of("tools", shown, f"a list of at most {MAX_TOOLS} functions")
         functions = tuple(Function.read(tool, f"tools[{place}]") for place, tool in enumerate(tools))
         by_name = {function.name: function for function in functions}
         if len(by_name) < len(functions):
             raise InvalidValue.of("tools", [function.name for function in functions], "functions with different names")
         choice, named = _choice(tool_choice, by_name)
-        return cls(functions, choice, named, parallel is not False)
+        forced = isinstance(tool_choice, dict) and tool_choice.get("type") == "function"
+        return cls(functions, choice, named, parallel is not False and not forced)
 
     @property
-    def instructions(self) -> str:
-        """The instructions for the system message; empty if the model may call no function."""
-        if self.choice is Choice.NONE:
-            return ""
-        return INSTRUCTIONS.format(signatures="\n".join(function.signature for function in self.functions))
+    def described(self) -> list[dict[str, Any]]:
+        """The functions as chat templates describe them; none if the model may call none."""
+        return [function.described for function in self.functions] if self.choice is not Choice.NONE else []
 
-    def structured_output(self) -> StructuredOutput | None:
-        """The grammar or JSON schema that constrains the output; None if no function can be called."""
-        if self.choice is Choice.NONE:
-            return None
-        if self.named is not None:
-            return StructuredOutput(json_schema=compact_schema(self.named.parameters, PARAMETERS))
-        calls = 'call ("\\n" call)*' if self.parallel else "call"
-        start = calls if self.choice is Choice.REQUIRED else f"{calls} | TEXT"
-        rules = [f"start: {start}", "call: " + " | ".join(f"call{place}" for place in range(len(self.functions)))]
-        rules += [f"call{place}: {function.rule}" for place, function in enumerate(self.functions)]
-        if self.choice is Choice.AUTO:
-            rules.append(rf"TEXT: /(.|\n)*/ & ~/{OPENING}(.|\n)*/")
-        return StructuredOutput(lark="\n".join(rules))
-
-    def reader(self) -> CallReader:
-        """A new parser for one completion."""
-        return CallReader(self)
+    def reader(self, template: ChatTemplate, *, thinking: bool) -> OutputReader:
+        """A new reader for one completion."""
+        calls = None if self.choice is Choice.NONE else template.calls
+        functions = {function.name: function.parameters for function in self.callable}
+        return OutputReader(calls, template.thoughts, functions, thinking)
 
 
-def _choice(given: Any, functions: dict[str, Function]) -> tuple[Choice, Function | None]:
+def _choice(given: Any, functions: dict[str, Function]) -> tuple[Choice, tuple[Function, ...]]:
     words = {None: Choice.AUTO, "auto": Choice.AUTO, "none": Choice.NONE, "required": Choice.REQUIRED}
     if given is None or isinstance(given, str):
         if given not in words:
             raise InvalidValue.of("tool_choice", given, "none, auto, required, or a function")
-        return words[given], None
-    holder = given.get("function", given) if isinstance(given, dict) and given.get("type") == "function" else None
-    if not isinstance(holder, dict) or not isinstance(holder.get("name"), str):
+        return words[given], tuple(functions.values())
+    names, choice = _names(given), Choice.REQUIRED
+    if isinstance(given, dict) and given.get("type") == "allowed_tools":
+        choice = words.get(given.get("allowed_tools", given).get("mode"), Choice.AUTO)
+    for name in names:
+        if name not in functions:
+            raise UnknownName.of("function of tools", name, functions)
+    return choice, tuple(functions[name] for name in names)
+
+
+def _names(given: Any) -> list[str]:
+    """The functions that a `tool_choice` names, of the type function or allowed_tools."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    chosen: list[Any] = [given]
+    if kind == "allowed_tools":
+        holder = given.get("allowed_tools", given)
+        tools = holder.get("tools") if isinstance(holder, dict) else None
+        chosen = tools if isinstance(tools, list) else []
+    names = []
+    for one in chosen:
+        holder = one.get("function", one) if isinstance(one, dict) and one.get("type") == "function" else None
+        if isinstance(holder, dict) and isinstance(holder.get("name"), str):
+            names.append(holder["name"])
+    if not names or len(names) < len(chosen):
         raise InvalidValue.of("tool_choice", given, 'none, auto, required, or {"type": "function", "function": ...}')
-    if holder["name"] not in functions:
-        raise UnknownName.of("function of tools", holder["name"], functions)
-    return Choice.NAMED, functions[holder["name"]]
+    return names
 
 
-@dataclass
-class CallReader:
-    """Splits the streamed text of a completion into plain text and function calls.
+class OutputGrammar:
+    """The Lark grammar of one completion: a thought, if the model writes one, then an answer, or calls.
 
-    With a named function the whole text is the arguments of one call: see `ChoiceState`.
+    `answer` is the schema of the answer, None for any text. `thinking` says whether the prompt ends within a thought.
     """
 
-    tools: Tools
-    _held: str = ""
-    _is_text: bool = field(default=False)
+    def __init__(self, tools: Tools, template: ChatTemplate, answer: dict[str, Any] | None, *, thinking: bool) -> None:
+        self._tools, self._template, self._answer, self._thinking = tools, template, answer, thinking
+        self._marks = dict(template.marks)
+        self._rules = Rules(self._literal, COMPACT)
 
-    def read(self, text: str, *, last: bool = False) -> Iterator[str | ToolCall]:
-        """Add `text`; yields the plain text and complete calls that are certain by now."""
-        if self._is_text or self.tools.choice is Choice.NONE:
-            if text:
-                yield text
-            return
-        self._held += text
-        if not OPENING.startswith(self._held[: len(OPENING)]):
-            self._is_text, held, self._held = True, self._held, ""
-            yield held
-            return
-        while CLOSING in self._held:
-            call, self._held = self._held.split(CLOSING, 1)
-            yield self._call(call)
-            self._held = self._held.lstrip("\n")
-        if last and self._held:
-            # An incomplete call, cut off at the maximum number of tokens, is returned as text.
-            held, self._held = self._held.lstrip("\n"), ""
-            yield held
+    def structured_output(self) -> StructuredOutput | None:
+        """The grammar; None if any text is allowed."""
+        if self._tools.choice is Choice.NONE and self._answer is None:
+            return None
+        start = f"start: {self._thought()}({self._body()})"
+        lark = "\n".join([start, *self._rules.lines])
+        if len(lark) > MAX_GRAMMAR_CHARACTERS:
+            allowed = f"schemas of at most {MAX_GRAMMAR_CHARACTERS} characters together"
+            raise InvalidValue.of("tools", f"{len(lark)} characters of schemas", allowed)
+        return StructuredOutput(lark=lark)
 
-    def _call(self, text: str) -> ToolCall:
-        call = msgspec.json.decode(text.removeprefix(OPENING))
-        return ToolCall(new_call_id(), call["name"], json.dumps(call["arguments"], ensure_ascii=False))
+    def _thought(self) -> str:
+        form = self._template.thoughts
+        if form is None:
+            return ""
+        after = f"({self._literal(form.after)})? " if form.after else ""
+        rest = f"{self._rules.until(form.closing)} {after}{BLANKS} "
+        return rest if self._thinking else f"({self._literal(form.opening)} {rest})? "
+
+    def _body(self) -> str:
+        calls, thoughts = self._template.calls, self._template.thoughts
+        names = [function.name for function in self._tools.callable]
+        answer = f"({self._literal(thoughts.answer)})? " if thoughts and thoughts.answer else ""
+        if self._answer is not None:
+            answer += self._rules.json(self._answer, {})
+        if self._tools.choice is Choice.NONE:
+            return answer
+        calling = " | ".join(self._section(function, "") for function in self._tools.callable)
+        if self._tools.choice is Choice.REQUIRED:
+            return f"({calling}) ({self._literal(calls.between)} ({calling}))*" if self._repeats else calling
+        if self._answer is not None:
+            return f"{calling} | {answer}"
+        triggers = calls.triggers(names)
+        not_in = "".join(f" & ~/(.|\\n)*{lark_regex(trigger)}(.|\\n)*/" for trigger in triggers)
+        text = self._rules.rule(f"/(.|\\n)+/{not_in}", lexeme=True)
+        started = " | ".join(
+            f"{self._rules.until(trigger)} ({' | '.join(self._section(one, trigger) for one in functions)})"
+            for trigger, functions in self._by_trigger().items()
+        )
+        return f"{answer}({started}){'*' if self._parallel else '?'} {text}?"
+
+    @property
+    def _parallel(self) -> bool:
+        return self._tools.parallel and self._template.parallel
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether one call after another makes several; else they are inside one section."""
+        calls = self._template.calls
+        return self._parallel and not calls.closing
+
+    def _by_trigger(self) -> dict[str, list[Function]]:
+        calls = self._template.calls
+        found: dict[str, list[Function]] = {}
+        for function in self._tools.callable:
+            trigger = calls.trigger if calls.before_name else calls.triggers([function.name])[0]
+            found.setdefault(trigger, []).append(function)
+        return found
+
+    def _section(self, function: Function, trigger: str) -> str:
+        """A section of calls whose first is of `function`, without the trigger that it begins with."""
+        calls = self._template.calls
+        head = calls.opening + calls.before_name + function.name + calls.after_name
+        first = f"{self._literal(head.removeprefix(trigger))} {self._arguments[function.name]}"
+        more = f"({self._later})*" if self._parallel and calls.closing else ""
+        return f"{first} {more} {self._literal(calls.closing)}"
+
+    @cached_property
+    def _later(self) -> str:
+        """The rule of a call that is not the first of its section."""
+        calls = self._template.calls
+        return self._rules.rule(
+            " | ".join(
+                f"{self._literal(calls.between + calls.before_name + name + calls.after_name)} {arguments}"
+                for name, arguments in self._arguments.items()
+            )
+        )
+
+    @cached_property
+    def _arguments(self) -> dict[str, str]:
+        """The rules of the functions' arguments, with what follows them, by name."""
+        calls = self._template.calls
+        return {
+            function.name: self._rules.rule(
+                f"{calls.notation.grammar(function.constraint, self._rules)} {self._literal(calls.after)}"
+            )
+            for function in self._tools.callable
+        }
+
+    def _literal(self, text: str) -> str:
+        """A text in Lark: marks that are single tokens by their ids, and numbers and ids of calls."""
+        marks = sorted((re.escape(mark) for mark in self._marks), key=len, reverse=True)
+        found = []
+        for part in re.split(f"({'|'.join([*marks, VARIABLE.pattern])})", text):
+            if part in self._marks:
+                found.append(f"<[{self._marks[part]}]>")
+            elif VARIABLE.fullmatch(part):
+                found.append("/[0-9]+/" if part == "{index}" else "/[A-Za-z0-9]{9}/")
+            elif part:
+                found.append(json.dumps(part, ensure_ascii=False))
+        return " ".join(found)

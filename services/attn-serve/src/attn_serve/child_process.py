@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from attn_core.errors import AttnError, Unavailable, UserError, cleaning_up
-from attn_engine.client import EngineClient, EngineLost
-from attn_engine.host import EmbedTask, TextTask
+from attn_engine.client import EmbedTask, EngineClient, EngineLost, TextTask
 from attn_schema import (
     AttentionMap,
     AttentionMapsRequest,

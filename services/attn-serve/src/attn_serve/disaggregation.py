@@ -2,8 +2,8 @@
 
 A long prompt no longer delays the tokens of requests in the same batch (Zhong et al. 2024, "DistServe", arXiv
 2401.09670; like vLLM's prefill and decode instances). The state of the prompt is sent from replica to replica without
-passing through the gateway: `attn_serve.moved_states`. If the state is lost, the request is still computed: by another
-prefill replica, or entirely by the decode replica.
+passing through the gateway: `attn_serve.state_transfer`. If the state is lost, the request is still computed: by
+another prefill replica, or entirely by the decode replica.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pathlib import Path
 
 from attn_core import installed
 from attn_core.errors import AttnError, DeadlineExceeded, Incompatible, InvalidValue, Unavailable
-from attn_engine.client import EngineClient, EngineLost
-from attn_engine.host import EmbedTask, TextTask
+from attn_engine.client import EmbedTask, EngineClient, EngineLost, TextTask
 from attn_gateway import ReplicaTls
 from attn_models.adapters.native import SOURCE
 from attn_models.loading.encoders import is_encoder
@@ -36,11 +35,11 @@ from attn_schema import (
     Tokenization,
 )
 
-from attn_serve.moved_states import StateLost
 from attn_serve.replica_client import ReplicaClient
 from attn_serve.replica_messages import StateTicket
 from attn_serve.replicas import Replicas, total
 from attn_serve.routing import prompt_bytes
+from attn_serve.state_transfer import StateLost
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +71,7 @@ class DisaggregatedReplicas(EngineClient):
         self.streams = decode.streams
         self.prefill = prefill
         self.decode = decode
+        decode.on_unloaded = lambda: self.on_unloaded()  # noqa: PLW0108 -- which is set later
         self._deployment = deployment
         self._drafts = drafts
         self.outcomes: Counter[str] = Counter()

@@ -20,20 +20,19 @@ import grpc
 import grpc.aio
 from attn_core.errors import AttnError, InternalError, Unavailable, cleaning_up
 from attn_engine import PromptState, RequestOutput
-from attn_engine.client import EngineLost
-from attn_engine.host import TextTask
+from attn_engine.client import EngineLost, TextTask
 from attn_engine.host.engine import OpenRanks
 from attn_engine.host.rank_processes import RankProcesses
 from attn_engine.host.ranks import RankGroup
+from attn_engine.in_process import InProcess
 from attn_gateway import ReplicaTls
 from attn_gateway.gc_heap import freeze_gc_heap
 from attn_schema import EngineConfig
 from attn_schema.child_process import Parent
 
 from attn_serve import replica_messages as messages
-from attn_serve.in_process import InProcess
-from attn_serve.moved_states import MAX_HELD_BYTES, ByteBudget, HeldStates, fetch, parts_of
 from attn_serve.replica_messages import EngineTask, Loaded, ReplicaAddress, SentError, SentOutputs, StateTicket
+from attn_serve.state_transfer import MAX_HELD_BYTES, ByteBudget, HeldStates, fetch, parts_of
 
 log = logging.getLogger(__name__)
 

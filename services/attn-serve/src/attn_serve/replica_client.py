@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
-from attn_engine.client import EngineLost, Streams
-from attn_engine.host import EmbedTask, TextTask
+from attn_engine.client import EmbedTask, EngineLost, Streams, TextTask
 from attn_gateway import ReplicaTls
 from attn_schema import Embeddings, EngineStats
 

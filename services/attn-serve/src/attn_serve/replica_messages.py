@@ -17,7 +17,7 @@ import grpc.aio
 import msgspec
 from attn_core.errors import AttnError, InternalError, error_of_reasons
 from attn_engine import PromptState, RequestOutput
-from attn_engine.host import EmbedTask, TextTask
+from attn_engine.client import EmbedTask, TextTask
 from attn_gateway import ReplicaTls
 from attn_schema import (
     AttentionMap,

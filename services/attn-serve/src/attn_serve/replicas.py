@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import msgspec
 from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable, UserError
-from attn_engine.client import EngineClient, EngineLost
-from attn_engine.host import EmbedTask, PromptTokenizer, TextTask
+from attn_engine.client import EmbedTask, EngineClient, EngineLost, TextTask
 from attn_engine.host.ranks import require_tensor_parallel
+from attn_engine.host.tokenization import PromptTokenizer
 from attn_gateway import ReplicaTls
 from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus, require_free
 from attn_models.tokenizers import Tokenizer
@@ -48,6 +48,8 @@ POLL_SECONDS = 0.3
 """Interval at which the replicas' addresses are requested while replicas are missing."""
 CALM_POLL_SECONDS = 2.0
 """The same interval while no replica is missing."""
+ABSENT_POLLS = 2
+"""How often in a row the deployment must be found deleted before the model is given up."""
 ADDRESS_SECONDS = 5.0
 WAKE_SECONDS = 60.0
 """Timeout of the call that makes Ray Serve start a replica when none runs."""
@@ -234,7 +236,8 @@ class Replicas(EngineClient):
             await replica.cancel(task_id)
 
     async def _watch(self) -> None:
-        """Connect to the replicas that Ray Serve starts, until the model is unloaded."""
+        """Connect to the replicas that Ray Serve starts, until the model is unloaded, here or by another gateway."""
+        absent = 0
         while self._handle is not None:
             self._replica_of_task = {
                 name: where for name, where in self._replica_of_task.items() if name in where.tasks
@@ -246,6 +249,11 @@ class Replicas(EngineClient):
             try:
                 await self._connect(await self._addresses())
                 self._refused = None
+                absent = absent + 1 if not self.replicas and await asyncio.to_thread(self._is_deleted) else 0
+                if absent == ABSENT_POLLS:
+                    self._deployed = False  # what is deployed under this name from now on is another gateway's
+                    self.on_unloaded()
+                    return
                 if self._wake_requested and not self.replicas:
                     await self._wake()
             except UserError as error:
@@ -366,6 +374,13 @@ class Replicas(EngineClient):
             self._folder, config, SHUTDOWN_SECONDS, self._tls, version
         )
         return serve.run(bound, name=app, route_prefix=None)
+
+    def _is_deleted(self) -> bool:
+        """Whether the deployment is gone or being deleted."""
+        from ray import serve
+
+        found = serve.status().applications.get(APP_PREFIX + self._name)
+        return found is None or found.status == "DELETING"
 
     def _delete(self) -> None:
         if not self._deployed:

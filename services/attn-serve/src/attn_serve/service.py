@@ -15,10 +15,10 @@ from attn_schema import DeploymentConfig, EngineConfig, ModelState
 from attn_schema.methods import INFERENCE, MODELS, Row
 
 from attn_serve.child_process import ChildProcess
-from attn_serve.fleet import WantedModel, require_adaptable
 from attn_serve.handlers import InferenceHandlers, ModelHandlers
 from attn_serve.placement import EngineProcesses, GpuShares, fits_here
-from attn_serve.recorded_fleet import RecordedFleet
+from attn_serve.recorded_models import RecordedModels
+from attn_serve.served_models import WantedModel, require_adaptable
 from attn_serve.sources import ModelSources
 
 EVERYBODY = ""
@@ -38,7 +38,7 @@ class InferenceGrpc:
         self._database = Database(database_url(cluster.home), patience=CALL_SECONDS)
         self._artifacts = ArtifactStore.from_environment(cluster.home)
         sources = ModelSources(cluster.home, ModelRecords(self._database), self._artifacts)
-        self.fleet = RecordedFleet(sources, self._engine, self._database)
+        self.served = RecordedModels(sources, self._engine, self._database)
         self._address, self._chosen = "", False
 
     def listens(self, address: str, *, chosen: bool) -> None:
@@ -47,7 +47,7 @@ class InferenceGrpc:
 
     def handlers(self) -> dict[Row, Handler]:
         """The handlers of the calls of both services."""
-        inference, models = InferenceHandlers(self.fleet), ModelHandlers(self.fleet)
+        inference, models = InferenceHandlers(self.served), ModelHandlers(self.served)
         return handlers_of(INFERENCE, inference) | handlers_of(MODELS, models)
 
     async def start(self) -> None:
@@ -60,15 +60,15 @@ class InferenceGrpc:
         wanted, settings = self._wanted(self._cluster.models), self._cluster.settings
         for adapter in settings.adapters if len(wanted) == 1 else ():
             require_adaptable(adapter.name, next(iter(wanted.values())).config)
-        await self.fleet.require_sources(wanted)
+        await self.served.require_sources(wanted)
         if settings.uses_ray:
             await self._cluster.start()
         configured = {*wanted, *(adapter.name for adapter in settings.adapters)}
-        await self.fleet.join(self._place(), configured)
-        await self.fleet.apply(wanted, ())
+        await self.served.join(self._place(), configured)
+        await self.served.apply(wanted, ())
         self._applied = set(wanted)
         for adapter in settings.adapters:
-            await self.fleet.load(adapter.name, adapter.source, settings.engine)
+            await self.served.load(adapter.name, adapter.source, settings.engine)
         await asyncio.to_thread(self._processes.stop)
 
     def _place(self) -> str:
@@ -82,7 +82,7 @@ class InferenceGrpc:
     async def apply(self, models: Sequence[ModelToLoad]) -> None:
         """Serve these models of a changed config file; see `attn_gateway.service.ServesModels`."""
         wanted = self._wanted(models)
-        await self.fleet.apply(wanted, self._applied)
+        await self.served.apply(wanted, self._applied)
         self._applied = set(wanted)
 
     def _wanted(self, models: Sequence[ModelToLoad]) -> dict[str, WantedModel]:
@@ -92,7 +92,6 @@ class InferenceGrpc:
                 model.source,
                 model.engine or settings.engine,
                 model.deployment or settings.deployment,
-                model.traffic,
             )
             for model in models
         }
@@ -100,12 +99,12 @@ class InferenceGrpc:
     async def stop(self, shutdown_timeout: float) -> None:
         """Unload all models."""
         await asyncio.to_thread(self._processes.stop)
-        await self.fleet.stop(shutdown_timeout)
+        await self.served.stop(shutdown_timeout)
         self._database.close()
 
     def model_serves(self, name: str) -> bool | None:
         """Whether the model of this name that all tenants may use serves; None if unknown. For probes without token."""
-        found = [model for model in self.fleet.models(EVERYBODY) if model.name == name]
+        found = [model for model in self.served.models(EVERYBODY) if model.name == name]
         return found[0].info.state is ModelState.SERVING if found else None
 
     def _engine(self, name: str, folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> EngineClient:

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from pathlib import Path
 
 from attn_core.errors import CheckpointInvalid, InvalidValue, OutOfCapacity, Unavailable, UnknownName, UserError
@@ -103,13 +102,8 @@ def engines_bytes(folder: Path, config: EngineConfig, deployment: DeploymentConf
     return (weights + cache + config.kv_offload_bytes) * deployment.together.at_first
 
 
-MOST_BYTES: ContextVar[float | None] = ContextVar("most_bytes", default=None)
-"""The memory that the models of the caller of the current task may take; None without a limit."""
-
-
-def require_memory(wanted: int, taken: int) -> None:
-    """Raise `OutOfCapacity` if the caller's models may not take `wanted` bytes more than the `taken` ones."""
-    most = MOST_BYTES.get()
+def require_memory(wanted: int, taken: int, most: float | None) -> None:
+    """Raise `OutOfCapacity` if `wanted` bytes more than the `taken` ones exceed `most`; None is no limit."""
     if most is not None and taken + wanted > most:
         text = f"{wanted} bytes for weights and KV caches, besides {taken} of other models of this tenant"
         text = f"{text}, exceed its limit max_memory_bytes={most:g}"

@@ -230,6 +230,8 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
     model, named = loaded.model, config.data.tokenizer
     other = not config.data.prepared and named not in (CHARACTER, config.model.base_model)
     tokenizer = Tokenizer.from_folder(tokenizer_folder(named, home)) if other else loaded.tokenizer
+    if config.data.format == "preference":
+        disable_dropout(model)
     torch.manual_seed(derived(config.seed, "weights"))
     if config.lora.lora_rank is None:
         for parameter in model.parameters():
@@ -247,6 +249,18 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
     model.adapted = adapted
     log(f"training LoRA of rank {config.lora.lora_rank} on {len(adapter)} layers of {folder.name}")
     return BaseModel(folder=folder, loaded=loaded, adapter=adapter, tokenizer=tokenizer)
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Let no layer drop anything: policy and reference would drop other things, and differ before the first update.
+
+    The dropout of the model's config, and so of the saved model, stays.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0  # type: ignore[assignment]
 
 
 def adapter_of(model: nn.Module) -> LoraAdapter | None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from attn_core.errors import Unavailable
 from attn_schema.device import AUTO
 from attn_schema.training import JobState
 from msgspec import structs
@@ -82,6 +83,8 @@ class Dispatcher:
             self._woken.clear()
             try:
                 await self._dispatch()
+            except Unavailable as error:
+                log.warning("the jobs could not be dispatched; trying again: %s", error.message)
             except Exception:
                 log.exception("the jobs could not be dispatched; trying again")
             try:

@@ -15,6 +15,7 @@ from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity, UnknownN
 from attn_core.models import ModelFamily
 from attn_core.reinforce import samples_keys
 from attn_models.device import resolve_device, total_memory
+from attn_schema.decoder import OWN_BIASES
 from attn_schema.model import DECODER, ModelConfig
 from attn_schema.training import DataConfig, TrainingConfig
 from torch import Tensor, nn
@@ -100,7 +101,8 @@ def resolved(config: TrainingConfig) -> TrainingConfig:
     """Return the configuration with defaults for all fields of a decoder, optimizer and schedule that were not given.
 
     Positions are rotary if the mechanism supports them, as models then learn faster, else learned, which all mechanisms
-    support. Raises `UnknownName` for a mechanism that does not exist.
+    support. Blocks are those of a published layout (`_with_block_shape`). Raises `UnknownName` for a mechanism that
+    does not exist.
     """
     model, optimizer = config.model.with_defaults(), config.optimizer
     if model.base_model is None and model.family == DECODER and model.positions is None:
@@ -109,7 +111,21 @@ def resolved(config: TrainingConfig) -> TrainingConfig:
         # Rotary embeddings rotate pairs of features, so the head size must be even.
         rotary = mechanism.can(Capability.ROTARY) and head_dim % 2 == 0
         model = model.replace(positions="rotary" if rotary else "learned")
-    return config.replace(model=model, optimizer=optimizer.with_defaults())
+    return config.replace(model=_with_block_shape(model), optimizer=optimizer.with_defaults())
+
+
+LLAMA_BLOCKS = {"norm": "rms", "feed_forward": "swiglu"}
+GPT2_BLOCKS = {"norm": "layer", "feed_forward": "gelu_tanh", "bias": True}
+
+
+def _with_block_shape(model: ModelConfig) -> ModelConfig:
+    """The decoder with the blocks of Llama if its positions are rotary, else with those of GPT-2, unless a field of
+    the blocks is given: other programs then open what was trained, see `attn models export`."""
+    given = model.config_fields()
+    chosen = {"norm_place", "num_experts", *LLAMA_BLOCKS, *GPT2_BLOCKS, *OWN_BIASES} & given.keys()
+    if model.family != DECODER or model.base_model is not None or chosen:
+        return model
+    return ModelConfig.of(DECODER, given | (LLAMA_BLOCKS if model.positions == "rotary" else GPT2_BLOCKS))
 
 
 def check_model(config: TrainingConfig, home: Path) -> None:

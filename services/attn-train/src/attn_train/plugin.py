@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from attn_core.plugins.hooks import Command, hookimpl
+from attn_core.plugins.hooks import Command, NamedDataset, hookimpl
 from attn_schema import DeviceConfig
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, print_json
@@ -21,6 +21,17 @@ def attn_services(cluster: Cluster) -> list[Service]:
     from attn_train.service import TrainingGrpc
 
     return [TrainingGrpc(cluster)]
+
+
+@hookimpl
+def attn_datasets() -> list[NamedDataset]:
+    """Return the synthetic tasks and the included images."""
+    from attn_train.data.images import DIGITS
+    from attn_train.data.pairs import INCLUDED
+    from attn_train.data.synthetic import TASKS
+
+    images = NamedDataset(name=DIGITS, kind="images", summary="handwritten digits of 8 x 8 pixels")
+    return [images, *(NamedDataset(name=name, kind="pairs", summary=what) for name, what in (TASKS | INCLUDED).items())]
 
 
 @hookimpl

@@ -16,6 +16,7 @@ import torch
 from attn_core.errors import AttnError, CheckpointWriteFailed, InternalError, OutOfCapacity, Unavailable
 from attn_gateway.records import ArtifactStore
 from attn_models.device import resolve_device
+from attn_models.weights.manifest import TRAINING, record_source
 from attn_schema.locks import exclusive
 from attn_schema.training import Checkpoint, JobError, LogLine, Metrics, TrainingConfig
 
@@ -94,6 +95,8 @@ class MessageReporter:
         self.send = send
         self.flush = flush
         self._sent_at = -math.inf
+        self.latest: dict[str, float] = {}
+        """The newest value of each metric."""
 
     def heartbeat(self) -> None:
         """Send a heartbeat, at most once every `HEARTBEAT_SECONDS`."""
@@ -103,6 +106,7 @@ class MessageReporter:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Send the metrics."""
+        self.latest |= values
         self.send(Metrics(step=step, values=dict(values)))
 
     def checkpoint(self, step: int, where: str, size: int) -> None:
@@ -154,6 +158,8 @@ def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, gr
         # Only the leading worker gets here, so it must not wait for the rest of the group.
         alone = Waiting(reporter, stop, Group())
         path = alone.until_done(lambda: dataset.save(target, whole) if base is None else base.save(target))
+        trained = _facts(config, trainer.step, reporter.latest)
+        alone.until_done(lambda: record_source(Path(path), {TRAINING: trained}))
         if config.workers > 1 and assignment.artifacts is not None:
             # The supervisor may be on another machine.
             alone.until_done(lambda: _publish(assignment, Path(path)), is_file_error)
@@ -226,6 +232,20 @@ def _message(saved: Saved | None) -> Checkpoint | None:
     if saved is None:
         return None
     return Checkpoint(step=saved.step, path=saved.where, size_bytes=saved.size, create_time=saved.written)
+
+
+def _facts(config: TrainingConfig, step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """What a model card says about a job: its data, steps, batches, learning rate and the newest losses."""
+    optimizer, base = config.optimizer, config.model.base_model
+    losses = {name: round(value, 4) for name, value in metrics.items() if "loss" in name}
+    return {
+        "dataset": Path(config.data.dataset).name,
+        **({} if base is None else {"base model": Path(base).name}),
+        "steps": step,
+        "batch size": optimizer.batch_size,
+        "learning rate": optimizer.learning_rate,
+        **losses,
+    }
 
 
 def _description(model: Any, dataset: Dataset, workers: int) -> str:

@@ -12,6 +12,8 @@ from attn_core import installed
 from attn_models.adapters.family import FamilyAdapter
 from attn_models.adapters.native import NativeAdapter
 from attn_models.adapters.registry import ADAPTERS
+from attn_models.export import export_model
+from attn_models.loading import load_model
 from attn_schema.codec import from_message, to_message
 from attn_schema.training import TrainingConfig
 from attn_train.admission import check_config
@@ -69,7 +71,12 @@ def test_a_recipe_builds_its_model_learns_and_leaves_a_folder(name, files, recor
     assert Trainer(model, dataset, config).run(report, StopFlag()) is None
     assert report.losses[2] > 0
     assert any((before[name] != parameter).any() for name, parameter in model.named_parameters())
-    assert (dataset.save(files / "model", model) / "config.json").is_file()
+    folder = dataset.save(files / "model", model)
+    assert (folder / "config.json").is_file()
+    if config.model.family == "decoder":
+        exported = export_model(folder, files / "exported")
+        assert exported.layout == DOOR_OF.get(name, name if name in ADAPTERS else "llama")
+        assert load_model(exported.path).config.vocab_size == model.vocab_size
 
 
 def test_every_family_of_models_has_a_recipe():

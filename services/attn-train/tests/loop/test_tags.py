@@ -9,7 +9,7 @@ import torch
 from attn_core.errors import InvalidValue
 from attn_models.loading.encoders import load_tagger
 from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
-from attn_train.data.treebank import load_tags, read_sentences, treebank_files
+from attn_train.data.treebank import heads_of_pieces, load_tags, read_sentences, treebank_files
 from attn_train.records import StopFlag
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.token_classification import collate, tagging_accuracy
@@ -62,10 +62,24 @@ def test_the_tokens_of_a_word_share_its_depth_and_the_first_has_its_tag(treebank
     assert (list(one.classes), list(one.depths)) == (classes, depths)
 
 
+def test_the_first_token_of_a_word_depends_on_that_of_its_head_and_the_others_on_it():
+    assert heads_of_pieces((2, 0, -1), ((7, 8), (9,), (7, 8, 9))) == (3, 0, 0, -1, 3, 3)
+
+
+def test_the_tree_is_seen_by_layers_that_take_it_and_is_required(treebank):
+    dataset = load_tags(DataConfig(dataset=str(treebank)), 32, "word")
+    tokens, keep, depths, heads, _ = collate(dataset.validation)
+    model = build_model(tag_spec(treebank, 1, mechanism="dependency"), dataset).eval()
+    chain = (torch.arange(tokens.shape[1]) - 1).expand_as(heads)
+    assert not torch.allclose(model(tokens, keep, depths, heads), model(tokens, keep, depths, chain))
+    with pytest.raises(InvalidValue, match="parses"):
+        model(tokens, keep, depths)
+
+
 def test_padding_is_not_tagged(treebank):
     found = load_tags(DataConfig(dataset=str(treebank)), 64, "byte_pairs:260")
-    tokens, keep, depths, goals = collate(found.validation)
-    assert tokens.shape == keep.shape == depths.shape == goals.shape
+    tokens, keep, depths, heads, goals = collate(found.validation)
+    assert tokens.shape == keep.shape == depths.shape == heads.shape == goals.shape
     assert keep.sum(1).tolist() == [len(one.tokens) for one in found.validation]
     assert (goals[~keep] == PADDED).all()
 
@@ -80,9 +94,9 @@ def tag_spec(path, steps, **fields):
     )
 
 
-@pytest.mark.parametrize("positions", ["every", "depth"])
-def test_tags_are_learned_and_the_folder_tags_alike(treebank, record, tmp_path, positions):
-    config = tag_spec(treebank, 40, positions=positions)
+@pytest.mark.parametrize("fields", [{}, {"positions": "depth"}, {"mechanism": "dependency"}], ids=str)
+def test_tags_are_learned_and_the_folder_tags_alike(treebank, record, tmp_path, fields):
+    config = tag_spec(treebank, 40, **fields)
     dataset = load_tags(config.data, 32, "word")
     model = build_model(config, dataset)
     Trainer(model, dataset, config).run(record(), StopFlag())
@@ -98,7 +112,7 @@ def test_tags_are_learned_and_the_folder_tags_alike(treebank, record, tmp_path, 
 
 def test_the_tree_is_seen_where_positions_are_depths(treebank):
     dataset = load_tags(DataConfig(dataset=str(treebank)), 32, "word")
-    tokens, keep, depths, _ = collate(dataset.validation)
+    tokens, keep, depths, _, _ = collate(dataset.validation)
     for positions, differs in (("every", False), ("depth", True)):
         model = build_model(tag_spec(treebank, 1, positions=positions), dataset).eval()
         same = torch.equal(model(tokens, keep, depths), model(tokens, keep, depths + 1))

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from attn_core.errors import Incompatible
 from attn_models.decoder.mixture_of_experts import Router, counted_tokens
-from attn_models.lora import AdaptedModel, AdapterConfig, LoraAdapter
 from attn_schema.training import DataConfig, OptimizerConfig, TrainingConfig
 from attn_train.checkpoint import CheckpointFolder
-from attn_train.data.conversations import PreferencePair
 from attn_train.data.load import data_digest
 from attn_train.model import configured
 from attn_train.optimizer import decayed, muon_weights
 from attn_train.records import Stop, StopFlag
-from attn_train.tasks.preferences import PreferenceDataset, PreferenceTask
 from attn_train.trainer import Trainer
 from attn_train.worker import build_model
-from small_tasks import DECODER, EVERY, chats
+from small_tasks import DECODER, EVERY
 
 
 @pytest.mark.parametrize("made", EVERY, ids=lambda made: made.__name__)
@@ -55,22 +50,6 @@ def test_the_load_of_experts_is_that_of_the_tokens_without_padding(words, tmp_pa
         model(padded)
     (counted,) = (router.take_imbalance() for router in model.modules() if isinstance(router, Router))
     torch.testing.assert_close(counted, alone)
-
-
-def test_the_first_loss_of_preferences_is_ln_2_with_dropout(words, tmp_path):
-    _, dataset = chats(words, tmp_path)
-    pairs = [PreferencePair(a, b) for a, b in zip(dataset.training, dataset.validation, strict=False)]
-    family, made = configured(DECODER.replace(dropout=0.3), dataset.model_fields)
-    model = family.build(made)
-    adapter = LoraAdapter.fresh(model, AdapterConfig(r=2, lora_alpha=4.0), modules={}, dropout=0.3)
-    model.adapted = AdaptedModel(model)
-    model.adapted.always(adapter)
-    model.add_module("lora", adapter)
-    config = TrainingConfig(model=DECODER, data=DataConfig(dataset="/x"))
-    task = PreferenceTask(PreferenceDataset(pairs, [], dataset.tokenizer), config)
-    loss = task.loss(model.train(), task.next_batch())
-    assert loss.item() == pytest.approx(math.log(2), abs=1e-6)
-    assert model.training
 
 
 @pytest.mark.parametrize("made", EVERY, ids=lambda made: made.__name__)

@@ -9,7 +9,9 @@ import grpc
 import pytest
 import torch
 from attn.v1 import training_pb2 as pb
+from attn_models.export import export_model
 from attn_models.loading import load_model
+from attn_models.weights.manifest import TRAINING, read_source
 from grpc_status import rpc_status
 
 
@@ -57,6 +59,10 @@ async def test_a_job_is_watched_to_its_end_and_leaves_a_model(server, wire_confi
     assert (done.step, done.attempt, done.last_event_id) == (20, 1, len(events))
     assert done.last_metrics["validation_loss"] > 0
     assert done.model_path == str(home / "models" / "first")
+    trained = read_source(home / "models" / "first")[TRAINING]
+    assert trained["steps"] == 20
+    assert trained["validation_loss"] == pytest.approx(done.last_metrics["validation_loss"], abs=1e-4)
+    assert export_model(home / "models" / "first", home / "exported").layout in ("llama", "gpt2")
     loaded = load_model(done.model_path)
     ids = torch.tensor([loaded.tokenizer.encode("query value")[:8]])
     with torch.inference_mode():

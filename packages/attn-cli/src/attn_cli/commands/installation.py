@@ -19,6 +19,7 @@ from attn_schema.cores import usable_cores
 from attn_schema.output import Json, print_json, print_rows, print_table
 
 from attn_cli.main import FlagCommand, FlagGroup
+from attn_cli.recipe import recipe_names, recipe_summary
 
 
 class Kinds(FlagGroup):
@@ -121,6 +122,19 @@ def _shapes(catalog: Catalog) -> list[dict[str, Any]]:
     return _summaries(catalog.shapes)
 
 
+def _recipes(_: Catalog) -> list[dict[str, Any]]:
+    """List the included training recipes, one per row; `attn train --recipe NAME` uses one."""
+    return [{"name": name, "summary": recipe_summary(name)} for name in recipe_names()]
+
+
+def _datasets(catalog: Catalog) -> list[dict[str, Any]]:
+    """List the datasets that have a name, one per row; `attn train --dataset NAME` uses one."""
+    return [
+        {"name": data.name, "kind": data.kind, "summary": data.summary, "package": owner}
+        for owner, data in sorted(catalog.offers("attn_datasets"), key=lambda offer: offer[1].name)
+    ]
+
+
 ROWS: dict[str, Callable[[Catalog], list[dict[str, Any]]]] = {
     "mechanisms": mechanisms,
     "kernels": kernels,
@@ -129,6 +143,8 @@ ROWS: dict[str, Callable[[Catalog], list[dict[str, Any]]]] = {
     "caches": _caches,
     "models": _models,
     "shapes": _shapes,
+    "recipes": _recipes,
+    "datasets": _datasets,
     "plugins": plugins,
 }
 

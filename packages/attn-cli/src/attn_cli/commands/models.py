@@ -13,10 +13,28 @@ from attn_core.errors import InvalidValue, MissingPackage, UnknownName
 from attn_schema import ConnectionOptions, DeploymentConfig, EngineConfig, ModelInfo
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, note, print_json, print_table
+from typer.core import TyperGroup
 
 from attn_cli.commands.options import connect
+from attn_cli.main import load
 
-app = typer.Typer(no_args_is_help=True, help="The models of a server, and of this machine.")
+
+class ModelGroup(TyperGroup):
+    """The group of `attn models`, which also has `attn pull` as `attn models pull`."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name; None for an unknown one."""
+        if cmd_name == PULL and PULL in installed().commands.names():
+            return load(installed().commands.get(PULL))
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands."""
+        return [*super().list_commands(ctx), *([PULL] if PULL in installed().commands.names() else [])]
+
+
+PULL = "pull"
+app = typer.Typer(cls=ModelGroup, no_args_is_help=True, help="The models of a server, and of this machine.")
 
 
 @app.command("list")
@@ -40,43 +58,26 @@ def load_command(
     base_model: Annotated[
         str, typer.Option(help="For a LoRA adapter: the loaded model that it is for, if the adapter does not say.")
     ] = "",
-    version: Annotated[str, typer.Option(help="Load it as this version of NAME; the same as NAME@VERSION.")] = "",
-    traffic: Annotated[
-        float | None,
-        typer.Option(help="Of a version, the fraction of the requests for NAME that go to it; 0 if others serve."),
-    ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Unload the other versions once their requests have ended.")
-    ] = False,
     engine: EngineConfig,
     deployment: DeploymentConfig,
     connection: ConnectionOptions,
 ) -> None:
-    """Load a model, a version of a model, or a LoRA adapter on a model; returns once it answers requests.
+    """Load a model, or a LoRA adapter on a model; returns once it answers requests.
 
-    Example: `attn models load chat ./new --version 2 --traffic 0.1`, or with `--replace` to replace the old version
+    Example: `attn models load chat ./model`
     """
-    if version:
-        name, source = f"{name}@{version}", source or name
-    if replace and (traffic is not None or base_model or "@" not in name):
-        raise InvalidValue.of("replace", "true", "given with --version alone, which then gets all traffic")
     # The server has another working directory, so local paths are made absolute.
     folder, draft = (
         str(Path(text).resolve()) if text and Path(text).exists() else text for text in (source, engine.draft_model)
     )
     with connect(connection) as client:
-        engine = engine.replace(draft_model=draft)
-        if replace:
-            model = client.models.replace(name, folder or "", engine=engine, deployment=deployment)
-        else:
-            model = client.models.load(
-                name,
-                folder or "",
-                engine=engine,
-                base_model=base_model,
-                deployment=deployment,
-                traffic=traffic,
-            )
+        model = client.models.load(
+            name,
+            folder or "",
+            engine=engine.replace(draft_model=draft),
+            base_model=base_model,
+            deployment=deployment,
+        )
     typer.echo(f"{model.name} is {model.state}: {model.num_parameters:,} parameters, max_seq_len {model.max_seq_len}")
     if model.note:
         note(f"attn: {model.note}")
@@ -103,32 +104,6 @@ def scale_command(
     with connect(connection) as client:
         model = client.models.scale(name, deployment)
     typer.echo(f"{model.name} is {model.state}: {model.replicas} engines")
-
-
-@app.command("traffic")
-@with_flags
-def traffic_command(
-    *,
-    name: Annotated[str, typer.Argument(help="Name of the model, without a version.")],
-    traffic: Annotated[
-        list[str], typer.Argument(metavar="VERSION=FRACTION...", help="From 0 to 1; others share the rest.")
-    ],
-    connection: ConnectionOptions,
-) -> None:
-    """Divide the requests for a model among its versions; each conversation stays with one version.
-
-    Example: `attn models traffic chat 2=0.5`; to roll back, `attn models traffic chat 1=1`
-    """
-    given = {}
-    for text in traffic:
-        version, _, share = text.partition("=")
-        try:
-            given[version] = float(share)
-        except ValueError:
-            raise InvalidValue.of("traffic", text, "VERSION=FRACTION, such as 2=0.1") from None
-    with connect(connection) as client:
-        models = client.models.set_traffic(name, given)
-    print_table([{"name": model.name, "traffic": f"{model.traffic:.4g}"} for model in models], "no model is loaded")
 
 
 @app.command("unload")
@@ -186,11 +161,43 @@ def rm_command(
         typer.echo(f"{name} is removed, {store.remove(name) / 1e6:.1f} MB are free again")
 
 
+@app.command("export")
+def export_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `attn models local` lists, or a folder.")],
+    target: Annotated[
+        Path | None,
+        typer.Argument(metavar="[OUT]", help="The folder or file to write; by default named as the model."),
+    ] = None,
+    to: Annotated[str, typer.Option(help="hf (a folder for transformers), gguf, onnx or safetensors.")] = "hf",
+    quantization: Annotated[str, typer.Option(help="Type of a GGUF file's matrices: f32, f16, q8_0 or q4_k.")] = "f16",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file or model folder at OUT.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a model for other programs, such as transformers, vLLM and llama.cpp, which then compute the same.
+
+    The weights are written in the published layout (llama, qwen3, gpt2, ...) that expresses the model exactly; if none
+    does, the fields that differ are named.
+
+    Examples: `attn models export shakespeare`, `attn models export shakespeare --to gguf --quantization q8_0`
+    """
+    path, layout = _store().export(model, target, to, quantization=quantization, overwrite=overwrite)
+    if json:
+        print_json({"path": str(path), "layout": layout})
+    else:
+        typer.echo(f"{path} ({layout})" if layout else str(path))
+
+
 class LocalStore(Protocol):
     """The store of the models on this machine."""
 
     def models(self) -> Sequence[LocalModel]:
         """All models, sorted by name."""
+        ...
+
+    def export(
+        self, model: str, target: Path | None, to: str, *, quantization: str, overwrite: bool
+    ) -> tuple[Path, str]:
+        """Write a model for other programs; returns the path, and the layout or architecture."""
         ...
 
     def remove(self, name: str) -> int:
@@ -222,7 +229,6 @@ def _row(model: ModelInfo) -> dict[str, str]:
         "name": model.name,
         "state": f"{model.state}: {model.state_detail}" if model.state_detail else model.state,
         "engines": str(model.replicas),
-        "traffic": f"{model.traffic:.4g}",
         "parameters": f"{model.num_parameters:,}",
         "quantization": model.quantization,
         "max_seq_len": str(model.max_seq_len),

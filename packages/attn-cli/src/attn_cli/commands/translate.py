@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from attn_core.errors import InvalidValue
+from attn_core.errors import InvalidValue, MissingPackage
 from attn_schema import ConnectionOptions, EncoderPrompt, EngineConfig, Prompt, SamplingParams
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, note, print_json
 from attn_schema.text_client import TextClient
 from attn_schema.text_files import lines_of, lines_of_input, read_text
 
-from attn_cli.bleu import Bleu, corpus_bleu
 from attn_cli.commands.options import writer_for
+from attn_cli.pages import AttentionPage
 
 Option = typer.Option
 NAMED = 10
@@ -36,6 +36,10 @@ def translate_command(
     references: Annotated[
         Path | None, Option(help="File with a reference translation for each line, to measure BLEU.")
     ] = None,
+    picture: Annotated[
+        Path | None,
+        Option("--map", metavar="FILE", help="Draw which words of the only line each word looks at: .png or .html."),
+    ] = None,
     sampling: SamplingParams,
     engine: EngineConfig,
     json: Json = False,
@@ -44,11 +48,14 @@ def translate_command(
     """Translate each line of a text with an encoder-decoder model, such as RNNsearch.
 
     Examples: `attn translate my-job "a dog runs"` uses a server, `attn translate --model my-job --num-beams 5 - <
-    test.en` needs none. `--references test.de` measures BLEU with sacrebleu: `pip install "attn-cli[bleu]"`.
+    test.en` needs none. `--references test.de` measures BLEU with sacrebleu: `pip install "attn-cli[bleu]"`. `--map
+    translation.html` writes the attention explorer, and `--map translation.png` draws the heads of the last layer.
     """
     name, text = _asked(words, model)
     lines = lines_of_input() if text == "-" else lines_of(text)
     wanted = None if references is None else _references(references, len(lines))
+    if picture is not None and len(lines) != 1:
+        raise InvalidValue.of("--map", f"{len(lines)} lines", "one line to translate")
     with ExitStack() as stack:
         writer = writer_for(stack, local=model is not None, connection=connection, engine=engine)
         found: list[str] = []
@@ -59,11 +66,13 @@ def translate_command(
             else:
                 typer.echo(translation)
         unknown = unknown_words(writer, name, lines)
+        if picture is not None:
+            _draw(writer, name, Prompt.of(found[0], lines[0].strip()), picture)
     if unknown:
         said = ", ".join(map(repr, unknown[:NAMED])) + (" and others" if len(unknown) > NAMED else "")
         note(f"attn: words that {name} does not know, and reads as one and the same: {said}")
     if wanted is not None:
-        _tell(corpus_bleu(found, wanted), json=json)
+        _tell(found, wanted, json=json)
 
 
 def translations(writer: TextClient, model: str, lines: Sequence[str], sampling: SamplingParams) -> Iterator[str]:
@@ -104,8 +113,28 @@ def _references(path: Path, lines: int) -> list[str]:
     return found
 
 
-def _tell(bleu: Bleu, *, json: bool) -> None:
-    if json:
-        print_json({"bleu": bleu.score, "signature": bleu.signature})
+def _draw(writer: Any, name: str, translation: Prompt, path: Path) -> None:
+    """Write the explorer of a translation, or a picture of its last layer."""
+    maps = writer.attention_maps(name, translation)
+    if path.suffix == ".html":
+        AttentionPage([(name, maps)]).save(path)
     else:
-        typer.echo(f"BLEU {bleu.score:.2f} ({bleu.signature})", err=True)
+        from attn_cli.drawing import draw
+
+        draw(maps[-1], f"{name}, layer {maps[-1].layer}, {maps[-1].mechanism}", path)
+    note(f"attention: {path.resolve()}")
+
+
+def _tell(translations: Sequence[str], references: Sequence[str], *, json: bool) -> None:
+    """Print BLEU (Papineni et al. 2002) as sacreBLEU computes it, and its signature; raises `MissingPackage`."""
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError as error:
+        raise MissingPackage.of("attn-cli[bleu]", "measuring BLEU") from error
+    metric = BLEU()
+    score = float(metric.corpus_score(list(translations), [list(references)]).score)
+    signature = str(metric.get_signature())
+    if json:
+        print_json({"bleu": score, "signature": signature})
+    else:
+        typer.echo(f"BLEU {score:.2f} ({signature})", err=True)

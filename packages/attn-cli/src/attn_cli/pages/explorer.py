@@ -79,7 +79,7 @@ class AttentionPage:
         return target
 
     def _repr_html_(self) -> str:
-        frame = f"width='100%' height='{FRAME_HEIGHT}' style='border:0' sandbox='allow-scripts'"
+        frame = f"width='100%' height='{FRAME_HEIGHT}' style='border:0' sandbox='allow-scripts allow-downloads'"
         return f'<iframe {frame} title="{escape(self.title)}" srcdoc="{escape(self.html())}"></iframe>'
 
     def __repr__(self) -> str:
@@ -127,4 +127,5 @@ def layer(one: AttentionMap) -> dict[str, Any]:
         "input_gradients": one.input_gradients,
         "next_token": one.next_token,
         "gradients_note": one.gradients_note,
+        "cross_attention": one.cross_attention,
     }

@@ -179,6 +179,7 @@ class AttendProblem(SpecProblem):
     kv_unordered: bool = False
     varlen: bool = False
     dropout: bool = False
+    forward_mode: bool = False
     weights: bool = False
     gradients: bool = False
     queries: int = 0
@@ -207,7 +208,8 @@ def attend_problem(
     """The problem of computing `spec` over given tensors.
 
     `padded` says that a key padding mask or explicit positions are given. `known` are the optional fields
-    `has_positions`, `kv_unordered`, `varlen`, `dropout`, `weights`, `queries` and `keys` of `AttendProblem`.
+    `has_positions`, `kv_unordered`, `varlen`, `dropout`, `forward_mode`, `weights`, `queries` and `keys` of
+    `AttendProblem`.
     """
     queries, keys = int(known.get("queries", 0)), int(known.get("keys", 0))
     return AttendProblem(
@@ -217,6 +219,7 @@ def attend_problem(
         kv_unordered=bool(known.get("kv_unordered")),
         varlen=bool(known.get("varlen")),
         dropout=bool(known.get("dropout")),
+        forward_mode=bool(known.get("forward_mode")),
         weights=bool(known.get("weights")),
         gradients=gradients,
         dtype=dtype,

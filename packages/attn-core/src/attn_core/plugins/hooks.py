@@ -30,6 +30,15 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NamedDataset:
+    """Data that `attn train --dataset NAME` finds by its name; `kind` is text, pairs or images."""
+
+    name: str
+    kind: str
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """The result of a check of `attn doctor`: what was checked, whether it is fine, and an explanation."""
 
@@ -104,6 +113,11 @@ def attn_local_clients() -> list[Callable[[Any], Any]]:  # type: ignore[empty-bo
 @hookspec
 def attn_local_stores() -> list[Callable[[], Any]]:  # type: ignore[empty-body]
     """Functions that open the store of the models of this machine; see `attn_cli.commands.models`."""
+
+
+@hookspec
+def attn_datasets() -> list[NamedDataset]:  # type: ignore[empty-body]
+    """Datasets for training that have a name."""
 
 
 @hookspec

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue
 from attn_models.loading import LoadedModel
+from attn_models.loading.sentences import SentenceEncoder
 from attn_schema import AttentionMap, AttentionMapsRequest, Tensor
 
 from attn_engine.host.gradients import Gradients, input_gradients
@@ -18,7 +19,9 @@ MAX_TOKENS = 1024
 """The maximum number of prompt tokens for attention maps, whose size is quadratic in it."""
 
 
-def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: PromptTokenizer) -> list[AttentionMap]:
+def compute_maps(
+    loaded: LoadedModel | SentenceEncoder, request: AttentionMapsRequest, tokenizer: PromptTokenizer
+) -> list[AttentionMap]:
     """The float32 attention weights of the requested layers and heads; cross-attention for an encoder-decoder model.
 
     Raises `InvalidValue` for a token, layer or head that does not exist, a prompt of more than `MAX_TOKENS` tokens, or
@@ -40,17 +43,20 @@ def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: 
     heads = sorted(set(request.heads)) or list(range(count))
     chosen = _weights(loaded, ids, encoder_ids, layers, heads)
     gradients = input_gradients(loaded, ids) if request.gradients else Gradients()
-    queries = tuple(map(tokenizer.text, ids))
-    keys = queries if encoder_ids is None else tuple(map(tokenizer.text, encoder_ids))
+    read = ids if encoder_ids is None else encoder_ids
+    # A decoder looks at its source to generate the next token: figure 3 of Bahdanau et al. 2015 labels its rows so.
+    queries = ids if encoder_ids is None else (*ids[1:], _next_token(loaded, ids, encoder_ids))
+    keys = tuple(map(tokenizer.text, read))
     return [
         AttentionMap(
             layer=layer,
             mechanism=mechanisms[layer],
             heads=tuple(heads),
             attention_weights=Tensor(shape=tuple(weights.shape), data=weights.numpy().tobytes()),
-            query_tokens=queries,
+            query_tokens=tuple(map(tokenizer.text, queries)),
             # There may be fewer keys than tokens: the token that ends an image has no weight.
             key_tokens=keys[: weights.shape[-1]],
+            cross_attention=encoder_ids is not None,
             **(_gradient_fields(gradients, tokenizer) if layer == layers[0] else {}),
         )
         for layer, weights in chosen.items()
@@ -63,8 +69,19 @@ def _gradient_fields(gradients: Gradients, tokenizer: PromptTokenizer) -> dict[s
 
 
 @torch.inference_mode()
+def _next_token(loaded: LoadedModel | SentenceEncoder, ids: Sequence[int], encoder_ids: Sequence[int]) -> int:
+    """The most likely token after `ids` over a source."""
+    tokens, source = (torch.tensor([read], device=loaded.device) for read in (ids, encoder_ids))
+    return int(loaded.model(tokens, source)[0, -1].argmax())
+
+
+@torch.inference_mode()
 def _weights(
-    loaded: LoadedModel, ids: Sequence[int], encoder_ids: Sequence[int] | None, layers: list[int], heads: list[int]
+    loaded: LoadedModel | SentenceEncoder,
+    ids: Sequence[int],
+    encoder_ids: Sequence[int] | None,
+    layers: list[int],
+    heads: list[int],
 ) -> dict[int, torch.Tensor]:
     """Attention weights [heads, query, key] by layer, on the CPU; raises `OutOfCapacity` if memory is too small."""
     encoder_inputs = _encoder_inputs(loaded, encoder_ids)
@@ -76,7 +93,7 @@ def _weights(
     return within_memory(computed, loaded.device, f"the attention maps of {len(ids)} tokens in {len(layers)} layers")
 
 
-def _encoder_inputs(loaded: LoadedModel, ids: Sequence[int] | None) -> tuple[torch.Tensor, ...]:
+def _encoder_inputs(loaded: LoadedModel | SentenceEncoder, ids: Sequence[int] | None) -> tuple[torch.Tensor, ...]:
     if (ids is None) != (loaded.max_encoder_len is None):
         allowed = (
             "none, as the model has no encoder" if loaded.max_encoder_len is None else "one, for the model's encoder"

@@ -13,9 +13,22 @@ from pathlib import Path
 import torch
 from attn_core.errors import AttnError, DeadlineExceeded, InternalError, InvalidValue, Unavailable
 from attn_models.loading.sentences import SentenceEncoder, load_sentence_encoder
-from attn_schema import Embeddings, EngineConfig, EngineStats, ModelInfo, Prompt, Tensor, Tokenization, Usage
+from attn_schema import (
+    AttentionMap,
+    AttentionMapsRequest,
+    Embeddings,
+    EngineConfig,
+    EngineStats,
+    ModelInfo,
+    Prompt,
+    Tensor,
+    Tokenization,
+    Usage,
+)
 
-from attn_engine.host.host import EmbedTask, ModelHost, with_process
+from attn_engine.client import EmbedTask
+from attn_engine.host.attention_maps import compute_maps
+from attn_engine.host.host import ModelHost, with_process
 from attn_engine.host.loading import quantization_of, use_kernel
 from attn_engine.host.ranks import rank_threads
 from attn_engine.host.tokenization import PromptTokenizer
@@ -33,7 +46,7 @@ class EncoderHost(ModelHost):
     what loading raises.
     """
 
-    REFUSAL = "the model is an encoder, which only computes embeddings of texts"
+    REFUSAL = "the model is an encoder, which only computes embeddings and attention maps of texts"
 
     def __init__(self, folder: Path, config: EngineConfig) -> None:
         if config.draft_model is not None:
@@ -82,6 +95,11 @@ class EncoderHost(ModelHost):
         call.answer.add_done_callback(lambda _: self._leave(task.id))
         self._queue(call)
         return call.answer
+
+    def attention_maps(self, request: AttentionMapsRequest, adapter: str = "") -> list[AttentionMap]:
+        """The attention weights of a text, one map per layer, between two batches of other calls."""
+        del adapter
+        return self._worker.submit(compute_maps, self._encoder, request, self._tokenizer).result()
 
     def tokenize(self, prompt: Prompt) -> Tokenization:
         """The tokens of a text."""

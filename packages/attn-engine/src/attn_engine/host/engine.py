@@ -12,9 +12,10 @@ from attn_models.loading import LoadedModel
 from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, EngineStats, ModelInfo, Prompt, Tokenization
 
 from attn_engine.build import build_engine
+from attn_engine.client import TextTask
 from attn_engine.host.adapters import LoadedAdapters
 from attn_engine.host.attention_maps import compute_maps
-from attn_engine.host.host import Deliver, ModelHost, TextTask, with_process
+from attn_engine.host.host import Deliver, ModelHost, with_process
 from attn_engine.host.image_rows import ImageRows
 from attn_engine.host.loading import load_draft_model, quantization_of, use_kernel
 from attn_engine.host.memory import explain_too_small, with_kv_cache_memory
@@ -22,8 +23,8 @@ from attn_engine.host.rank_processes import local_ranks
 from attn_engine.host.ranks import RankGroup, load_part, rank_threads, require_tensor_parallel
 from attn_engine.host.tokenization import PromptTokenizer
 from attn_engine.loop import EngineLoop
-from attn_engine.moved_prompts import PromptState
 from attn_engine.request import Request
+from attn_engine.state_transfer import PromptState
 
 OpenRanks = Callable[[Path, EngineConfig], RankGroup]
 """Starts the other ranks of a model that is split by tensor parallelism."""
@@ -120,7 +121,7 @@ class EngineHost(ModelHost):
             deadline=None if task.timeout is None else time.monotonic() + task.timeout,
             scope=task.tenant,
             tenant=task.tenant,
-            adapter=self._adapters.find(task.adapter),
+            adapter=self._adapters.find(task.adapter) if task.adapter else None,
             resume=task.resume,
             state=state,
         )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from attn_models.loading import LoadedModel
+from attn_models.loading.sentences import SentenceEncoder
 from torch import Tensor
 
 STEP = 0.005
@@ -34,10 +35,11 @@ class Gradients(NamedTuple):
     note: str = ""
 
 
-def input_gradients(loaded: LoadedModel, ids: Sequence[int]) -> Gradients:
+def input_gradients(loaded: LoadedModel | SentenceEncoder, ids: Sequence[int]) -> Gradients:
     """Gradient times input of each prompt token, for the log probability of the most likely next token."""
     embedding = getattr(loaded.model, "embedding", None)
-    if loaded.max_encoder_len is not None or not isinstance(embedding, torch.nn.Module):
+    encodes = isinstance(loaded, SentenceEncoder) or loaded.max_encoder_len is not None
+    if encodes or not isinstance(embedding, torch.nn.Module):
         return Gradients(note="gradients by prompt tokens are computed for decoders only")
     if len(ids) > MAX_TOKENS:
         return Gradients(note=f"gradients are computed for at most {MAX_TOKENS} tokens; the prompt has {len(ids)}")

@@ -1,11 +1,10 @@
-"""The common interface of all hosts, and the tasks that they take."""
+"""The common interface of all hosts."""
 
 from __future__ import annotations
 
-import uuid
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -18,49 +17,16 @@ from attn_schema import (
     EngineStats,
     ModelInfo,
     Prompt,
-    Resumption,
-    SamplingParams,
-    ScoringParams,
     Tokenization,
 )
 
-from attn_engine.moved_prompts import PromptState
+from attn_engine.client import EmbedTask, TextTask
 from attn_engine.request import RequestOutput
+from attn_engine.state_transfer import PromptState
 
+THIS_PROCESS = psutil.Process()
 Deliver = Callable[[Sequence[RequestOutput]], None]
 """Called on the engine's thread with all outputs of a step; must return at once."""
-
-
-def new_id() -> str:
-    """A new, unique id for a task."""
-    return uuid.uuid4().hex
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextTask:
-    """A prompt to complete (`params` are `SamplingParams`) or to score (`params` are `ScoringParams`).
-
-    `timeout` is the time left until the caller's deadline, in seconds. Requests of one `tenant` share a prefix cache
-    and a weight in fair queueing. `adapter` is the name of a loaded adapter; the base model is used if it is empty.
-    `resume` is the part of the outputs that has already been received from another host.
-    """
-
-    prompt: Prompt
-    params: SamplingParams | ScoringParams
-    timeout: float | None = None
-    tenant: str = ""
-    adapter: str = ""
-    resume: Resumption | None = None
-    id: str = field(default_factory=new_id)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EmbedTask:
-    """Texts to embed; `timeout` is the time left until the caller's deadline, in seconds."""
-
-    texts: tuple[str, ...]
-    timeout: float | None = None
-    id: str = field(default_factory=new_id)
 
 
 class ModelHost:
@@ -128,8 +94,6 @@ class ModelHost:
 
 
 def with_process(stats: EngineStats) -> EngineStats:
-    """The stats with the resident memory and the CPU time of this process filled in."""
-    process = psutil.Process()
-    with process.oneshot():
-        times, memory = process.cpu_times(), process.memory_info().rss
-    return msgspec.structs.replace(stats, resident_memory_bytes=memory, cpu_seconds=times.user + times.system)
+    """The stats with the memory and the CPU time of this process filled in; every message of outputs has them."""
+    memory = THIS_PROCESS.memory_info().rss
+    return msgspec.structs.replace(stats, resident_memory_bytes=memory, cpu_seconds=time.process_time())

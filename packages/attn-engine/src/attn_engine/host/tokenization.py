@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
+from typing import Any
 
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
@@ -42,7 +44,8 @@ class PromptTokenizer:
     def with_images(self, prompt: Prompt) -> ImagePrompt:
         """The token ids of a prompt with the pixels of its images; raises as `ids` does."""
         if self._images is not None and prompt.chat:
-            return self._images.encode(self._messages(prompt), [message.images for message in prompt.chat])
+            values, images = chat_template_values(prompt), [message.images for message in prompt.chat]
+            return self._images.encode(self._messages(prompt), images, values)
         for place, message in enumerate(prompt.chat or ()):
             if message.images:
                 given, allowed = f"{len(message.images)} images", "none, as the model takes no images"
@@ -62,7 +65,7 @@ class PromptTokenizer:
         if prompt.token_ids is not None:
             ids = prompt.token_ids
         elif prompt.chat is not None:
-            ids = tuple(self._tokenizer.encode_chat(self._messages(prompt)))
+            ids = tuple(self._tokenizer.encode_chat(self._messages(prompt), chat_template_values(prompt)))
         else:
             ids = tuple(self._tokenizer.encode(prompt.text or ""))
         if not ids:
@@ -82,7 +85,7 @@ class PromptTokenizer:
         ids = self.ids(prompt)
         text = prompt.text
         if text is None and prompt.chat is not None:
-            text = self._rendered(prompt.chat, self._messages(prompt))
+            text = self._rendered(prompt, prompt.chat)
         elif text is None:
             text = self._tokenizer.decode(ids, skip_special=False)
         unknown = self._unknown(prompt.text, ids)
@@ -91,11 +94,12 @@ class PromptTokenizer:
         tokens = tuple(Token(id=i, text=self._text(i)) for i in ids)
         return Tokenization(tokens=tokens, text=text, unknown=tuple(dict.fromkeys(unknown)))
 
-    def _rendered(self, chat: Sequence[ChatMessage], messages: Sequence[Mapping[str, str]]) -> str:
+    def _rendered(self, prompt: Prompt, chat: Sequence[ChatMessage]) -> str:
+        messages, values = self._messages(prompt), chat_template_values(prompt)
         if self._images is None:
-            return self._tokenizer.render_chat(messages)
+            return self._tokenizer.render_chat(messages, values)
         shown = self._images.with_places(messages, [message.images for message in chat])
-        return self._tokenizer.render_chat(shown, images=True)
+        return self._tokenizer.render_chat(shown, values, images=True)
 
     def _unknown(self, text: str | None, ids: Sequence[int]) -> tuple[str, ...]:
         """The pieces of a text that the vocabulary cannot spell; only looked up if its `ids` have the unknown token."""
@@ -105,7 +109,34 @@ class PromptTokenizer:
         """The text of a token decoded by itself; U+FFFD for part of a character."""
         return self._text(token)
 
-    def _messages(self, prompt: Prompt) -> list[dict[str, str]]:
+    def _messages(self, prompt: Prompt) -> list[dict[str, Any]]:
         if not prompt.chat:
             raise InvalidValue.of("prompt.chat", "no messages", "at least one")
-        return [{"role": message.role, "content": message.content} for message in prompt.chat]
+        return [
+            {"role": message.role, "content": message.content}
+            | _object(message.extra, f"prompt.chat[{place}].extra", CHAT_MESSAGE_FIELDS)
+            for place, message in enumerate(prompt.chat)
+        ]
+
+
+CHAT_MESSAGE_FIELDS = frozenset({"role", "images"})
+"""The keys that are fields of a message, so its further keys cannot be these."""
+
+
+def chat_template_values(prompt: Prompt) -> dict[str, Any]:
+    """The further values for the chat template; raises `InvalidValue`."""
+    return _object(prompt.chat_template_kwargs, "prompt.chat_template_kwargs", frozenset({"messages"}))
+
+
+def _object(text: str, field: str, reserved: frozenset[str]) -> dict[str, Any]:
+    """The JSON object in a text, empty for an empty text; raises `InvalidValue` for anything else."""
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict) or reserved & value.keys():
+        but = f" without {', '.join(sorted(reserved))}"
+        raise InvalidValue.of(field, text[:60], f"a JSON object{but}")
+    return value

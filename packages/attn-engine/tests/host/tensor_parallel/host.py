@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from attn_core.errors import Incompatible
-from attn_engine.host import TextTask
+from attn_engine.client import TextTask
 from attn_engine.host.engine import EngineHost
 from attn_engine.host.rank_processes import RankProcesses
 from attn_engine.host.ranks import RankGroup

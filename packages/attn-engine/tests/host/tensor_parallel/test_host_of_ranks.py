@@ -14,8 +14,9 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import Incompatible, InvalidValue
-from attn_engine.host import TextTask, open_host
+from attn_engine.client import TextTask
 from attn_engine.host.ranks import require_tensor_parallel
+from attn_engine.in_process import open_host
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_schema import EngineConfig, Prompt, SamplingParams

@@ -10,10 +10,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from attn_core.errors import Incompatible, InvalidValue
+from attn_models.attention import recorded_weights
 from torch import Tensor, nn
 
 Score = Callable[[Tensor], Tensor]
@@ -182,35 +183,12 @@ def sampled_shapley(value: Callable[[Tensor], Tensor], players: int, samples: in
     return found[0]
 
 
-@contextmanager
-def recorded_attention(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Context that records the weights [batch, heads, query, key] of every attention layer, in order of computation.
-
-    Attention layers are the submodules with the name `attention`. Raises `Incompatible` in the model's forward pass if
-    a mechanism has no weights.
-    """
-    maps: list[Tensor] = []
-
-    def keep(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not hasattr(layer, "weights"):
-            raise Incompatible(f"{type(layer).__name__} has no attention weights")
-        maps.append(layer.weights(*args, **kwargs).detach())
-
-    layers = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "attention"]
-    handles = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
-    try:
-        yield maps
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def attention_maps(model: nn.Module, tokens: Tensor) -> list[Tensor]:
     """The attention weights [heads, query, key] of every layer for tokens [tokens].
 
     Raises `Incompatible` for a model without attention layers.
     """
-    with torch.no_grad(), recorded_attention(model) as maps:
+    with torch.no_grad(), recorded_weights(model) as maps:
         model(tokens[None])
     if not maps:
         raise Incompatible(f"{type(model).__name__} has no attention layers")

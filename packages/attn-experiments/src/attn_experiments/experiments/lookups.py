@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from attn_models.attention import recorded_weights
 from attn_models.conversion import METHODS, HeadMap, fewer_heads
 from attn_models.evaluation import text_loss
 from torch import Tensor, nn
 
-from attn_experiments.attribution.methods import recorded_attention
 from attn_experiments.report import Curves, Result, Settings, judged, spread
 from attn_experiments.small_models import build, learn, mean, next_token_loss, weights_of
 
@@ -255,7 +255,7 @@ def referent(settings: Settings) -> Result:
 
         learn(model, loss, settings.steps(400), rate=2e-3, warmup=40)
         texts, meant = sentences(200, random.Random(99), new=True)
-        with torch.no_grad(), recorded_attention(model) as maps:
+        with torch.no_grad(), recorded_weights(model) as maps:
             right = (model(ids(texts))[:, IT].argmax(-1) == ids([meant])[0]).float().mean().item()
         looks = looked(maps[-1][:, :, IT], texts, meant)
         rows.append(

@@ -28,7 +28,8 @@ class StoredTensor:
     the tensor in float32 whatever the dtype of the weights. `depthwise` tensors have a second axis of size one, like
     the filters of a `torch.nn.Conv1d` with one group per channel. A `stacked` tensor has a first axis of this length,
     such as one index per expert, over which `parameters` are divided in order and equally; the other fields then apply
-    to each index.
+    to each index. With `rows`, the first and the last (exclusive), it holds only these rows of its parameter, and other
+    tensors the others, in order. With `shape` it has this shape, and the elements of its parameter.
     """
 
     name: str
@@ -40,6 +41,8 @@ class StoredTensor:
     float32: bool = False
     depthwise: bool = False
     stacked: int = 0
+    rows: tuple[int, int] | None = None
+    shape: tuple[int, ...] | None = None
 
     def shares(self) -> list[StoredTensor]:
         """The parts of a stacked tensor along its first axis; the tensor itself if it is not stacked."""
@@ -95,6 +98,18 @@ class Layout(ABC):
     def is_derived(self, name: str) -> bool:
         """Whether a tensor of this name is skipped, because it follows from the config or is not used."""
         return bool(self.derived_names.search(name))
+
+
+def with_base_prefix(names: Iterable[str], embedding: str, head: str) -> dict[str, str]:
+    """Map a layout's names to the checkpoint's, where a model saved without its head lacks their first component.
+
+    `embedding` is the layout's name of the embedding, `head` that of the unembedding.
+    """
+    first, dot, _ = embedding.partition(".")
+    prefix, known = first + dot, list(names)
+    if not dot or any(name.startswith(prefix) for name in known):
+        return {name: name for name in known}
+    return {name if name == head else prefix + name: name for name in known}
 
 
 KEYS: dict[str, str] = {
@@ -167,30 +182,27 @@ class StateDictAdapter(Layout):
         except InvalidValue as error:
             message = f"this decoder cannot be expressed in a {self.model_type} config.json: {error.message}"
             raise Incompatible(message, **error.metadata) from error
-        changed = self.difference(again, config)
-        if changed is not None:
-            given = getattr(config, changed, None)
-            message = f"{changed} {given!r} cannot be expressed in a {self.model_type} config.json"
-            raise Incompatible(message, field=changed)
+        changed = self.differences(again, config)
+        if changed:
+            raise inexpressible({name: getattr(config, name, None) for name in changed}, self.model_type)
         return values
 
-    def difference(self, one: Any, other: Any) -> str | None:
-        """The first field by which two configs differ in what their models compute; None where there is none."""
+    def differences(self, one: Any, other: Any) -> list[str]:
+        """The fields by which two configs differ in what their models compute."""
         skipped = {*TRAINED, *self.by_tensors}
         if not isinstance(one, DecoderConfig) or not isinstance(other, DecoderConfig):
             names = (item.name for item in dataclasses.fields(one) if item.name not in skipped)
-            return next((name for name in names if _given(one, name) != _given(other, name)), None)
-        for name in one.plain():
-            if name not in (*SKIPPED, *skipped) and getattr(one, name) != getattr(other, name):
-                return name
+            return [name for name in names if _given(one, name) != _given(other, name)]
+        plain = (name for name in one.plain() if name not in (*SKIPPED, *skipped))
+        changed = [name for name in plain if getattr(one, name) != getattr(other, name)]
         if one.inner_width != other.inner_width:
-            return "intermediate_size"
+            changed.append("intermediate_size")
         biases = [name for name in OWN_BIASES if name != "norm_bias" or one.norm == "layer"]
-        changed = next((name for name in biases if one.has_bias(name) != other.has_bias(name)), None)
-        if changed is not None:
-            return changed
-        layers = zip(layer_attentions(one), layer_attentions(other), strict=True)
-        return None if all(self.computed(a) == self.computed(b) for a, b in layers) else "mechanism"
+        changed += [name for name in biases if one.has_bias(name) != other.has_bias(name)]
+        if one.num_layers == other.num_layers and not changed:
+            layers = zip(layer_attentions(one), layer_attentions(other), strict=True)
+            changed += [] if all(self.computed(a) == self.computed(b) for a, b in layers) else ["mechanism"]
+        return changed
 
     def computed(self, attention: LayerAttention) -> object:
         """A value that is equal for two layers whose attention computes the same: the spec, or the mechanism with all
@@ -205,6 +217,13 @@ class StateDictAdapter(Layout):
         if getattr(config, "value_size", 0) is None:
             filled["value_size"] = heads.value_size
         return attention.full_name, {**_values(config), **filled, "chunk": None}
+
+
+def inexpressible(fields: Mapping[str, Any], model_type: str) -> Incompatible:
+    """The error for fields of a config, by name, whose values a config.json of this layout cannot describe."""
+    given = ", ".join(f"{name} {value!r}" for name, value in fields.items())
+    named = {"field": next(iter(fields)), "fields": ", ".join(fields)}
+    return Incompatible(f"{given} cannot be expressed in a {model_type} config.json", **named)
 
 
 def _values(config: Any) -> dict[str, Any]:

@@ -6,9 +6,11 @@ A family declares names and constants; `FamilyAdapter` reads, checks and writes 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 from attn_core import AttentionSpec, Window
 from attn_schema.decoder import OWN_BIASES, AttentionChoice, DecoderConfig
@@ -23,6 +25,7 @@ from attn_models.adapters.base import (
     needed,
     require_allowed,
     required_count,
+    with_base_prefix,
 )
 from attn_models.adapters.hf_config import Rope, hf_rope_parameters, read_rope
 from attn_models.attention import layer_attentions
@@ -67,6 +70,13 @@ GATE_UP = ("feed_forward.gate", "feed_forward.up")
 EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
 
 
+class BlockNames(NamedTuple):
+    """The `names` and `fused` tensors of some blocks, besides and in place of those of all blocks."""
+
+    names: Mapping[str, str]
+    fused: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+
 class FamilyAdapter(StateDictAdapter):
     """A decoder family that is described by the attributes below; the methods are for what a table cannot express.
 
@@ -76,11 +86,16 @@ class FamilyAdapter(StateDictAdapter):
     none; `partial_rotary` families rotate a part of each head. `mechanism` is that of every layer, "" for softmax
     attention with the options of `layer_options`. `reads` are further keys that methods read, `option_keys` those of
     options, for errors, `nulls` keys that are written even where they are null, as their default would apply otherwise.
+    A family whose layers have different mechanisms overrides `layer_mechanism`.
 
     `names` maps modules (or full parameter names) to those of the checkpoint, where `{}` stands for an expert's number.
     `fused` lists, by checkpoint tensor, the modules that are concatenated in it, within each of `fused_groups` equal
-    blocks. `stacked` lists the matrices of all experts that are stored in one tensor, [experts, in, out]; the tensor of
-    their biases has the same name with `_bias` appended. Names of a block are below `layers`.
+    blocks. `kinds` has the names of blocks that have a parameter, by its name in a block, for families with several
+    kinds of layers. Parameters that match `centred` are stored minus 1; the tensors of those that match `depthwise`
+    have the shape of the filters of a depthwise `Conv1d`. `split_rows` and `stored_shapes` return the parameters of a
+    block that are stored in several tensors, or in another shape. `stacked` lists the matrices of all experts that are
+    stored in one tensor, [experts, in, out]; the tensor of their biases has the same name with `_bias` appended. Names
+    of a block are below `layers`.
     """
 
     architecture: ClassVar[str]
@@ -99,6 +114,9 @@ class FamilyAdapter(StateDictAdapter):
     layers: ClassVar[str] = "model.layers"
     names: ClassVar[Mapping[str, str]] = LLAMA_NAMES
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    kinds: ClassVar[Mapping[str, BlockNames]] = {}
+    centred: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+    depthwise: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     derived_names = re.compile(r"rotary_emb\.inv_freq$")
 
@@ -113,6 +131,8 @@ class FamilyAdapter(StateDictAdapter):
 
     def __init__(self) -> None:
         self.groups: Mapping[str, int] = {}
+        self.splits: Mapping[str, Mapping[str, int]] = {}
+        self.shapes: Mapping[str, tuple[int, ...]] = {}
 
     # Methods for what a table cannot express.
 
@@ -128,8 +148,20 @@ class FamilyAdapter(StateDictAdapter):
         """Options of the attention of one layer, for the family's `mechanism` or, where it has none, for `gemma`."""
         return {}
 
+    def layer_mechanism(self, values: Mapping[str, Any], layer: int) -> str:  # noqa: ARG002  (most have but one)
+        """The mechanism of one layer; "" for softmax attention with its `layer_options`."""
+        return self.mechanism
+
     def fused_groups(self, config: DecoderConfig) -> dict[str, int]:  # noqa: ARG002  (most need none)
         """The number of blocks of a fused tensor, by its name, where it is not one."""
+        return {}
+
+    def split_rows(self, config: DecoderConfig) -> dict[str, dict[str, int]]:  # noqa: ARG002  (most need none)
+        """By parameter of a block, the tensors that hold its rows, in order, with their numbers."""
+        return {}
+
+    def stored_shapes(self, config: DecoderConfig) -> dict[str, tuple[int, ...]]:  # noqa: ARG002  (most need none)
+        """By parameter of a block, the shape of its tensor where it is another."""
         return {}
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
@@ -172,9 +204,9 @@ class FamilyAdapter(StateDictAdapter):
         return decoder
 
     def _choice(self, values: Mapping[str, Any], fields: Mapping[str, Any], layer: int) -> AttentionChoice:
-        options = self.layer_options(values, layer)
-        if self.mechanism:
-            return AttentionChoice(mechanism=self.mechanism, options=options)
+        options, mechanism = self.layer_options(values, layer), self.layer_mechanism(values, layer)
+        if mechanism:
+            return AttentionChoice(mechanism=mechanism, options=options)
         if options.keys() - {"rotary"}:
             return AttentionChoice(mechanism="attn-variants/gemma", options={"norm_eps": None} | options)
         shared = fields["num_kv_heads"] not in (None, fields["num_heads"])
@@ -195,24 +227,28 @@ class FamilyAdapter(StateDictAdapter):
     def _plain(self, config: DecoderConfig, ours: str) -> Any:
         if ours in OWN_BIASES:
             return config.has_bias(ours)
-        usual = {"intermediate_size": config.inner_width, "num_kv_heads": config.num_heads}
         value = getattr(config, ours)
+        if ours == "head_dim" and value is None:
+            return config.hidden_size // config.num_heads
+        usual = {"intermediate_size": config.inner_width, "num_kv_heads": config.num_heads}
         return usual.get(ours) if value is None else value
 
     def layout(self, config: DecoderConfig) -> FamilyAdapter:
         """The layout with the tensor names of this decoder's checkpoints and the blocks of fused tensors."""
         bound = copy.copy(self)
         bound.groups = self.fused_groups(config)
+        bound.splits, bound.shapes = self.split_rows(config), self.stored_shapes(config)
         return bound
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """One tensor for each parameter, or for each group of fused or stacked parameters."""
-        known = set(parameters)
-        leading = {parts[0]: (theirs, parts) for theirs, parts in self.fused.items()}
-        inner = {part for parts in self.fused.values() for part in parts[1:]}
+        known, kinds = set(parameters), self._kinds_of_blocks(parameters)
         found = []
         for name in parameters:
             place, rest = _split_layer(name)
+            own = kinds.get(place, BlockNames(self.names, self.fused))
+            leading = {parts[0]: (theirs, parts) for theirs, parts in own.fused.items()}
+            inner = {part for parts in own.fused.values() for part in parts[1:]}
             prefix = f"{self.layers}.{place}." if place else ""
             block = f"blocks.{place}." if place else ""
             module, _, leaf = rest.rpartition(".")
@@ -227,8 +263,24 @@ class FamilyAdapter(StateDictAdapter):
                 parts = tuple(part for part in (f"{block}{one}.{leaf}" for one in modules) if part in known)
                 found.append(StoredTensor(f"{prefix}{theirs}.{leaf}", parts, groups=self.groups.get(theirs, 1)))
                 continue
-            found.append(StoredTensor(prefix + self._their_name(rest, module, leaf), (name,)))
+            whole = StoredTensor(
+                prefix + _their_name(own.names, rest, module, leaf),
+                (name,),
+                offset=1.0 if self.centred.search(name) else 0.0,
+                depthwise=bool(self.depthwise.search(name)),
+                shape=self.shapes.get(rest),
+            )
+            start, parts = 0, self.splits.get(rest, {})
+            for theirs, rows in parts.items():
+                found.append(dataclasses.replace(whole, name=prefix + theirs, rows=(start, start + rows)))
+                start += rows
+            found += [] if parts else [whole]
         return found
+
+    def _kinds_of_blocks(self, parameters: Sequence[str]) -> dict[str, BlockNames]:
+        """The names of the blocks, by their number, that have a parameter of one of `kinds`."""
+        marked = [(place, self.kinds[rest]) for place, rest in map(_split_layer, parameters) if rest in self.kinds]
+        return {place: BlockNames({**self.names, **kind.names}, kind.fused) for place, kind in marked}
 
     def _stacked(self, name: str, prefix: str, known: Collection[str]) -> list[StoredTensor]:
         """The stacked tensor that begins with the parameter `name` of the first expert, if there is one."""
@@ -242,21 +294,19 @@ class FamilyAdapter(StateDictAdapter):
         called, groups = theirs if leaf == "weight" else f"{theirs}_{leaf}", self.groups.get(theirs, 1)
         return [StoredTensor(prefix + called, parts, transposed=leaf == "weight", groups=groups, stacked=count)]
 
-    def _their_name(self, rest: str, module: str, leaf: str) -> str:
-        if rest in self.names:
-            return self.names[rest]
-        expert = EXPERT.search(module)
-        if expert is None:
-            return f"{self.names.get(module, module)}.{leaf}"
-        named = self.names[EXPERT.sub("{}", module)].format(expert[0])
-        return f"{named}.{leaf}"
-
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
-        """Map the layout's names to the checkpoint's; a model saved without its head lacks their first component."""
-        prefix, known = self.names["embedding"].partition(".")[0] + ".", list(names)
-        if "." not in self.names["embedding"] or any(name.startswith(prefix) for name in known):
-            return {name: name for name in known}
-        return {name if name == self.head else prefix + name: name for name in known}
+        """See `with_base_prefix`."""
+        return with_base_prefix(names, self.names["embedding"], self.head)
+
+
+def _their_name(names: Mapping[str, str], rest: str, module: str, leaf: str) -> str:
+    if rest in names:
+        return names[rest]
+    expert = EXPERT.search(module)
+    if expert is None:
+        return f"{names.get(module, module)}.{leaf}"
+    named = names[EXPERT.sub("{}", module)].format(expert[0])
+    return f"{named}.{leaf}"
 
 
 def _split_layer(name: str) -> tuple[str, str]:

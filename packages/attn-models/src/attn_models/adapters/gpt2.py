@@ -9,19 +9,20 @@ from typing import Any, ClassVar
 
 from attn_core import Causal, Heads
 from attn_core.errors import Incompatible
-from attn_schema.decoder import DecoderConfig, FeedForwardKind
+from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import StateDictAdapter, StoredTensor, needed, require_allowed
+from attn_models.adapters.base import (
+    ACTIVATIONS,
+    HF_ACTIVATIONS,
+    StateDictAdapter,
+    StoredTensor,
+    needed,
+    require_allowed,
+)
 from attn_models.adapters.hf_config import require_fields, softmax_heads
 
 log = logging.getLogger(__name__)
 
-ACTIVATIONS: dict[str, FeedForwardKind] = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-}
 NORMS = {"attention_norm": "ln_1", "feed_forward_norm": "ln_2"}
 # Conv1D stores its matrix as [in, out]; the three attention projections are concatenated in one matrix.
 MATRICES = {
@@ -117,8 +118,7 @@ class Gpt2Adapter(StateDictAdapter):
         )
         if heads != whole:
             raise Incompatible("grouped heads and other head sizes cannot be expressed in a gpt2 config.json")
-        names = {ours: theirs for theirs, ours in ACTIVATIONS.items() if theirs != "gelu_pytorch_tanh"}
-        if config.feed_forward not in names:
+        if config.feed_forward not in HF_ACTIVATIONS:
             raise Incompatible(f"feed_forward {config.feed_forward!r} cannot be expressed in a gpt2 config.json")
         return {
             "architectures": ["GPT2LMHeadModel"],
@@ -130,7 +130,7 @@ class Gpt2Adapter(StateDictAdapter):
             "n_head": config.num_heads,
             "n_inner": config.intermediate_size,
             "layer_norm_epsilon": config.norm_eps,
-            "activation_function": names[config.feed_forward],
+            "activation_function": HF_ACTIVATIONS[config.feed_forward],
             "tie_word_embeddings": config.tie_word_embeddings,
             "attn_pdrop": config.attention_dropout,
             "embd_pdrop": config.dropout,

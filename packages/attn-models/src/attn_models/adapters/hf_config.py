@@ -16,7 +16,7 @@ from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from attn_core.rotary import rotary_scaling
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import needed, require_allowed
+from attn_models.adapters.base import inexpressible, needed, require_allowed
 from attn_models.attention import layer_attentions
 
 log = logging.getLogger(__name__)
@@ -294,10 +294,10 @@ def mscale(factor: float, weight: float = 1.0) -> float:
 
 
 def require_fields(config: DecoderConfig, fields: Mapping[str, Any], layout: str) -> None:
-    """Raises `Incompatible` for the first field of the config that differs from `fields`."""
-    for name, value in fields.items():
-        if getattr(config, name) != value:
-            raise Incompatible(f"{name} {getattr(config, name)!r} cannot be expressed in a {layout} config.json")
+    """Raises `Incompatible` for the fields of the config that differ from `fields`."""
+    changed = {name: given for name, value in fields.items() if (given := getattr(config, name)) != value}
+    if changed:
+        raise inexpressible(changed, layout)
 
 
 def softmax_heads(config: DecoderConfig, mask: Mask, layout: str) -> Heads:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from attn_core import Causal, Mask, Window
 from attn_core.errors import Incompatible
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import KEYS, StateDictAdapter, StoredTensor, needed, require_allowed
+from attn_models.adapters.base import KEYS, StateDictAdapter, StoredTensor, needed, require_allowed, with_base_prefix
+from attn_models.adapters.family import GROUPED, LLAMA_NAMES, ROPE_KEYS
 from attn_models.adapters.hf_config import (
     common_hf_config,
     hf_rope_parameters,
@@ -20,22 +21,8 @@ from attn_models.adapters.hf_config import (
     softmax_heads,
 )
 
-BLOCK = {
-    "attention_norm": "input_layernorm",
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.output": "self_attn.o_proj",
-    "feed_forward_norm": "post_attention_layernorm",
-    "feed_forward.gate": "mlp.gate_proj",
-    "feed_forward.up": "mlp.up_proj",
-    "feed_forward.down": "mlp.down_proj",
-}
-OUTSIDE = {
-    "embedding.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "unembedding.weight": "lm_head.weight",
-}
+OUTSIDE = {f"{name}.weight": f"{LLAMA_NAMES[name]}.weight" for name in ("embedding", "norm", "unembedding")}
+BLOCK = {name: theirs for name, theirs in LLAMA_NAMES.items() if f"{name}.weight" not in OUTSIDE}
 FIXED = {
     "norm": "rms",
     "norm_place": "pre",
@@ -49,27 +36,8 @@ FIXED = {
     "num_nextn_predict_layers": 0,
 }
 READS = frozenset(
-    {
-        "vocab_size",
-        "max_position_embeddings",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "hidden_act",
-        "rms_norm_eps",
-        "rope_parameters",
-        "rope_scaling",
-        "rope_theta",
-        "partial_rotary_factor",
-        "original_max_position_embeddings",
-        "attention_bias",
-        "mlp_bias",
-        "tie_word_embeddings",
-        "attention_dropout",
-    }
+    {*GROUPED.values(), *ROPE_KEYS, "head_dim", "hidden_act", "rms_norm_eps", "partial_rotary_factor"}
+    | {"attention_bias", "mlp_bias"}
 )
 
 
@@ -139,6 +107,10 @@ class LlamaAdapter(StateDictAdapter):
         module, _, leaf = rest.rpartition(".")
         own = self.block.get(rest) or f"{self.block.get(module, module)}.{leaf}"
         return f"model.layers.{layer}.{own}"
+
+    def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
+        """See `with_base_prefix`."""
+        return with_base_prefix(names, OUTSIDE["embedding.weight"], self.head)
 
     def mask(self, config: DecoderConfig) -> Mask:  # noqa: ARG002  (Mistral's depends on it)
         """The mask that every layer must have."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,6 +48,10 @@ class NativeAdapter(StateDictAdapter):
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """Every parameter under its own name; router biases, which training moves in small steps, stay in float32."""
         return [StoredTensor(name, (name,), float32=name.endswith(CORRECTION)) for name in parameters]
+
+    def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
+        """Map names to the checkpoint's; a model that `attn_models.hf` saved has the prefix `model.`."""
+        return {name.removeprefix("model."): name for name in names}
 
 
 def config_from_json(values: Mapping[str, Any], place: str, kind: type[Attending]) -> Attending:

@@ -64,6 +64,9 @@ def check_config_fits(checkpoint: CheckpointFolder, config: Any) -> None:
     limits = dict.fromkeys(LENGTHS, largest) | dict.fromkeys(MODULES, len(entries))
     if getattr(config, "positions", None) == "learned":
         limits["max_seq_len"] = largest
+    if getattr(config, "num_experts", None) and all(map(config.is_sparse, range(config.num_layers))):
+        # No layer has a dense feed-forward, whose inner size this is.
+        limits = {field: limit for field, limit in limits.items() if field not in ("intermediate_size", "inner_width")}
     given = {field: getattr(config, field, None) for field in limits}
     choices = (*getattr(config, "pattern", ()), config)
     for options in (given, *(getattr(choice, "options", {}) for choice in choices)):
@@ -121,7 +124,7 @@ def read_parameters(
     misshaped tensor, and `OutOfCapacity` for a device without enough memory, before any tensor is read.
     """
     stored = adapter.stored(wanted)
-    actual = adapter.canonical_names(folder.tensors)
+    actual = _names(folder, adapter, stored)
     _require_match(folder, adapter, stored, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
     real = [actual[item.name] for item in stored if wanted[item.parameters[0]].is_floating_point()]
     require_floats(folder.path, folder.tensors.entries, real)
@@ -133,6 +136,7 @@ def read_parameters(
     parameters = {
         name: torch.full(wanted[name].shape, value, dtype=dtype, device=device) for name, value in constants.items()
     }
+    several: dict[str, list[Tensor]] = {}
     for item in stored:
         tensor = folder.tensors[actual[item.name]]
         for part, piece in _pieces(item, tensor, wanted):
@@ -143,7 +147,9 @@ def read_parameters(
             typed = (piece if stays or not piece.is_floating_point() else piece.to(needed)).contiguous()
             scaled = typed * item.scale if item.scale != 1 else typed
             parameters[part] = scaled + item.offset if item.offset else scaled
-    return parameters
+            if item.rows is not None:
+                several.setdefault(part, []).append(parameters[part])
+    return parameters | {part: torch.cat(pieces) for part, pieces in several.items()}
 
 
 def stored_shapes(adapter: Layout, shapes: Shapes) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -181,9 +187,11 @@ def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[st
 def _whole(item: StoredTensor, parameters: Mapping[str, Tensor]) -> Tensor:
     """The checkpoint tensor of these parameters, or one index of a stacked tensor."""
     whole = joined_parts([parameters[part].detach() for part in item.parameters], item.groups)
+    whole = whole if item.rows is None else whole[slice(*item.rows)]
     whole = whole - item.offset if item.offset else whole
     whole = whole / item.scale if item.scale != 1 else whole
     whole = whole.unsqueeze(1) if item.depthwise else whole
+    whole = whole if item.shape is None else whole.reshape(item.shape)
     return whole.T.contiguous() if item.transposed else whole
 
 
@@ -192,6 +200,7 @@ def _pieces(item: StoredTensor, tensor: Tensor, wanted: Mapping[str, Tensor]) ->
     for share, given in zip(item.shares(), tensor.unbind() if item.stacked else [tensor], strict=True):
         whole = given.T if item.transposed else given
         whole = whole.squeeze(1) if item.depthwise else whole
+        whole = whole if item.shape is None else whole.reshape(wanted[share.parameters[0]].shape)
         sizes = [wanted[part].shape[0] for part in share.parameters]
         yield from zip(share.parameters, split_parts(whole, sizes, item.groups), strict=True)
 
@@ -215,7 +224,7 @@ def joined_parts(parts: list[Tensor], groups: int) -> Tensor:
 
 def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor], shapes: Shapes) -> None:
     entries = folder.tensors.entries
-    actual = adapter.canonical_names(entries)
+    actual = _names(folder, adapter, stored)
     expected = {item.name: _shape(item, shapes) for item in stored}
     problems = [f"tensor {name!r} is missing" for name in expected if name not in actual]
     for name, own in actual.items():
@@ -231,16 +240,28 @@ def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[Store
 
 def _require_tied(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor]) -> None:
     """Raises `CheckpointInvalid` if the config ties the unembedding but the checkpoint's differs from the embedding."""
-    actual = adapter.canonical_names(folder.tensors)
-    if adapter.head not in actual or any(item.name == adapter.head for item in stored):
+    if any(item.name == adapter.head for item in stored) or not has_other_head(folder, adapter, stored):
         return
-    embedding = next((item.name for item in stored if item.parameters == (adapter.embedding,)), None)
-    if embedding is None or torch.equal(folder.tensors[actual[adapter.head]], folder.tensors[actual[embedding]]):
-        return
-    rule = (
-        f"tie_word_embeddings is true, but {adapter.head!r} differs from {embedding!r}; set it to false or remove one"
-    )
+    rule = f"tie_word_embeddings is true, but {adapter.head!r} is not the embedding; set it to false or remove one"
     raise CheckpointInvalid.of(folder.path, rule)
+
+
+def has_other_head(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor]) -> bool:
+    """Whether the checkpoint has an unembedding that differs from its embedding."""
+    actual = _names(folder, adapter, stored)
+    embedding = next((item.name for item in stored if item.parameters == (adapter.embedding,)), None)
+    if adapter.head not in actual or embedding not in actual:
+        return False
+    return not torch.equal(folder.tensors[actual[adapter.head]], folder.tensors[actual[embedding]])
+
+
+def _names(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor]) -> dict[str, str]:
+    """The names in the checkpoint of the tensors `stored`; a tied checkpoint may have the unembedding alone."""
+    actual = adapter.canonical_names(folder.tensors.entries)
+    embedding = next((item.name for item in stored if item.parameters == (adapter.embedding,)), None)
+    if embedding is not None and embedding not in actual and all(item.name != adapter.head for item in stored):
+        actual |= {embedding: actual.pop(adapter.head)} if adapter.head in actual else {}
+    return actual
 
 
 def _require_copies(folder: CheckpointFolder, adapter: Layout) -> None:
@@ -257,7 +278,11 @@ def _require_copies(folder: CheckpointFolder, adapter: Layout) -> None:
 def _shape(item: StoredTensor, shapes: Shapes) -> tuple[int, ...]:
     if item.stacked:
         return (item.stacked, *_shape(item.shares()[0], shapes))
+    if item.shape is not None:
+        return item.shape
     parts = [shapes[part] for part in item.parameters]
+    if item.rows is not None:
+        parts = [(item.rows[1] - item.rows[0], *parts[0][1:])]
     shape = (sum(part[0] for part in parts), *parts[0][1:]) if len(parts) > 1 else parts[0]
     shape = (shape[0], 1, *shape[1:]) if item.depthwise else shape
     return shape[::-1] if item.transposed else shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -11,7 +11,7 @@ from attn_core.rotary import sinusoidal
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from attn_models.attention import share_weights
+from attn_models.attention import recorded_weights, share_weights
 from attn_models.decoder.layers import ACTIVATIONS, STANDARD, build_feed_forward, build_norm, initialise
 from attn_models.encoder.config import (
     EncoderConfig,
@@ -137,7 +137,23 @@ class PreNormBlock(EncoderBlock):
         return out
 
 
-class Encoder(nn.Module):
+class TextEncoder(nn.Module):
+    """Base class of encoders of token ids."""
+
+    def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
+        """Attention weights [heads, query, key] by layer of one sequence [tokens].
+
+        Raises `InvalidValue` for a layer that does not exist, `Incompatible` for a mechanism without weights.
+        """
+        with recorded_weights(self) as maps:
+            self(tokens[None])
+        for layer in layers:
+            if not 0 <= layer < len(maps):
+                raise InvalidValue.of("layers", layer, f"0 to {len(maps) - 1}")
+        return {layer: maps[layer][0] for layer in layers}
+
+
+class Encoder(TextEncoder):
     """Normalised sum of token, position and segment embeddings, then blocks (Devlin et al. 2019, arXiv 1810.04805)."""
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -161,12 +177,15 @@ class Encoder(nn.Module):
         key_padding_mask: Tensor | None = None,
         segments: Tensor | None = None,
         depths: Tensor | None = None,
+        parses: Tensor | None = None,
         global_tokens: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [batch, tokens, width] of token ids [batch, tokens], int64.
 
         `key_padding_mask` [batch, tokens], bool, is True for real tokens; `segments` [batch, tokens] default to 0;
         `depths` [batch, tokens], in the dependency tree of each sequence, are required if positions are "depth";
+        `parses` [batch, tokens], the head of each token in that tree, -1 for the root and padding, go to the layers
+        that take them, such as those of `dependency`;
         `global_tokens` [batch, tokens], bool, marks the tokens that Longformer's layers treat as global, such as those
         of a question. Raises `InvalidValue` for more tokens than the context, for segments if the encoder has none, for
         missing depths, and for global tokens if a layer does not support them.
@@ -187,7 +206,8 @@ class Encoder(nn.Module):
             self._require_global_tokens()
             others["global_tokens"] = global_tokens
         for block in self.blocks:
-            hidden = block(hidden, key_padding_mask, **others)
+            own = {} if parses is None or not block.attention.takes_parses else {"parses": parses}
+            hidden = block(hidden, key_padding_mask, **others, **own)
         return hidden
 
     def _require_global_tokens(self) -> None:
@@ -244,10 +264,17 @@ class Tagger(nn.Module):
         tokens: Tensor,
         key_padding_mask: Tensor | None = None,
         depths: Tensor | None = None,
+        parses: Tensor | None = None,
         global_tokens: Tensor | None = None,
     ) -> Tensor:
-        """Logits [batch, tokens, classes]; arguments are those of `Encoder.forward`."""
-        rows = self.encoder(tokens, key_padding_mask, depths=depths, global_tokens=global_tokens)
+        """Logits [batch, tokens, classes]; arguments are those of `Encoder.forward`.
+
+        Raises `InvalidValue` without `parses` if a layer takes them, as taggers learn from the trees of sentences.
+        """
+        if parses is None and any(block.attention.takes_parses for block in self.encoder.blocks):
+            raise InvalidValue.of("parses", "none", f"the head of every token, {list(tokens.shape)}")
+        others = {"depths": depths, "parses": parses, "global_tokens": global_tokens}
+        rows = self.encoder(tokens, key_padding_mask, **others)
         scores: Tensor = self.classifier(rows)
         return scores
 

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from attn_models.decoder.layers import build_norm, initialise
 from attn_models.encoder.config import ModernBertConfig
-from attn_models.encoder.encoder import PreNormBlock, share_among
+from attn_models.encoder.encoder import PreNormBlock, TextEncoder, share_among
 
 
-class ModernBert(nn.Module):
+class ModernBert(TextEncoder):
     """Normalised token embeddings, blocks with rotary positions and a last norm (Warner et al. 2024, arXiv 2412.13663).
 
     The attention of the first block has no norm before it, as the embeddings are normalised (section 2.1.1).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,7 +20,7 @@ from attn_schema.decoder import DecoderConfig
 from attn_schema.device import AUTO
 from torch import nn
 
-from attn_models.adapters.base import StateDictAdapter, needed
+from attn_models.adapters.base import StateDictAdapter, inexpressible, needed
 from attn_models.adapters.hf_config import check_unread_keys, refused_config
 from attn_models.adapters.native import LANGUAGE, LAYOUTS, SOURCE, NativeAdapter, require_installed
 from attn_models.adapters.registry import (
@@ -31,6 +33,7 @@ from attn_models.adapters.registry import (
 from attn_models.adapters.state_dict import (
     check_config_fits,
     fill_buffers,
+    has_other_head,
     init_empty_weights,
     load_parameters,
     read_parameters,
@@ -58,6 +61,7 @@ from attn_models.weights.safetensors_files import release_read_pages
 
 PLACES = ("mechanism", "encoder", "decoder", "cross")
 """The fields of a config that name mechanisms."""
+log = logging.getLogger(__name__)
 
 
 def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
@@ -315,6 +319,17 @@ def save_model(
     Raises `Incompatible` for a model that the layout cannot express, `InvalidValue` for weights that are not finite,
     `CheckpointWriteFailed` for errors of the file system, `WrongState` for a model whose weights are packed.
     """
+    described, tensors = in_layout(model, layout)
+    ids = {} if tokenizer is None else tokenizer.config_ids()
+    described = (ids if base is None else _kept(base, described)) | described
+    files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
+    if generation:
+        files["generation_config.json"] = generation
+    return write_folder(folder, described, tensors, files)
+
+
+def in_layout(model: Any, layout: str | None = None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The config.json and the tensors of a model in a layout, by default its own; raises as `save_model`."""
     require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
     own, parameters = type(model) is Decoder, saved_parameters(model)
     if not own and type(model.config) is DecoderConfig:
@@ -322,7 +337,6 @@ def save_model(
             "its folder would be read as a Decoder; its layout needs a `Config` of its own, a subclass of DecoderConfig"
         )
         raise Incompatible(f"a {type(model).__name__} with a DecoderConfig cannot be saved: {rule}")
-    adapter: StateDictAdapter | None = None
     if layout is None and not own and installed_family_of(model.config) is not None:
         described, tensors = hf_config_of(model), parameters
     else:
@@ -332,30 +346,26 @@ def save_model(
             given = type(model.config).__name__
             raise Incompatible(f"a model whose config is a {given} cannot be expressed in a {layout} config.json")
         if own and model.config.kv_sharing and adapter.model_type != NativeAdapter.model_type:
-            raise Incompatible(f"layers that share keys and values cannot be expressed in a {layout} config.json")
+            raise inexpressible({"kv_sharing": model.config.kv_sharing}, adapter.model_type)
         described = adapter.to_hf_config(model.config) | packages_of(adapter)
         if adapter.model_type != native:
             _require_same_parameters(adapter, described, parameters)
         tensors = stored_tensors(parameters, adapter.layout(model.config))
-    described |= {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
-    ids = {} if tokenizer is None else tokenizer.config_ids()
-    described = (ids if base is None else _kept(base, described, adapter)) | described
-    files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
-    if generation:
-        files["generation_config.json"] = generation
-    return write_folder(folder, described, tensors, files)
+    return described | {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}, tensors
 
 
 OF_WEIGHTS = {"dtype", "torch_dtype", "quantization_config", "compression_config"}
 """Keys of config.json that say how weights are stored."""
 
 
-def _kept(base: Mapping[str, Any], described: Mapping[str, Any], adapter: StateDictAdapter | None) -> dict[str, Any]:
+def _kept(base: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
     """What the config.json `base` says and `described` does not, as far as it leaves the described model as it is; of
-    another layout, only the ids of special tokens."""
+    another layout or a family without one, only the ids of special tokens."""
     others = {key: value for key, value in base.items() if key not in OF_WEIGHTS and key not in described}
-    if adapter is None or base.get("model_type") != described.get("model_type"):
+    layout = described.get("model_type")
+    if layout in LAYOUTS or base.get("model_type") != layout:
         return {key: value for key, value in others.items() if key.endswith("_token_id")}
+    adapter = decoder_adapter(layout, described.get("requires"))
     if adapter.from_hf_config({**others, **described}) == adapter.from_hf_config(described):
         return others
     return {key: value for key, value in others.items() if key not in adapter.known_keys}
@@ -403,9 +413,19 @@ def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Any:
         check_config_fits(checkpoint, config)
         if isinstance(config, DecoderConfig):
             layer_attentions(config)
+            config = _with_own_head(checkpoint, adapter, config)
     except InvalidValue as error:
         raise refused_config(path, error, checkpoint.config, adapter.keys) from error
     return config
+
+
+def _with_own_head(checkpoint: CheckpointFolder, adapter: StateDictAdapter, config: DecoderConfig) -> DecoderConfig:
+    """The config, untied if the checkpoint's unembedding is not its embedding: like transformers, which keeps both."""
+    embedding = adapter.layout(config).tensor_mappings([adapter.embedding])
+    if not config.tie_word_embeddings or not has_other_head(checkpoint, adapter, embedding):
+        return config
+    log.warning("%s: tie_word_embeddings is true, but %r is another tensor: kept", checkpoint.path, adapter.head)
+    return dataclasses.replace(config, tie_word_embeddings=False)
 
 
 def _compute_constants(model: Decoder, config: DecoderConfig, device: torch.device | str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from attn_models.adapters.state_dict import stored_type
 from attn_models.device import resolve_device, resolve_dtype
 from attn_models.loading.encoders import build_encoder
 from attn_models.loading.pooling import SentencePooling, read_pooling
+from attn_models.loading.sentence_settings import SentenceSettings, read_sentence_settings
 from attn_models.quantization.quantize import quantize_model, require_quantization
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import Verify, read_folder
@@ -28,12 +30,26 @@ class SentenceEncoder:
     """An encoder with its tokenizer and pooling, by default the mean: it computes a vector of length 1 for each text
     (Reimers and Gurevych 2019, arXiv 1908.10084).
 
-    `size` is the number of elements of a vector, `parameters` the number of parameters, whether packed or not.
+    `size` is the number of elements of a vector, `parameters` the number of parameters, whether packed or not, and
+    `mechanisms` has the mechanism of each layer.
     """
 
-    def __init__(self, model: Any, tokenizer: Tokenizer, pooling: SentencePooling | None = None) -> None:
+    family = "encoder"
+    max_encoder_len = None
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Tokenizer,
+        pooling: SentencePooling | None = None,
+        settings: SentenceSettings | None = None,
+    ) -> None:
         self.model = model
+        self.config = model.config
+        self.mechanisms: tuple[str, ...] = tuple(model.config.mechanisms)
         self.pooling = pooling or SentencePooling()
+        self.settings = settings or SentenceSettings()
+        self._skipped = 0 if self.pooling.include_prompt else self.settings.prompt_tokens(tokenizer)
         self.device = next(model.parameters()).device
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.tokenizer = tokenizer
@@ -49,17 +65,18 @@ class SentenceEncoder:
         return torch.stack([rows[place] for place in range(len(ids))])
 
     def read(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of each text.
+        """The token ids of each text: behind the prompt, and cut to the longest text, that the folder's
+        sentence-transformers files name.
 
         Raises `InvalidValue` if `texts` is empty, and, with the index of the text, for one that has no tokens or more
         than fit into the context.
         """
         if isinstance(texts, str) or not texts:
             raise InvalidValue.of("texts", texts, "at least one text, in a list")
-        ids = self.tokenizer.encode_batch(texts)
+        ids = self.settings.read(self.tokenizer, list(texts))
         for place, tokens in enumerate(ids):
-            if not 0 < len(tokens) <= self.model.max_seq_len:
-                allowed = f"1 to {self.model.max_seq_len} tokens"
+            if not self._skipped < len(tokens) <= self.model.max_seq_len:
+                allowed = f"{self._skipped + 1} to {self.model.max_seq_len} tokens"
                 raise InvalidValue.of(f"texts[{place}]", f"a text of {len(tokens)} tokens", allowed)
         return ids
 
@@ -80,7 +97,9 @@ class SentenceEncoder:
         key_padding_mask = torch.arange(longest, device=self.device) < lengths
         hidden = self.model(tokens, key_padding_mask)
         wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        vectors: Tensor = self.pooling(wide, key_padding_mask)
+        vectors: Tensor = self.pooling(
+            wide, key_padding_mask & (torch.arange(longest, device=self.device) >= self._skipped)
+        )
         return vectors
 
 
@@ -115,8 +134,12 @@ def load_sentence_encoder(
         rule = f"the tokenizer has {tokenizer.vocab_size} tokens, but the embedding only {vocabulary} rows"
         raise CheckpointInvalid.of(checkpoint.path, rule)
     pooling = read_pooling(checkpoint.path, model.size, encoder_adapter(checkpoint.config.get("model_type")).pooling)
+    settings = read_sentence_settings(checkpoint.path)
+    if settings.limit is not None:
+        settings = replace(settings, limit=min(settings.limit, model.max_seq_len))
+    pooling.truncate_dim = settings.truncate_dim
     float_dtype = torch.promote_types(getattr(torch, dtype), torch.float32)
-    encoder = SentenceEncoder(model.eval(), tokenizer, pooling.to(place, float_dtype))
+    encoder = SentenceEncoder(model.eval(), tokenizer, pooling.to(place, float_dtype), settings)
     if form is not None:
         quantize_model(model, form, getattr(torch, dtype))
     return encoder

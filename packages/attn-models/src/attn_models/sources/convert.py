@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +107,11 @@ def require_plain_pooling(folder: Path, config: Mapping[str, Any]) -> tuple[str,
     if not (folder / MODULES).is_file():
         return ()
     from attn_models.loading.pooling import read_pooling
+    from attn_models.loading.sentence_settings import SentenceSettings, read_sentence_settings
 
-    if not read_pooling(folder, config.get("hidden_size", 0)).is_mean:
-        rule = f"the pooling of its {MODULES} would be lost; load the folder as it is"
+    settings, context = read_sentence_settings(folder), config.get("max_position_embeddings", 0)
+    kept = replace(settings, limit=None) == SentenceSettings() and (settings.limit or context) >= context
+    if not kept or not read_pooling(folder, config.get("hidden_size", 0)).is_mean:
+        rule = f"the pooling of its {MODULES}, or how its texts are read, would be lost; load the folder as it is"
         raise Incompatible(f"{folder}: {rule}", path=folder)
     return (MODULES,)

@@ -21,9 +21,9 @@ from attn_models.sources.known import SHAKESPEARE, Source, known_sources, source
 from attn_models.sources.progress import Report, silent
 from attn_models.tokenizers.settings import read_settings
 from attn_models.weights.atomic_write import staged_folder
-from attn_models.weights.manifest import MANIFEST_LIMIT, MANIFEST_NAME, read_manifest, verify_manifest
+from attn_models.weights.manifest import MANIFEST_NAME, read_manifest, read_source, verify_manifest
 from attn_models.weights.quantized_tensors import format_of
-from attn_models.weights.safe_files import read_config, read_json_object
+from attn_models.weights.safe_files import read_config
 from attn_models.weights.safetensors_files import INDEX_NAME
 
 
@@ -102,6 +102,19 @@ class ModelStore:
         ]
         return sorted(found, key=lambda model: model.name)
 
+    def export(
+        self, model: str, target: Path | None, to: str, *, quantization: str = "f16", overwrite: bool = False
+    ) -> tuple[Path, str]:
+        """Write a model for other programs, by default into the current folder under its name; returns the path, and
+        the layout or architecture. See `export_model` for the other arguments and the errors."""
+        from attn_models.export import export_model
+
+        folder = self.find(model)
+        endings = {"gguf": f"-{quantization}.gguf", "safetensors": ".safetensors", "onnx": "-onnx", "hf": "-hf"}
+        given = Path(f"{Path(model).stem}{endings.get(to, '')}") if target is None else target
+        done = export_model(folder, given, to, quantization=quantization, overwrite=overwrite)  # type: ignore[arg-type]
+        return done.path, done.layout
+
     def remove(self, name: str) -> int:
         """Delete a model, and what an interrupted fetch of it left; returns the number of bytes freed.
 
@@ -174,9 +187,7 @@ def _bytes_of(folder: Path) -> int:
 
 def _origin_of(folder: Path) -> str:
     """A short description of a model's origin according to its manifest; empty where it was made on this machine."""
-    path = folder / MANIFEST_NAME
-    given = read_json_object(path, MANIFEST_LIMIT).get("source") if path.is_file() else None
-    source = given if isinstance(given, dict) else {}
+    source = read_source(folder)
     if "repository" in source:
         return f"{source['repository']} at {str(source.get('commit'))[:12]}"
     if "package" in source:
@@ -308,8 +319,8 @@ def pull_repository(
 
 
 def _came_from(target: Path, origin: dict[str, Any]) -> bool:
-    source = read_json_object(target / MANIFEST_NAME, MANIFEST_LIMIT).get("source")
-    return isinstance(source, dict) and all(source.get(key) == value for key, value in origin.items())
+    source = read_source(target)
+    return all(source.get(key) == value for key, value in origin.items())
 
 
 def _fetch_repository(repository: hub.HubRepository, file: str | None, work: Path, report: Report) -> None:

@@ -20,36 +20,62 @@ from attn_schema import IMAGE_PLACE
 
 from attn_models.tokenizers import template_child
 
-KEYS = ("role", "content")
-"""The keys of a message."""
+Message = Mapping[str, Any]
+"""A message: its role, its content, and further keys that its chat template may read, such as tool_calls."""
 
 
-def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """The messages as plain dictionaries of `role` and `content`; other keys must be None.
+def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as plain dictionaries.
 
-    Raises `InvalidValue` if there are none, and, naming the message, if one lacks a role or a content of text, or has
-    another key, which would be ignored.
+    Raises `InvalidValue` if there are none, and, naming the message, if one lacks a role, or a content that is a
+    string; None may stand for it in a message with other keys, such as tool_calls.
     """
     if not messages:
         raise InvalidValue.of("messages", [], "at least one message")
-    checked = []
     for place, message in enumerate(messages):
-        for key in message:
-            if key not in KEYS and message[key] is not None:
-                raise InvalidValue.of(f"messages[{place}].{key}", message[key], f"only {' and '.join(KEYS)}")
-        for key in KEYS:
-            if not isinstance(message.get(key), str):
-                raise InvalidValue.of(f"messages[{place}].{key}", message.get(key), "a string")
-        if not message["role"]:
-            raise InvalidValue.of(f"messages[{place}].role", "", "a role such as system, user or assistant")
-        checked.append({"role": message["role"], "content": message["content"]})
-    return checked
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise InvalidValue.of(f"messages[{place}].role", role, "a role such as system, user or assistant")
+        content = message.get("content")
+        if not isinstance(content, str) and (content is not None or not message.keys() - {"role", "content"}):
+            raise InvalidValue.of(f"messages[{place}].content", content, "a string")
+    return [dict(message) for message in messages]
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All texts within a JSON value, the keys of its objects included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inside in value.items():
+            yield key
+            yield from texts_in(inside)
+    elif isinstance(value, list | tuple):
+        for inside in value:
+            yield from texts_in(inside)
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with every text changed, and every key that is no name."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key if key.isidentifier() else change(key): with_texts(each, change) for key, each in value.items()}
+    return [with_texts(each, change) for each in value] if isinstance(value, list | tuple) else value
 
 
 def content_parts(content: str) -> list[dict[str, str]]:
     """The parts of a content for templates of vision-language models: text, and an image for each `IMAGE_PLACE`."""
     pieces = [piece for piece in re.split(f"({IMAGE_PLACE})", content) if piece]
     return [{"type": "image"} if piece == IMAGE_PLACE else {"type": "text", "text": piece} for piece in pieces]
+
+
+def ended_after(text: str, content: str) -> str:
+    """A rendered conversation up to the end of its last content; raises `UserError` if the template changes that."""
+    place = text.rfind(content.strip())
+    if not content.strip() or place < 0:
+        raise UserError("continue_final_message needs a last message whose content the chat template writes unchanged")
+    return text[: place + len(content.strip())] + content[len(content.rstrip()) :]
 
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
@@ -62,28 +88,25 @@ Spelled = Callable[[str], list[str]]
 
 @dataclass(frozen=True)
 class ControlTokenPlaceholders:
-    """Messages in which each control token is replaced by a placeholder character c; `spelled[c]` is that token."""
+    """Values of a template in which each control token is replaced by a placeholder character c, which stands for
+    `spelled[c]`."""
 
-    messages: list[dict[str, str]]
+    values: Any
     spelled: Mapping[str, str]
 
     @classmethod
-    def of(cls, messages: Sequence[Mapping[str, str]], control: Spelled) -> ControlTokenPlaceholders:
-        """Replace every control token that is spelled in a role or a content by one character.
+    def of(cls, values: Any, control: Spelled) -> ControlTokenPlaceholders:
+        """Replace every control token that is spelled in a text within a JSON value by one character.
 
-        Raises `InvalidValue` if the messages leave too few characters of the private plane unused.
+        Raises `InvalidValue` if the texts leave too few characters of the private plane unused.
         """
-        texts = [text for message in messages for text in message.values()]
+        texts = list(dict.fromkeys(texts_in(values)))
         found = sorted({token for text in texts for token in control(text)} - {""})
         stands_for = dict(zip(found, _unused(texts, len(found)), strict=True))
         pattern = re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True))))
-        replaced = [
-            {key: pattern.sub(lambda match: stands_for[match[0]], text) for key, text in message.items()}
-            if found
-            else dict(message)
-            for message in messages
-        ]
-        return cls(replaced, {character: token for token, character in stands_for.items()})
+        if found:
+            values = with_texts(values, lambda text: pattern.sub(lambda match: stands_for[match[0]], text))
+        return cls(values, {character: token for token, character in stands_for.items()})
 
     def pieces(self, text: str) -> Iterator[tuple[str, bool]]:
         """The rendered text, split at the placeholders: pairs of a piece with its original spelling, and whether it is

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 import tokenizers
-from attn_core.errors import CheckpointInvalid, UnknownName
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 
+from attn_models.tokenizers.learned import character_backend
+from attn_models.tokenizers.pre_tokenizers import pre_tokenizer_named
 from attn_models.tokenizers.settings import TokenizerSettings
 from attn_models.tokenizers.tokenizer import Tokenizer
 from attn_models.tokenizers.vocabulary import BLANK
 from attn_models.weights.gguf_reader import GgufHeader
 
-NORMAL_TOKEN = 1
-BYTE_TOKEN = 6
+NORMAL_TOKEN, UNKNOWN_TOKEN, CONTROL_TOKEN, USER_DEFINED_TOKEN, BYTE_TOKEN = 1, 2, 3, 4, 6
+"""Values of tokenizer.ggml.token_type."""
 BYTES = 256
+PRE = "tokenizer.ggml.pre"
+USUAL_IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}}
+"""The ids of special tokens in files that do not name them, by tokenizer.ggml.model, as in llama.cpp."""
 
 
 def sentencepiece_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenizers.Tokenizer:
@@ -30,15 +36,13 @@ def sentencepiece_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokeni
         raise CheckpointInvalid.of(header.path, "the vocabulary does not have a score and a type for each token")
     if types.count(BYTE_TOKEN) != BYTES:
         raise CheckpointInvalid.of(header.path, f"{types.count(BYTE_TOKEN)} byte tokens; needed: {BYTES}")
-    unknown = header.metadata.get("tokenizer.ggml.unknown_token_id")
-    if type(unknown) is not int or not 0 <= unknown < len(tokens):
-        raise CheckpointInvalid.of(header.path, f"tokenizer.ggml.unknown_token_id is {unknown!r}")
-    ranked = [place for place, kind in enumerate(types) if kind == NORMAL_TOKEN]
+    unknown = _named(header, tokens, "unknown")
+    ranked = [place for place, kind in enumerate(types) if kind in (NORMAL_TOKEN, USER_DEFINED_TOKEN)]
     ranked.sort(key=lambda place: -scores[place])
     model = models.BPE(
         vocab={token: place for place, token in enumerate(tokens)},
-        merges=list(_merges({tokens[place]: None for place in ranked})),
-        unk_token=tokens[unknown],
+        merges=list(_merges({tokens[place]: place for place in ranked})),
+        unk_token=unknown,
         fuse_unk=True,
         byte_fallback=True,
     )
@@ -52,32 +56,12 @@ def sentencepiece_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokeni
     return backend
 
 
-def _merges(ranked: Mapping[str, None]) -> Iterator[tuple[str, str]]:
-    """Every pair of tokens whose union is a token, in the order of the unions in `ranked`."""
+def _merges(ranked: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Every pair of tokens whose union is a token, in the order of the unions in `ranked`, then of the pairs' ids."""
     for token in ranked:
-        for cut in range(1, len(token)):
-            first, second = token[:cut], token[cut:]
-            if first in ranked and second in ranked:
-                yield first, second
-
-
-CONTROL_TOKEN = 3
-USER_DEFINED_TOKEN = 4
-
-
-def _byte_level() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _single_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level()])
-
-
-PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": _byte_level,
-    "smollm": _single_digits,
-}
-"""The pre-tokenizer, which splits text before merging, by tokenizer.ggml.pre."""
+        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        known = [pair for pair in cuts if pair[0] in ranked and pair[1] in ranked]
+        yield from sorted(known, key=lambda pair: (ranked[pair[0]], ranked[pair[1]]))
 
 
 def tokenizer_from_gguf(header: GgufHeader) -> Tokenizer:
@@ -94,23 +78,38 @@ def tokenizer_from_gguf(header: GgufHeader) -> Tokenizer:
         raise CheckpointInvalid.of(header.path, "a token of the vocabulary is given twice")
     backend = BACKENDS[kind](header, tokens)
     _add_special_tokens(backend, header, tokens)
-    _begin_with_bos(backend, header, tokens)
+    _add_ends(backend, header, tokens, kind)
     return Tokenizer(backend, _settings(header, tokens))
 
 
 def _byte_level_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenizers.Tokenizer:
-    cut = header.text("tokenizer.ggml.pre")
-    if cut not in PRE_TOKENIZERS:
-        raise UnknownName.of("GGUF pre-tokenizer", cut, PRE_TOKENIZERS)
     backend = tokenizers.Tokenizer(_merged_model(header, tokens))
-    backend.pre_tokenizer = PRE_TOKENIZERS[cut]()
+    pre_tokenizer_named(header.text(PRE)).apply(backend)
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+ESCAPES = re.compile(r"(?:\\x[0-9a-f]{2})+")
+
+
+def _character_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenizers.Tokenizer:
+    """A vocabulary of single characters, as `attn models export` writes it: RWKV's longest match, of one character.
+
+    Raises `Incompatible` for longer tokens, for which tokenizer.json has no such rule.
+    """
+    spelled = [
+        bytes.fromhex(token.replace("\\x", "")).decode(errors="replace") if ESCAPES.fullmatch(token) else ""
+        for token in tokens
+    ]
+    if any(len(character) != 1 for character in spelled):
+        raise Incompatible(f"{header.path}: an RWKV vocabulary of more than single characters is not supported")
+    return character_backend(spelled)
 
 
 BACKENDS: dict[str, Callable[[GgufHeader, tuple[str, ...]], tokenizers.Tokenizer]] = {
     "gpt2": _byte_level_backend,
     "llama": sentencepiece_backend,
+    "rwkv": _character_backend,
 }
 """The functions that build a tokenizer, by tokenizer.ggml.model."""
 
@@ -133,7 +132,7 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, header: GgufHeader, token
     types = header.integers("tokenizer.ggml.token_type")
     if len(types) != len(tokens):
         raise CheckpointInvalid.of(header.path, f"{len(types)} token types for {len(tokens)} tokens")
-    kinds = {CONTROL_TOKEN: True, USER_DEFINED_TOKEN: False}
+    kinds = {CONTROL_TOKEN: True, UNKNOWN_TOKEN: True, USER_DEFINED_TOKEN: False}
     added = [
         AddedToken(token, normalized=False, special=kinds[kind])
         for token, kind in zip(tokens, types, strict=True)
@@ -142,11 +141,18 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, header: GgufHeader, token
     backend.add_tokens(added)
 
 
-def _begin_with_bos(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[str, ...]) -> None:
-    bos = _named(header, tokens, "bos")
-    if bos is not None and header.flag("tokenizer.ggml.add_bos_token", default=False):
-        special = [(bos, tokens.index(bos))]
-        backend.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=special)
+def _add_ends(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[str, ...], kind: str) -> None:
+    """Add the tokens with which every text begins and ends."""
+    begins = kind == "llama" or (PRE in header.metadata and pre_tokenizer_named(header.text(PRE)).begins)
+    wanted = {"bos": begins, "eos": False}
+    found = {
+        word: _named(header, tokens, word) if header.flag(f"tokenizer.ggml.add_{word}_token", default=usual) else None
+        for word, usual in wanted.items()
+    }
+    specials = [(token, tokens.index(token)) for token in found.values() if token is not None]
+    if specials:
+        around = [token for token in (found["bos"], "$A", found["eos"]) if token is not None]
+        backend.post_processor = processors.TemplateProcessing(single=around, special_tokens=specials)
 
 
 def _settings(header: GgufHeader, tokens: tuple[str, ...]) -> TokenizerSettings:
@@ -162,9 +168,9 @@ def _settings(header: GgufHeader, tokens: tuple[str, ...]) -> TokenizerSettings:
 
 def _named(header: GgufHeader, tokens: tuple[str, ...], word: str) -> str | None:
     key = f"tokenizer.ggml.{word}_token_id"
-    if key not in header.metadata:
+    token_id = header.metadata.get(key, USUAL_IDS.get(header.text("tokenizer.ggml.model"), {}).get(word))
+    if token_id is None:
         return None
-    token_id = header.metadata[key]
     if type(token_id) is not int or not 0 <= token_id < len(tokens):
         raise CheckpointInvalid.of(header.path, f"{key} is {token_id!r}; the vocabulary has {len(tokens)} tokens")
     return tokens[token_id]

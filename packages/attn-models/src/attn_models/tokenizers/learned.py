@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import tokenizers
 from attn_core.errors import InvalidValue
@@ -25,12 +25,17 @@ def character_tokenizer(text: str) -> Tokenizer:
     """
     if not text:
         raise InvalidValue.of("text", "", "at least one character")
-    vocabulary = {character: place for place, character in enumerate(sorted(set(text)))}
+    return Tokenizer(character_backend(sorted(set(text))), TokenizerSettings())
+
+
+def character_backend(characters: Sequence[str]) -> tokenizers.Tokenizer:
+    """A backend whose tokens are these characters, in this order."""
+    vocabulary = {character: place for place, character in enumerate(characters)}
     # The library requires a name for the unknown token; with one that is not in the vocabulary it raises an error.
     backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=_NO_CHARACTER))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     backend.decoder = decoders.Fuse()
-    return Tokenizer(backend, TokenizerSettings())
+    return backend
 
 
 PAD, BEGIN, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"

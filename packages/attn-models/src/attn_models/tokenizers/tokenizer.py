@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,19 +17,28 @@ from attn_core.errors import CheckpointInvalid, InvalidValue, UserError
 from numpy.typing import NDArray
 from tokenizers import models
 
-from attn_models.tokenizers.chat import ControlTokenPlaceholders, check_messages, content_parts, render_template
+from attn_models.tokenizers.chat import (
+    ControlTokenPlaceholders,
+    Message,
+    check_messages,
+    content_parts,
+    ended_after,
+    render_template,
+)
 from attn_models.tokenizers.settings import CONFIG_NAME, TokenizerSettings, read_settings, settings_files
 from attn_models.tokenizers.vocabulary import ByteDecoder, CharacterTable, LibraryErrors
 from attn_models.weights.manifest import listed_member, read_manifest
 
 VOCABULARY_NAME = "tokenizer.json"
 VOCABULARY_LIMIT = 64 << 20
+NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 TEST_CONVERSATIONS = (
     ("system", "user", "assistant", "user"),
     ("user", "assistant", "user"),
     ("user", "assistant", "tool", "user"),
 )
 """Test conversations, as orders of roles that templates accept, for finding the tokens that a template writes."""
+MARK = re.compile(r"<.+>|\[.+\]")
 DECODING_ERRORS = LibraryErrors(
     lambda said: InvalidValue.of("token_ids", "ids", f"ids that the tokenizer can decode: {said}")
 )
@@ -85,6 +96,13 @@ class Tokenizer:
         return self._size
 
     @property
+    def characters(self) -> str | None:
+        """The characters of the vocabulary in the order of their ids; None unless all tokens are single characters."""
+        if self._characters is None:
+            return None
+        return "".join(self.token(place) for place in range(self._size))
+
+    @property
     def bos_id(self) -> int | None:
         """The id of the token that begins a text, None if the model has none."""
         return self._id_of(self.settings.bos_token)
@@ -137,11 +155,18 @@ class Tokenizer:
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of raw texts, to which nothing is added, and in which a special token that is spelled is ordinary
         text, as no text can end a document or begin an answer. Raises the errors of `encode`."""
-        if self._characters is not None or not any(
-            self.token(place) in text for place in self._special for text in texts
-        ):
+        special = [] if self._characters is not None else [self.token(place) for place in self._special]
+        if not any(token in text for text in texts for token in special):
             return self.encode_batch(texts, add_special=False)
         return [self._encode_plain(text) for text in texts]
+
+    def encode_first(self, text: str, count: int) -> list[int]:
+        """The ids of the beginning of `text`, at most `count` with the special tokens that are added."""
+        with LibraryErrors(lambda said: InvalidValue.of("count", count, f"room for the special tokens: {said}")):
+            encoding = self.backend.encode(text, add_special_tokens=False)
+            encoding.truncate(count - self.backend.num_special_tokens_to_add(is_pair=False))
+            ids: list[int] = self.backend.post_process(encoding).ids
+        return ids
 
     def unknown(self, text: str) -> tuple[str, ...]:
         """The pieces of `text` that become the unknown token, each once; empty for vocabularies that cover all text."""
@@ -268,41 +293,57 @@ class Tokenizer:
         return found
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True, images: bool = False
+        self,
+        messages: Sequence[Message],
+        values: Mapping[str, Any] = NO_VALUES,
+        *,
+        add_generation_prompt: bool = True,
+        images: bool = False,
     ) -> str:
         """Render a conversation with the model's chat template, by default up to the start of the assistant's answer.
 
-        `messages` are mappings with a `role` and a `content`. With `images`, for vision-language models, the template
-        gets contents as lists of parts (`content_parts`). It runs sandboxed in a separate process, for at
-        most a second of processor time.
+        `messages` are mappings with a `role`, a `content` and any further keys; `values` are further variables of the
+        template, such as `tools`. With `continue_final_message` the text ends with the last
+        content. With `images`, for vision-language models, the template gets contents as lists of parts
+        (`content_parts`). It runs sandboxed in a separate process, for at most a second of processor time.
 
         Raises `UserError` if the model has no template, or if the template raises an error.
         """
         template = self.settings.chat_template
         if template is None:
             raise UserError("this model has no chat template; send a plain prompt")
-        checked: list[Any] = check_messages(messages)
+        checked = check_messages(messages)
         if images:
-            checked = [message | {"content": content_parts(message["content"])} for message in checked]
-        values: dict[str, Any] = {"messages": checked, "add_generation_prompt": add_generation_prompt}
-        values |= {"tools": None, "documents": None}  # as transformers has it: templates ask whether they are None
-        return render_template(template, values | self.settings.special_tokens)
+            checked = [message | {"content": content_parts(message["content"] or "")} for message in checked]
+        goes_on = bool(values.get("continue_final_message"))
+        # As transformers has it: templates ask whether these are None.
+        given = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt and not goes_on}
+        given |= self.settings.special_tokens | dict(values)
+        text = render_template(template, given | {"messages": checked})
+        return ended_after(text, messages[-1].get("content") or "") if goes_on else text
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True, images: bool = False
+        self,
+        messages: Sequence[Message],
+        values: Mapping[str, Any] = NO_VALUES,
+        *,
+        add_generation_prompt: bool = True,
+        images: bool = False,
     ) -> list[int]:
         """The ids of a conversation; the arguments are those of `render_chat`, the errors those of it and `encode`.
 
-        Only the template can produce control tokens and turn markers: one that is spelled in a message is encoded as
-        ordinary text.
+        Only the template can produce control tokens and turn markers: one that is spelled in a message or another value
+        is encoded as ordinary text.
         """
-        said = self.with_placeholders(messages)
-        text = self.render_chat(said.messages, add_generation_prompt=add_generation_prompt, images=images)
+        said = self.with_placeholders(messages, values)
+        text = self.render_chat(*said.values, add_generation_prompt=add_generation_prompt, images=images)
         return self.encode_rendered(said, text)
 
-    def with_placeholders(self, messages: Sequence[Mapping[str, str]]) -> ControlTokenPlaceholders:
-        """The messages with a placeholder for each control token that is spelled in them."""
-        return ControlTokenPlaceholders.of(check_messages(messages), self._control_tokens_in)
+    def with_placeholders(
+        self, messages: Sequence[Message], values: Mapping[str, Any] = NO_VALUES
+    ) -> ControlTokenPlaceholders:
+        """The messages and further values with a placeholder for each control token that is spelled in them."""
+        return ControlTokenPlaceholders.of([check_messages(messages), dict(values)], self._control_tokens_in)
 
     def encode_rendered(self, said: ControlTokenPlaceholders, text: str, *, within: bool = False) -> list[int]:
         """The ids of `text`, all or a part of what the template renders of `said`; `within`, if text precedes it."""
@@ -353,7 +394,8 @@ class Tokenizer:
     @cached_property
     def turn_marker_ids(self) -> frozenset[int]:
         """The ids of added tokens that are not special but mark turns in the chat template, such as ChatML's in some
-        models: those in the rendered `TEST_CONVERSATIONS`, or in the template itself if it accepts none of them."""
+        models: those in the rendered `TEST_CONVERSATIONS`, or in the template itself if it accepts none of them; and
+        those in brackets that the template spells, which mark calls and thoughts."""
         template = self.settings.chat_template
         candidates = self._added - self._special
         if template is None or not candidates:
@@ -362,8 +404,11 @@ class Tokenizer:
         for roles in TEST_CONVERSATIONS:
             with suppress(UserError):  # a template may refuse an order of roles
                 written += self.render_chat([{"role": role, "content": role} for role in roles])
+        spelled = {place: self.token(place) for place in candidates}
         return frozenset(
-            place for place in candidates if self.token(place) and self.token(place) in (written or template)
+            place
+            for place, token in spelled.items()
+            if token and (token in (written or template) or (MARK.fullmatch(token) and token in template))
         )
 
     @cached_property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue
@@ -12,6 +13,8 @@ from attn_schema import IMAGE_PLACE
 from torch import Tensor
 
 from attn_models.tokenizers import Tokenizer
+from attn_models.tokenizers.chat import Message
+from attn_models.tokenizers.tokenizer import NO_VALUES
 from attn_models.vision_language.config import VisionDecoderConfig
 from attn_models.vision_language.images import TileReader, Tiles
 
@@ -44,15 +47,18 @@ class ImagePrompts:
         self._reader = reader
         self._image = tokenizer.token(config.image_token_id)
 
-    def encode(self, messages: Sequence[Mapping[str, str]], images: Sequence[Sequence[bytes]]) -> ImagePrompt:
-        """The prompt of `messages` with a `role` and a `content`, and the `images` of each, the bytes of image files.
+    def encode(
+        self, messages: Sequence[Message], images: Sequence[Sequence[bytes]], values: Mapping[str, Any] = NO_VALUES
+    ) -> ImagePrompt:
+        """The prompt of `messages`, and the `images` of each, the bytes of image files; `values` are those of
+        `Tokenizer.render_chat`.
 
         Raises the errors of `with_places` and of the chat template, `InvalidValue` for a file that is not an image;
         `Incompatible` for a template that leaves images out; `ContextLengthExceeded` as soon as the images exceed the
         context, before the remaining ones are read.
         """
         data = [one for each in images for one in each]
-        ids = self._tokenizer.encode_chat(self.with_places(messages, images), images=True)
+        ids = self._tokenizer.encode_chat(self.with_places(messages, images), values, images=True)
         shown = ids.count(self._config.image_token_id)
         if shown != len(data):
             raise Incompatible(f"the chat template renders {shown} of {len(data)} images")
@@ -61,9 +67,7 @@ class ImagePrompts:
         key = hashlib.sha256(b"".join(hashlib.sha256(one).digest() for one in data)).hexdigest()
         return self._expanded(ids, data, key)
 
-    def with_places(
-        self, messages: Sequence[Mapping[str, str]], images: Sequence[Sequence[bytes]]
-    ) -> list[dict[str, str]]:
+    def with_places(self, messages: Sequence[Message], images: Sequence[Sequence[bytes]]) -> list[dict[str, Any]]:
         """The messages with an `IMAGE_PLACE` in the content for each image; added before a content that has none.
 
         Raises `InvalidValue` if the numbers of places and images differ, and for more than `MOST_IMAGES`.
@@ -72,7 +76,7 @@ class ImagePrompts:
         if count > MOST_IMAGES:
             raise InvalidValue.of("images", f"{count} images", f"at most {MOST_IMAGES} in a conversation")
         return [
-            {**message, "content": _with_places(message["content"], len(each), place)}
+            {**message, "content": _with_places(message["content"] or "", len(each), place)}
             for place, (message, each) in enumerate(zip(messages, images, strict=True))
         ]
 

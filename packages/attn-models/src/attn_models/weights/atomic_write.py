@@ -107,6 +107,28 @@ def staged_folder(target: Path, source: Mapping[str, Any] | None = None) -> Iter
         shutil.rmtree(stage, ignore_errors=True)
 
 
+@contextmanager
+def staged_file(target: Path) -> Iterator[Path]:
+    """A path beside `target` to write a file to; on exit it is flushed and renamed to `target`.
+
+    After any failure inside `target` is what it was before. Raises InvalidValue for a target that is a folder,
+    CheckpointWriteFailed when the file system fails.
+    """
+    if target.is_dir():
+        raise InvalidValue.of("target", str(target), "a new file, or one to replace; this is a folder")
+    stage = target.with_name(f"{_prefix(target)}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield stage
+        sync_path(stage)
+        stage.replace(target)
+        sync_path(target.parent)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointWriteFailed.of(target, error) from error
+    finally:
+        stage.unlink(missing_ok=True)
+
+
 def require_replaceable(target: Path) -> None:
     """Raise `InvalidValue` if `target` holds anything but a checkpoint with a manifest: it would be lost."""
     if not target.exists() or (target / MANIFEST_NAME).is_file():

@@ -107,14 +107,11 @@ class Fp8(StoredFormat):
     devices = ("cuda",)
 
     allowed: ClassVar[Allowed] = {
-        "quant_method": None,
         "fmt": ("e4m3", "float8_e4m3fn", None),
         "activation_scheme": ("dynamic", "static", None),
         "weight_block_size": None,
-        "modules_to_not_convert": None,
-        "ignored_layers": None,
-        "dequantize": None,
         "scale_fmt": (None, "float", "ue8m0"),
+        "expert_dtype": (None, "fp8"),
     }
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
@@ -193,9 +190,8 @@ class Fp8(StoredFormat):
 class CompressedTensors(Fp8):
     """FP8 as written by compressed-tensors (llm-compressor, vLLM); its other formats are refused by name."""
 
-    allowed = dict.fromkeys(
-        ("quant_method", "ignore", "global_compression_ratio", "quantization_status", "version")
-    ) | {
+    allowed: ClassVar[Allowed] = {
+        "version": None,
         "format": ("float-quantized", "naive-quantized"),
         "config_groups": None,
         "kv_cache_scheme": (None,),
@@ -209,7 +205,9 @@ class CompressedTensors(Fp8):
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         StoredFormat.__init__(self, config, path)
         self._reasons_logged = set()
-        groups = config.get("config_groups")
+        groups, self.block = config.get("config_groups"), None
+        if groups is None:  # as transformers' own class writes it; the scales' shapes are checked
+            return
         if not isinstance(groups, Mapping) or not groups:
             raise refused(path, "config_groups", groups, "a description of the weights")
         blocks = {self._block_of_group(name, group) for name, group in groups.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
 
 from attn_models.weights.gguf_reader import GgufHeader, require_model
+from attn_models.weights.gguf_rope import FACTORS, rope_parameters, shortest_float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def matched(header: GgufHeader, placements: Iterable[Placement], family: str) ->
         for source, shape in placement.sources.items():
             expected.setdefault(source, []).append((placement, shape))
     for name in header.tensors:
-        if name not in expected:
+        if name not in expected and name != FACTORS:  # the config describes these
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} is unexpected in a {family} model")
     for name, uses in expected.items():
         if name not in header.tensors:
@@ -80,17 +80,7 @@ def matched(header: GgufHeader, placements: Iterable[Placement], family: str) ->
         if list(header.tensors[name].shape) != needed:
             given = list(header.tensors[name].shape)
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} has shape {given}; its model needs {needed}")
-    return [placement for name in header.tensors for placement, _ in expected[name] if placement.source == name]
-
-
-def shortest_float32(value: float) -> float:
-    """The decimal with the fewest digits that gives the same float32: 1e-05 for 9.999999747378752e-06."""
-    packed = struct.pack("<f", value)
-    for digits in range(1, 10):
-        candidate = float(f"{value:.{digits}g}")
-        if struct.pack("<f", candidate) == packed:
-            return candidate
-    return value
+    return [item for name in header.tensors for item, _ in expected.get(name, ()) if item.source == name]
 
 
 def layer_count(header: GgufHeader) -> int:
@@ -141,7 +131,7 @@ LAYER_NAMES = {
 def llama_config(header: GgufHeader) -> dict[str, Any]:
     """The config.json of the Llama model in `header`.
 
-    Raises Incompatible for what the layout cannot express (experts, scaled or partial rotary positions) and
+    Raises Incompatible for what the layout cannot express (experts, partial rotary positions) and
     CheckpointInvalid for missing or invalid metadata.
     """
     heads = header.count("llama.attention.head_count")
@@ -164,7 +154,7 @@ def llama_config(header: GgufHeader) -> dict[str, Any]:
         "num_hidden_layers": layer_count(header),
         "num_key_value_heads": key_value_heads,
         "rms_norm_eps": shortest_float32(header.number("llama.attention.layer_norm_rms_epsilon")),
-        "rope_theta": shortest_float32(number_or(header, "llama.rope.freq_base", 10000.0)),
+        "rope_parameters": rope_parameters(header, "llama"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "vocab_size": vocabulary_size(header),
     }
@@ -222,12 +212,10 @@ def _layer(config: dict[str, Any], layer: int) -> list[Placement]:
 
 
 def _refuse_unsupported(header: GgufHeader, head_size: int) -> None:
-    scaling = header.metadata.get("llama.rope.scaling.type", "none")
     rotated = count_or(header, "llama.rope.dimension_count", head_size)
     value_size = count_or(header, "llama.attention.value_length", head_size)
     problems = {
         "experts (llama.expert_count)": header.metadata.get("llama.expert_count", 0) != 0,
-        f"rotary scaling {scaling!r}": scaling != "none" or "rope_freqs.weight" in header.tensors,
         f"rotary positions on {rotated} of {head_size} dimensions": rotated != head_size,
         f"value heads of size {value_size} with key heads of size {head_size}": value_size != head_size,
         "an odd head size": head_size % 2 == 1,
@@ -442,7 +430,11 @@ ARCHITECTURES = {
         "gemma2", gemma2_config, gemma_placements, frozenset({"attention.sliding_window", "vocab_size", *CAPS})
     ),
     "llama": GgufArchitecture(
-        "llama", llama_config, llama_placements, frozenset({"expert_count", "rope.dimension_count", "vocab_size"})
+        "llama",
+        llama_config,
+        llama_placements,
+        frozenset({"expert_count", "rope.dimension_count", "vocab_size", "rope.scaling.factor"})
+        | {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"},
     ),
     "gemma3": GgufArchitecture(
         "gemma3",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Gguf(StoredFormat):
     """Weights in a GGUF file's blocks, uint8 [outputs, bytes of a row]; `blocks` gives each tensor's type."""
 
-    allowed: ClassVar[Allowed] = {"quant_method": None, "version": (1,), "blocks": None}
+    allowed: ClassVar[Allowed] = {"version": (1,), "blocks": None}
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         super().__init__(config, path)

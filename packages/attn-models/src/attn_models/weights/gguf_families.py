@@ -20,11 +20,10 @@ from attn_models.weights.gguf_architectures import (
     Placement,
     count_or,
     layer_count,
-    number_or,
-    shortest_float32,
     vocabulary_size,
 )
 from attn_models.weights.gguf_reader import GgufHeader
+from attn_models.weights.gguf_rope import rope_parameters, shortest_float32
 
 FIELDS = {
     "max_seq_len": "context_length",
@@ -171,28 +170,6 @@ class GgufFamily:
         if rotary_size != size:
             rope["partial_rotary_factor"] = rotary_size / size
         return {"rope_parameters": rope}
-
-
-def rope_parameters(header: GgufHeader, name: str) -> Keys:
-    """The rotary base and scaling of an architecture `name`; raises as `rope_scaling`."""
-    base = shortest_float32(number_or(header, f"{name}.rope.freq_base", 10000.0))
-    return {"rope_type": "default", "rope_theta": base} | rope_scaling(header, name)
-
-
-def rope_scaling(header: GgufHeader, name: str) -> Keys:
-    """The rotary scaling of an architecture `name`; raises Incompatible for an unknown kind."""
-    kind = header.metadata.get(f"{name}.rope.scaling.type", "none")
-    if kind == "none":
-        return {}
-    if kind not in ("linear", "yarn"):
-        rule = f"rotary scaling {kind!r} is not supported for {name}"
-        raise Incompatible(f"{header.path}: {rule}", path=header.path, what="rope.scaling.type")
-    scaling: Keys = {"rope_type": kind, "factor": header.number(f"{name}.rope.scaling.factor")}
-    if kind == "yarn":
-        scaling["original_max_position_embeddings"] = header.count(f"{name}.rope.scaling.original_context_length")
-        given = {key: f"{name}.rope.scaling.yarn_{key}" for key in ("beta_fast", "beta_slow")}
-        scaling |= {key: number(header, place) for key, place in given.items() if place in header.metadata}
-    return scaling
 
 
 def _source(theirs: str, named: Callable[..., str | None]) -> tuple[str | None, int | None]:

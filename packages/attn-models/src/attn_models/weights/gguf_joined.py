@@ -17,11 +17,11 @@ from attn_models.weights.gguf_architectures import (
     count_or,
     layer_count,
     number_or,
-    shortest_float32,
     vocabulary_size,
 )
-from attn_models.weights.gguf_families import EXPERTS, TURNED, WINDOW, GgufFamily, Keys, number, rope_parameters
+from attn_models.weights.gguf_families import EXPERTS, TURNED, WINDOW, GgufFamily, Keys, number
 from attn_models.weights.gguf_reader import GgufHeader
+from attn_models.weights.gguf_rope import rope_parameters, shortest_float32
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
 RMS = "attention.layer_norm_rms_epsilon"

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from attn_core.errors import CheckpointInvalid
+from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed
 
 from attn_models.weights.safe_files import member, read_json_object
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT = 4 << 20
+TRAINING = "training"
+"""The entry of `source` with the facts of the job that trained the model, by name, which model cards show."""
 
 SAMPLED_BYTES, SAMPLES = 64 << 20, 256
 """The most bytes of a file that `fingerprint` reads, and the number of blocks in which it does."""
@@ -70,6 +72,29 @@ def write_manifest(folder: Path, source: Mapping[str, Any] | None = None) -> Pat
     content = {"format": 1, **({"source": dict(source)} if source else {}), "files": files}
     manifest.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return manifest
+
+
+def record_source(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Add facts about the origin of a finished folder to its manifest, which no other program reads.
+
+    Raises CheckpointInvalid for a malformed manifest, CheckpointWriteFailed when the file system fails.
+    """
+    path = folder / MANIFEST_NAME
+    content = read_json_object(path, MANIFEST_LIMIT)
+    content["source"] = {**content.get("source", {}), **facts}
+    stage = path.with_name(f".{MANIFEST_NAME}.{os.getpid()}")
+    try:
+        stage.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        stage.replace(path)
+    except OSError as error:
+        raise CheckpointWriteFailed.of(path, error) from error
+
+
+def read_source(folder: Path) -> dict[str, Any]:
+    """What the manifest of a folder says about the origin of the model; empty without a manifest."""
+    path = member(folder, MANIFEST_NAME)
+    found = read_json_object(path, MANIFEST_LIMIT).get("source") if path.is_file() else None
+    return found if isinstance(found, dict) else {}
 
 
 def read_manifest(folder: Path) -> dict[str, FileRecord] | None:

@@ -19,7 +19,7 @@ from attn_models.weights.block_layouts import INT4_ZEROS
 from attn_models.weights.fp8_weights import CompressedTensors, Fp8
 from attn_models.weights.gguf_blocks import Gguf
 from attn_models.weights.safetensors_files import LazyTensors, TensorEntry, is_finite
-from attn_models.weights.stored_format import CONFIG_KEY, StoredFormat, refused
+from attn_models.weights.stored_format import CONFIG_KEY, Allowed, StoredFormat, refused
 
 if TYPE_CHECKING:
     import torch
@@ -107,11 +107,6 @@ class DequantizedTensors(LazyTensors):
         if not is_finite(weight):
             raise CheckpointInvalid.of(self._path, f"tensor {name!r} holds NaN or infinity once it is dequantised")
         return weight.contiguous()
-
-
-GROUP_KEYS = ("desc_act", "sym", "true_sequential", "static_groups", "damp_percent", "damp_auto_increment", "lm_head")
-NOTES = ("quant_method", "meta", "model_name_or_path", "model_file_base_name", "uuid", "tokenizer", "dataset")
-KERNELS = ("backend", "use_exllama", "exllama_config", "max_input_length", "disable_exllama", "use_cuda_fp16")
 
 
 class Grouped(StoredFormat):
@@ -227,24 +222,20 @@ class Gptq(Grouped):
     """GPTQ (Frantar et al. 2022, arXiv 2210.17323) as written by AutoGPTQ and GPTQModel: w = s (q - z), packed along
     the inputs. `gptq` stores z - 1, `gptq_v2` z."""
 
-    allowed = dict.fromkeys(
-        (*NOTES, *KERNELS, *GROUP_KEYS, "group_size", "batch_size", "module_name_preceding_first_block")
-    ) | {
+    allowed: ClassVar[Allowed] = {
         "bits": (2, 4, 8),
+        "group_size": None,
+        "format": ("gptq", "gptq_v2", None),
         "checkpoint_format": ("gptq", "gptq_v2", None),
         "is_marlin_format": (False, None),
         "dynamic": (None, {}),
         "pack_dtype": ("int32", None),
-        "modules_in_block_to_quantize": None,
-        "block_name_to_quantize": None,
-        "cache_block_outputs": None,
-        "pad_token_id": None,
-        "quantizer": None,
     }
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         super().__init__(config, path)
-        self.zero_offset = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+        stored = config.get("checkpoint_format") or config.get("format")
+        self.zero_offset = 0 if stored == "gptq_v2" else 1
 
     def shape(self, name: str, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> tuple[int, ...]:
         """The shape [outputs, inputs]."""
@@ -264,10 +255,9 @@ class Awq(Grouped):
     """AWQ (Lin et al. 2023, arXiv 2306.00978) as stored for AutoAWQ's GEMM kernels: w = s (q - z), eight outputs to a
     word in the order 0, 2, 4, 6, 1, 3, 5, 7."""
 
-    allowed = dict.fromkeys(
-        (*NOTES, *KERNELS, "group_size", "modules_to_not_convert", "do_fuse", "fuse_max_seq_len")
-    ) | {
+    allowed: ClassVar[Allowed] = {
         "bits": (4,),
+        "group_size": None,
         "version": ("gemm", "GEMM", None),
         "zero_point": (True,),
         "modules_to_fuse": (None,),
@@ -305,7 +295,7 @@ class Mxfp4(StoredFormat):
     `..._scales` [experts, outputs, groups]; the weight is [experts, inputs, outputs].
     """
 
-    allowed = dict.fromkeys(("quant_method", "modules_to_not_convert", "dequantize"))
+    allowed: ClassVar[Allowed] = {}
 
     def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
         """The weights with tensors `..._blocks` and `..._scales`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONFIG_KEY = "quantization_config"
+NOTES = re.compile(
+    r"quant_method|meta|model_name_or_path|model_file_base_name|uuid|tokenizer|dataset|batch_size|model_seqlen"
+    r"|pad_token_id|desc_act|act_group_aware|sym|true_sequential|static_groups|damp_percent|damp_auto_increment|lm_head"
+    r"|quantizer|backend|use_exllama|exllama_config|disable_exllama|max_input_length|use_cuda_fp16|do_fuse"
+    r"|fuse_max_seq_len|modules_in_block_to_quantize|block_name_to_quantize|module_name_preceding_first_block"
+    r"|cache_block_outputs|modules_to_not_convert|modules_to_convert|ignored_layers|ignore|dequantize|run_compressed"
+    r"|global_compression_ratio|quantization_status|moe_sparsity_config"
+)
+"""Keys of any format about how a model was quantised, which weights were (their tensors say so) or how it is run.
+
+Every class of transformers writes those of its base classes too, whatever the format."""
 Allowed = Mapping[str, tuple[Any, ...] | None]
 """Keys of a config with the values that are supported; None where any value is accepted by this check."""
 
@@ -23,12 +35,13 @@ class StoredFormat(ABC):
     """A storage format of weights that a `quantization_config` describes."""
 
     allowed: ClassVar[Allowed]
+    """The keys that describe the stored numbers, with the values that are supported."""
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     """Types of devices on which kernels may multiply weights as stored."""
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         self.path = path
-        require_known(config, self.allowed, path)
+        require_known({key: value for key, value in config.items() if not NOTES.fullmatch(key)}, self.allowed, path)
 
     @abstractmethod
     def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
@@ -56,11 +69,11 @@ class StoredFormat(ABC):
 
 
 def require_known(config: Mapping[str, Any], allowed: Allowed, path: Path, place: str = "") -> None:
-    """Raise `Incompatible` for a key that is unknown, or has an unsupported value."""
+    """Raise `Incompatible` for a key that is unknown and not null, or has an unsupported value."""
     for key, value in config.items():
-        if key not in allowed:
+        if key not in allowed and value is not None:
             raise refused(path, f"{place}{key}", value, f"one of the keys {', '.join(sorted(allowed))}")
-        values = allowed[key]
+        values = allowed.get(key)
         if values is not None and value not in values:
             raise refused(path, f"{place}{key}", value, " or ".join(repr(item) for item in values))
 

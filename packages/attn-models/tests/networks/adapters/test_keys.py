@@ -12,6 +12,7 @@ from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.adapters.registry import ADAPTERS, decoder_adapter
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
+from safetensors.torch import load_file, save_file
 
 LLAMA = {"norm": "rms", "feed_forward": "swiglu", "positions": "rotary", "mechanism": "gqa", "num_kv_heads": 2}
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
@@ -72,9 +73,34 @@ def test_a_part_of_a_head_is_not_rotated_where_the_family_rotates_whole_heads(ch
         load_model(change(**said))
 
 
-def test_an_unembedding_that_is_said_to_be_tied_and_is_not_the_embedding_is_refused(change):
-    with pytest.raises(CheckpointInvalid, match=r"tie_word_embeddings is true, but 'lm_head.weight' differs"):
-        load_model(change(tie_word_embeddings=True))
+def renamed(folder, change):
+    """The folder with its tensors under other names, or without those that become None."""
+    path = folder / "model.safetensors"
+    named = {change(name): tensor for name, tensor in load_file(path).items()}
+    save_file({name: tensor for name, tensor in named.items() if name is not None}, path)
+    return folder
+
+
+def test_an_unembedding_that_is_said_to_be_tied_and_is_another_is_kept(change, caplog):
+    """As transformers 5 keeps both."""
+    tokens = torch.arange(12).view(1, 12)
+    folder = change()
+    expected = load_model(folder).model(tokens)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    model = load_model(folder).model
+    torch.testing.assert_close(model(tokens), expected)
+    assert not model.config.tie_word_embeddings
+    assert "another tensor: kept" in caplog.text
+
+
+def test_a_tied_checkpoint_may_have_the_unembedding_alone_and_no_prefix(change):
+    names = {"lm_head.weight": None, "model.embed_tokens.weight": "lm_head.weight"}
+    folder = renamed(change(tie_word_embeddings=True), lambda name: names.get(name, name))
+    tokens = torch.arange(12).view(1, 12)
+    expected = load_model(folder).model(tokens)
+    bare = renamed(folder, lambda name: "embed_tokens.weight" if name == "lm_head.weight" else name[len("model.") :])
+    torch.testing.assert_close(load_model(bare).model(tokens), expected)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,24 @@ def test_a_folder_comes_back_and_texts_become_vectors(family, tokenizer, tmp_pat
     assert bool(((packed * together).sum(-1) > 0.99).all())
 
 
+def test_texts_are_read_as_the_files_of_sentence_transformers_say(tokenizer, tmp_path):
+    """The default prompt, the longest text with its special tokens, lower case and the size of a vector."""
+    model = drawn("roberta")
+    plain = load_sentence_encoder(save_encoder(tmp_path / "plain", model, tokenizer, layout="roberta"))
+    folder = save_encoder(tmp_path / "said", model, tokenizer, layout="roberta")
+    prompts = {"prompts": {"query": "the dog", "document": ""}, "default_prompt_name": "query", "truncate_dim": 5}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 6, "do_lower_case": True}))
+    loaded = load_sentence_encoder(folder)
+    assert loaded.read([" a CAT to cat"]) == plain.read(["the dog a cat"])
+    assert loaded.read([" a"]) == plain.read(["the dog a"])
+    expected = plain.embed(["the dog a cat"])[:, :5]
+    torch.testing.assert_close(loaded.embed([" a CAT to cat"]), torch.nn.functional.normalize(expected))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"temperature": 2}))
+    with pytest.raises(CheckpointInvalid, match="unknown keys temperature"):
+        load_sentence_encoder(folder)
+
+
 @pytest.mark.parametrize("family", CONFIGS)
 def test_padding_changes_no_real_row(family):
     model = drawn(family)
@@ -165,6 +183,9 @@ def test_rows_and_sentences_are_those_of_transformers_both_ways(family, dtype, t
     with torch.no_grad():
         for their in (model, back):
             theirs = their(tokens, attention_mask=KEEP.long()).last_hidden_state
+            whole = their(TOKENS[:1], output_attentions=True).attentions
+            for layer, weights in ours.model.attention_maps(TOKENS[0], [0, 2]).items():
+                torch.testing.assert_close(weights, whole[layer][0], rtol=0, atol=tolerance)
             torch.testing.assert_close(ours.model(tokens, KEEP)[KEEP], theirs[KEEP], rtol=0, atol=tolerance)
         encoding = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "theirs")
         for text, vector in zip(TEXTS, SentenceEncoder(ours.model, tokenizer).embed(TEXTS), strict=True):

@@ -57,17 +57,17 @@ def ours(folder, mechanism):
 
 
 def test_what_fits_is_registered_and_nothing_else(names):
-    assert {"attn_mha", "attn_gqa", "attn_sparsemax", "attn_sliding_window", "attn_alibi", "attn_softmax_one"} <= set(
+    assert {"attn:mha", "attn:gqa", "attn:sparsemax", "attn:sliding_window", "attn:alibi", "attn:softmax_one"} <= set(
         names
     )
-    assert not {"attn_cross", "attn_qk_norm", "attn_linear", "attn_general", "attn_mqa", "attn_mla"} & set(names)
+    assert not {"attn:cross", "attn:qk_norm", "attn:linear", "attn:general", "attn:mqa", "attn:mla"} & set(names)
 
 
 @pytest.mark.parametrize("mechanism", ["gqa", "sparsemax", "sliding_window", "softmax_one", "sigmoid", "soft_cap"])
 def test_logits_are_those_of_our_decoder_on_the_same_weights(names, folder, mechanism):
     tokens = torch.randint(1, 61, (2, 20))
     with torch.inference_mode():
-        got = theirs(folder, f"attn_{mechanism}")(tokens).logits
+        got = theirs(folder, f"attn:{mechanism}")(tokens).logits
         torch.testing.assert_close(got, ours(folder, mechanism)(tokens), rtol=0, atol=1e-4)
 
 
@@ -75,10 +75,10 @@ def test_softmax_is_transformers_own(names, folder):
     tokens = torch.randint(1, 61, (2, 20))
     with torch.inference_mode():
         expected = theirs(folder, "sdpa")(tokens).logits
-        torch.testing.assert_close(theirs(folder, "attn_gqa")(tokens).logits, expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(theirs(folder, "attn:gqa")(tokens).logits, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("implementation", ["attn_sparsemax", "attn_gqa", "attn_alibi", "attn_sliding_window"])
+@pytest.mark.parametrize("implementation", ["attn:sparsemax", "attn:gqa", "attn:alibi", "attn:sliding_window"])
 def test_no_token_sees_what_comes_after_it(names, folder, implementation):
     model = theirs(folder, implementation)
     tokens = torch.randint(1, 61, (1, 12))
@@ -114,7 +114,7 @@ def sparsemax_alone():
     return MechanismAttention(installed().mechanisms.get("sparsemax"), {})
 
 
-@pytest.mark.parametrize("implementation", ["attn_gqa", "attn_sparsemax", "attn_alibi", "attn_sliding_window"])
+@pytest.mark.parametrize("implementation", ["attn:gqa", "attn:sparsemax", "attn:alibi", "attn:sliding_window"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_cached_decoding_makes_the_tokens_that_whole_sequences_make(names, folder, implementation, cache):
     model = theirs(folder, implementation)
@@ -128,7 +128,7 @@ def test_cached_decoding_makes_the_tokens_that_whole_sequences_make(names, folde
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("implementation", ["attn_sparsemax", "attn_alibi"])
+@pytest.mark.parametrize("implementation", ["attn:sparsemax", "attn:alibi"])
 def test_padding_changes_nothing(names, folder, implementation, side):
     model = theirs(folder, implementation)
     tokens = torch.randint(1, 61, (1, 6))
@@ -150,7 +150,7 @@ def test_the_models_own_window_and_cap_hold_as_well(names, tmp_path):
     model.save_pretrained(tmp_path)
     tokens = torch.randint(1, 61, (1, 15))
     with torch.inference_mode():
-        torch.testing.assert_close(theirs(tmp_path, "attn_gqa")(tokens).logits, model(tokens).logits, rtol=0, atol=1e-4)
+        torch.testing.assert_close(theirs(tmp_path, "attn:gqa")(tokens).logits, model(tokens).logits, rtol=0, atol=1e-4)
 
 
 def test_an_encoder_sees_both_ways(names):
@@ -161,7 +161,7 @@ def test_an_encoder_sees_both_ways(names):
     tokens, keep = torch.randint(1, 61, (2, 9)), torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
     with torch.inference_mode():
         expected = model(tokens, attention_mask=keep).last_hidden_state[keep.bool()]
-        model.set_attn_implementation("attn_mha")
+        model.set_attn_implementation("attn:mha")
         got = model(tokens, attention_mask=keep).last_hidden_state[keep.bool()]
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
@@ -177,7 +177,7 @@ def gradients(model, tokens):
 def test_gradients_of_softmax_are_those_of_transformers_own_attention(names, folder):
     tokens = torch.randint(1, 61, (2, 9))
     expected = gradients(theirs(folder, "eager").double().train(), tokens)
-    found = gradients(theirs(folder, "attn_gqa").double().train(), tokens)
+    found = gradients(theirs(folder, "attn:gqa").double().train(), tokens)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         assert gradient.abs().max() > 0, name
@@ -186,7 +186,7 @@ def test_gradients_of_softmax_are_those_of_transformers_own_attention(names, fol
 
 def test_gradients_of_another_distribution_are_finite_differences(names, folder):
     """Along its gradient the loss changes by the norm of it; norms of transformers are in float32."""
-    model, tokens = theirs(folder, "attn_sparsemax").double().train(), torch.randint(1, 61, (2, 9))
+    model, tokens = theirs(folder, "attn:sparsemax").double().train(), torch.randint(1, 61, (2, 9))
     weights = dict(model.named_parameters())
 
     def loss():
@@ -207,7 +207,7 @@ def test_gradients_of_another_distribution_are_finite_differences(names, folder)
 
 
 def test_options_and_names_are_the_users():
-    assert hf.register_mechanism("sliding_window", {"window": 3}, name="attn_near") == "attn_near"
+    assert hf.register_mechanism("sliding_window", {"window": 3}, name="attn:near") == "attn:near"
     with pytest.raises(UnknownName, match="window"):
         hf.register_mechanism("sliding_window", {"windw": 3})
     with pytest.raises(InvalidValue, match="window"):
@@ -231,18 +231,18 @@ def test_options_and_names_are_the_users():
 def test_what_the_interface_has_no_place_for_is_refused_and_not_offered_as_plain_attention(mechanism, said):
     with pytest.raises(Incompatible, match=said):
         hf.register_mechanism(mechanism)
-    assert f"attn_{mechanism}" not in hf.register()
+    assert f"attn:{mechanism}" not in hf.register()
 
 
 def test_a_model_that_needs_more_than_a_mechanism_gives_is_refused(names, folder):
-    model = theirs(folder, "attn_gqa")
+    model = theirs(folder, "attn:gqa")
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
     with pytest.raises(Incompatible, match="not made of causality, a window and padding"):
         model(torch.randint(1, 61, (1, 7)), position_ids=positions, use_cache=False)
 
 
 def test_a_models_dropout_acts_in_training_by_torchs_seed(names, folder):
-    model, tokens = theirs(folder, "attn_gqa"), torch.randint(1, 61, (1, 7))
+    model, tokens = theirs(folder, "attn:gqa"), torch.randint(1, 61, (1, 7))
     expected = model.eval()(tokens).logits
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
@@ -254,4 +254,4 @@ def test_a_models_dropout_acts_in_training_by_torchs_seed(names, folder):
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
     with pytest.raises(Incompatible, match="set by the model's config"):
-        hf.register_mechanism("gqa", {"dropout": 0.1}, name="attn_dropping")
+        hf.register_mechanism("gqa", {"dropout": 0.1}, name="attn:dropping")

@@ -83,6 +83,13 @@ class Abilities(MechanismLaw):
         declared = case.layer.takes_global_tokens
         require((found is not None) == declared, f"takes_global_tokens is {declared}")
 
+    def test_it_takes_parses_where_it_declares_that(self, case: Case) -> None:
+        chain = torch.arange(TOKENS)[None] - 1
+        with torch.no_grad():
+            found = taken(case, case.rows(1, TOKENS), parses=chain)
+        declared = case.layer.takes_parses
+        require((found is not None) == declared, f"takes_parses is {declared}")
+
     def test_it_splits_tokens_where_it_declares_that(self, case: Case) -> None:
         if case.layer.splits_tokens:
             try:

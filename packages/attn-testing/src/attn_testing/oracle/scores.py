@@ -28,7 +28,9 @@ def scores(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         return products
     if isinstance(spec.score, Cosine):
         lengths = torch.einsum("bqh,bkh->bhqk", query.norm(dim=-1), key.norm(dim=-1))
-        return (1 + weights["sharpness"].exp()).log()[:, None, None] * products / (lengths + spec.score.eps)
+        learned = spec.score.beta is None
+        beta = (1 + weights["sharpness"].exp()).log()[:, None, None] if learned else spec.score.beta
+        return beta * products / (lengths + spec.score.eps)
     if spec.score.kind == "general":
         return torch.einsum("bqhd,hde,bkhe->bhqk", query, weights["weight"], key)
     return by_network(spec, operands, key)
@@ -48,4 +50,6 @@ def by_network(spec: AttentionSpec, operands: AttentionInputs, key: Tensor) -> T
         of_query = torch.einsum("bqhd,hdu->bhqu", query, weights["query_weight"])
         of_key = torch.einsum("bkhd,hdu->bhku", key, weights["key_weight"][list(spec.heads.group_of)])
         hidden = of_query[:, :, :, None] + of_key[:, :, None]
-    return torch.einsum("bhqku,hu->bhqk", torch.tanh(hidden + weights["bias"][:, None, None]), weights["vector"])
+    hidden = hidden + weights["bias"][:, None, None]
+    shaped = hidden * (hidden > 0) if getattr(spec.score, "activation", "tanh") == "relu" else torch.tanh(hidden)
+    return torch.einsum("bhqku,hu->bhqk", shaped, weights["vector"])

@@ -26,9 +26,11 @@ from attn_core.kernels.attend import (
 )
 from attn_core.kernels.dispatch import Operation, say_once
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from attn_variants.compute.dropout import new_dropout
 from attn_variants.kernels.attend import MANY_KEYS, BlockSparse
+from attn_variants.tensor_masks import causal_mask, with_placeholder
 
 ALL_SEEN = frozenset({"full", "causal"})
 """The masks for which the choice of a kernel on a CPU does not depend on the lengths."""
@@ -46,6 +48,8 @@ class AttentionKernels:
 
     def __init__(self, spec: AttentionSpec, name: str | None = None) -> None:
         self.spec = spec
+        # A tuple, which torch.compile can trace.
+        self.weights = tuple(spec.weights.items())
         self.name = name
         describe = partial(attend_problem, spec)
         self._operation: Operation[Any] = Operation(
@@ -57,11 +61,26 @@ class AttentionKernels:
         """Copied and pickled as a new choice for the same spec."""
         return AttentionKernels, (self.spec, self.name)
 
+    def with_mask(self, kind: str = "", *, is_causal: bool = False) -> AttentionKernels:
+        """The kernels of the spec with a causal mask too, and with a mask tensor of a kind (`tensor_masks.kind_of`)."""
+        if not kind and not is_causal:
+            return self
+        found: AttentionKernels = getattr(self, self.variant(kind, is_causal))
+        return found
+
+    def variant(self, kind: str, is_causal: bool) -> str:  # noqa: FBT001
+        """The attribute with the kernels that `with_mask` returns."""
+        name = f"_{kind}{is_causal:d}"
+        if not hasattr(self, name):
+            spec = dataclasses.replace(self.spec, mask=causal_mask(self.spec.mask, is_causal=is_causal))
+            setattr(self, name, AttentionKernels(with_placeholder(spec, kind), self.name))
+        return name
+
     def run(self, operands: AttentionInputs, spec: AttentionSpec | None = None) -> Tensor:
         """Compute the output [batch, query, heads, value_size] by the chosen kernel.
 
         Documents packed end to end (varlen) that no kernel computes in one call are computed one by one. `spec`, which
-        may differ from the own one in tensors only, is computed in its place; see `tensor_masks.without_tensors`.
+        may differ from the own one in tensors only, is computed in its place; see `tensor_masks.with_placeholder`.
         Raises `KernelRefused` if the kernel called `name` does not support the call.
         """
         spec = spec or self.spec
@@ -109,6 +128,7 @@ class AttentionKernels:
             "has_positions": has_positions,
             "kv_unordered": kv_unordered,
             "dropout": operands.dropout is not None,
+            "forward_mode": forward_ad._current_level >= 0,  # noqa: SLF001 -- torch has no public question for it
             "queries": queries,
             "keys": keys,
         }
@@ -280,4 +300,5 @@ def reads(kernel: PagedAttendKernel, rows: RowsInPlace | None) -> bool:
 
 # torch.compile calls these while tracing and keeps their results as constants, as for `Operation.index`.
 AttentionKernels.spec_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
+AttentionKernels.variant._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
 AttentionKernels.masks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001

@@ -91,7 +91,7 @@ class SpecLayer(Projections):
         kernels = AttentionKernels(self.spec, name)
         if self.inner is not None:
             self.inner.use_kernel(name)
-        self._kernels = kernels
+        self.kernels = kernels
         # The newest token of a causal sequence attends to all cached keys: no mask is needed.
         last = dataclasses.replace(self.spec, mask=Full()) if self.spec.mask.kind == "causal" else self.spec
         self._last_kernels = AttentionKernels(last, name)
@@ -160,7 +160,7 @@ class SpecLayer(Projections):
         """Outputs [batch, query, heads, value_size] of operands projected from `rows` [batch, query, hidden_size]."""
         if self.context is not None and self.context.active:
             return self.context.attend(self.spec, operands)
-        return self._attend(rows, operands, self._kernels)
+        return self._attend(rows, operands, self.kernels)
 
     def split_tokens(self, group: dist.ProcessGroup) -> ContextParallel:
         """The `context` that splits the tokens of sequences over a process group, for all layers of a model."""
@@ -177,7 +177,7 @@ class SpecLayer(Projections):
 
     def attend_together(self, operands: AttentionInputs) -> Tensor | None:
         """`attend` for several documents packed end to end in one call; None if no kernel supports that."""
-        return None if self.own_positions or self.inner is not None else self._kernels.run_together(operands)
+        return None if self.own_positions or self.inner is not None else self.kernels.run_together(operands)
 
     def attend_last(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
         """Like `attend`, for one query [batch, 1, heads, key_size] per sequence, which attends to all its keys."""

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentConfig(AdditiveConfig, StatesConfig):
-    """`intermediate_size` is the number of hidden units of each head's scoring network, `head_dim` by default. With
-    `projections` "all", queries, keys, values and output each have a learned matrix; with "none", as in the papers,
-    none has.
+    """`intermediate_size` is the number of hidden units of each head's scoring network, `head_dim` by default, and
+    `activation` theirs, "tanh" or "relu". With `projections` "all", queries, keys, values and output each have a
+    learned matrix; with "none", as in the papers, none has.
     """
 
 
@@ -48,7 +48,7 @@ class Alignment(StatesAttention):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
-        score = Additive(intermediate_size=AdditiveConfig.of(config).intermediate_size)
+        score = Additive(**AdditiveConfig.of(config).network)
         return AttentionSpec(heads=config.head_layout, score=score, distribution=self.distribution, cross=True)
 
 

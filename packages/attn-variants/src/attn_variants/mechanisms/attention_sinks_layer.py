@@ -38,8 +38,8 @@ class AttentionSinksLayer(SpecLayer):
         self._paged = None  # positions within the cache are computed over gathered rows
         if self.spec.rotary is not None:
             heads = dataclasses.replace(self.spec.heads, key_size=2 * self.spec.heads.key_size)
-            self._kernels = AttentionKernels(dataclasses.replace(self.spec, heads=heads, rotary=None), name)
-            self._last_kernels = AttentionKernels(self._kernels.spec, name)
+            self.kernels = AttentionKernels(dataclasses.replace(self.spec, heads=heads, rotary=None), name)
+            self._last_kernels = AttentionKernels(self.kernels.spec, name)
 
     def weights(
         self,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from attn_core import AttentionSpec, Capability, Causal, Full, Heads, Mask, MechanismConfig, Window
-from attn_core.checks import is_whole
+from attn_core.checks import is_whole, require_whole
 from attn_core.errors import InvalidValue
 
 BASIC = frozenset({Capability.BIAS, Capability.HEAD_DIM})
@@ -45,6 +47,23 @@ CHOOSING = GROUPED_SELF | {Capability.CHOOSES}
 """The capabilities of self-attention that puts all weight on the few keys with the highest scores."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ValueSizeConfig(MechanismConfig):
+    """`value_size` is the size of the values of a head, `head_dim` by default."""
+
+    value_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_whole("value_size", self.value_size, ge=1, unit="elements", optional=True)
+
+
+def heads_of(config: MechanismConfig) -> Heads:
+    """The heads of a config, with the value size of a `ValueSizeConfig`."""
+    size = config.value_size if isinstance(config, ValueSizeConfig) else None
+    return config.head_layout if size is None else dataclasses.replace(config.head_layout, value_size=size)
+
+
 def self_mask(config: MechanismConfig) -> Mask:
     """`Causal()` if the config is causal self-attention, else `Full()`."""
     return Causal() if config.causal and not config.cross else Full()
@@ -67,7 +86,7 @@ def self_attention(config: MechanismConfig, **parts: Any) -> AttentionSpec:
     """
     usual: dict[str, Any] = {"mask": self_mask(config), "rotary": config.rotary, "cross": config.cross}
     if "heads" not in parts:
-        usual["heads"] = config.head_layout
+        usual["heads"] = heads_of(config)
     return AttentionSpec(**usual | parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from typing import NamedTuple
 
 import torch
 from attn_core import Heads, RaggedBatch, Rotary
@@ -21,7 +22,6 @@ from attn_variants.compute.rotary import cos_sin_to, rotate, rotated_size
 from attn_variants.mechanisms.decode_steps import gated_linear_step, lightning_step, retention_step
 from attn_variants.mechanisms.recurrence_layers import Inputs, Projections, RecurrenceLayer
 
-RETENTION_EPSILON = 1e-6
 GLA_EPSILON = 1e-5
 LIGHTNING_EPSILON = 1e-6
 
@@ -46,12 +46,20 @@ class FixedDecayLayer(RecurrenceLayer):
         return dataclasses.replace(super().step_inputs(projected, batch, state), decay=DecayInputs(self._kept))
 
 
-class RetentionLayer(FixedDecayLayer):
-    """Retention (Sun et al. 2023, arXiv 2307.08621, equations 5 to 8). Learned besides the projections: `gate`.
+class RetentionPositions(NamedTuple):
+    """The rotary positions of retention, and what else its decay depends on.
 
     With `scale_base` the rotated pairs decay as in xPos, each at its own rate; this requires `rotary`. `first_head` is
     the index of the first head of this part if the layer is split over ranks.
     """
+
+    rotary: Rotary | None
+    scale_base: float | None
+    first_head: int
+
+
+class RetentionLayer(FixedDecayLayer):
+    """Retention (Sun et al. 2023, arXiv 2307.08621, equations 5 to 8). Learned besides the projections: `gate`."""
 
     further = ("gate",)
 
@@ -62,14 +70,12 @@ class RetentionLayer(FixedDecayLayer):
         hidden_size: int,
         bias: bool,
         chunk: int,
-        rotary: Rotary | None,
-        scale_base: float | None = None,
-        first_head: int = 0,
+        positions: RetentionPositions,
+        eps: float,
     ) -> None:
         super().__init__(heads, hidden_size=hidden_size, bias=bias, chunk=chunk)
-        self.rotary = rotary
-        self.scale_base = scale_base
-        self.first_head = first_head
+        rotary, scale_base, _ = self.rotary, self.scale_base, self.first_head = positions
+        self.eps = eps
         self.rotated = rotated_size(rotary, heads.key_size) if rotary else 0
         self.gate = fresh_linear(hidden_size, heads.query * heads.value_size, bias=False)
         self.step_spec = retention_step(heads, rotary, fades_apart=scale_base is not None)
@@ -86,7 +92,7 @@ class RetentionLayer(FixedDecayLayer):
     def finish(self, out: Tensor, projected: Projections) -> Tensor:
         """Normalise each head, apply the gate, and project."""
         gate = by_heads(silu(wide(projected["gate"])), self.heads.query)
-        return super().finish(rms_normed(out, None, RETENTION_EPSILON) * gate, projected)
+        return super().finish(rms_normed(out, None, self.eps) * gate, projected)
 
     def step_inputs(self, projected: Projections, batch: RaggedBatch, state: SlotsInPlace) -> RecurrentStepInputs:
         """See `RecurrenceLayer`."""
@@ -97,7 +103,7 @@ class RetentionLayer(FixedDecayLayer):
             super().step_inputs(projected, batch, state),
             scales=(1.0, self.heads.key_size**-0.5),
             cos_sin=cos_sin,
-            output=OutputInputs(eps=RETENTION_EPSILON, gate=by_heads(projected["gate"], self.heads.query)),
+            output=OutputInputs(eps=self.eps, gate=by_heads(projected["gate"], self.heads.query)),
         )
 
     def log_decay(self, like: Tensor) -> Tensor:
@@ -170,11 +176,15 @@ class GatedLinearLayer(RecurrenceLayer):
 class LightningLayer(FixedDecayLayer):
     """Lightning attention (Qin et al. 2024, arXiv 2401.04658), with the features of MiniMax-01 (2501.08313).
 
-    Learned besides the projections: `norm` [heads · value_size].
+    Learned besides the projections: `gate` and `norm` [heads · value_size].
     """
 
-    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, chunk: int) -> None:
+    further = ("gate",)
+
+    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, chunk: int, slope_factor: float) -> None:
         super().__init__(heads, hidden_size=hidden_size, bias=bias, chunk=chunk)
+        self.slope_factor = slope_factor
+        self.gate = fresh_linear(hidden_size, heads.query * heads.value_size, bias=False)
         self.norm = nn.Parameter(torch.ones(heads.query * heads.value_size))
         self.step_spec = lightning_step(heads)
 
@@ -184,17 +194,19 @@ class LightningLayer(FixedDecayLayer):
         return Steps(query, key, value, self.log_decay(key)[None, None].expand(1, key.shape[1], -1, 1))
 
     def finish(self, out: Tensor, projected: Projections) -> Tensor:
-        """Normalise all heads together, and project."""
+        """Normalise all heads together, apply the gate, and project."""
         normed = rms_normed(out.flatten(-2), self.norm, LIGHTNING_EPSILON)
-        return super().finish(by_heads(normed, self.heads.query), projected)
+        gated = normed * torch.sigmoid(wide(projected["gate"]))
+        return super().finish(by_heads(gated, self.heads.query), projected)
 
     def log_decay(self, like: Tensor) -> Tensor:
-        """The log decay per token, [heads, 1]: the negative slopes of ALiBi."""
-        return -slopes_of(self.heads.query, like)
+        """The log decay per token, [heads, 1]: the negative slopes of ALiBi times the layer's factor."""
+        return slopes_of(self.heads.query, like) * -self.slope_factor
 
     def step_inputs(self, projected: Projections, batch: RaggedBatch, state: SlotsInPlace) -> RecurrentStepInputs:
         """See `RecurrenceLayer`."""
-        output = OutputInputs(norm=self.norm, eps=LIGHTNING_EPSILON)
+        gate = by_heads(projected["gate"], self.heads.query)
+        output = OutputInputs(norm=self.norm, eps=LIGHTNING_EPSILON, gate=gate)
         return dataclasses.replace(super().step_inputs(projected, batch, state), output=output)
 
 

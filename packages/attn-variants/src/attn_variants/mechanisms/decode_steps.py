@@ -32,8 +32,8 @@ def gated_linear_step(heads: Heads) -> RecurrentStepSpec:
 
 
 def lightning_step(heads: Heads) -> RecurrentStepSpec:
-    """Lightning attention, with one norm over all heads."""
-    return RecurrentStepSpec(**sizes(heads), feature_map="silu", decay="head", norm_heads=heads.query)
+    """Lightning attention, with one norm over all heads and an output gate."""
+    return RecurrentStepSpec(**sizes(heads), feature_map="silu", decay="head", norm_heads=heads.query, gate="sigmoid")
 
 
 def delta_step(heads: Heads, taps: int) -> RecurrentStepSpec:

@@ -16,10 +16,12 @@ from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
 class DependencyAttention(DeclaredMechanism):
     """Adds a learned vector per distance in a dependency parse to the keys, and another to the values.
 
-    The parse counts positions from the start of a sequence. Each token after the parse depends on the one before it.
+    A call may give the tree of each sentence, `layer(rows, parses=...)`; else all have that of the options, which
+    counts positions from the start of a sequence. Each token after it depends on the one before.
     """
 
     name = "dependency"
+    drops_weights = splits_heads = output_bias_apart = True
     summary = "learned vectors for distances in the dependency tree are added to keys and values"
     paper = Paper(
         title="Self-Attention with Structural Position Representations",
@@ -61,6 +63,18 @@ class DependencyAttention(DeclaredMechanism):
         )
         return AttentionSpec(heads=heads, modifiers=tables, mask=self_mask(config), rotary=config.rotary)
 
+    def build(self, config: MechanismConfig) -> Any:
+        """A new `DependencyLayer` with randomly initialised weights."""
+        from attn_variants.mechanisms.dependency_layer import DependencyLayer
+
+        return DependencyLayer(
+            self.spec(config),
+            hidden_size=config.hidden_size,
+            bias=config.bias,
+            shares_kv=config.shares_kv,
+            dropout=config.dropout,
+        )
+
 
 def parse_of(given: Any) -> tuple[int, ...]:
     """The head of each token of a parse, from a list of whole numbers, which may be floats, as from JSON.
@@ -83,7 +97,8 @@ def parse_of(given: Any) -> tuple[int, ...]:
 class DependencyDepthAttention(DeclaredMechanism):
     """Adds the position and the depth in a dependency parse to the inputs, as sinusoids fused by a learned map.
 
-    The parse counts positions from the start of a sequence. Each token after the parse depends on the one before it.
+    A call may give the tree of each sentence, `layer(rows, parses=...)`; else all have that of the options, which
+    counts positions from the start of a sequence. Each token after it depends on the one before.
     """
 
     name = "dependency_depth"

@@ -25,6 +25,8 @@ from attn_core.distributions import (
     Sparsemax,
     StickBreaking,
 )
+from attn_core.norms import QkNorm
+from attn_core.scores import ScaledDot
 
 from attn_variants.mechanisms.common import CHOOSING, GROUPED_SELF, UNNORMALISED, self_attention, window_mask
 
@@ -151,18 +153,30 @@ class SinkAttention(DeclaredMechanism):
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
         """`window` is the number of visible tokens, including the query's own, as in every other layer of gpt-oss; None
-        for all tokens."""
+        for all tokens. `norm_eps` is that of norms of queries and keys (Flint), None for none; `scale` replaces 1/√d_k
+        (Granite).
+        """
 
         window: int | None = None
+        norm_eps: float | None = None
+        scale: float | None = None
 
         def __post_init__(self) -> None:
             super().__post_init__()
             require_whole("window", self.window, ge=1, unit="tokens", optional=True)
+            for name in ("norm_eps", "scale"):
+                require_number(name, getattr(self, name), gt=0, optional=True)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
-        mask = window_mask(config, self.Config.of(config).window)
-        return self_attention(config, distribution=SoftmaxWithSink(), mask=mask)
+        own = self.Config.of(config)
+        return self_attention(
+            config,
+            score=ScaledDot(scale=own.scale),
+            mask=window_mask(config, own.window),
+            distribution=SoftmaxWithSink(),
+            norm=None if own.norm_eps is None else QkNorm(eps=own.norm_eps),
+        )
 
 
 class SoftmaxOneAttention(DeclaredMechanism):

@@ -22,6 +22,7 @@ class GraphAttention(ComputedMechanism):
     """
 
     name = "gat"
+    drops_weights = True
     summary = "tokens attend along the edges of a graph, by an additive score"
     paper = Paper(title="Graph Attention Networks", authors="Veličković et al.", year=2018, arxiv="1710.10903")
     equation = (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from attn_core import MechanismConfig
+from attn_core.errors import Incompatible, InvalidValue
 from attn_core.masking import wide
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu
+from torch.nn.functional import dropout, leaky_relu
 
 from attn_variants.attention.projections import refuse_source
 from attn_variants.compute.distribution import softmax_over
@@ -19,7 +21,8 @@ class GraphShape:
     """The options of a `GraphLayer`: the heads of `config`, of `size` elements, joined by `merge`, "concat" or "mean".
 
     `edges` are pairs (from, to) of positions, None for all pairs; `self_loops` make every position its own
-    neighbour. `slope` is that of LeakyReLU below zero.
+    neighbour. `slope` is that of LeakyReLU below zero. `dropout` is the probability with which weights are set to zero
+    in training.
     """
 
     config: MechanismConfig
@@ -51,29 +54,56 @@ class GraphLayer(nn.Module):
         listed = None if shape.edges is None else torch.tensor(listed_edges(shape), device="cpu").reshape(-1, 2).T
         self.register_buffer("edges", listed, persistent=False)
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        query: Tensor,
+        source: Tensor | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        edges: Sequence[Tensor] | None = None,
+    ) -> Tensor:
         """Compute attention over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
-        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` if a source is
-        given.
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. `edges` are those of each example instead
+        of the layer's, int64 [edges, 2] each: pairs (from, to) of its tokens. Raises `InvalidValue` if a source is
+        given, and for edges of another shape, dtype or number, or to tokens that an example does not have.
         """
         rows, scores = self._rows(query, source)
-        if self.edges is None:
-            out = torch.matmul(self._all_pairs(scores, key_padding_mask), rows.transpose(1, 2)).transpose(1, 2)
+        if edges is not None:
+            united, joined, real = self._united(rows, scores, key_padding_mask)
+            from_, to, weights = self._along_edges(joined, real, self._of_each(edges, query))
+            moved = united[:, from_] * self._dropped(weights).transpose(1, 2)[..., None]
+            out = torch.zeros_like(united).index_add(1, to, moved).reshape(rows.shape)
+        elif self.edges is None:
+            weights = self._dropped(self._all_pairs(scores, key_padding_mask))
+            out = torch.matmul(weights, rows.transpose(1, 2)).transpose(1, 2)
         else:
-            from_, to, weights = self._along_edges(scores, key_padding_mask)
-            moved = rows[:, from_] * weights.transpose(1, 2)[..., None]
+            from_, to, weights = self._along_edges(scores, key_padding_mask, self._edges(query.shape[1]))
+            moved = rows[:, from_] * self._dropped(weights).transpose(1, 2)[..., None]
             out = torch.zeros_like(rows).index_add(1, to, moved)
         merged = out.flatten(-2) if self.shape.merge == "concat" else out.mean(-2)
         return (merged if self.bias is None else merged + self.bias).to(query.dtype)
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+    def weights(
+        self,
+        query: Tensor,
+        source: Tensor | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        edges: Sequence[Tensor] | None = None,
+    ) -> Tensor:
         """Attention weights [batch, heads, query, key]; see `forward` for the arguments."""
-        _, scores = self._rows(query, source)
+        rows, scores = self._rows(query, source)
+        batch, tokens, heads = rows.shape[:3]
+        if edges is not None:
+            _, joined, real = self._united(rows, scores, key_padding_mask)
+            from_, to, weights = self._along_edges(joined, real, self._of_each(edges, query))
+            flat = torch.zeros(heads, batch * tokens * tokens, dtype=weights.dtype, device=weights.device)
+            found = flat.index_add(1, to * tokens + from_ % tokens, weights[0])
+            return found.reshape(heads, batch, tokens, tokens).transpose(0, 1)
         if self.edges is None:
             return self._all_pairs(scores, key_padding_mask)
-        from_, to, weights = self._along_edges(scores, key_padding_mask)
-        batch, heads, tokens = weights.shape[0], weights.shape[1], query.shape[1]
+        from_, to, weights = self._along_edges(scores, key_padding_mask, self._edges(tokens))
         flat = torch.zeros(batch, heads, tokens * tokens, dtype=weights.dtype, device=weights.device)
         return flat.index_add(2, to * tokens + from_, weights).reshape(batch, heads, tokens, tokens)
 
@@ -83,6 +113,38 @@ class GraphLayer(nn.Module):
         rows = wide(self.value(query).reshape(*query.shape[:-1], self.shape.config.num_heads, self.shape.size))
         target, own = ((rows * part).sum(-1).transpose(1, 2) for part in (self.target, self.source))
         return rows, (target, own)
+
+    @staticmethod
+    def _united(
+        rows: Tensor, scores: tuple[Tensor, Tensor], key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor | None]:
+        """Rows, score terms and padding mask of all examples as one graph: one example of batch times tokens."""
+        target, own = (part.transpose(0, 1).flatten(1)[None] for part in scores)
+        mask = None if key_padding_mask is None else key_padding_mask.reshape(1, -1)
+        return rows.flatten(0, 1)[None], (target, own), mask
+
+    def _of_each(self, edges: Sequence[Tensor], query: Tensor) -> Tensor:
+        """The distinct edges [2, edges], from and to, of the graph of all examples, including self-loops."""
+        batch, tokens = query.shape[:2]
+        if len(edges) != batch:
+            raise InvalidValue.of("edges", f"{len(edges)} graphs", f"{batch}, one for each example")
+        if self.shape.config.causal:
+            raise Incompatible("a causal layer takes its edges from its options, not from the call")
+        loops = torch.arange(tokens, device=query.device).repeat(2, 1).T
+        found = []
+        for example, own in enumerate(edges):
+            if own.ndim != 2 or own.shape[1] != 2 or own.dtype != torch.int64:
+                given = f"{own.dtype} {tuple(own.shape)}"
+                raise InvalidValue.of(f"edges[{example}]", given, "torch.int64 (edges, 2)")
+            if own.numel() and not 0 <= int(own.min()) <= int(own.max()) < tokens:
+                allowed = f"tokens from 0 to {tokens - 1}"
+                raise InvalidValue.of(f"edges[{example}]", f"{int(own.min())} to {int(own.max())}", allowed)
+            all_of_it = torch.cat([own.to(query.device), loops]) if self.shape.self_loops else own.to(query.device)
+            found.append(all_of_it.unique(dim=0) + example * tokens)
+        return torch.cat(found).T
+
+    def _dropped(self, weights: Tensor) -> Tensor:
+        return dropout(weights, self.shape.config.dropout, training=self.training)
 
     def _all_pairs(self, scores: tuple[Tensor, Tensor], key_padding_mask: Tensor | None) -> Tensor:
         """Attention weights [batch, heads, query, key] over all pairs."""
@@ -98,14 +160,13 @@ class GraphLayer(nn.Module):
         )
 
     def _along_edges(
-        self, scores: tuple[Tensor, Tensor], key_padding_mask: Tensor | None
+        self, scores: tuple[Tensor, Tensor], key_padding_mask: Tensor | None, edges: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The positions where edges start and end, [edges] each, and their weights [batch, heads, edges].
+        """The positions where `edges` [2, edges] start and end, [edges] each, and their weights [batch, heads, edges].
 
         Edges to or from positions beyond the sequence are moved to position 0 and get weight zero.
         """
         tokens = scores[0].shape[-1]
-        edges = self._edges(tokens)
         there = (edges < tokens).all(0)
         from_, to = edges * there
         real = there[None] if key_padding_mask is None else there & key_padding_mask[:, from_]

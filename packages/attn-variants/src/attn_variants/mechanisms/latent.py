@@ -32,7 +32,8 @@ class MultiHeadLatentAttention(ComputedMechanism):
     """Multi-head latent attention: keys and values of all heads are projected from one cached latent per token.
 
     Positions are encoded in a small rotary key beside the latent, shared by all heads. It is rotated by the model's
-    rotary embedding if there is one, else by an interleaved one with the option `base`.
+    rotary embedding if there is one, else by an interleaved one with the option `base`; with neither it is a shared
+    part of the keys without positions (Kimi Linear, arXiv 2510.26692).
     """
 
     name = "mla"
@@ -55,9 +56,9 @@ class MultiHeadLatentAttention(ComputedMechanism):
         """The sizes of DeepSeek-V2 by default; `nope_size` and `value_size` are `head_dim` if they are None.
 
         `latent` is the size of the latent that is cached for each token, `rotary_size` that of the rotary key beside
-        it, whose rotary base is `base`; `query_latent` compresses the queries too (1536 in DeepSeek-V2, None in V2
-        Lite). `norm_eps` is that of both RMSNorms. Scores are multiplied by `score_factor`: DeepSeek uses
-        (0.1 ln s + 1)² with YaRN's scaling factor s.
+        it, whose rotary base is `base`, None for no rotary embedding; `query_latent` compresses the queries too (1536
+        in DeepSeek-V2, None in V2 Lite). `norm_eps` is that of both RMSNorms. Scores are multiplied by `score_factor`:
+        DeepSeek uses (0.1 ln s + 1)² with YaRN's scaling factor s.
         """
 
         latent: int = 512
@@ -65,7 +66,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         nope_size: int | None = None
         value_size: int | None = None
         query_latent: int | None = None
-        base: float = 10000.0
+        base: float | None = 10000.0
         norm_eps: float = 1e-6
         score_factor: float = 1.0
 
@@ -79,7 +80,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
                 raise InvalidValue.of(
                     "rotary_size", self.rotary_size, "an even number, as elements are rotated in pairs"
                 )
-            require_number("base", self.base, gt=1)
+            require_number("base", self.base, gt=1, optional=True)
             for name in ("norm_eps", "score_factor"):
                 require_number(name, getattr(self, name), gt=0)
 
@@ -93,7 +94,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         shape = LatentShape(
             sizes=self.sizes(config),
             mask=self_mask(config),
-            rotary=config.rotary or Rotary(base=options.base, interleaved=True),
+            rotary=config.rotary or (None if options.base is None else Rotary(base=options.base, interleaved=True)),
             norm_eps=options.norm_eps,
         )
         return LatentAttentionLayer(shape)

@@ -81,7 +81,7 @@ class LatentAttentionLayer(nn.Module):
         self.sizes = sizes
         self.dropout = config.dropout
         self.rotary = shape.rotary
-        self.rotated = rotated_size(shape.rotary, sizes.rotated)
+        self.rotated = sizes.rotated if shape.rotary is None else rotated_size(shape.rotary, sizes.rotated)
         if sizes.query_latent is None:
             self.query = nn.Linear(hidden_size, sizes.heads * sizes.key, bias=False)
         else:
@@ -128,7 +128,7 @@ class LatentAttentionLayer(nn.Module):
         Appends the normalised "latent" [tokens, latent] and the rotated "rotary_key" [tokens, rotated] to the state
         "latent".
         """
-        cos_sin = batch_cos_sin(self.rotary, self.rotated, query, batch)
+        cos_sin = None if self.rotary is None else batch_cos_sin(self.rotary, self.rotated, query, batch)
         rows = self.queries(query, cos_sin)
         latent, turned = self.memory(query, cos_sin)
         fresh = state["latent"].append({"latent": latent, "rotary_key": turned})
@@ -169,19 +169,19 @@ class LatentAttentionLayer(nn.Module):
             )
         return out
 
-    def queries(self, rows: Tensor, cos_sin: CosSin) -> Tensor:
+    def queries(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
         """Queries [..., tokens, heads, nope + rotated] of rows [..., tokens, hidden_size]."""
         if self.sizes.query_latent is None:
             projected = self.query(rows)
         else:
             projected = self.query_up(self.query_norm(self.query_down(rows)))
         nope, turned = self._parts(projected.unflatten(-1, (self.sizes.heads, self.sizes.key)))
-        return torch.cat([nope, rotate(turned, cos_sin, interleaved=self.rotary.interleaved)], dim=-1)
+        return torch.cat([nope, self._turned(turned, cos_sin)], dim=-1)
 
-    def memory(self, rows: Tensor, cos_sin: CosSin) -> tuple[Tensor, Tensor]:
+    def memory(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor]:
         """The cache fields of rows [..., tokens, hidden_size]: normalised latents [..., tokens, latent] and rotated
         rotary keys [..., tokens, rotated]."""
-        turned = rotate(self.rotary_key(rows)[..., None, :], cos_sin, interleaved=self.rotary.interleaved)
+        turned = self._turned(self.rotary_key(rows)[..., None, :], cos_sin)
         return self.latent_norm(self.latent(rows)), turned.squeeze(-2)
 
     def expand(self, query: Tensor, memory: tuple[Tensor, Tensor]) -> AttentionInputs:
@@ -217,13 +217,19 @@ class LatentAttentionLayer(nn.Module):
         out_of = weight_of(self.value_up).view(self.sizes.heads, self.sizes.value, self.sizes.latent)
         return torch.einsum("...hc,hvc->...hv", latents, out_of)
 
+    def _turned(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
+        """Rows [..., heads, rotated] with rotary positions, if the layer has any."""
+        if self.rotary is None or cos_sin is None:
+            return rows
+        return rotate(rows, cos_sin, interleaved=self.rotary.interleaved)
+
     def _parts(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Split queries into the part without positions [..., nope] and the rotary part [..., rotated]."""
         return query[..., : self.sizes.nope], query[..., self.sizes.nope :]
 
     def _operands(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> AttentionInputs:
         refuse_source(source)
-        cos_sin = cos_sin_to(self.rotary, self.rotated, query.shape[-2], query)
+        cos_sin = None if self.rotary is None else cos_sin_to(self.rotary, self.rotated, query.shape[-2], query)
         operands = self.expand(self.queries(query, cos_sin), self.memory(query, cos_sin))
         return AttentionInputs(
             query=operands.query, key=operands.key, value=operands.value, key_padding_mask=key_padding_mask

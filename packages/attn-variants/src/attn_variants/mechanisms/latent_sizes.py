@@ -68,5 +68,5 @@ class LatentShape:
 
     sizes: LatentSizes
     mask: Mask
-    rotary: Rotary
+    rotary: Rotary | None
     norm_eps: float

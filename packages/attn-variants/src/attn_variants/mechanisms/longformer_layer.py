@@ -28,6 +28,13 @@ class LongformerLayer(SpecLayer):
     only_spec = False
     takes_global_tokens = True
 
+    def reset_parameters(self) -> None:
+        """Initialise the projections; those of global tokens begin as copies of the others (Beltagy et al. 2020)."""
+        super().reset_parameters()
+        with torch.no_grad():
+            for name in ("query", "key", "value"):
+                getattr(self.inner, name).load_state_dict(getattr(self, name).state_dict())
+
     def forward(
         self,
         query: Tensor,
@@ -89,8 +96,7 @@ class LongformerLayer(SpecLayer):
 class GlobalAttention(nn.Module, InnerAttention):
     """Replaces the outputs at global positions by attention to all tokens with projections of its own.
 
-    Learned: `query`, `key`, `value` (`nn.Linear` of `hidden_size` inputs, Glorot-uniform weights, zero biases). If
-    global tokens are added to a trained model, initialise them by copies of the layer's own (Beltagy et al. 2020).
+    Learned: `query`, `key`, `value` (`nn.Linear` of `hidden_size` inputs), which begin as copies of the layer's own.
     """
 
     def __init__(self, spec: AttentionSpec, positions: tuple[int, ...], *, hidden_size: int, bias: bool) -> None:
@@ -101,15 +107,11 @@ class GlobalAttention(nn.Module, InnerAttention):
         self.query = nn.Linear(hidden_size, heads.query * heads.key_size, bias=bias)
         self.key = nn.Linear(hidden_size, heads.key_value * heads.key_size, bias=bias)
         self.value = nn.Linear(hidden_size, heads.key_value * heads.value_size, bias=bias)
-        for linear in (self.query, self.key, self.value):
-            nn.init.xavier_uniform_(linear.weight)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
         self.use_kernel(None)
 
     def use_kernel(self, name: str | None) -> None:
         """Use the kernel of this name for global queries from now on; None chooses the cheapest."""
-        self._kernels = AttentionKernels(self.spec, name)
+        self.kernels = AttentionKernels(self.spec, name)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size] for rows [batch, query, hidden_size]."""
@@ -117,7 +119,7 @@ class GlobalAttention(nn.Module, InnerAttention):
         at = self.global_positions(rows)
         if not at:
             return local
-        seen = self._kernels.run(self.global_operands(rows, operands, at))
+        seen = self.kernels.run(self.global_operands(rows, operands, at))
         return local.index_copy(1, torch.tensor(at, device=rows.device), seen.to(local.dtype))
 
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
@@ -141,7 +143,7 @@ class GlobalAttention(nn.Module, InnerAttention):
         some = rows.gather(1, index[..., None].expand(-1, -1, rows.shape[-1]))
         inputs = self.global_operands(rows, operands, slice(0))
         query = self.query(some).unflatten(-1, (self.spec.heads.query, self.spec.heads.key_size))
-        seen = self._kernels.run(dataclasses.replace(inputs, query=query)).to(local.dtype)
+        seen = self.kernels.run(dataclasses.replace(inputs, query=query)).to(local.dtype)
         at = index[..., None, None].expand(seen.shape)
         return local.scatter(1, at, torch.where(first.bool()[..., None, None], seen, local.gather(1, at)))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attn_core import AttentionSpec, Capability, DeclaredMechanism, Heads, MechanismConfig, Paper
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.common import GROUPED_SELF, SELF, self_attention, whole_numbers
+from attn_variants.mechanisms.common import GROUPED_SELF, SELF, ValueSizeConfig, heads_of, self_attention, whole_numbers
 
 
 class MultiHeadAttention(DeclaredMechanism):
@@ -22,6 +22,7 @@ class MultiHeadAttention(DeclaredMechanism):
         r" O = [\mathrm{head}_1; \dots; \mathrm{head}_H] W^O"
     )
     capabilities = SELF | {Capability.CROSS}
+    Config = ValueSizeConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The spec of plain softmax attention."""
@@ -49,8 +50,9 @@ class GroupedQueryAttention(DeclaredMechanism):
     capabilities = GROUPED_SELF | {Capability.CROSS}
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(MechanismConfig):
-        """`groups` lists the key/value head of each query head, for groups that are unequal or not consecutive."""
+    class Config(ValueSizeConfig):
+        """`groups` lists the key/value head of each query head, for groups that are unequal or not consecutive;
+        `value_size` is the size of the values of a head, `head_dim` by default."""
 
         groups: tuple[int, ...] | None = None
 
@@ -70,13 +72,13 @@ def grouped_heads(config: MechanismConfig) -> Heads:
     """The heads of a config; without `num_kv_heads`, in the smallest equal groups of more than one head."""
     groups = GroupedQueryAttention.Config.of(config).groups
     if groups is not None:
-        size = config.head_dim or config.hidden_size // config.num_heads
         shared = config.num_kv_heads or max(groups) + 1
-        return Heads(query=config.num_heads, key_value=shared, key_size=size, value_size=size, groups=groups)
+        equal = heads_of(dataclasses.replace(config, num_kv_heads=None))
+        return dataclasses.replace(equal, key_value=shared, groups=groups)
     if config.num_kv_heads is not None or config.num_heads == 1:
-        return config.head_layout
+        return heads_of(config)
     share = next(share for share in range(2, config.num_heads + 1) if config.num_heads % share == 0)
-    return dataclasses.replace(config.head_layout, key_value=config.num_heads // share)
+    return dataclasses.replace(heads_of(config), key_value=config.num_heads // share)
 
 
 class MultiQueryAttention(DeclaredMechanism):
@@ -92,9 +94,10 @@ class MultiQueryAttention(DeclaredMechanism):
     )
     equation = r"\mathrm{head}_h = \mathrm{softmax}\left(\frac{Q_h K^\top}{\sqrt{d_k}} + M\right) V"
     capabilities = GROUPED_SELF | {Capability.CROSS}
+    Config = ValueSizeConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` for more than one key/value head."""
         if config.num_kv_heads not in {None, 1}:
             raise InvalidValue.of("num_kv_heads", config.num_kv_heads, "1; use mechanism 'gqa' for more")
-        return self_attention(config, heads=dataclasses.replace(config.head_layout, key_value=1))
+        return self_attention(config, heads=dataclasses.replace(heads_of(config), key_value=1))

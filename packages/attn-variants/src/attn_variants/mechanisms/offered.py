@@ -14,6 +14,7 @@ from attn_variants.mechanisms.causal_clusters import (
 from attn_variants.mechanisms.clusters import ClusteredAttention, HashedAttention, RoutingAttention, SinkhornAttention
 from attn_variants.mechanisms.compressive import CompressiveMemory
 from attn_variants.mechanisms.coverage import CoverageAttention
+from attn_variants.mechanisms.delta_rules import DeltaNet, KimiDeltaAttention
 from attn_variants.mechanisms.dependency import DependencyAttention, DependencyDepthAttention
 from attn_variants.mechanisms.distributions import (
     AdaptiveEntmaxAttention,
@@ -53,13 +54,7 @@ from attn_variants.mechanisms.positions import (
     ShawAttention,
     T5Attention,
 )
-from attn_variants.mechanisms.recurrences import (
-    DeltaNet,
-    GatedLinearAttention,
-    KimiDeltaAttention,
-    LightningAttention,
-    Retention,
-)
+from attn_variants.mechanisms.recurrences import GatedLinearAttention, LightningAttention, Retention
 from attn_variants.mechanisms.scores import (
     AdditiveAttention,
     ConcatAttention,

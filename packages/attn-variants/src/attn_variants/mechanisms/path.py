@@ -19,7 +19,7 @@ from attn_core import (
     Shape,
     Step,
 )
-from attn_core.checks import require_whole
+from attn_core.checks import require_flag, require_whole
 
 from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
 
@@ -53,17 +53,23 @@ class PathAttention(DeclaredMechanism):
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
         """`rank` is that of the projection to the directions w; `taps`, the size of the short convolution over them in
-        tokens; `block`, the number of tokens that are processed at once, which affects only the speed."""
+        tokens; `block`, the number of tokens that are processed at once, which affects only the speed.
+
+        With `forget_gate` every token t has a gate f_t = σ(v^T x_t + c) per head, and ln f_t of all tokens after the
+        key is added to the product of query and key, before the division by √d_k, as in the authors' library.
+        """
 
         rank: int = 32
         taps: int = 3
         block: int = 64
+        forget_gate: bool = False
 
         def __post_init__(self) -> None:
             super().__post_init__()
             require_whole("rank", self.rank, ge=1, unit="elements")
             require_whole("taps", self.taps, ge=1, unit="tokens")
             require_whole("block", self.block, ge=1, unit="tokens")
+            require_flag("forget_gate", self.forget_gate)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -74,20 +80,22 @@ class PathAttention(DeclaredMechanism):
         from attn_variants.mechanisms.path_layer import PathInner
 
         own = self.Config.of(config)
-        return PathInner(
-            self.spec(config), hidden_size=config.hidden_size, rank=own.rank, taps=own.taps, block=own.block
-        )
+        shared = {"rank": own.rank, "taps": own.taps, "block": own.block}
+        return PathInner(self.spec(config), hidden_size=config.hidden_size, forget_gate=own.forget_gate, **shared)
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
         """A computation of its own, as no kernel transforms queries along the way to each key."""
         return (Computation(),)
 
     def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
-        """The direction w and the strength β of a token; β in float32, as hundreds of matrices are multiplied."""
+        """The direction w and the strength β of a token, and the logarithm of its gate where it has one; the last two
+        in float32, as those of hundreds of tokens are multiplied or added."""
         heads = config.head_layout
+        gate = {"fade": Field((heads.query,), dtype="float32")} if self.Config.of(config).forget_gate else {}
         return {
             "direction": Field((heads.key_value, heads.key_size)),
             "strength": Field((heads.key_value,), dtype="float32"),
+            **gate,
         }
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
@@ -98,10 +106,9 @@ class PathAttention(DeclaredMechanism):
         """
         own, heads = self.Config.of(config), config.head_layout
         into = heads.key_value * heads.key_size
-        projected = 2 * shape.query * (config.hidden_size * (own.rank + heads.key_value) + own.rank * into)
-        parameters = (
-            own.rank * (config.hidden_size + into) + into * own.taps + (config.hidden_size + 1) * heads.key_value
-        )
+        gates = heads.key_value + (heads.query if own.forget_gate else 0)
+        projected = 2 * shape.query * (config.hidden_size * (own.rank + gates) + own.rank * into)
+        parameters = own.rank * (config.hidden_size + into) + into * own.taps + (config.hidden_size + 1) * gates
         pairs, allowed = (whole_flops if shape.whole else step_flops)(heads, shape, own.block)
         turned = Cost(
             flops=shape.batch * (projected + pairs),

@@ -9,7 +9,7 @@ import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, Heads, InnerAttention
 from attn_core.masking import LOWEST, allowed_pairs, of_query_heads, positions, shares, wide
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import logsigmoid, pad
 from torch.utils.checkpoint import checkpoint
 
 from attn_variants.attention.projections import by_heads, fresh_linear
@@ -85,13 +85,15 @@ class KeyBlocks:
 
     `keys` [batch, heads, token, size] are multiplied by the matrices from them to the end of their block, `passing`
     [batch, heads, size, size] is the product of all matrices of the block. `values` [batch, heads, token, value_size]
-    and `key_padding_mask` [batch, token] (True for real tokens, None if all are) are those of the whole sequence.
+    and `key_padding_mask` [batch, token] (True for real tokens, None if all are) are those of the whole sequence, as
+    are `fades` [batch, heads, token], the sums of all scaled log gates up to each token, None without gates.
     """
 
     keys: tuple[Tensor, ...]
     passing: tuple[Tensor, ...]
     values: Tensor
     key_padding_mask: Tensor | None
+    fades: Tensor | None
 
     def attend(self, query: Tensor, own: Tensor, number: int) -> Tensor:
         """Outputs [batch, heads, token, value_size] of the queries of the block with index `number`.
@@ -108,6 +110,8 @@ class KeyBlocks:
                 query = query @ self.passing[earlier]
         scores = torch.cat(columns[::-1], -1)
         keys = scores.shape[-1]
+        if self.fades is not None:
+            scores = scores + self.fades[:, :, keys - own.shape[-1] : keys, None] - self.fades[:, :, None, :keys]
         if self.key_padding_mask is None:
             return scores.softmax(-1) @ self.values[:, :, :keys]
         seen = pad(~ahead, (keys - own.shape[-1], 0), value=True)
@@ -115,14 +119,19 @@ class KeyBlocks:
 
 
 def path_attention(
-    heads: Heads, rows: tuple[Tensor, Tensor, Tensor], paths: Householder, key_padding_mask: Tensor | None, block: int
+    heads: Heads,
+    rows: tuple[Tensor, Tensor, Tensor],
+    paths: Householder,
+    key_padding_mask: Tensor | None,
+    block: int,
+    fades: Tensor | None,
 ) -> Tensor:
     """Outputs [batch, heads, token, value_size] of whole sequences.
 
     `rows` are queries [batch, heads, token, size], keys and values [batch, num_kv_heads, token, size];
-    `key_padding_mask` [batch, token] or None. A query is multiplied by the matrices of its own block of `block` tokens,
-    then by one product for each earlier block (Yang et al. 2025, arXiv 2505.16381, section 3.3). The backward pass
-    recomputes one block of queries at a time, so that memory is linear in the length.
+    `key_padding_mask` [batch, token] or None; `fades` are those of `KeyBlocks`. A query is multiplied by the matrices
+    of its own block of `block` tokens, then by one product for each earlier block (Yang et al. 2025, arXiv 2505.16381,
+    section 3.3). The backward pass recomputes one block of queries at a time, so that memory is linear in the length.
     """
     query, key, value = rows
     tokens = query.shape[2]
@@ -142,6 +151,7 @@ def path_attention(
         of_query_heads(heads, passing).unbind(2),
         of_query_heads(heads, pad(value, (0, 0, 0, missing))),
         None if key_padding_mask is None else pad(key_padding_mask, (0, missing)),
+        None if fades is None else pad(fades, (0, missing)),
     )
     blocks = zip((query - projections @ query_products).unbind(2), own.unbind(2), range(query.shape[2]), strict=True)
     again = query.shape[2] > 1 and torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -156,12 +166,15 @@ class PathInner(InnerAttention, nn.Module):
     """Softmax attention whose queries are multiplied by the Householder-like matrices of all tokens after the key.
 
     Learned: `down` and `up`, the low-rank projection to directions, `convolution` of their last `taps` tokens, and
-    `strength` (`nn.Linear`, zero bias), for β from 0 to 2. Tokens are processed in blocks of `block`.
+    `strength` (`nn.Linear`, zero bias), for β from 0 to 2; with a `forget_gate`, `forget` (`nn.Linear`, zero bias).
+    Tokens are processed in blocks of `block`.
     """
 
     computes_itself = True
 
-    def __init__(self, spec: AttentionSpec, *, hidden_size: int, rank: int, taps: int, block: int) -> None:
+    def __init__(
+        self, spec: AttentionSpec, *, hidden_size: int, forget_gate: bool, rank: int, taps: int, block: int
+    ) -> None:
         super().__init__()
         heads = spec.heads
         self.spec = spec
@@ -170,12 +183,15 @@ class PathInner(InnerAttention, nn.Module):
         self.up = fresh_linear(rank, heads.key_value * heads.key_size, bias=False)
         self.convolution = ShortConvolution(heads.key_value * heads.key_size, taps)
         self.strength = fresh_linear(hidden_size, heads.key_value, bias=True)
+        self.forget = fresh_linear(hidden_size, heads.query, bias=True) if forget_gate else None
 
     def remember(self, rows: Tensor) -> Fields:
         """The cache fields of rows [..., hidden_size]: "direction" [..., num_kv_heads, key_size], before convolution,
-        and "strength" β [..., num_kv_heads], from 0 to 2, at least float32."""
+        "strength" β [..., num_kv_heads], from 0 to 2, and with a gate "fade" [..., heads], its logarithm; the last two
+        at least float32."""
         direction = by_heads(self.up(self.down(rows)), self.spec.heads.key_value)
-        return {"direction": direction, "strength": 2 * wide(self.strength(rows)).sigmoid()}
+        fade = {} if self.forget is None else {"fade": logsigmoid(wide(self.forget(rows)))}
+        return {"direction": direction, "strength": 2 * wide(self.strength(rows)).sigmoid(), **fade}
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""
@@ -191,7 +207,8 @@ class PathInner(InnerAttention, nn.Module):
         query, key, value = (wide(part).transpose(1, 2) for part in (operands.query, operands.key, operands.value))
         scaled = query * self.spec.heads.key_size**-0.5, key, value
         block = min(self.block, max(1, key.shape[2]))
-        out = path_attention(self.spec.heads, scaled, self.paths(operands), operands.key_padding_mask, block)
+        paths, fades = self.paths(operands), self.fades(operands)
+        out = path_attention(self.spec.heads, scaled, paths, operands.key_padding_mask, block, fades)
         return out.transpose(1, 2).to(operands.value.dtype)
 
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
@@ -200,8 +217,23 @@ class PathInner(InnerAttention, nn.Module):
         query = wide(operands.query).transpose(1, 2) * heads.key_size**-0.5
         key = wide(operands.key).transpose(1, 2)
         block = min(self.block, max(1, key.shape[2]))
-        scores = path_scores(heads, query, key, self.paths(operands), positions(operands)[0], block)
+        places = positions(operands)[0]
+        scores = path_scores(heads, query, key, self.paths(operands), places, block)
+        fades = self.fades(operands)
+        if fades is not None:
+            at = places[:, None].expand(fades.shape[0], fades.shape[1], -1)
+            scores = scores + fades.gather(2, at)[..., None] - fades[:, :, None]
         return shares(scores, allowed_pairs(self.spec.mask, operands))
+
+    def fades(self, operands: AttentionInputs) -> Tensor | None:
+        """The sums of the log gates of all cached tokens up to each, scaled like the scores, [batch, heads, key]; those
+        of padding are 0. None without gates."""
+        if self.forget is None:
+            return None
+        fade = wide(operands.fields["fade"])
+        if operands.key_padding_mask is not None:
+            fade = fade.masked_fill(~operands.key_padding_mask[..., None], 0.0)
+        return fade.cumsum(1).transpose(1, 2) * self.spec.heads.key_size**-0.5
 
     def paths(self, operands: AttentionInputs) -> Householder:
         """The matrices of all cached tokens, at positions 0, 1, ...; those of padding are the identity."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from attn_core import Fields, Heads, LayerState, RaggedBatch, installed
@@ -102,8 +102,10 @@ class Projections:
         )
 
     def through(self, name: str) -> Tensor:
-        """The output of an `nn.Sequential` of two linear layers, of which the first may be joined with others."""
-        pair: nn.Sequential = getattr(self.layer, name)
+        """The output of a linear layer, or of an `nn.Sequential` of two; the first may be joined with others."""
+        pair: nn.Module = getattr(self.layer, name)
+        if not isinstance(pair, nn.Sequential):
+            return self[name]
         joint = self.layer.joint
         if joint is None or f"{name}.0" not in joint.names:
             found: Tensor = pair(self.rows)
@@ -147,7 +149,7 @@ class RecurrenceLayer(nn.Module):
     None for no such kernel, and `step_inputs` returns its inputs.
     """
 
-    further: ClassVar[tuple[str, ...]] = ()
+    further: tuple[str, ...] = ()
     """The names of the linear layers, besides query, key and value, that read the layer's input."""
 
     def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, chunk: int, taps: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Linear recurrences: RetNet, GLA, lightning attention, DeltaNet and KDA."""
+"""Linear recurrences whose state decays: RetNet, GLA and lightning attention; and the base class of all."""
 
 from __future__ import annotations
 
@@ -28,13 +28,7 @@ from attn_core.kernels.recurrence import Decay, RecurrenceSpec
 from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
 from attn_variants.mechanisms.common import BASIC, projection_biases, projection_weights
-from attn_variants.mechanisms.decode_steps import (
-    delta_step,
-    gated_linear_step,
-    kimi_delta_step,
-    lightning_step,
-    retention_step,
-)
+from attn_variants.mechanisms.decode_steps import gated_linear_step, lightning_step, retention_step
 
 
 class Update(NamedTuple):
@@ -250,14 +244,16 @@ class Retention(Recurrence):
         default, as in the paper.
 
         Over `scale_base` tokens, the pair p of d rotated elements decays by the factor (2p/d + 0.4) / 1.4 of xPos,
-        whose authors use 512; with None, only the decay of the head applies.
+        whose authors use 512; with None, only the decay of the head applies. `norm_eps` is that of the norm of outputs.
         """
 
         base: float | None = 10000.0
         scale_base: float | None = None
+        norm_eps: float = 1e-6
 
         def __post_init__(self) -> None:
             super().__post_init__()
+            require_number("norm_eps", self.norm_eps, gt=0)
             if self.base is not None and not self.base > 1:
                 raise InvalidValue.of("base", self.base, "a number above 1, or None")
             if self.scale_base is None:
@@ -271,7 +267,7 @@ class Retention(Recurrence):
 
     def build(self, config: MechanismConfig) -> Any:
         """A new `RetentionLayer`; raises the errors of `heads`, and `InvalidValue` for an odd rotary size."""
-        from attn_variants.mechanisms.decay_layers import RetentionLayer
+        from attn_variants.mechanisms.decay_layers import RetentionLayer, RetentionPositions
 
         own = self.Config.of(config)
         return RetentionLayer(
@@ -279,9 +275,10 @@ class Retention(Recurrence):
             hidden_size=config.hidden_size,
             bias=config.bias,
             chunk=own.chunk,
-            rotary=self.rotary_of(config),
-            scale_base=own.scale_base,
-            first_head=0 if config.heads_of is None else config.heads_of.first,
+            positions=RetentionPositions(
+                self.rotary_of(config), own.scale_base, 0 if config.heads_of is None else config.heads_of.first
+            ),
+            eps=own.norm_eps,
         )
 
     def rotary_of(self, config: MechanismConfig) -> Rotary | None:
@@ -373,10 +370,11 @@ class GatedLinearAttention(Recurrence):
 
 
 class LightningAttention(Recurrence):
-    """Linear attention on SiLU features, with a fixed decay per head by ALiBi's slopes and a norm over all heads."""
+    """Linear attention on SiLU features, with a fixed decay per head by ALiBi's slopes, a norm over all heads, and a
+    gate: the layer of MiniMax-01 (MiniMax 2025, arXiv 2501.08313)."""
 
     name = "lightning"
-    summary = "linear attention with a fixed decay per head"
+    summary = "linear attention with a fixed decay per head and a gate"
     paper = Paper(
         title="Lightning Attention-2: A Free Lunch for Handling Unlimited Sequence Lengths in Large Language Models",
         authors="Qin et al.",
@@ -384,110 +382,43 @@ class LightningAttention(Recurrence):
         arxiv="2401.04658",
     )
     equation = (
-        r"S_t = e^{-m_h} S_{t-1} + k_t v_t^\top,\quad o_t = S_t^\top q_t,\quad m_h = 2^{-8h/H},\quad"
-        r" q, k, v = \mathrm{silu}(W x),\quad y_t = W_O\,\mathrm{norm}(o_t)"
+        r"S_t = e^{-m_h} S_{t-1} + k_t v_t^\top,\quad o_t = S_t^\top q_t,\quad m_h = f\,2^{-8h/H},\quad"
+        r" q, k, v = \mathrm{silu}(W x),\quad y_t = W_O\left(\sigma(W_G x_t) \odot \mathrm{norm}(o_t)\right)"
     )
     update = Update(decay="head")
     splits_heads = False
     """Not split by heads, as the norm is over all heads."""
 
+    @dataclass(frozen=True, kw_only=True)
+    class Config(RecurrenceConfig):
+        """`slope_factor` f multiplies the slopes: MiniMax-01 has 1 - l / (L - 1 + 1e-5) + 1e-5 in layer l of L, so that
+        deeper layers forget more slowly."""
+
+        slope_factor: float = 1.0
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require_number("slope_factor", self.slope_factor, gt=0)
+
     def build(self, config: MechanismConfig) -> Any:
         """A new `LightningLayer`; raises the errors of `heads`."""
         from attn_variants.mechanisms.decay_layers import LightningLayer
 
-        own = RecurrenceConfig.of(config)
-        return LightningLayer(self.heads(config), hidden_size=config.hidden_size, bias=config.bias, chunk=own.chunk)
+        own = self.Config.of(config)
+        return LightningLayer(
+            self.heads(config),
+            hidden_size=config.hidden_size,
+            bias=config.bias,
+            chunk=own.chunk,
+            slope_factor=own.slope_factor,
+        )
 
     def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
         """The decode step of `LightningLayer`."""
         return lightning_step(self.heads(config))
 
     def extras(self, config: MechanismConfig) -> Extra:
-        """The parameters of the norm."""
+        """The parameters of the gate and of the norm."""
         heads = self.heads(config)
-        return Extra(other=heads.query * heads.value_size)
-
-
-class DeltaNet(Recurrence):
-    """The delta rule: a key replaces the value that the state holds for it, instead of adding to it.
-
-    Queries, keys and values pass a short convolution and SiLU; queries and keys are L2-normalised. With strength β = 1
-    a key overwrites its value, with 0 it writes nothing.
-    """
-
-    name = "deltanet"
-    summary = "linear attention with the delta rule: a value replaces what the state held for its key"
-    paper = Paper(
-        title="Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
-        authors="Yang et al.",
-        year=2024,
-        arxiv="2406.06484",
-    )
-    equation = (
-        r"S_t = (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top,\quad o_t = \frac{S_t^\top q_t}{\sqrt{d_k}},"
-        r"\quad \beta_t = \sigma(w_\beta^\top x_t),\quad y_t = W_O\,\mathrm{norm}(o_t)"
-    )
-    update = Update(delta_rule=True)
-    Config = ConvolvedConfig
-
-    def build(self, config: MechanismConfig) -> Any:
-        """A new `DeltaLayer`; raises the errors of `heads`."""
-        from attn_variants.mechanisms.delta_layers import DeltaLayer
-
-        own = ConvolvedConfig.of(config)
-        return DeltaLayer(
-            self.heads(config), hidden_size=config.hidden_size, bias=config.bias, chunk=own.chunk, taps=own.convolution
-        )
-
-    def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
-        """The decode step of `DeltaLayer`."""
-        return delta_step(self.heads(config), self.taps(config))
-
-    def extras(self, config: MechanismConfig) -> Extra:
-        """The parameters of the strengths, one per head, and of the norm."""
-        return Extra(linear=config.hidden_size * config.num_heads, other=self.heads(config).value_size)
-
-
-class KimiDeltaAttention(Recurrence):
-    """The delta rule on a state whose channels decay at rates computed from each token.
-
-    Queries, keys and values pass a short convolution and SiLU; queries and keys are L2-normalised. The rank of the
-    decay gate and of the output gate is the value size of a head.
-    """
-
-    name = "kda"
-    summary = "the delta rule with a data-dependent decay for each key channel"
-    paper = Paper(
-        title="Kimi Linear: An Expressive, Efficient Attention Architecture",
-        authors="Kimi Team",
-        year=2025,
-        arxiv="2510.26692",
-    )
-    equation = (
-        r"S_t = (I - \beta_t k_t k_t^\top)\,\mathrm{diag}(\alpha_t) S_{t-1} + \beta_t k_t v_t^\top,\quad"
-        r" o_t = \frac{S_t^\top q_t}{\sqrt{d_k}},\quad"
-        r" \alpha_t = \exp\left(-e^{a_h}\,\mathrm{softplus}(W_2 W_1 x_t + b)\right),\quad"
-        r" y_t = W_O\left(\sigma(W_4 W_3 x_t) \odot \mathrm{norm}(o_t)\right)"
-    )
-    update = Update(decay="channel", delta_rule=True)
-    Config = ConvolvedConfig
-
-    def build(self, config: MechanismConfig) -> Any:
-        """A new `KimiDeltaLayer`; raises the errors of `heads`."""
-        from attn_variants.mechanisms.delta_layers import KimiDeltaLayer
-
-        own = ConvolvedConfig.of(config)
-        return KimiDeltaLayer(
-            self.heads(config), hidden_size=config.hidden_size, bias=config.bias, chunk=own.chunk, taps=own.convolution
-        )
-
-    def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
-        """The decode step of `KimiDeltaLayer`."""
-        return kimi_delta_step(self.heads(config), self.taps(config))
-
-    def extras(self, config: MechanismConfig) -> Extra:
-        """The parameters of the strengths, the two low-rank gates, the rates and biases of the decay, and the norm."""
-        heads = self.heads(config)
-        into, out = heads.query * heads.key_size, heads.query * heads.value_size
-        gates = heads.value_size * (2 * config.hidden_size + into + out)
-        return Extra(linear=gates + config.hidden_size * heads.query, other=heads.query + into + heads.value_size)
+        out = heads.query * heads.value_size
+        return Extra(linear=config.hidden_size * out, other=out)

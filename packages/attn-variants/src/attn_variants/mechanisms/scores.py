@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attn_core import AttentionSpec, Capability, DeclaredMechanism, MechanismConfig, Paper, Window
-from attn_core.checks import require_choice, require_whole
+from attn_core.checks import require_choice, require_number, require_whole
 from attn_core.distributions import LocalGaussian
-from attn_core.scores import Additive, Concat, Cosine, Dot, General, Location, Score
+from attn_core.scores import ACTIVATIONS, Additive, Concat, Cosine, Dot, General, Location, Score
 
-from attn_variants.mechanisms.common import CROSS, GROUPED_SELF, self_attention
+from attn_variants.mechanisms.common import CROSS, GROUPED_SELF, ValueSizeConfig, self_attention
 from attn_variants.mechanisms.unprojected import STATES, StatesAttention, StatesConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdditiveConfig(MechanismConfig):
-    """`intermediate_size` is the number of hidden units of each head's scoring network, `head_dim` by default."""
+    """`intermediate_size` is the number of hidden units of each head's scoring network, `head_dim` by default, and
+    `activation` theirs, "tanh" or "relu"."""
 
     intermediate_size: int | None = None
+    activation: str = "tanh"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_whole("intermediate_size", self.intermediate_size, ge=1, unit="units", optional=True)
+        require_choice("activation", self.activation, ACTIVATIONS)
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """The fields of the score."""
+        return {"intermediate_size": self.intermediate_size, "activation": self.activation}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditiveSelfConfig(AdditiveConfig, ValueSizeConfig):
+    """`intermediate_size` is the number of hidden units of each head's scoring network, `head_dim` by default, and
+    `activation` theirs, "tanh" or "relu". `value_size` is the size of the values of a head, `head_dim` by default."""
 
 
 class AdditiveAttention(DeclaredMechanism):
@@ -41,11 +55,11 @@ class AdditiveAttention(DeclaredMechanism):
         r" O = \mathrm{softmax}(e + M) V"
     )
     capabilities = GROUPED_SELF
-    Config = AdditiveConfig
+    Config = AdditiveSelfConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
-        score = Additive(intermediate_size=AdditiveConfig.of(config).intermediate_size)
+        score = Additive(**AdditiveConfig.of(config).network)
         return self_attention(config, score=score)
 
 
@@ -105,9 +119,19 @@ class CosineAttention(DeclaredMechanism):
     )
     capabilities = GROUPED_SELF
 
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`beta` is a sharpness that is not learned; 1 leaves the cosine alone, None learns one for each head."""
+
+        beta: float | None = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require_number("beta", self.beta, gt=0, optional=True)
+
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
-        return self_attention(config, score=Cosine())
+        return self_attention(config, score=Cosine(beta=self.Config.of(config).beta))
 
 
 class ConcatAttention(DeclaredMechanism):
@@ -130,7 +154,7 @@ class ConcatAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
-        score = Concat(intermediate_size=AdditiveConfig.of(config).intermediate_size)
+        score = Concat(**AdditiveConfig.of(config).network)
         return self_attention(config, score=score)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from attn_variants.attention.layer import SpecLayer
 from attn_variants.compute.constants import in_trace
-from attn_variants.compute.dependency import depth_of, depths_of
+from attn_variants.compute.dependency import ParsedSentences, depth_of, depths_of
 
 SHORTEST_TABLE = 256
 
@@ -103,6 +103,8 @@ class DepthLayer(nn.Module):
     Learned: `sequential` U and `structural` W (`nn.Linear` without bias), and the parameters of `attention`.
     """
 
+    takes_parses = True
+
     def __init__(self, attention: SpecLayer, tree: DependencyTree, *, hidden_size: int) -> None:
         super().__init__()
         self.attention = attention
@@ -118,11 +120,12 @@ class DepthLayer(nn.Module):
         *,
         key_padding_mask: Tensor | None = None,
         shared_kv: Fields | None = None,
+        parses: Tensor | None = None,
     ) -> Tensor:
-        """Compute attention over whole sequences [batch, tokens, hidden_size]; see `SpecLayer.forward`."""
-        out: Tensor = self.attention(
-            self._at_positions(query), source, key_padding_mask=key_padding_mask, shared_kv=shared_kv
-        )
+        """Compute attention over whole sequences [batch, tokens, hidden_size]; see `SpecLayer.forward`, and
+        `DependencyLayer.forward` for `parses`."""
+        rows = self._at_positions(query, parses, key_padding_mask)
+        out: Tensor = self.attention(rows, source, key_padding_mask=key_padding_mask, shared_kv=shared_kv)
         return out
 
     def weights(
@@ -132,11 +135,11 @@ class DepthLayer(nn.Module):
         *,
         key_padding_mask: Tensor | None = None,
         shared_kv: Fields | None = None,
+        parses: Tensor | None = None,
     ) -> Tensor:
         """Attention weights [batch, heads, query, key]; see `forward` for the arguments."""
-        return self.attention.weights(
-            self._at_positions(query), source, key_padding_mask=key_padding_mask, shared_kv=shared_kv
-        )
+        rows = self._at_positions(query, parses, key_padding_mask)
+        return self.attention.weights(rows, source, key_padding_mask=key_padding_mask, shared_kv=shared_kv)
 
     def project_kv(self, query: Tensor) -> Fields:
         """Keys and values [batch, key, num_kv_heads, size] of whole sequences [batch, key, hidden_size]."""
@@ -146,9 +149,14 @@ class DepthLayer(nn.Module):
         """Compute one engine step over the new rows [tokens, hidden_size] of many requests; returns the same shape."""
         return self.attention.step(self.with_sinusoids(query, batch.positions, batch.longest), batch, state)
 
-    def with_sinusoids(self, rows: Tensor, positions: Tensor, longest: int) -> Tensor:
+    def with_sinusoids(
+        self, rows: Tensor, positions: Tensor, longest: int, sentences: ParsedSentences | None = None
+    ) -> Tensor:
         """Add the encodings of `positions` [tokens], all below `longest`, to rows [..., tokens, hidden_size]."""
-        depths = depth_of(positions, depths_of(self.tree, rows.device))
+        if sentences is None or sentences.sentence_depths is None:
+            depths = depth_of(positions, depths_of(self.tree, rows.device))
+        else:
+            depths = sentences.sentence_depths
         # Depths are below the number of tokens of the parse and, after the parse, at most the token's position.
         deepest = max(longest, len(self.tree.heads))
         sequence = self.sequential(sinusoidal_at(positions, self.hidden_size, rows, longest))
@@ -164,5 +172,8 @@ class DepthLayer(nn.Module):
         """Use the kernel of this name from now on; None chooses the cheapest that supports each call."""
         self.attention.use_kernel(name)
 
-    def _at_positions(self, rows: Tensor) -> Tensor:
-        return self.with_sinusoids(rows, torch.arange(rows.shape[-2], device=rows.device), rows.shape[-2])
+    def _at_positions(
+        self, rows: Tensor, parses: Tensor | None = None, key_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        sentences = None if parses is None else ParsedSentences.of(parses, rows, key_padding_mask)
+        return self.with_sinusoids(rows, torch.arange(rows.shape[-2], device=rows.device), rows.shape[-2], sentences)

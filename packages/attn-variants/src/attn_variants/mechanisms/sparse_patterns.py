@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar
 
 from attn_core import AttentionSpec, Causal, DeclaredMechanism, Mask, MechanismConfig, Paper, Window
@@ -17,6 +19,8 @@ from attn_variants.mechanisms.common import (
     ENCODER,
     GROUPED_SELF,
     PATTERNS,
+    ValueSizeConfig,
+    heads_of,
     whole_numbers,
     window_mask,
 )
@@ -38,9 +42,10 @@ class SlidingWindow(DeclaredMechanism):
     capabilities = GROUPED_SELF
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(MechanismConfig):
+    class Config(ValueSizeConfig):
         """`window` is the number of visible tokens: if causal, the query's own and `window - 1` before it, as in
-        Mistral; else half of `window` on either side of the query's own, as in Longformer."""
+        Mistral; else half of `window` on either side of the query's own, as in Longformer. `value_size` is the size of
+        the values of a head, `head_dim` by default."""
 
         window: int = 256
 
@@ -51,7 +56,7 @@ class SlidingWindow(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         window = self.Config.of(config).window
-        return AttentionSpec(heads=config.head_layout, mask=window_mask(config, window), rotary=config.rotary)
+        return AttentionSpec(heads=heads_of(config), mask=window_mask(config, window), rotary=config.rotary)
 
 
 class DilatedWindow(DeclaredMechanism):
@@ -235,25 +240,31 @@ class StridedAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`stride` l is the stride in tokens; `pattern` is "union", "heads" (even heads A¹, odd heads A²), "local" (A¹)
-        or "column" (A²)."""
+        """`stride` l is the stride in tokens, near the p-th root of the length, where p is the number of `steps` in
+        which any earlier position is reached; of its p patterns, A^m has l positions at distances of l^(m-1), and the
+        last all of them. `pattern` is "union", "heads" (A¹ to A^p in turn), "local" (A¹) or "column" (A^p)."""
 
         stride: int = 128
         pattern: str = "union"
+        steps: int = 2
 
         def __post_init__(self) -> None:
             super().__post_init__()
             require_whole("stride", self.stride, ge=1, unit="tokens")
+            require_whole("steps", self.steps, ge=2)
             require_choice("pattern", self.pattern, PATTERNS)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The spec; raises `Incompatible` unless causal, `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
-        both = StridedMask(options.stride)
-        masks: dict[str, Mask] = {"union": both, "local": both.local, "column": both.column}
+        stride, steps = options.stride, options.steps
+        near = [Window(left=stride, dilation=stride**step) for step in range(steps - 1)]
+        patterns: list[Mask] = [*near, Window(left=None, dilation=stride ** (steps - 1))]
+        union: Mask = StridedMask(stride) if steps == 2 else reduce(operator.or_, patterns)
+        masks: dict[str, Mask] = {"union": union, "local": patterns[0], "column": patterns[-1]}
         mask = masks.get(options.pattern)
         if mask is None:
-            mask = PerHead(tuple(both.column if head % 2 else both.local for head in range(config.num_heads)))
+            mask = PerHead(tuple(patterns[head % steps] for head in range(config.num_heads)))
         return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
 
 
@@ -282,8 +293,8 @@ class FixedAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`block` l is the number of tokens of a block; `summaries` c, that of its summary cells; `pattern` is "union",
-        "heads", "local" (A¹) or "column" (A²).
+        """`block` l is the number of tokens of a block; `summaries` c, that of its summary cells: 8, 16 or 32 for
+        blocks of 128 or 256, as the paper advises; `pattern` is "union", "heads", "local" (A¹) or "column" (A²).
 
         With "heads", even heads have A¹, and odd heads A², in turn with the last c cells of a block, the c before them,
         and so on.

@@ -1,8 +1,7 @@
-"""Gated attention: the output of each head is multiplied by a sigmoid gate that depends on the query's token."""
+"""Gated attention: the output of each head is multiplied by a gate that depends on the query's token."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,24 +12,30 @@ from attn_core import (
     Cost,
     DeclaredMechanism,
     Full,
+    Mask,
     Mechanism,
     MechanismConfig,
     Paper,
     Shape,
     Step,
+    Window,
     hookimpl,
 )
-from attn_core.errors import InvalidValue
+from attn_core.checks import require_choice, require_number, require_whole
 from attn_core.norms import QkNorm
 
 if TYPE_CHECKING:
     from attn_gated.gated.gate import Gate
 
 PER = ("element", "head")
+ACTIVATIONS = ("sigmoid", "softplus")
 
 
 class Gated(DeclaredMechanism):
-    """Softmax attention whose outputs are multiplied by σ(x W_g), one gate per element or per head."""
+    """Softmax attention whose outputs are multiplied by σ(x W_g), one gate per element or per head.
+
+    The norms and the window of the families that gate are options, so that layers of one model may differ by them.
+    """
 
     name = "gated"
     splits_heads = True
@@ -48,21 +53,22 @@ class Gated(DeclaredMechanism):
     class Config(MechanismConfig):
         """`per` "element" has a gate for every element of a head (the best in the paper), "head" one for each head.
 
-        With `norm_eps` the queries and keys of every head are normalised first (Qwen3-Next).
+        `activation` "softplus" replaces σ (Laguna). With `norm_eps` the queries and keys of every head are normalised
+        first (Qwen3-Next). `window` is the number of visible tokens, the query's own included, None for all of them
+        (AFMoE).
         """
 
         per: str = "element"
+        activation: str = "sigmoid"
         norm_eps: float | None = None
+        window: int | None = None
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.per not in PER:
-                raise InvalidValue.of("per", self.per, " or ".join(PER))
-            eps: object = self.norm_eps
-            if eps is not None and (
-                isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps < math.inf
-            ):
-                raise InvalidValue.of("norm_eps", eps, "a number above 0, or None for no norms")
+            require_choice("per", self.per, PER)
+            require_choice("activation", self.activation, ACTIVATIONS)
+            require_number("norm_eps", self.norm_eps, gt=0, optional=True)
+            require_whole("window", self.window, ge=1, unit="tokens", optional=True)
 
     drops_weights = True
 
@@ -71,7 +77,7 @@ class Gated(DeclaredMechanism):
         own = self.Config.of(config)
         return AttentionSpec(
             heads=own.head_layout,
-            mask=Causal() if own.causal else Full(),
+            mask=mask_of(own),
             norm=None if own.norm_eps is None else QkNorm(eps=own.norm_eps),
             rotary=own.rotary,
         )
@@ -80,7 +86,14 @@ class Gated(DeclaredMechanism):
         """The module of the gate, with random weights."""
         from attn_gated.gated.gate import Gate
 
-        return Gate(config.hidden_size, heads=config.num_heads, gates=gates_of(config), bias=config.bias)
+        own = self.Config.of(config)
+        return Gate(
+            config.hidden_size,
+            heads=config.num_heads,
+            gates=gates_of(config),
+            bias=config.bias,
+            activation=own.activation,
+        )
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of softmax attention and of one more projection of the queries' hidden states."""
@@ -89,6 +102,13 @@ class Gated(DeclaredMechanism):
         biases = gates if config.bias else 0
         gate = Cost(flops=flops, allowed_flops=flops, parameters=config.hidden_size * gates + biases)
         return super().cost(config, shape) + gate
+
+
+def mask_of(own: Gated.Config) -> Mask:
+    """The tokens that a query sees: where bidirectional, half of the window on either side."""
+    if own.window is None:
+        return Causal() if own.causal else Full()
+    return Window(left=own.window - 1) if own.causal else Window(left=own.window // 2, right=own.window // 2)
 
 
 def gates_of(config: MechanismConfig) -> int:

@@ -26,7 +26,7 @@ from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import RecurrenceSpec
 from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
-from attn_recurrent.gated_deltanet.config import GatedDeltaConfig, gated_delta_step
+from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
 
 
 class GatedDeltaNet(ComputedMechanism):
@@ -69,10 +69,7 @@ class GatedDeltaNet(ComputedMechanism):
         """A new `GatedDeltaLayer`; raises `InvalidValue` or `Incompatible` for a config that it does not support."""
         from attn_recurrent.gated_deltanet.layer import GatedDeltaLayer
 
-        own = GatedDeltaConfig.of(config)
-        return GatedDeltaLayer(
-            own.sizes, hidden_size=own.hidden_size, bias=own.bias, taps=own.taps, chunk=own.chunk, eps=own.norm_eps
-        )
+        return GatedDeltaLayer(GatedDeltaConfig.of(config))
 
     def joint_parameters(self, config: MechanismConfig) -> Mapping[str, tuple[int, ...]]:
         """The sizes of queries, keys and values in `filters`, the convolution that they share."""
@@ -97,8 +94,7 @@ class GatedDeltaNet(ComputedMechanism):
 
     def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
         """The decode step that kernels may compute with in-place update of the states."""
-        own = GatedDeltaConfig.of(config)
-        return gated_delta_step(own.sizes, own.taps)
+        return GatedDeltaConfig.of(config).step
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
         """The recurrence, by a kernel only if it costs less than the layer's own plain computation."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from attn_core import (
     MechanismConfig,
 )
-from attn_core.checks import require_number, require_whole
+from attn_core.checks import require_flag, require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
@@ -61,14 +61,17 @@ class GatedDeltaConfig(MechanismConfig):
     speed.
 
     `key_heads`, by default the number of heads, is the number of queries and keys of a token: neighbouring heads, each
-    with its own values, gates and memory, share them (Qwen3-Next). `norm_eps` is that of the output norm.
+    with its own values, gates and memory, share them (Qwen3-Next). `norm_eps` is that of the output norm. With
+    `allow_neg_eigval`, strengths are doubled, so that a state can be negated as well as erased (OLMo Hybrid; Grazzi et
+    al. 2024, arXiv 2411.12537).
     """
 
     value_size: int | None = None
     taps: int = 4
     chunk: int = 64
     key_heads: int | None = None
-    norm_eps: float = 1e-6
+    norm_eps: float = 1e-5
+    allow_neg_eigval: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,6 +80,12 @@ class GatedDeltaConfig(MechanismConfig):
         if self.num_heads % (self.key_heads or self.num_heads):
             raise InvalidValue.of("key_heads", self.key_heads, f"a divisor of the {self.num_heads} heads")
         require_number("norm_eps", self.norm_eps, ge=0)
+        require_flag("allow_neg_eigval", self.allow_neg_eigval)
+
+    @property
+    def step(self) -> RecurrentStepSpec | None:
+        """The decode step that kernels may compute; None if strengths are doubled, which no kernel does."""
+        return None if self.allow_neg_eigval else gated_delta_step(self.sizes, self.taps)
 
     @property
     def sizes(self) -> Sizes:

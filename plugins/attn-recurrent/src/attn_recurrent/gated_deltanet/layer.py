@@ -16,12 +16,13 @@ from attn_core.kernels.recurrent_step import (
     OutputInputs,
     RecurrentStepDispatcher,
     RecurrentStepInputs,
+    RecurrentStepSpec,
 )
 from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
-from attn_recurrent.gated_deltanet.config import Sizes, gated_delta_step
+from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
 from attn_recurrent.gated_deltanet.rule import Rule, by_chunks, weights
 from attn_recurrent.sequences import by_heads, convolved, refuse_source, stepped
 
@@ -68,19 +69,21 @@ class JointPart(nn.Module):
 
 
 class GatedDeltaLayer(nn.Module):
-    """Gated DeltaNet over inputs of `hidden_size`.
+    """Gated DeltaNet over inputs of the config's `hidden_size`.
 
     Learned: `query`, `key`, `value`, `gate`, `fade` (decay), `strength` (β), `output` (`nn.Linear`), `filters`
     [channels, taps], with the newest token last, `rate` [heads], as natural logarithms, `fade_bias` [heads] and `norm`
     [value_size].
     """
 
-    def __init__(self, sizes: Sizes, *, hidden_size: int, bias: bool, taps: int, chunk: int, eps: float) -> None:
+    def __init__(self, config: GatedDeltaConfig) -> None:
         super().__init__()
-        self.sizes, self.chunk, self.eps = sizes, chunk, eps
+        sizes, hidden_size, bias, taps = config.sizes, config.hidden_size, config.bias, config.taps
+        self.sizes, self.chunk, self.eps = sizes, config.chunk, config.norm_eps
+        self.strongest = 2.0 if config.allow_neg_eigval else 1.0
         self.plan = RecurrenceDispatcher(installed().kernels)
         self.step_plan = RecurrentStepDispatcher(installed().kernels)
-        self.step_spec = gated_delta_step(sizes, taps)
+        self.step_spec = config.step
         self.joint: Joint | None = None
         self.query = nn.Linear(hidden_size, sizes.into, bias=bias)
         self.key = nn.Linear(hidden_size, sizes.into, bias=bias)
@@ -135,25 +138,26 @@ class GatedDeltaLayer(nn.Module):
     def _step_in_place(self, rows: Tensor, view: Any, request: int | None = None) -> Tensor | None:
         """The output of a decode step by a kernel that updates states in place, for all requests of a view or for one
         of them; None if there is no such kernel, or if another kernel was chosen by name."""
-        if self.plan.name is not None:
+        spec = self.step_spec
+        if self.plan.name is not None or spec is None:
             return None
 
         def inputs(state: SlotsInPlace) -> RecurrentStepInputs:
-            return self._step_inputs(self._projected(rows), state)
+            return self._step_inputs(spec, self._projected(rows), state)
 
         gradients = torch.is_grad_enabled()
-        out = self.step_plan.run(self.step_spec, rows, view, inputs, gradients=gradients, request=request)
+        out = self.step_plan.run(spec, rows, view, inputs, gradients=gradients, request=request)
         if out is None:
             return None
         found: Tensor = self.output(out.to(rows.dtype))
         return found
 
-    def _step_inputs(self, projected: Projected, state: SlotsInPlace) -> RecurrentStepInputs:
+    def _step_inputs(self, spec: RecurrentStepSpec, projected: Projected, state: SlotsInPlace) -> RecurrentStepInputs:
         sizes = self.sizes
         query, key = (part.reshape(len(part), sizes.key_heads, sizes.key) for part in projected[:2])
         value, gate = (part.reshape(len(part), sizes.heads, sizes.value) for part in projected[2:4])
         return RecurrentStepInputs(
-            spec=self.step_spec,
+            spec=spec,
             query=query,
             key=key,
             value=value,
@@ -192,7 +196,7 @@ class GatedDeltaLayer(nn.Module):
         query, key, value = torch.split(mixed, [sizes.into, sizes.into, sizes.out], dim=-1)
         query, key = (self._for_each_head(unit(by_heads(part, sizes.key_heads))) for part in (query, key))
         decay = -wide(self.rate).exp() * softplus(wide(projected.fade) + wide(self.fade_bias))
-        strength = wide(projected.strength).sigmoid()
+        strength = wide(projected.strength).sigmoid() * self.strongest
         if key_padding_mask is not None:
             decay, strength = (torch.where(key_padding_mask[..., None], part, 0) for part in (decay, strength))
         decay, strength = (part.transpose(1, 2)[..., None] for part in (decay, strength))

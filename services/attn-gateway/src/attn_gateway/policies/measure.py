@@ -153,8 +153,7 @@ class Measured:
         report(log, "call", method=record.method, code=code.name, seconds=round(seconds, 6), **facts)
 
     def _measure(self, record: CallRecord, delta: OutputDelta) -> None:
-        """Record the tokens of one delta of a completion, labelled by the model version that computes it."""
-        record.model = delta.model or record.model
+        """Record the tokens of one delta of a completion, labelled by its model."""
         if record.first_token is None:
             self._name(record)
         metrics, labels = self._metrics, record.labels

@@ -78,7 +78,6 @@ served_models = Table(
     Column("base", Text, nullable=False),
     Column("engine", Text, nullable=False),
     Column("deployment", Text, nullable=False),
-    Column("traffic", Double, nullable=False),
     Column("serving", Integer, nullable=False),
 )
 """The models that calls have loaded, by server, owner and name: how each was loaded, as JSON."""

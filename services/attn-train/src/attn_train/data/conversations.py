@@ -102,12 +102,15 @@ def _checked(messages: Sequence[Any], place: str) -> list[dict[str, Any]]:
 def check_conversation(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """Return messages of `role`, `content` and, for those of the assistant, `weight`, 0 or 1.
 
-    A weight is left out where it is 1. Raises `InvalidValue` for what `check_messages` refuses, which are all other
-    keys, and for other weights.
+    A weight is left out where it is 1. Raises `InvalidValue` for other weights and keys, and for what `check_messages`
+    refuses.
     """
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise InvalidValue.of(f"messages[{place}]", message, "an object with role and content")
+        for key in message.keys() - {"role", "content", WEIGHT}:
+            if message[key] is not None:
+                raise InvalidValue.of(f"messages[{place}].{key}", message[key], f"only role, content and {WEIGHT}")
         weight, field = message.get(WEIGHT), f"messages[{place}].{WEIGHT}"
         if weight is None:
             continue
@@ -115,7 +118,7 @@ def check_conversation(messages: Sequence[Any]) -> list[dict[str, Any]]:
             raise InvalidValue.of(field, weight, f"none for the role {message.get('role')}: only answers are learned")
         if isinstance(weight, bool) or weight not in (0, 1):
             raise InvalidValue.of(field, weight, "0 or 1")
-    plain = check_messages([{key: message[key] for key in message if key != WEIGHT} for message in messages])
+    plain = check_messages([{key: one[key] for key in ("role", "content") if key in one} for one in messages])
     return [one | ({WEIGHT: 0} if given.get(WEIGHT) == 0 else {}) for one, given in zip(plain, messages, strict=True)]
 
 
@@ -135,7 +138,7 @@ def tokenized_chats(tokenizer: Tokenizer, messages: Messages, place: str) -> lis
     said = tokenizer.with_placeholders(plain)
 
     def rendered(count: int, *, asked: bool = False) -> str:
-        return tokenizer.render_chat(said.messages[:count], add_generation_prompt=asked)
+        return tokenizer.render_chat(said.values[0][:count], add_generation_prompt=asked)
 
     spans, texts = [], []
     for number in learned:

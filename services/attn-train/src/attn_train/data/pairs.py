@@ -20,6 +20,11 @@ SAMPLE = "tatoeba-en-zh"
 SAMPLE_FILE = Path(__file__).parent / "samples" / "tatoeba-en-zh.tsv.gz"
 CAPTIONS, IMAGES = "captions", 10_000
 """The name of the captioned images of handwritten digits, and their maximum number."""
+INCLUDED = {
+    SAMPLE: "English and Chinese sentences of Tatoeba",
+    CAPTIONS: "images of one or two handwritten digits, and what stands where",
+}
+"""The sets of pairs that are included, and what they hold."""
 RULE_SEED = 1
 MAX_PAIRS = 10_000_000
 VALIDATION = ("val", "valid", "dev")
@@ -28,7 +33,7 @@ VALIDATION = ("val", "valid", "dev")
 
 def known_pair_sets() -> list[str]:
     """Return the names of the known sets of pairs."""
-    return sorted([*TASKS, SAMPLE, CAPTIONS])
+    return sorted([*TASKS, *INCLUDED])
 
 
 def load_pairs(config: DataConfig, model: ModelConfig, tokenizer: str) -> PairDataset:

@@ -69,7 +69,16 @@ def glossary_pair(choose: random.Random, shortest: int, longest: int) -> Pair:
 
 MAKERS: dict[str, Maker] = {"recall": recall_pair, "needle": needle_pair, "glossary": glossary_pair}
 """Retrieval tasks, whose answer has to be found in the source."""
-TASKS = (*RULES, *MAKERS)
+TASKS = {
+    "copy": "the words of the source",
+    "reverse": "the words of the source, last word first",
+    "words": "the source word by word, in other words",
+    "dictionary": "the source in other words, each pair of neighbours swapped",
+    "recall": "associative recall: the value of one of the keys of the source",
+    "needle": "a needle in a haystack: the word after the mark",
+    "glossary": "the values of several keys of the source",
+}
+"""What each task asks for."""
 
 
 def synthetic_pairs(

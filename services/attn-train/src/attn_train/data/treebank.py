@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from attn_core.errors import InvalidValue
@@ -133,7 +134,19 @@ def tokenize_sentences(
             for number in [numbers.get(tag, UNSEEN), *[PADDED] * (len(piece) - 1)][: len(piece)]
         )
         depths = tuple(d for piece, d in zip(pieces, sentence.depths, strict=True) for d in [d] * len(piece))
+        heads = tuple(head if head < context else -1 for head in heads_of_pieces(sentence.heads, pieces)[:context])
         if any(number != PADDED for number in classes):
             missed = sum(number != PADDED for number in classes[context:])
-            found.append(TaggedTokens(tokens[:context], classes[:context], depths[:context], missed))
+            found.append(TaggedTokens(tokens[:context], classes[:context], depths[:context], heads, missed))
     return found
+
+
+def heads_of_pieces(heads: Sequence[int], pieces: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The head of each token of a sentence whose words have these `heads` and these tokens; see `TaggedTokens`."""
+    starts = [0, *accumulate(map(len, pieces))]
+    firsts = [-1 if head < 0 else starts[head] for head in heads]
+    return tuple(
+        place
+        for first, own, piece in zip(firsts, starts, pieces, strict=False)
+        for place in [first, *[own] * (len(piece) - 1)][: len(piece)]
+    )

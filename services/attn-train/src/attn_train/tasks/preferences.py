@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,10 +136,9 @@ class PreferenceTask(ExampleTask):
 
     def _compared(self, model: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         adapted: AdaptedModel = model.adapted
-        with without_dropout(model):
-            with torch.no_grad(), adapted.without():
-                reference = answer_logprobs(model, *batch).view(2, -1)
-            return dpo_loss(answer_logprobs(model, *batch).view(2, -1), reference, self._beta)
+        with torch.no_grad(), adapted.without():
+            reference = answer_logprobs(model, *batch).view(2, -1)
+        return dpo_loss(answer_logprobs(model, *batch).view(2, -1), reference, self._beta)
 
     def _accuracy(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         _, margins = self._compared(model, batch)
@@ -154,19 +152,6 @@ class PreferenceTask(ExampleTask):
         self.validation_left_out = len(chosen) - len(kept)
         drawn = in_parts(kept, collate_pairs, self._batch)
         return mean_over_batches(model, drawn, value, on_batch, self.weight)
-
-
-@contextmanager
-def without_dropout(model: Any) -> Iterator[None]:
-    """While this is open, the base has no dropout, only the adapter has: other masks for the reference than for the
-    policy would be taken for a difference between the two."""
-    training = model.training
-    model.eval()
-    model.lora.train(training)
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def collate_pairs(pairs: Sequence[PreferencePair]) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,8 @@ UNSEEN = -1
 
 @dataclass(frozen=True)
 class TaggedTokens:
-    """The tokens of a sentence, the class of each word at its first token (else PADDED), and the depth of its word.
+    """The tokens of a sentence, the class of each word at its first token (else PADDED), the depth of its word, and the
+    token that it depends on: the first of the word's head, -1 for the root, and for further tokens the word's first.
 
     A word with a tag that no training sentence has is of the class UNSEEN, and `missed` words do not fit into the
     context: no model is right about them.
@@ -38,6 +39,7 @@ class TaggedTokens:
     tokens: tuple[int, ...]
     classes: tuple[int, ...]
     depths: tuple[int, ...]
+    heads: tuple[int, ...]
     missed: int = 0
 
 
@@ -105,15 +107,16 @@ class TokenClassificationTask(ExampleTask):
         return {} if accuracy is None else {"accuracy": accuracy}
 
 
-def collate(sentences: Sequence[TaggedTokens]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return tokens, padding mask (True: a real token), depths and classes [batch, longest], padded at the end."""
-    tokens, classes, depths = (
-        [torch.tensor(getattr(one, part)) for one in sentences] for part in ("tokens", "classes", "depths")
+def collate(sentences: Sequence[TaggedTokens]) -> tuple[Tensor, ...]:
+    """Return tokens, padding mask (True: real), depths, heads and classes [batch, longest], padded at the end."""
+    tokens, classes, depths, heads = (
+        [torch.tensor(getattr(one, part)) for one in sentences] for part in ("tokens", "classes", "depths", "heads")
     )
     padded = pad_sequence(tokens, batch_first=True)
     key_padding_mask = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in tokens])[:, None]
     goals = pad_sequence(classes, batch_first=True, padding_value=PADDED)
-    return padded, key_padding_mask, pad_sequence(depths, batch_first=True), goals
+    trees = pad_sequence(heads, batch_first=True, padding_value=-1)
+    return padded, key_padding_mask, pad_sequence(depths, batch_first=True), trees, goals
 
 
 def _loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:

@@ -39,7 +39,7 @@ export class Explorer {
     this.facts = h("p", { class: "facts", role: "status" });
     this.shares = h("div", { class: "shares" });
     const beside = this.rollouts.filter(Boolean).map((matrix) => matrix.element);
-    const why = "Rollout needs all layers, with as many queries as keys.";
+    const why = "Rollout needs the self-attention of all layers; it is not defined for cross-attention.";
     this.element = h(
       "div",
       { class: "explorer" },
@@ -148,7 +148,7 @@ export class Explorer {
     const high = top(this.state.scale, found.map((one) => one.matrix));
     found.forEach(({ layer, head, matrix }, place) => {
       const title = `${this.views[place].label}, layer ${layer.layer}, ${head === MEAN ? "mean of heads" : `head ${layer.heads[head]}`}`;
-      const drawn = { rows: layer.queryTokens, cols: layer.keyTokens, top: high, title };
+      const drawn = { rows: layer.queryTokens, cols: layer.keyTokens, axes: layer.axes, top: high, title };
       this.matrices[place].set(matrix, drawn);
       if (place === 0) this.lines.set(matrix, { ...drawn, picked: this.state.picked ? this.state.query : null });
     });
@@ -182,7 +182,7 @@ export class Explorer {
     const high = top(this.state.scale, this.flows.filter(Boolean));
     this.rollouts.forEach((drawn, place) => {
       const [layer] = this.views[place].layers;
-      if (drawn) drawn.set(this.flows[place], { rows: layer.queryTokens, cols: layer.keyTokens, top: high });
+      if (drawn) drawn.set(this.flows[place], { rows: layer.queryTokens, cols: layer.keyTokens, axes: layer.axes, top: high });
     });
   }
 
@@ -193,7 +193,7 @@ export class Explorer {
     if (!change) return;
     const high = top("head", [change]);
     const title = `${this.views[0].label} minus ${this.views[1].label}`;
-    this.apart.set(change, { rows: one.layer.queryTokens, cols: one.layer.keyTokens, top: high, title });
+    this.apart.set(change, { rows: one.layer.queryTokens, cols: one.layer.keyTokens, axes: one.layer.axes, top: high, title });
   }
 
   showFacts(found) {
@@ -201,7 +201,7 @@ export class Explorer {
       const spread = entropy(matrix);
       const parts = [
         spread === null ? "weights below 0" : `entropy ${number(spread)} nats`,
-        ...(layer.rows === layer.cols ? [`mean distance ${number(reach(matrix))} tokens`] : []),
+        ...(!layer.cross && layer.rows === layer.cols ? [`mean distance ${number(reach(matrix))} tokens`] : []),
         `${number(100 * firstKey(matrix), 2)} % on the first key`,
       ];
       return `${this.views.length > 1 ? `${this.views[place].label}: ` : ""}${parts.join(", ")}`;
@@ -231,7 +231,7 @@ export class Explorer {
     const body = [];
     for (let col = k0; col < last; col += 1)
       body.push(h("tr", {}, h("th", { scope: "row" }, visible(layer.keyTokens[col])), ways.map(([, values], way) => h("td", {}, bar(values[col], most[way])))));
-    const caption = h("caption", {}, `query ${row}: ${visible(layer.queryTokens[row])}`);
+    const caption = h("caption", {}, `${layer.axes[0]} ${row}: ${visible(layer.queryTokens[row])}`);
     const table = h("div", { class: "scroll" }, h("table", {}, caption, h("thead", {}, head), h("tbody", {}, body)));
     this.shares.replaceChildren(...(note ? [notice("note", `Gradients: ${note}.`)] : []), table);
   }

@@ -18,8 +18,8 @@ export class LinesView {
     this.element = h("figure", {}, this.heading, this.host, this.note);
   }
 
-  set(matrix, { rows, cols, top, title, picked }) {
-    Object.assign(this, { matrix, rows, cols, top, picked });
+  set(matrix, { rows, cols, axes, top, title, picked }) {
+    Object.assign(this, { matrix, rows, cols, axes, top, picked });
     this.heading.textContent = title;
     const focused = this.host.contains(document.activeElement) ? document.activeElement.dataset.row : null;
     this.draw();
@@ -37,7 +37,7 @@ export class LinesView {
     const width = 430;
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "lines from queries to keys" });
     this.links = svg("g", { class: "links", "aria-hidden": "true" });
-    const heads = [["← query", 132, "end"], ["key →", width - 132, "start"]].map(([text, x, anchor]) =>
+    const heads = [[`← ${this.axes[0]}`, 132, "end"], [`${this.axes[1]} →`, width - 132, "start"]].map(([text, x, anchor]) =>
       svg("text", { x, y: 12, "text-anchor": anchor, class: "axis" }, text),
     );
     this.keyLabels = range(k0, k1).map((col) => this.label(col, k0, this.cols[col], width - 132, "start"));
@@ -57,7 +57,7 @@ export class LinesView {
     const strongest = this.strongest(row);
     const label = this.label(row, first, this.rows[row], 132, "end");
     const words = strongest === null ? "" : `, most to ${visible(this.cols[strongest])}, ${number(this.weight(row, strongest))}`;
-    label.setAttribute("aria-label", `query ${row}: ${visible(this.rows[row])}${words}`);
+    label.setAttribute("aria-label", `${this.axes[0]} ${row}: ${visible(this.rows[row])}${words}`);
     label.setAttribute("tabindex", "0");
     label.dataset.row = row;
     label.setAttribute("role", "button");

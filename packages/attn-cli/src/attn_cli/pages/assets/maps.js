@@ -23,6 +23,8 @@ export function decodeLayer(message) {
     gradients,
     target: message.next_token || "",
     note: message.gradients_note || "",
+    cross: Boolean(message.cross_attention),
+    axes: message.cross_attention ? ["generated", "source"] : ["query", "key"],
   };
 }
 
@@ -41,10 +43,10 @@ export function meanOfHeads(layer) {
 }
 
 // Attention through all layers: the product of (A + I) / 2, A the mean over heads, with rows that sum to 1 (Abnar and
-// Zuidema 2020, arXiv 2005.00928). Null where queries are not the keys.
+// Zuidema 2020, arXiv 2005.00928). Null where queries are not the keys, as in cross-attention.
 export function rollout(layers) {
   const size = layers.length ? layers[0].rows : 0;
-  if (!size || layers.some((layer) => layer.rows !== size || layer.cols !== size)) return null;
+  if (!size || layers.some((layer) => layer.cross || layer.rows !== size || layer.cols !== size)) return null;
   let flow = new Float64Array(size * size);
   for (let place = 0; place < size; place += 1) flow[place * size + place] = 1;
   for (const layer of layers) {

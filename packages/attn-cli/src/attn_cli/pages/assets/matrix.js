@@ -50,9 +50,8 @@ function extreme(matrix, [row0, row1], [col0, col1]) {
 
 // A matrix with axes, colour bar and cell text. `shared` is a window {q0, q1, k0, k1} with listeners: its views zoom together.
 export class MatrixView {
-  constructor({ title, queryAxis = "query", keyAxis = "key", shared, kind = "sequential", onpick = null }) {
+  constructor({ title, shared, kind = "sequential", onpick = null }) {
     this.kind = kind;
-    this.axes = [queryAxis, keyAxis];
     this.shared = shared;
     this.onpick = onpick;
     this.cursor = null;
@@ -70,12 +69,14 @@ export class MatrixView {
       onkeydown: (event) => this.key(event),
     });
     this.readout = h("output", { class: "readout", "aria-live": "polite" }, " ");
-    this.element = h("figure", { class: "matrix" }, this.heading, this.canvas, this.readout);
+    const save = h("button", { type: "button", title: "Save this matrix as a PNG file", onclick: () => this.save() }, "PNG");
+    this.element = h("figure", { class: "matrix" }, this.heading, this.canvas, this.readout, save);
     new ResizeObserver(() => this.draw()).observe(this.element);
   }
 
-  set(matrix, { rows, cols, top, title }) {
-    Object.assign(this, { matrix, rows, cols, top });
+  // `axes`: the words for the tokens down and across.
+  set(matrix, { rows, cols, axes = ["query", "key"], top, title }) {
+    Object.assign(this, { matrix, rows, cols, axes, top });
     if (title) this.heading.textContent = title;
     this.cursor = null;
     this.draw();
@@ -187,6 +188,16 @@ export class MatrixView {
       const { q0: a, q1: b, k0: c, k1: d } = chosen(this.drag);
       context.strokeRect(place.left + (c - k0) * wide, place.top + (a - q0) * high, (d - c) * wide, (b - a) * high);
     }
+  }
+
+  // Offer the picture as a file, on the page's background.
+  save() {
+    const picture = h("canvas", { width: this.canvas.width, height: this.canvas.height });
+    const context = picture.getContext("2d");
+    context.fillStyle = colour("--card", this.element);
+    context.fillRect(0, 0, picture.width, picture.height);
+    context.drawImage(this.canvas, 0, 0);
+    h("a", { href: picture.toDataURL("image/png"), download: `${this.heading.textContent.replace(/[^\w.-]+/g, "-")}.png` }).click();
   }
 
   cellAt(event) {

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from attn_core.errors import InvalidValue
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import StoredTensor, require_allowed, required_count
+from attn_models.adapters.base import require_allowed, required_count
 from attn_models.adapters.family import FamilyAdapter
 from attn_models.adapters.qwen3_next import require_mechanism
 from attn_models.attention import layer_attentions
@@ -62,6 +62,7 @@ class Mamba2Adapter(FamilyAdapter):
     }
     option_keys = SIZES
     layers = "backbone.layers"
+    depthwise = re.compile(r"attention\.filters$")
     names = {
         "embedding": "backbone.embeddings",
         "norm": "backbone.norm_f",
@@ -86,13 +87,6 @@ class Mamba2Adapter(FamilyAdapter):
         own: Any = layer_attentions(config)[0].config
         sizes = {theirs: getattr(own, ours, None) for ours, theirs in SIZES.items()}
         return sizes | {"head_dim": (sizes["expand"] or 1) * config.hidden_size // config.num_heads}
-
-    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
-        """See `FamilyAdapter`; filters have the shape of those of a depthwise `Conv1d`."""
-        found = super().tensor_mappings(parameters)
-        return [
-            dataclasses.replace(each, depthwise=True) if each.name.endswith("conv1d.weight") else each for each in found
-        ]
 
 
 def _limit(given: Any) -> tuple[float, float]:

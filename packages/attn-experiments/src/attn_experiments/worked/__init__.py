@@ -1,0 +1,1 @@
+"""Mechanisms computed number by number."""

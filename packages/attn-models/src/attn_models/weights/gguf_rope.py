@@ -1,0 +1,88 @@
+"""Rotary positions in GGUF files: metadata, or for Llama 3.1 and later a tensor of factors."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+from attn_core.errors import CheckpointInvalid, Incompatible
+
+from attn_models.weights.gguf_reader import GgufHeader
+
+FACTORS = "rope_freqs.weight"
+"""The tensor of divisors of the rotary frequencies [head_dim / 2], float32."""
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""The scaling of every published model with such factors (Llama 3.1 to 3.3, EXAONE 4, Apertus), besides its factor."""
+MOST_FACTORS = 4096
+
+
+def shortest_float32(value: float) -> float:
+    """The decimal with the fewest digits that gives the same float32: 1e-05 for 9.999999747378752e-06."""
+    packed = struct.pack("<f", value)
+    for digits in range(1, 10):
+        candidate = float(f"{value:.{digits}g}")
+        if struct.pack("<f", candidate) == packed:
+            return candidate
+    return value
+
+
+def rope_parameters(header: GgufHeader, name: str) -> dict[str, Any]:
+    """The rotary base and scaling of an architecture `name`; raises as `rope_scaling`."""
+    key = f"{name}.rope.freq_base"
+    base = shortest_float32(header.number(key) if key in header.metadata else 10000.0)
+    return {"rope_type": "default", "rope_theta": base} | rope_scaling(header, name, base)
+
+
+def rope_scaling(header: GgufHeader, name: str, base: float) -> dict[str, Any]:
+    """The rotary scaling of an architecture `name`; raises Incompatible for an unknown kind or unknown factors."""
+    stretched = header.metadata.get(f"{name}.rope.scaling.factor", 1.0) not in (0.0, 1.0)
+    # As in llama.cpp, a factor without a kind is that of linear scaling.
+    kind = header.metadata.get(f"{name}.rope.scaling.type", "linear" if stretched else "none")
+    if FACTORS in header.tensors:
+        return _llama3(header, base, kind)
+    if kind == "none":
+        return {}
+    if kind not in ("linear", "yarn"):
+        rule = f"rotary scaling {kind!r} is not supported for {name}"
+        raise Incompatible(f"{header.path}: {rule}", path=header.path, what="rope.scaling.type")
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": header.number(f"{name}.rope.scaling.factor")}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = header.count(f"{name}.rope.scaling.original_context_length")
+        given = {key: f"{name}.rope.scaling.yarn_{key}" for key in ("beta_fast", "beta_slow")}
+        found = {key: header.number(place) for key, place in given.items() if place in header.metadata}
+        scaling |= {key: shortest_float32(number) for key, number in found.items()}
+    return scaling
+
+
+def _llama3(header: GgufHeader, base: float, kind: Any) -> dict[str, Any]:
+    """The scaling `llama3` whose factors the file has; raises Incompatible for any others."""
+    found = _factors(header)
+    wide = shortest_float32(max(found))
+    wanted = llama3_factors(len(found), base, wide)
+    if kind != "none" or any(abs(one - other) > 1e-5 * other for one, other in zip(found, wanted, strict=True)):
+        rule = f"the factors of {FACTORS!r} (up to {wide:g}) are not those of Llama 3's rotary scaling {LLAMA3}"
+        raise Incompatible(f"{header.path}: {rule}; they cannot be described", path=header.path, what=FACTORS)
+    return {"rope_type": "llama3", "factor": wide, **LLAMA3} if wide > 1 else {}
+
+
+def llama3_factors(count: int, base: float, wide: float) -> list[float]:
+    """What Llama 3.1 divides each of `count` rotary frequencies by: from 1 for short wavelengths to `wide` for long
+    ones (Grattafiori et al. 2024, arXiv 2407.21783)."""
+    low, high, context = LLAMA3.values()
+    turns = [context * base ** (-place / count) / (2 * math.pi) for place in range(count)]
+    mixed = [min(1.0, max(0.0, (turn - low) / (high - low))) for turn in turns]
+    return [1 / ((1 - share) / wide + share) for share in mixed]
+
+
+def _factors(header: GgufHeader) -> tuple[float, ...]:
+    tensor = header.tensors[FACTORS]
+    if tensor.type != "F32" or len(tensor.shape) != 1 or tensor.elements > MOST_FACTORS:
+        rule = f"is {tensor.type} of shape {list(tensor.shape)}; needed: F32 of shape [head size / 2]"
+        raise CheckpointInvalid.of(header.path, f"tensor {FACTORS!r} {rule}")
+    with header.path.open("rb") as file:
+        file.seek(tensor.offset)
+        factors = struct.unpack(f"<{tensor.elements}f", file.read(tensor.nbytes))
+    if not all(0 < one < math.inf for one in factors):
+        raise CheckpointInvalid.of(header.path, f"tensor {FACTORS!r} holds numbers that are not above 0")
+    return factors

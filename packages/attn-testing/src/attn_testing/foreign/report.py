@@ -1,0 +1,134 @@
+"""Judges foreign implementations by the laws, and writes the verdicts as a table."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import packages_distributions, version
+from typing import Any
+
+import torch
+from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from torch import nn
+
+from attn_testing.check import LawResult, judge
+from attn_testing.foreign.subject import CAUSAL, SIZES, Foreign, ForeignFunction, ForeignModule, parameters
+from attn_testing.laws.foreign import FOREIGN_LAWS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """The verdicts on one implementation; `package` is its distribution with the version."""
+
+    name: str
+    package: str
+    label: str
+    results: tuple[LawResult, ...]
+
+
+@dataclass(frozen=True)
+class _Subject:
+    cases: list[Foreign]
+
+
+def examine(
+    target: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    causal: bool = True,
+    padding: tuple[str, str] | None = None,
+) -> Examined:
+    """Judge the object `package:object` by every law.
+
+    A class is built with `options`, and usual names of sizes where they are required; a function is called with them.
+    `padding` is the argument of a module for padding and its form, see `PADDING`. Raises `UnknownName` for an object
+    that cannot be found, `InvalidValue` for one that is no attention, and `Incompatible` for one that cannot run here.
+    """
+    case = foreign(target, _found(target), options or {}, causal=causal, padding=padding)
+    _ = case.dtype
+    case.cast(case.dtype)
+    results = tuple(judge(law, _Subject([case])) for law in FOREIGN_LAWS)
+    given = "".join(f", {name}={value}" for name, value in (options or {}).items() if name not in {*SIZES, *CAUSAL})
+    return Examined(name=target, package=_package(target), label=case.label + given, results=results)
+
+
+def foreign(
+    target: str, found: Any, options: Mapping[str, Any], *, causal: bool, padding: tuple[str, str] | None = None
+) -> Foreign:
+    """The object as the laws call it; raises as `examine`."""
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        torch.manual_seed(0)
+        found = _built(target, found, options)
+    if isinstance(found, nn.Module):
+        with torch.no_grad():
+            for weight in found.parameters():
+                weight.add_(0.1 * torch.randn_like(weight))
+        return ForeignModule(target, found, causal=causal, padding=padding)
+    if not callable(found) or isinstance(found, type):
+        raise InvalidValue.of("object", target, "a torch.nn.Module, a class of one, or a function of q, k and v")
+    return ForeignFunction(target, found, causal=causal, options=options)
+
+
+def markdown(examined: Sequence[Examined]) -> str:
+    """A table of the verdicts by implementation and law, and below it the case that shows each broken law."""
+    laws = [law.title() for law in FOREIGN_LAWS]
+    head = ["implementation", "package", "as", *(law.replace("_", " ") for law in laws)]
+    lines = [" | ".join(head), " | ".join(["---"] * len(head))]
+    broken = []
+    for one in examined:
+        words = {result.law: verdict(result) for result in one.results}
+        lines.append(" | ".join([f"`{one.name}`", one.package, one.label, *(words[law] for law in laws)]))
+        broken += [
+            f"- `{one.name}` ({one.label}), {result.law.replace('_', ' ')}: {result.detail.partition(chr(10))[0]}"
+            for result in one.results
+            if result.applied and not result.passed
+        ]
+    table = "\n".join(f"| {line} |" for line in lines)
+    return table + ("\n\n" + "\n".join(broken) if broken else "") + "\n"
+
+
+def verdict(result: LawResult) -> str:
+    """The verdict in a word: where a law is not kept, either numbers are wrong, or an error is raised instead."""
+    if not result.applied:
+        return "not asked"
+    judged = any(f"{name}:" in result.detail for name in ("LawBroken", "GradcheckError"))
+    return "kept" if result.passed else "**wrong**" if judged else "raises"
+
+
+def _found(target: str) -> Any:
+    module, colon, path = target.partition(":")
+    if not colon or not path:
+        raise InvalidValue.of("object", target, "PACKAGE.MODULE:OBJECT")
+    try:
+        found: Any = importlib.import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise UnknownName(f"unknown object {target!r}: {error}", kind="object", name=target) from error
+    return found
+
+
+def _built(target: str, found: type[nn.Module], options: Mapping[str, Any]) -> nn.Module:
+    required = [
+        name
+        for name, one in inspect.signature(found).parameters.items()
+        if one.default is inspect.Parameter.empty and one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    ]
+    known = parameters(found)
+    usual = {name: size for name, size in SIZES.items() if name in known}
+    first = {"batch_first": True} if "batch_first" in known else {}
+    missing = [name for name in required if name not in usual and name not in options]
+    if missing:
+        raise InvalidValue.of("option", missing, f"values of the arguments {', '.join(missing)} of {target}")
+    try:
+        return found(**usual | first | dict(options))
+    except Exception as error:  # whatever a stranger's constructor raises
+        raise Incompatible(f"{target} cannot be built: {type(error).__name__}: {error}") from error
+
+
+def _package(target: str) -> str:
+    top = target.partition(":")[0].partition(".")[0]
+    names = packages_distributions().get(top, [])
+    return f"{names[0]} {version(names[0]).partition('+')[0]}" if names else top

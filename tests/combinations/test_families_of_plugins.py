@@ -1,0 +1,204 @@
+"""Every decoder family of a plugin gives the logits of transformers: whole, in steps, padded, written again, served
+with shared prefixes and preemption, and whatever its config.json says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from attn_core import installed
+from attn_core.stores import StoreSize
+from attn_engine import Engine, EngineConfig, Request
+from attn_models.adapters.registry import decoder_adapter
+from attn_models.loading import load_model, save_model
+from attn_models.tokenizers import character_tokenizer
+from attn_schema import SamplingParams
+from attn_testing.checkpoints import require_same_parameters
+from attn_testing.config_changes import changes, require_right, verdict
+from attn_testing.families import NARROW
+from attn_testing.memory import stepped_logits
+
+transformers = pytest.importorskip("transformers")
+transformers.logging.disable_progress_bar()
+
+FOUR = NARROW | {"num_hidden_layers": 4, "head_dim": 8, "sliding_window": 5}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+TWO_ROPES = {
+    "full_attention": {"rope_type": "yarn", "rope_theta": 5e4, "factor": 4.0, "partial_rotary_factor": 0.5}
+    | {"original_max_position_embeddings": 16},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 1.0},
+}
+KINDS = {"layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]}
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 5,
+    "linear_conv_kernel_dim": 3,
+}
+TINY = {
+    "afmoe": {
+        "": FOUR | EXPERTS | {"route_scale": 1.7, "mup_enabled": True},
+        "all but one dense": FOUR | EXPERTS | KINDS | {"num_dense_layers": 3, "num_shared_experts": 1},
+    },
+    "flint": {
+        "": FOUR | EXPERTS | {"shared_expert_intermediate_size": 32},
+        "one dense": FOUR | EXPERTS | KINDS | {"shared_expert_intermediate_size": 16, "mlp_only_layers": [0]},
+    },
+    "granite_swa": {
+        "": FOUR
+        | {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2}
+        | {"logits_scaling": 2.0, "layer_rope_theta": [0, 1e4, 5e3, 1e4], "pad_token_id": None},
+        "other kinds": FOUR | KINDS | {"attention_bias": True, "tie_word_embeddings": False},
+    },
+    "kimi_linear": {
+        "": {name: value for name, value in NARROW.items() if name != "num_key_value_heads"}
+        | {"num_hidden_layers": 4, "num_attention_heads": 4, "num_experts": 6, "num_experts_per_token": 2}
+        | {"moe_intermediate_size": 16, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8}
+        | {"v_head_dim": 6, "num_shared_experts": 2, "first_k_dense_replace": 2, "num_key_value_heads": 4}
+        | {
+            "linear_attn_config": {"num_heads": 3, "head_dim": 6, "short_conv_kernel_size": 3}
+            | {"full_attn_layers": [2, 4], "kda_layers": [1, 3]}
+        },
+    },
+    "laguna": {
+        "": FOUR
+        | EXPERTS
+        | KINDS
+        | {"shared_expert_intermediate_size": 32, "moe_routed_scaling_factor": 1.7}
+        | {"num_attention_heads_per_layer": [4, 6, 4, 2], "rope_parameters": TWO_ROPES},
+        "per element": FOUR
+        | EXPERTS
+        | KINDS
+        | {"gating": "per-element", "shared_expert_intermediate_size": 16}
+        | {"mlp_layer_types": ["dense", "dense", "sparse", "sparse"]},
+    },
+    "qwen3_5_text": {
+        "": FOUR | DELTA | {"sliding_window": None},
+        "first full": NARROW
+        | DELTA
+        | {"head_dim": 16, "layer_types": ["full_attention", "linear_attention"]}
+        | {"tie_word_embeddings": True},
+    },
+    "qwen3_5_moe_text": {"": FOUR | DELTA | EXPERTS | {"sliding_window": None, "shared_expert_intermediate_size": 32}},
+    "lfm2": {
+        "": NARROW
+        | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8},
+        "biased, tied": NARROW
+        | {"layer_types": ["full_attention", "conv"], "conv_bias": True, "conv_L_cache": 5}
+        | {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False},
+    },
+}
+CASES = [(family, name) for family in TINY for name in TINY[family]]
+
+
+def drawn(config):
+    """A random model of transformers, every weight and bias far from its initial value so that each one counts."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.normal_(mean=float("norm" in name), std=0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("bias"):
+                buffer.normal_(std=0.3)
+    return model
+
+
+@pytest.fixture(params=CASES, ids=lambda case: ", ".join(part for part in case if part))
+def peer(request):
+    family, name = request.param
+    return drawn(transformers.AutoConfig.for_model(family, **TINY[family][name]))
+
+
+def test_logits_are_those_of_transformers_whole_in_steps_and_padded(peer, tmp_path):
+    peer.save_pretrained(tmp_path)
+    model = load_model(tmp_path).model
+    prompts, longest = [torch.randint(61, (length,)) for length in (20, 1, 7)], 20
+    tokens, keep = torch.zeros(3, longest, dtype=torch.int64), torch.zeros(3, longest, dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)], keep[row, : len(prompt)] = prompt, 1
+    with torch.no_grad():
+        theirs = peer(tokens, attention_mask=keep).logits
+        for row, prompt in enumerate(prompts):
+            expected = theirs[row, : len(prompt)]
+            torch.testing.assert_close(model(prompt[None])[0], expected, rtol=1e-4, atol=2e-5)
+            sizes = [1] * len(prompt) if row else [6, 9, 1, 1, 1, 1, 1]
+            torch.testing.assert_close(stepped_logits(model, prompt, sizes), expected, rtol=1e-4, atol=2e-5)
+
+
+def test_transformers_reads_what_is_written_in_its_layout(peer, tmp_path):
+    peer.save_pretrained(tmp_path / "theirs")
+    loaded = load_model(tmp_path / "theirs")
+    save_model(tmp_path / "ours", loaded.model, layout=peer.config.model_type)
+    require_same_parameters(load_model(tmp_path / "ours").model, loaded.model)
+    written = tmp_path / "ours" / "config.json"
+    # Tokens that their config classes name by default are not among these few.
+    written.write_text(json.dumps(json.loads(written.read_text()) | {"pad_token_id": None}))
+    again = type(peer).from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
+    tokens = torch.randint(61, (2, 11))
+    with torch.no_grad():
+        torch.testing.assert_close(again(tokens).logits, peer(tokens).logits)
+
+
+def test_requests_that_share_a_prefix_and_preempt_each_other_get_the_tokens_of_transformers(peer, tmp_path):
+    """Memory for two of four requests, prompts in chunks of five tokens; the first has ended when the others come."""
+    peer.save_pretrained(tmp_path)
+    model, expected = load_model(tmp_path).model, {}
+    prefix = torch.randint(1, 60, (17,)).tolist()
+    prompts = {str(number): [*prefix, *range(3, 5 + number)] for number in range(4)}
+    with torch.no_grad():
+        for name, prompt in prompts.items():
+            ids = list(prompt)
+            for _ in range(20):
+                ids.append(int(peer(torch.tensor([ids])).logits[0, -1].argmax()))
+            expected[name] = ids
+    store = installed().caches.get("shared").create(model.state_specs(), StoreSize(tokens=80, requests=4))
+    letters = character_tokenizer("".join(map(chr, range(0x21, 0x21 + 61))))
+    engine = Engine(model, store, letters, EngineConfig(max_num_batched_tokens=5, max_num_seqs=4))
+    greedy = SamplingParams(max_new_tokens=20, temperature=0.0, ignore_eos=True)
+    found = {name: list(prompt) for name, prompt in prompts.items()}
+    for names in (["0"], ["1", "2", "3"]):
+        for name in names:
+            engine.submit(Request(id=name, token_ids=tuple(prompts[name]), params=greedy))
+        while not engine.idle:
+            for output in engine.step():
+                found[output.request_id] += [token.id for token in output.delta.tokens]
+    assert found == expected
+    counted = engine.stats()
+    assert counted.preemptions > 0
+    assert counted.cached_tokens > 0
+
+
+@torch.no_grad()
+def outcome(folder, family, values, ids):
+    """What a changed config.json comes to, with weights that transformers wrote for it."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(values))
+    adapter = decoder_adapter(family)
+    try:
+        peer = drawn(transformers.AutoConfig.from_pretrained(folder))
+        peer.save_pretrained(folder / "written")
+        (folder / "written" / "model.safetensors").rename(folder / "model.safetensors")
+        theirs = peer(ids).logits
+    except Exception:  # noqa: BLE001  (whatever they raise for a config that means nothing)
+        return verdict(None, lambda: adapter.build(adapter.from_hf_config(values))(ids))
+    # Theirs computes the delta rule in float32 and by chunks of another size, and experts make the difference larger.
+    return verdict(theirs, lambda: load_model(folder).model(ids), tolerance=5e-4)
+
+
+@pytest.mark.oracle
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", TINY)
+def test_every_change_of_a_config_gives_the_logits_of_transformers_or_is_refused(tmp_path, family, record_property):
+    ids = torch.randint(1, 30, (1, 20), generator=torch.Generator().manual_seed(1))
+    config = transformers.AutoConfig.for_model(family, **TINY[family][""])
+    found = {
+        f"{number}, {words}": outcome(
+            tmp_path / str(number), family, values, ids if values.get("vocab_size") != 1 else 0 * ids
+        )
+        for number, (words, values) in enumerate(changes(config.to_dict()))
+    }
+    record_property("outcomes", require_right(family, found, equal=30))
