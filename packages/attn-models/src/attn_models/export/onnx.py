@@ -43,8 +43,7 @@ def write_onnx(target: Path, model: Any) -> None:
             verbose=False,
         )
     except Exception as error:  # the exporter raises many kinds
-        cause = str(error.__cause__ or error).strip().splitlines()
-        reason = next((line for line in cause if line.strip()), type(error).__name__)
+        reason = str(error.__cause__ or error).strip().partition("\n")[0] or type(error).__name__
         raise Incompatible(f"the model cannot be exported to ONNX: {reason}") from error
     sizes = [] if program is None else list(program.model.graph.inputs[0].shape or ())
     if program is None or len(sizes) != 2 or any(isinstance(size, int) for size in sizes):
