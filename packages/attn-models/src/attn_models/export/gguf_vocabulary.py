@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tokenizers
 from attn_core.errors import Incompatible
 
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.gguf import BYTE_TOKEN, CONTROL_TOKEN, NORMAL_TOKEN, PRE_TOKENIZERS, USER_DEFINED_TOKEN
+from attn_models.tokenizers.gguf import BYTE_TOKEN, CONTROL_TOKEN, NORMAL_TOKEN, USER_DEFINED_TOKEN
+from attn_models.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from attn_models.tokenizers.vocabulary import BLANK
 
 Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
@@ -79,15 +81,21 @@ def _sentencepiece(described: Mapping[str, Any], tokens: Sequence[str], types: S
 
 def _pre_tokenizer(tokenizer: Tokenizer) -> str:
     """llama.cpp's name of the pre-tokenizer, which splits texts before merging."""
-    own = json.loads(tokenizer.backend.to_str())
-    given = _without_defaults(own["pre_tokenizer"])
-    if own["normalizer"] is None:
-        for name, build in PRE_TOKENIZERS.items():
-            sample = json.loads(build().__getstate__())
-            if _without_defaults(sample) == given:
-                return name
+    given, *others = _steps(tokenizer.backend)
+    for name, entry in PRE_TOKENIZERS.items():
+        sample = tokenizers.Tokenizer(tokenizers.models.BPE())
+        entry.apply(sample)
+        if _steps(sample) == (given, *others):
+            return name
     rule = f"known: {', '.join(PRE_TOKENIZERS)}"
     raise Incompatible(f"the pre-tokenizer {json.dumps(given)} has no name in GGUF files; {rule}", field="tokenizer")
+
+
+def _steps(backend: tokenizers.Tokenizer) -> tuple[Any, Any, bool]:
+    """The pre-tokenizer, the normalizer (None where it does nothing) and whether merges may be passed over."""
+    own = json.loads(backend.to_str())
+    normalizer = None if own["normalizer"] == {"type": "Sequence", "normalizers": []} else own["normalizer"]
+    return _without_defaults(own["pre_tokenizer"]), normalizer, bool(own["model"].get("ignore_merges"))
 
 
 def _without_defaults(described: Any) -> Any:
