@@ -94,9 +94,11 @@ def _pre_tokenizer(tokenizer: Tokenizer) -> str:
 
 
 def _steps(backend: tokenizers.Tokenizer) -> list[Any]:
-    """What decides the pieces of a text, without `trim_offsets`, which changes none."""
+    """What decides the pieces of a text, without `trim_offsets` and an empty normalizer, which change none."""
     described = json.loads(backend.to_str())
-    found: list[Any] = [described["normalizer"], bool(described["model"].get("ignore_merges"))]
+    nothing = {"type": "Sequence", "normalizers": []}
+    normalizer = None if described["normalizer"] == nothing else described["normalizer"]
+    found: list[Any] = [normalizer, bool(described["model"].get("ignore_merges"))]
     pending = [described["pre_tokenizer"]]
     while pending:
         step = pending.pop(0)
