@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from attn_core.errors import InvalidValue
@@ -153,6 +153,11 @@ class TextEncoder(nn.Module):
         return {layer: maps[layer][0] for layer in layers}
 
 
+def takes_parses(block: Any) -> bool:
+    """Whether the attention of a block takes the tree of each sentence."""
+    return bool(block.attention.takes_parses)
+
+
 class Encoder(TextEncoder):
     """Normalised sum of token, position and segment embeddings, then blocks (Devlin et al. 2019, arXiv 1810.04805)."""
 
@@ -206,7 +211,7 @@ class Encoder(TextEncoder):
             self._require_global_tokens()
             others["global_tokens"] = global_tokens
         for block in self.blocks:
-            own = {} if parses is None or not block.attention.takes_parses else {"parses": parses}
+            own = {} if parses is None or not takes_parses(block) else {"parses": parses}
             hidden = block(hidden, key_padding_mask, **others, **own)
         return hidden
 
@@ -249,6 +254,9 @@ class MaskedLanguageModel(nn.Module):
 class Tagger(nn.Module):
     """softmax(W h + b) for the hidden states h of an encoder (Devlin et al. 2019, arXiv 1810.04805, figure 4d)."""
 
+    output_layers: ClassVar[tuple[str, ...]] = ("classifier",)
+    """Names of the layers that map hidden states to logits."""
+
     def __init__(self, config: TaggerConfig) -> None:
         super().__init__()
         self.config = config
@@ -268,7 +276,7 @@ class Tagger(nn.Module):
 
         Raises `InvalidValue` without `parses` if a layer takes them, as taggers learn from the trees of sentences.
         """
-        if parses is None and any(block.attention.takes_parses for block in self.encoder.blocks):
+        if parses is None and any(map(takes_parses, self.encoder.blocks)):
             raise InvalidValue.of("parses", "none", f"the head of every token, {list(tokens.shape)}")
         others = {"depths": depths, "parses": parses, "global_tokens": global_tokens}
         rows = self.encoder(tokens, key_padding_mask, **others)
@@ -335,6 +343,9 @@ def require_images(images: Tensor, side: int, channels: int) -> None:
 
 class VisionTransformer(nn.Module):
     """z_0 = [x_class; x_1 E; ...; x_N E] + E_pos; L blocks; y = LN(z_L^0) W (Dosovitskiy et al. 2021)."""
+
+    output_layers: ClassVar[tuple[str, ...]] = ("classifier",)
+    """Names of the layers that map hidden states to logits."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
