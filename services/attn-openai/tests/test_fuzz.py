@@ -64,7 +64,8 @@ EXAMPLES: dict[str, tuple[dict[str, Any], ...]] = {
         },
     ),
     "/v1/responses": (
-        {"input": INPUT, "max_output_tokens": 1, "tools": [TOOL], "include": ["message.output_text.logprobs"]},
+        {"input": INPUT, "max_output_tokens": 1, "include": ["message.output_text.logprobs"]},
+        {"input": "a", "max_output_tokens": 1, "tools": [TOOL]},
         {"input": "a", "max_output_tokens": 1, "instructions": "i", "text": FORMAT},
     ),
     "/v1/messages": (
