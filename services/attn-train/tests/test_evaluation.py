@@ -69,7 +69,7 @@ def test_words_are_tagged_as_when_training_was_over(files, positions):
     found = evaluate(folder, str(files / "x.conllu"), files)
     expected = dataset.task(config).final_metrics(trained, lambda: None)
     assert found == {"sentences": 20, "accuracy": pytest.approx(expected["accuracy"])}
-    (files / "none.conllu").write_text("1\ta\t_\tZ\t_\t_\t0\t_\t_\t_\n")
+    (files / "none.conllu").write_text("1\ta\t_\t_\t_\t_\t0\t_\t_\t_\n")
     with pytest.raises(InvalidValue, match="at least one tagged sentence"):
         evaluate(folder, str(files / "none.conllu"), files)
 

@@ -73,6 +73,13 @@ class Resumed:
     """The worker no longer waits, and continues."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Flush:
+    """A worker process asks its parent to answer with `RECEIVED`, once everything sent before is recorded."""
+
+
+RECEIVED = "received"
+
 Message: TypeAlias = TrainingStarted | Heartbeat | Metrics | Checkpoint | LogLine | Stalled | Resumed
 """The messages of a worker to its supervisor."""
 
@@ -112,7 +119,8 @@ Outcome: TypeAlias = Finished | Stopped | Failed | Lost
 KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        TrainingStarted, Heartbeat, Metrics, Checkpoint, LogLine, Stalled, Resumed, Finished, Stopped, Failed, Lost
+        TrainingStarted, Heartbeat, Metrics, Checkpoint, LogLine, Stalled, Resumed, Flush,
+        Finished, Stopped, Failed, Lost
     )
 }  # fmt: skip
 
@@ -124,13 +132,13 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
     content: msgspec.Raw
 
     @classmethod
-    def of(cls, value: Message | Outcome) -> Sent:
+    def of(cls, value: Message | Flush | Outcome) -> Sent:
         """Pack a message or an outcome."""
         return cls(type(value).__name__, msgspec.Raw(msgspec.msgpack.encode(value)))
 
-    def value(self) -> Message | Outcome:
+    def value(self) -> Message | Flush | Outcome:
         """Unpack it."""
-        found: Message | Outcome = msgspec.msgpack.decode(self.content, type=KINDS[self.kind])
+        found: Message | Flush | Outcome = msgspec.msgpack.decode(self.content, type=KINDS[self.kind])
         return found
 
 

@@ -192,11 +192,15 @@ def _fresh(model: Any, config: TrainingConfig, settings: AdapterConfig, folder: 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BaseModel:
-    """A loaded base model. Training updates all its weights, or only the adapter while the weights are frozen."""
+    """A loaded base model. Training updates all its weights, or only the adapter while the weights are frozen.
+
+    `tokenizer` is that of the data: the base's own, or another of the same vocabulary, such as one with a template.
+    """
 
     folder: Path
     loaded: LoadedModel
     adapter: LoraAdapter | None
+    tokenizer: Tokenizer | None
 
     @property
     def model(self) -> Any:
@@ -209,7 +213,12 @@ class BaseModel:
             return write_adapter(target, self.adapter, self.model, self.folder)
         layout = read_config(self.folder / "config.json").get("model_type", NativeAdapter.model_type)
         return save_model(
-            target, self.model, self.loaded.tokenizer, layout=layout, generation=self.loaded.generation or None
+            target,
+            self.model,
+            self.tokenizer,
+            layout=layout,
+            generation=self.loaded.generation or None,
+            base=self.loaded.hf_config,
         )
 
 
@@ -218,7 +227,9 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
     folder = base_folder(config.model.base_model or "", home)
     stored = config.lora.base_quantization
     loaded = load_model(folder, "float32", device=config.device, quantization=stored, verify="hashes")
-    model = loaded.model
+    model, named = loaded.model, config.data.tokenizer
+    other = not config.data.prepared and named not in (CHARACTER, config.model.base_model)
+    tokenizer = Tokenizer.from_folder(tokenizer_folder(named, home)) if other else loaded.tokenizer
     if config.data.format == "preference":
         disable_dropout(model)
     torch.manual_seed(derived(config.seed, "weights"))
@@ -227,7 +238,7 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
             # Weights may be memory-mapped from the file, which must not be modified.
             parameter.data = parameter.data.clone()
             parameter.requires_grad_(parameter.is_floating_point())
-        return BaseModel(folder=folder, loaded=loaded, adapter=None)
+        return BaseModel(folder=folder, loaded=loaded, adapter=None, tokenizer=tokenizer)
     model.requires_grad_(requires_grad=False)
     adapter = _fresh(model, config, adapter_config(config, folder), folder)
     adapted = AdaptedModel(model)
@@ -237,7 +248,7 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
     model.add_module(LORA, adapter)
     model.adapted = adapted
     log(f"training LoRA of rank {config.lora.lora_rank} on {len(adapter)} layers of {folder.name}")
-    return BaseModel(folder=folder, loaded=loaded, adapter=adapter)
+    return BaseModel(folder=folder, loaded=loaded, adapter=adapter, tokenizer=tokenizer)
 
 
 def disable_dropout(model: nn.Module) -> None:

@@ -9,10 +9,11 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import DataConfig, TrainingConfig
 
-from attn_train.data.conversations import CHOSEN, MESSAGES, PROMPT, REJECTED, read_lines, require_template
+from attn_train.data.conversations import checked_chats, checked_preferences, require_template
 from attn_train.data.images import known_images, picture_files
 from attn_train.data.load import TEXT, data_kind_of, default_tokenizer, require_known_text, tokenizer_folder
 from attn_train.data.pairs import known_pair_sets, pair_paths
+from attn_train.data.shapes import Notes
 from attn_train.data.synthetic import TASKS
 from attn_train.data.token_shards.shards import FIELD as PREPARED
 from attn_train.data.treebank import treebank_files
@@ -64,12 +65,13 @@ def check_prepared(config: TrainingConfig) -> None:
 
 
 def check_conversations(data: DataConfig, home: Path) -> None:
-    """Raise `InvalidValue` for the first line that is not a conversation, `UserError` without a chat template."""
+    """Raise `InvalidValue` for the first row that is not a conversation, `UserError` without a chat template."""
     if data.path is None:
-        raise InvalidValue.of(FIELD, data.dataset, f"the path of a .jsonl file, which the format {data.format} needs")
+        raise InvalidValue.of(
+            FIELD, data.dataset, f"the path of a file or folder, which the format {data.format} needs"
+        )
     require_template(Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home)))
-    columns = (MESSAGES,) if data.format == "chat" else (PROMPT, CHOSEN, REJECTED)
-    for _ in read_lines(Path(data.path), columns):
+    for _ in (checked_chats if data.format == "chat" else checked_preferences)(Path(data.path), Notes()):
         pass
 
 

@@ -25,11 +25,11 @@ from torch import Tensor
 from attn_train.data.images import known_images, load_images
 from attn_train.data.load import text_path
 from attn_train.data.treebank import read_sentences, tokenize_sentences
-from attn_train.tasks.base import VALIDATION_SEED, mean_validation_loss, parts_of
+from attn_train.tasks.base import VALIDATION_SEED, parts_of
 from attn_train.tasks.image_classification import LabelledImages, classification_metrics
 from attn_train.tasks.language_modeling import read_text
 from attn_train.tasks.masked_language_modeling import FINAL_BATCHES, Masking, masked_metrics
-from attn_train.tasks.token_classification import ALL_BATCHES, collate, tagging_accuracy
+from attn_train.tasks.token_classification import tagging_accuracy
 
 BATCH = 32
 
@@ -78,15 +78,7 @@ def _tagger(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[st
     _float32(where)
     tagger, names, tokenizer = load_tagger(folder, device=where.device)
     kept = tokenize_sentences(read_sentences([Path(data)]), tokenizer, names, tagger.encoder.max_seq_len)
-    accuracy = mean_validation_loss(
-        tagger,
-        kept,
-        collate,
-        lambda batch: tagging_accuracy(tagger, batch),
-        batch=BATCH,
-        batches=ALL_BATCHES,
-        on_batch=lambda: None,
-    )
+    accuracy = tagging_accuracy(tagger, kept, BATCH)
     if accuracy is None:
         allowed = f"data with at least one tagged sentence of at most {tagger.encoder.max_seq_len} tokens"
         raise InvalidValue.of("data", data, allowed)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -16,7 +17,7 @@ from attn_models.device import resolve_device
 from attn_schema.child_process import Parent
 from attn_schema.training import JobError
 
-from attn_train.attempt import Assignment, Lost, Message, Outcome, SendMessage, Sent, WorkerTask
+from attn_train.attempt import RECEIVED, Assignment, Flush, Lost, Message, Outcome, SendMessage, Sent, WorkerTask
 from attn_train.distributed_group import DistributedGroup
 from attn_train.layout import MeshLayout
 from attn_train.process_tuning import keep_freed_memory
@@ -80,18 +81,29 @@ def _nothing() -> None:
 def main() -> None:
     """Do the part of an attempt that the parent of this process sends."""
     keep_freed_memory()
-    parent, flag = Parent(), StopFlag()
+    parent, flag, received = Parent(), StopFlag(), threading.Semaphore(0)
     task = parent.task(WorkerTask)
-    parent.follow(Stop, flag.set)
+
+    def follow(said: str) -> None:
+        if said == RECEIVED:
+            received.release()
+        else:
+            flag.set(Stop(said))
+
+    parent.follow(str, follow)
 
     def send(message: Message) -> None:
         parent.send(Sent.of(message))
 
+    def flush() -> None:
+        parent.send(Sent.of(Flush()))
+        received.acquire()
+
     assignment = Assignment.from_mapping(task.assignment)
     if assignment.config.workers == 1:
-        outcome = work(assignment, send, flag)
+        outcome = work(assignment, send, flag, flush)
     else:
-        outcome = work_in_group(assignment, task.rank, task.address, (send, _nothing), flag)
+        outcome = work_in_group(assignment, task.rank, task.address, (send, flush), flag)
     parent.send(Sent.of(outcome))
     # Threads of gloo and of torch that are still alive when Python ends can end the process with an error.
     os._exit(0)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -73,7 +72,8 @@ def _inverse_sqrt(step: int, peak: float, config: OptimizerConfig) -> float:
 def _halving(step: int, peak: float, config: OptimizerConfig) -> float:
     """Halve the rate at `start_decay_steps` and every `decay_steps` after it (Sutskever et al. 2014, section 3.4)."""
     config = config.with_defaults()
-    start, every = int(config.start_decay_steps or 0), int(config.decay_steps or 1)
+    # Halvings are counted from the end of a longer warm-up, which ends at the peak.
+    start, every = max(int(config.start_decay_steps or 0), config.warmup_steps), int(config.decay_steps or 1)
     return peak if step < start else peak * 0.5 ** (1 + (step - start) // every)
 
 
@@ -94,14 +94,27 @@ def optimizer_of(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optim
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if config.optim == "muon":
         return MuonAndAdamW(model, config.with_defaults())
+    if config.optim == "adamw":
+        return adamw(trained, config.with_defaults(), decayed(model))
     return OPTIMIZERS[config.optim](trained, config.with_defaults())
 
 
-def adamw(trained: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW; weight decay applies to tensors of at least two dimensions, not to biases and norm weights."""
+def decayed(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters that weight decay applies to: those of at least two dimensions, in which rows are vectors
+    that a product is taken with, as opposed to biases and the like, which modules name in `no_weight_decay`."""
+    spared = {
+        getattr(module, name, None) for module in model.modules() for name in getattr(module, "no_weight_decay", ())
+    }
+    return {parameter for parameter in model.parameters() if parameter.dim() >= 2 and parameter not in spared}
+
+
+def adamw(
+    trained: list[nn.Parameter], config: OptimizerConfig, decays: Container[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """AdamW; weight decay applies to the parameters in `decays`."""
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in trained if p in decays], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p not in decays], "weight_decay": 0.0},
     ]
     # The fused update makes one pass over memory instead of about a dozen.
     return torch.optim.AdamW(
@@ -125,20 +138,23 @@ def adadelta(trained: list[nn.Parameter], config: OptimizerConfig) -> torch.opti
 
 
 OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter], OptimizerConfig], torch.optim.Optimizer]] = {
-    "adamw": adamw,
     "sgd": sgd,
     "adadelta": adadelta,
 }
 """Functions that create an optimizer from parameters and a config with all defaults filled in, by name."""
 
 
-TABLES = re.compile(r"(^|\.)(embedding|positions|unembedding|head|output_embedding)\.")
-"""Names of embedding tables and output layers, which Muon is not meant for."""
+def muon_weights(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters that Muon updates: the matrices of hidden layers, that is of linear layers and experts.
 
-
-def by_muon(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon updates a parameter; it updates the matrices of hidden layers."""
-    return parameter.dim() == 2 and TABLES.search(name) is None
+    Embeddings and the layers that models name in `output_layers` are not among them, nor what is tied to one.
+    """
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    outputs = (getattr(module, name) for module in model.modules() for name in getattr(module, "output_layers", ()))
+    tables += [module for module in outputs if module is not None]
+    spared = {parameter for module in tables for parameter in module.parameters()}
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return {p for module in linear for p in module.parameters() if p.dim() == 2 and p not in spared}
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -149,8 +165,9 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        hidden = [p for name, p in named if by_muon(name, p)]
-        rest = [p for name, p in named if not by_muon(name, p)]
+        matrices = muon_weights(model)
+        hidden = [p for _, p in named if p in matrices]
+        rest = [p for _, p in named if p not in matrices]
         self._parts: list[torch.optim.Optimizer] = []
         if hidden:
             self._parts.append(
@@ -163,7 +180,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
                 )
             )
         if rest:
-            self._parts.append(adamw(rest, config))
+            self._parts.append(adamw(rest, config, decayed(model)))
         super().__init__([p for _, p in named], {})
         # The groups are shared with the parts, so a learning rate that is set here applies to them.
         self.param_groups = [group for part in self._parts for group in part.param_groups]
@@ -204,9 +221,10 @@ def restore_optimizer_state(
     A parameter without any state, which has had no gradient yet, gets none. Raises `CheckpointInvalid` if only a part
     of a parameter's state is there.
     """
+    matrices = muon_weights(model) if config.optim == "muon" else set()
     for name, parameter in model.named_parameters():
         moments = MOMENTS[config.optim] if config.optim != "sgd" or config.momentum else ()
-        if config.optim == "muon" and not by_muon(name, parameter):
+        if config.optim == "muon" and parameter not in matrices:
             moments = MOMENTS["adamw"]
         if parameter.requires_grad and moments:
             saved = {moment: tensors[key] for moment in moments if (key := f"{moment}:{name}") in tensors}

@@ -16,9 +16,11 @@ from attn_schema.device import AUTO, VISIBLE, visible_gpus
 from attn_schema.training import JobError
 
 from attn_train.attempt import (
+    RECEIVED,
     Assignment,
     Backend,
     Finished,
+    Flush,
     Lost,
     Outcome,
     SendMessage,
@@ -111,7 +113,10 @@ class WorkerProcesses:
             if isinstance(message, Outcome):
                 found = message
                 break
-            send(message)
+            if isinstance(message, Flush):
+                child.send(RECEIVED)
+            else:
+                send(message)
         how = child.ended(EXIT_SECONDS)
         if how is None:
             child.kill()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from attn_core.errors import AttnError, CheckpointInvalid, Unavailable, UserError
+from attn_core.errors import AttnError, CheckpointInvalid, Incompatible, Unavailable, UserError
 from attn_models.decoder.mixture_of_experts import update_router_biases
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
@@ -44,14 +44,19 @@ from attn_train.tasks.base import (
     after_update,
     batch_weight,
     derived,
+    left_out,
     on_host,
     position_of,
     restore_position,
     to_device,
+    validation_losses,
 )
 from attn_train.weight_average import WeightAverage
 
 Read = TypeVar("Read")
+NAMED = 5
+NO_DIGEST = torch.tensor([], dtype=torch.uint8)
+"""The number of weights that are named in a message."""
 
 
 class Reporter(Protocol):
@@ -74,7 +79,8 @@ class Reporter(Protocol):
         ...
 
     def flush(self) -> None:
-        """Return once everything reported has been received; called before a checkpoint is written."""
+        """Return once everything reported is recorded; called before a checkpoint is written, so that a run that
+        resumes from it has lost nothing, whoever was killed."""
         ...
 
 
@@ -115,7 +121,9 @@ class Trainer:
     """Trains `model` on a dataset as configured by `config`, on the device of the model.
 
     Without `checkpoints`, none are written. With a `group`, this worker computes its part of each batch; `rebuild` then
-    creates a whole model of the same kind. The losses of a resumed run are bit for bit those of an uninterrupted one.
+    creates a whole model of the same kind. A checkpoint of data with another `data_digest` is refused.
+
+    The losses of a resumed run are bit for bit those of an uninterrupted one.
     """
 
     def __init__(
@@ -127,9 +135,11 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         group: Group | None = None,
         rebuild: Callable[[], Any] | None = None,
+        data_digest: bytes = b"",
     ) -> None:
         self.model = model
         self.config = config
+        self._digest = torch.tensor(list(data_digest), dtype=torch.uint8)
         self.step = 0
         self.elapsed = 0.0
         self._checkpoints = checkpoints
@@ -148,6 +158,7 @@ class Trainer:
         self._average = None if decay is None else WeightAverage(self._kept, decay)
         self._throughput = Throughput()
         self._saved_step: int | None = None
+        self._began = False
         self.resumed_from: Saved | None = None
         if checkpoints is not None:
             keep, writers = config.checkpoint.save_total_limit, self._group.writers
@@ -209,7 +220,10 @@ class Trainer:
                 if name in trained
             }
         read_shards(folder, {part: self._group.held(own) for part, own in into.items()})
-        parts = read_whole(folder, ("random", "loss", "position", "gradient_norms"))
+        parts = read_whole(folder, ("random", "loss", "position", "gradient_norms", "data"))
+        if not torch.equal(parts.get("data", {}).get("digest", NO_DIGEST), self._digest):
+            problem = "the data or the tokenizer have changed since the checkpoint was written: restore them"
+            raise Incompatible(f"{problem}, or submit a new job", field="config.data")
         if self._average is not None:
             self._average.restore(into["average"])
         if self._norms is not None:
@@ -297,6 +311,8 @@ class Trainer:
             "optimizer": self._group.held(optimizer_state(self._kept, self._optimizer)),
             "random": self._group.random_states(random_states(self._task.generator)),
         }
+        if len(self._digest):
+            parts["data"] = {"digest": self._digest}
         if loss := self._task.reinforce.state():
             parts["loss"] = dict(loss)
         if position := position_of(self._task):
@@ -366,13 +382,12 @@ class Trainer:
 
     def _validation_losses(self, report: Reporter) -> Mapping[str, float]:
         """Return the validation loss; with several validation sets, their mean and the loss of each by name."""
-        batches, own = self.config.evaluation.eval_batches, getattr(self._task, "validation_losses", None)
-        if own is None:
-            validation = self.validation_loss(batches, report.heartbeat)
-            return {} if validation is None else {"validation_loss": validation}
+        batches = self.config.evaluation.eval_batches
         with self._exported(), validation_precision(self.config.precision, self._device):
-            found: dict[str, float] = own(self.model, batches, report.heartbeat)
+            found = validation_losses(self._task, self.model, batches, report.heartbeat)
         named = {f"validation_loss_{name}": loss for name, loss in found.items()} if len(found) > 1 else {}
+        missing = left_out(self._task)
+        named |= {"validation_left_out": float(missing)} if missing else {}
         return ({"validation_loss": sum(found.values()) / len(found)} if found else {}) | named
 
     def _final_metrics(self, report: Reporter) -> Mapping[str, float]:
@@ -387,6 +402,9 @@ class Trainer:
 
     def _update(self, rate: float, report: Reporter) -> tuple[Tensor, Tensor]:
         loss = self._accumulated()
+        if not self._began:
+            self._began = True
+            self._say_untrained(report)
         limit = self.config.optimizer.max_grad_norm or math.inf
         self._group.finish_gradients()
         norm = self._group.clip(self._trained, limit)
@@ -405,6 +423,15 @@ class Trainer:
             after_update(self.model, self._group.summed)
         self._group.updated(self.step)
         return loss, norm
+
+    def _say_untrained(self, report: Reporter) -> None:
+        """Name the weights without a gradient, after the first batches of a run."""
+        named = self._kept.named_parameters()
+        names = [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]
+        if names:
+            some = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+            why = "the loss does not depend on them, or no token of this step used them, as with experts"
+            report.log(f"{len(names)} weights have no gradient in the first step: {some} ({why})")
 
     def _skips(self, loss: Tensor, norm: Tensor, report: Reporter) -> bool:
         """Whether to skip the update as its gradient is too large; counts and logs it. All workers decide alike."""

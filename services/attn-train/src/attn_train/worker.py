@@ -35,7 +35,7 @@ from attn_train.attempt import (
 )
 from attn_train.base_model import load_base
 from attn_train.checkpoint import Saved
-from attn_train.data.load import load_dataset
+from attn_train.data.load import data_digest, load_dataset
 from attn_train.model import configured
 from attn_train.object_checkpoints import checkpoints_of
 from attn_train.process_group import Group
@@ -66,7 +66,7 @@ def work(
 ) -> Outcome:
     """Run an attempt to its end, or this worker's part of it with a `group`.
 
-    `flush` returns once all messages sent have been received. Errors become the outcome and are not raised.
+    `flush` returns once all messages sent have been recorded. Errors become the outcome and are not raised.
     """
     layout, group = Layout(assignment.home), group or Group()
     try:
@@ -132,7 +132,15 @@ def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, gr
         checkpoints.sweep()
     described = _description(model, dataset, config.workers)
     rebuild = partial(build_model, config, dataset)
-    trainer = Trainer(model, dataset, config, checkpoints=checkpoints, group=group, rebuild=rebuild)
+    trainer = Trainer(
+        model,
+        dataset,
+        config,
+        checkpoints=checkpoints,
+        group=group,
+        rebuild=rebuild,
+        data_digest=data_digest(config, assignment.home),
+    )
     waiting = Waiting(reporter, stop, group)
     try:
         waiting.until_done(partial(trainer.resume, reporter), is_file_error)

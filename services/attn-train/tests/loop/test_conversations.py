@@ -11,6 +11,7 @@ import torch
 from attn_core.errors import InvalidValue, UserError
 from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer, character_tokenizer
+from attn_models.tokenizers.learned import byte_pair_tokenizer
 from attn_models.tokenizers.settings import TokenizerSettings
 from attn_train.data.conversations import read_chats, read_preferences
 from attn_train.tasks.distillation import distillation_loss
@@ -74,10 +75,9 @@ GOOD = {"messages": said("user:hi", "assistant:yes")}
     ("line", "complaint"),
     [
         ("{", "line 2.*JSON"),
-        ("[]", "line 2.*an object with messages"),
-        ({"messages": said("user:hi", "assistant:yes"), "id": 3}, "column 'id'.*line 2.*messages"),
-        ({"text": "a"}, "column 'text'"),
-        ({"messages": "hi"}, "without a list 'messages'"),
+        ("[]", "line 2.*an object with columns"),
+        ({"text": "a"}, "line 2.*columns: 'text'.*messages.*conversations"),
+        ({"messages": 3}, "line 2.*a list of messages"),
         ({"messages": []}, "at least one message"),
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": ["hi"]}, "line 2"),
@@ -132,7 +132,7 @@ def test_a_template_that_rewrites_what_was_said_is_refused(tmp_path: Path, token
     backend = character_tokenizer(ALPHABET + "0123456789").backend
     other = Tokenizer(backend, TokenizerSettings(chat_template=forgetful, eos_token="."))
     line = {"messages": said("user:hi", "assistant:yes", "user:a", "assistant:b")}
-    with pytest.raises(InvalidValue, match="does not change earlier messages"):
+    with pytest.raises(InvalidValue, match="begins each answer with its generation prompt"):
         read_chats(written(tmp_path / "a.jsonl", line), other)
 
 
@@ -176,8 +176,8 @@ def test_what_a_template_writes_before_the_first_answer_is_not_learned(
     [
         # Without the prompt before an answer, nothing says where the first one begins.
         (TEMPLATE.replace("'<a>'", "'<b>'"), said("assistant:yes")),
-        # The prompt is always written, so that it would be learned after each answer.
-        (TEMPLATE.replace("{% if add_generation_prompt %}", "{% if true %}"), said("user:hi", "assistant:yes")),
+        # No answer ends with the end token, so that a model would never stop.
+        (TEMPLATE.replace("+ '.'", "+ '!'"), said("user:hi", "assistant:yes")),
     ],
 )
 def test_a_template_that_does_not_say_where_answers_begin_and_end_is_refused(
@@ -188,6 +188,32 @@ def test_a_template_that_does_not_say_where_answers_begin_and_end_is_refused(
     )
     with pytest.raises(UserError):
         read_chats(written(tmp_path / "a.jsonl", {"messages": conversation}), tokenizer)
+
+
+def test_where_earlier_answers_are_rewritten_each_answer_is_a_conversation_of_its_own(tmp_path: Path) -> None:
+    last = "{{ ('?' if loop.last and m['role'] == 'assistant' else '') + m['content'] + '.' }}"
+    template = TEMPLATE.replace("+ m['content'] + '.' }}", "}}" + last)
+    tokenizer = Tokenizer(
+        character_tokenizer(ALPHABET).backend, TokenizerSettings(chat_template=template, eos_token=".")
+    )
+    conversation = said("user:hi", "assistant:yes", "user:why", "assistant:no")
+    chats = read_chats(written(tmp_path / "a.jsonl", {"messages": conversation}), tokenizer)
+    assert [tokenizer.decode(chat.inputs) for chat in chats] == ["<u>hi.<a>?yes", "<u>hi.<a>yes.<u>why.<a>?no"]
+    learned = [tokenizer.decode([target for target in chat.targets if target != IGNORED]) for chat in chats]
+    assert learned == ["?yes.", "?no."]
+
+
+def test_no_token_reaches_from_the_prompt_into_the_answer(tmp_path: Path) -> None:
+    """A token of two line breaks, one of the prompt's end and one that the answer begins with."""
+    backend = byte_pair_tokenizer(["\n\n" * 50, "<u>hi.<a>\n\n"] * 20, 280).backend
+    template = TEMPLATE.replace("'>' + m", "'>\\n' + m").replace("<a>", "<a>\\n")
+    tokenizer = Tokenizer(backend, TokenizerSettings(chat_template=template, eos_token="."))
+    conversation = said("user:hi", "assistant:\nyes", "user:why", "assistant:\n\nno")
+    (chat,) = read_chats(written(tmp_path / "a.jsonl", {"messages": conversation}), tokenizer)
+    prompt = tokenizer.encode_chat(said("user:hi"))
+    assert list(chat.inputs[: len(prompt)]) == prompt
+    assert tokenizer.decode([target for target in chat.targets if target != IGNORED]) == "\nyes.\n\nno."
+    assert tokenizer.decode(chat.inputs) == "<u>\nhi.<a>\n\nyes.<u>\nwhy.<a>\n\n\nno"
 
 
 def test_conversations_that_do_not_fit_are_counted_and_none_left_is_refused(
@@ -210,7 +236,7 @@ def test_preferences_share_their_prompt_and_differ_in_what_is_learned(tmp_path: 
         for chat in (pair.chosen, pair.rejected)
     ]
     assert learned == ["yes.", "no."]
-    with pytest.raises(InvalidValue, match="without a list 'rejected'"):
+    with pytest.raises(InvalidValue, match="rejected"):
         read_preferences(written(tmp_path / "b.jsonl", {name: line[name] for name in ("prompt", "chosen")}), tokenizer)
 
 

@@ -97,7 +97,7 @@ def test_batches_hold_pairs_of_about_one_length_padded_at_the_end(pairs):
             assert torch.equal(inputs[row, 1:length], targets[row, : length - 1])
         spread.append(int(lengths.max() - lengths.min()))
     everything = [len(target) for _, target in pairs.training]
-    assert max(spread) < max(everything) - min(everything)
+    assert sorted(spread)[len(spread) // 2] < (max(everything) - min(everything)) / 2
     assert task.tokens > 0
 
 
@@ -230,3 +230,16 @@ def test_languages_are_refused_where_there_are_no_pairs(config, changed, tmp_pat
     asked = changed(config, data__dataset=str(tmp_path / "words.txt"), data__languages="en-de")
     with pytest.raises(InvalidValue, match="languages"):
         check_config(asked, home=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "dev"])
+def test_files_for_validation_are_found_by_their_usual_names_and_empty_sides_are_counted(tmp_path, name):
+    lines = {"train": ["a b", "", "c d", "e"], name: ["a", "b"]}
+    for part, texts in lines.items():
+        for side in ("en", "de"):
+            (tmp_path / f"{part}.{side}").write_text("".join(f"{text}\n" for text in texts))
+    found = dataset(tmp_path, dataset=f"{tmp_path}/", languages="en-de", max_pairs=0, tokenizer="word")
+    assert (len(found.training), len(found.validation), found.empty) == (3, 2, 1)
+    (tmp_path / f"{name}.de").unlink()
+    with pytest.raises(InvalidValue, match=rf"{name}\.de"):
+        dataset(tmp_path, dataset=f"{tmp_path}/", languages="en-de", max_pairs=0, tokenizer="word")

@@ -199,14 +199,11 @@ class Following:
         self.end("undisturbed")
         return self.losses("undisturbed")
 
-    def require_same_bits(self, job_id: str, asked: TrainingConfig, unheard: int = 0) -> None:
-        """Each step of a job that has ended was measured, with the loss that it has undisturbed, to the bit.
-
-        A server that is killed takes with it what workers said and it had not recorded: `unheard` steps at most.
-        """
+    def require_same_bits(self, job_id: str, asked: TrainingConfig) -> None:
+        """Each step of a job that has ended was measured, with the loss that it has undisturbed, to the bit."""
         last = self.store.get(job_id).step
         found, wanted = self.losses(job_id), self.undisturbed(asked, last)
-        assert len(set(range(1, last + 1)) - set(found)) <= unheard
+        assert set(range(1, last + 1)) <= set(found)
         assert all(len(values) == 1 for values in found.values())
         assert all(wanted[step] == values for step, values in found.items())
 

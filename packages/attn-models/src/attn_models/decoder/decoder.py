@@ -60,6 +60,9 @@ class Decoder(nn.Module):
     them. A subclass with its own blocks overrides `build_block`.
     """
 
+    output_layers: ClassVar[tuple[str, ...]] = ("unembedding",)
+    """Names of the layers that map hidden states to logits."""
+
     takes_lengths: ClassVar[bool] = True
     """Whether `hidden` takes the lengths of documents packed end to end."""
 
@@ -154,13 +157,15 @@ class Decoder(nn.Module):
             hidden, targets = hidden[kept], targets[kept]
         return self._loss(hidden, targets, Targets(ignored=ignored, smoothing=smoothing))
 
-    def training_loss(self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    def training_loss(self, tokens: Tensor, targets: Tensor, ignored: int = -100, smoothing: float = 0.0) -> Tensor:
         """`next_token_loss`, and `nextn_predict_loss_weight` times the mean loss of multi-token prediction."""
-        hidden, length, judged = self.hidden(tokens), tokens.shape[1], Targets(smoothing=smoothing)
+        if not len(self.predictors):
+            return self.next_token_loss(tokens, targets, ignored, smoothing)
+        hidden, length, judged = self.hidden(tokens), tokens.shape[1], Targets(ignored=ignored, smoothing=smoothing)
         loss, later = self._loss(hidden, targets, judged), hidden.new_zeros(())
         for depth, predictor in enumerate(self.predictors[: length - 1], start=1):
             known = torch.arange(depth, length, device=tokens.device)
-            hidden = predictor(hidden[:, : length - depth], self._embed(targets[:, depth - 1 : -1], known))
+            hidden = predictor(hidden[:, : length - depth], self._embed(tokens[:, depth:], known))
             later = later + self._loss(hidden, targets[:, depth:], judged)
         return loss + self.config.nextn_predict_loss_weight * later / max(len(self.predictors), 1)
 

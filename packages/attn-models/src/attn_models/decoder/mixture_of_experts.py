@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
 import torch
@@ -20,8 +21,9 @@ class Router(nn.Module):
     """Routes each token to the experts with the highest scores W x; of equal scores the first.
 
     Tokens are routed independently, without a capacity limit. In training it also keeps the load imbalance of the last
-    batch if `router_aux_loss_coef` is positive; `summed` adds up the counts of all workers that share a batch. Weights
-    multiply the outputs of experts, or their inputs if `weighs_inputs` is true.
+    batch if `router_aux_loss_coef` is positive, of the tokens that
+    are True in `counted` [batch, tokens], if given; `summed` adds up the counts of all workers that share a batch.
+    Weights multiply the outputs of experts, or their inputs if `weighs_inputs` is true.
     """
 
     weighs_inputs: ClassVar[bool] = False
@@ -33,6 +35,7 @@ class Router(nn.Module):
         self.balance = config.router_aux_loss_coef
         self.summed: Callable[[Tensor], Tensor] = as_counted
         self.imbalance: Tensor | None = None
+        self.counted: Tensor | None = None
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The experts [rows, chosen] (int64) for `rows` [rows, width], one per token, best first, and their weights
@@ -43,7 +46,12 @@ class Router(nn.Module):
         scores = scores if scores.dtype == torch.float64 else scores.float()
         chosen = self.choose(scores)
         if self.training:
-            self.note(scores, chosen)
+            if self.counted is not None:
+                # A prediction module reads the last tokens of each row only.
+                kept = self.counted[:, -(len(rows) // len(self.counted)) :].flatten()
+                self.note(scores[kept], chosen[kept])
+            else:
+                self.note(scores, chosen)
         return chosen, self.weigh(scores, chosen).to(rows.dtype)
 
     def choose(self, scores: Tensor) -> Tensor:
@@ -130,6 +138,20 @@ def counts(chosen: Tensor, like: Tensor) -> Tensor:
     """The number of times [experts] that `chosen` [rows, chosen] contains each expert, in the dtype of `like` [rows,
     experts]."""
     return torch.bincount(chosen.flatten(), minlength=like.shape[-1]).to(like.dtype)
+
+
+@contextmanager
+def counted_tokens(model: nn.Module, counted: Tensor) -> Iterator[None]:
+    """While this is open, the routers of `model` take the load only of tokens that are True in `counted` [batch,
+    tokens], such as those that are no padding."""
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    for router in routers:
+        router.counted = counted
+    try:
+        yield
+    finally:
+        for router in routers:
+            router.counted = None
 
 
 def router_aux_loss(model: nn.Module) -> Tensor | float:

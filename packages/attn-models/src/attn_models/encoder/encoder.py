@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from attn_core.errors import InvalidValue
@@ -254,6 +254,9 @@ class MaskedLanguageModel(nn.Module):
 class Tagger(nn.Module):
     """softmax(W h + b) for the hidden states h of an encoder (Devlin et al. 2019, arXiv 1810.04805, figure 4d)."""
 
+    output_layers: ClassVar[tuple[str, ...]] = ("classifier",)
+    """Names of the layers that map hidden states to logits."""
+
     def __init__(self, config: TaggerConfig) -> None:
         super().__init__()
         self.config = config
@@ -340,6 +343,9 @@ def require_images(images: Tensor, side: int, channels: int) -> None:
 
 class VisionTransformer(nn.Module):
     """z_0 = [x_class; x_1 E; ...; x_N E] + E_pos; L blocks; y = LN(z_L^0) W (Dosovitskiy et al. 2021)."""
+
+    output_layers: ClassVar[tuple[str, ...]] = ("classifier",)
+    """Names of the layers that map hidden states to logits."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()

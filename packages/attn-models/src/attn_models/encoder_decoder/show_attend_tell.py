@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from attn_core import DeclaredMechanism, Source
@@ -26,6 +27,9 @@ class ShowAttendTell(RecurrentModel):
     annotations come from a pretrained VGG network; here a small network with learned position embeddings is trained
     with the rest. The training loss adds the doubly stochastic penalty (equation 14) times `doubly_stochastic`.
     """
+
+    output_layers: ClassVar[tuple[str, ...]] = ("unembedding",)
+    """Names of the layers that map hidden states to logits."""
 
     def __init__(self, config: ShowAttendTellConfig) -> None:
         width, features = config.hidden_size, config.features

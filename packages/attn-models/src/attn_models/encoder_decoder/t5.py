@@ -4,7 +4,7 @@ arXiv 1910.10683)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -21,6 +21,9 @@ class T5(Transformer):
     T5 does not divide scores by √head_dim. Self-attention here does not either, but cross-attention does, so that the
     cross-attention queries of a checkpoint are multiplied by √head_dim when it is loaded.
     """
+
+    output_layers: ClassVar[tuple[str, ...]] = ("unembedding",)
+    """Names of the layers that map hidden states to logits."""
 
     config: T5Config
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from attn_core import Field
@@ -17,6 +18,9 @@ from attn_models.recurrent.cells import GatedCell, encode_padded, lstm_fields, l
 
 class Bottleneck(RecurrentModel):
     """An LSTM encoder and an LSTM decoder that starts with the encoder's last state v = (h_T, c_T)."""
+
+    output_layers: ClassVar[tuple[str, ...]] = ("unembedding",)
+    """Names of the layers that map hidden states to logits."""
 
     def __init__(self, config: BottleneckConfig) -> None:
         super().__init__(config, lstm_fields(config.hidden_size, config.num_layers), ("hidden", "cell"), None)
@@ -60,6 +64,9 @@ class Rnnsearch(RecurrentModel):
     mechanism has the width of an annotation, to which `ask` projects s_{i-1}. With the option `projections` "none",
     neither has projection matrices, and the score is the paper's e_ij = vᵀ tanh(W s_{i-1} + U h_j).
     """
+
+    output_layers: ClassVar[tuple[str, ...]] = ("unembedding",)
+    """Names of the layers that map hidden states to logits."""
 
     def __init__(self, config: RnnsearchConfig) -> None:
         width, annotation = config.hidden_size, 2 * config.hidden_size
@@ -106,6 +113,9 @@ class Luong(RecurrentModel):
     With input feeding h̃_t is also an input of the next step (figure 4). The states of a reversed source are put back
     into the source's order, so that word t is at position t for local attention.
     """
+
+    output_layers: ClassVar[tuple[str, ...]] = ("unembedding",)
+    """Names of the layers that map hidden states to logits."""
 
     def __init__(self, config: LuongConfig) -> None:
         width = config.hidden_size

@@ -180,14 +180,16 @@ class LoadedModel:
     """A model ready to run, with its tokenizer, config and the other contents of its folder.
 
     `model` is a `LanguageModel`, such as `Decoder`, and `config` the config of its family. `tokenizer` is None if the
-    folder has none; it also renders conversations. `generation` is the content of generation_config.json, empty if
-    there is none. `parameters` is the number of parameters, whether packed or not; they are on `device`.
+    folder has none; it also renders conversations. `hf_config` is the content of config.json, and `generation` that of
+    generation_config.json, empty if there is none. `parameters` is the number of parameters, whether packed or not;
+    they are on `device`.
     """
 
     path: Path
     model: Any
     tokenizer: Tokenizer | None
     config: Any
+    hf_config: dict[str, Any]
     generation: dict[str, Any]
     parameters: int
     device: torch.device
@@ -280,6 +282,7 @@ def load_model(
         model=model.eval(),
         tokenizer=tokenizer,
         config=model.config,
+        hf_config=checkpoint.config,
         generation=checkpoint.generation_config,
         parameters=count,
         device=place,
@@ -301,6 +304,7 @@ def save_model(
     *,
     layout: str | None = None,
     generation: dict[str, Any] | None = None,
+    base: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model as a checkpoint folder, which replaces an existing one; it is written completely or not at all.
 
@@ -309,10 +313,15 @@ def save_model(
     other programs too. For a model of a plugin it is that of its adapter, and config.json names the plugin's package.
     Parameters that modules share are written once.
 
+    `base` is the config.json of the model that this one was made from: what it says and the layout does not write, such
+    as the ids of special tokens, is kept. Without it, config.json has the ids of the tokenizer's special tokens.
+
     Raises `Incompatible` for a model that the layout cannot express, `InvalidValue` for weights that are not finite,
     `CheckpointWriteFailed` for errors of the file system, `WrongState` for a model whose weights are packed.
     """
     described, tensors = in_layout(model, layout)
+    ids = {} if tokenizer is None else tokenizer.config_ids()
+    described = (ids if base is None else _kept(base, described)) | described
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
     if generation:
         files["generation_config.json"] = generation
@@ -343,6 +352,23 @@ def in_layout(model: Any, layout: str | None = None) -> tuple[dict[str, Any], di
             _require_same_parameters(adapter, described, parameters)
         tensors = stored_tensors(parameters, adapter.layout(model.config))
     return described | {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}, tensors
+
+
+OF_WEIGHTS = {"dtype", "torch_dtype", "quantization_config", "compression_config"}
+"""Keys of config.json that say how weights are stored."""
+
+
+def _kept(base: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
+    """What the config.json `base` says and `described` does not, as far as it leaves the described model as it is; of
+    another layout or a family without one, only the ids of special tokens."""
+    others = {key: value for key, value in base.items() if key not in OF_WEIGHTS and key not in described}
+    layout = described.get("model_type")
+    if layout in LAYOUTS or base.get("model_type") != layout:
+        return {key: value for key, value in others.items() if key.endswith("_token_id")}
+    adapter = decoder_adapter(layout, described.get("requires"))
+    if adapter.from_hf_config({**others, **described}) == adapter.from_hf_config(described):
+        return others
+    return {key: value for key, value in others.items() if key not in adapter.known_keys}
 
 
 def _require_same_parameters(

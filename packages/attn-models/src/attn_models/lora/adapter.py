@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from attn_core.errors import InvalidValue, WrongState
@@ -52,10 +52,17 @@ class LoraLayer(nn.Module):
 
     def norm(self, site: LoraSite) -> Tensor:
         """|W + scaling B A| [outputs]; computed once outside of training."""
-        if self._norm is None or self.training:
-            with torch.no_grad():
-                self._norm = (site.weight() + self.delta()).norm(dim=1)
-        return self._norm
+        if self._norm is not None:
+            return self._norm
+        with torch.no_grad():
+            norm: Tensor = (site.weight() + self.delta()).norm(dim=1)
+        self._norm = None if self.training else norm
+        return norm
+
+    def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 -- as torch has it
+        """As in torch; what training changes is computed again."""
+        self._norm = None
+        return super().train(mode)
 
     def delta(self) -> Tensor:
         """scaling B A [outputs, inputs]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from attn_core import Capability, RaggedBatch, Slot
@@ -29,6 +29,9 @@ class RecurrentLanguageModel(nn.Module):
     et al. 2017, arXiv 1702.04521, section 2); without them, depending on the mechanism, the LSTMN (Cheng et al. 2016,
     arXiv 1601.06733, section 3) or the Neural Turing Machine (Graves et al. 2014, arXiv 1410.5401).
     """
+
+    output_layers: ClassVar[tuple[str, ...]] = ("unembedding",)
+    """Names of the layers that map hidden states to logits."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()

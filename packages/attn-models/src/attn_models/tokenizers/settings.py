@@ -76,6 +76,19 @@ def read_settings(folder: Path) -> TokenizerSettings:
     )
 
 
+def settings_files(folder: Path) -> dict[str, Any]:
+    """The contents of the files of `folder` that `read_settings` reads of a tokenizer, without keys that name
+    code."""
+    records = read_manifest(folder)
+    files: dict[str, Any] = {
+        name: read_config(path)
+        for name in (CONFIG_NAME, TOKENS_NAME)
+        if (path := listed_member(folder, name, records)) is not None
+    }
+    template = listed_member(folder, TEMPLATE_NAME, records)
+    return files if template is None else files | {TEMPLATE_NAME: template.read_bytes()}
+
+
 def _config(path: Path | None) -> dict[str, Any]:
     return read_config(path) if path is not None else {}
 

@@ -25,7 +25,7 @@ from attn_models.tokenizers.chat import (
     ended_after,
     render_template,
 )
-from attn_models.tokenizers.settings import CONFIG_NAME, TokenizerSettings, read_settings
+from attn_models.tokenizers.settings import CONFIG_NAME, TokenizerSettings, read_settings, settings_files
 from attn_models.tokenizers.vocabulary import ByteDecoder, CharacterTable, LibraryErrors
 from attn_models.weights.manifest import listed_member, read_manifest
 
@@ -47,10 +47,14 @@ DECODING_ERRORS = LibraryErrors(
 class Tokenizer:
     """A tokenizer of the `tokenizers` library with its special tokens and chat template.
 
-    Never pads or truncates, whatever its file specifies. Thread-safe.
+    Never pads or truncates, whatever its file specifies. Thread-safe. `read` are the files that the settings were read
+    from, which `files` returns as they are.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, settings: TokenizerSettings, read: Mapping[str, Any] | None = None
+    ) -> None:
+        self._read = read
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
@@ -83,7 +87,8 @@ class Tokenizer:
         if path.stat().st_size > VOCABULARY_LIMIT:
             raise CheckpointInvalid.of(path, f"more than {VOCABULARY_LIMIT} bytes")
         with LibraryErrors(lambda said: CheckpointInvalid.of(path, f"not a tokenizer: {said}")):
-            return cls(tokenizers.Tokenizer.from_file(str(path)), read_settings(Path(folder)))
+            backend = tokenizers.Tokenizer.from_file(str(path))
+            return cls(backend, read_settings(Path(folder)), settings_files(Path(folder)))
 
     @property
     def vocab_size(self) -> int:
@@ -146,6 +151,14 @@ class Tokenizer:
         given = batch[0][:60] if len(batch) == 1 else "a batch"
         with LibraryErrors(lambda said: InvalidValue.of("text", given, f"text that the vocabulary can encode: {said}")):
             return [encoding.ids for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=add_special)]
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of raw texts, to which nothing is added, and in which a special token that is spelled is ordinary
+        text, as no text can end a document or begin an answer. Raises the errors of `encode`."""
+        special = [] if self._characters is not None else [self.token(place) for place in self._special]
+        if not any(token in text for text in texts for token in special):
+            return self.encode_batch(texts, add_special=False)
+        return [self._encode_plain(text) for text in texts]
 
     def encode_first(self, text: str, count: int) -> list[int]:
         """The ids of the beginning of `text`, at most `count` with the special tokens that are added."""
@@ -322,21 +335,42 @@ class Tokenizer:
         Only the template can produce control tokens and turn markers: one that is spelled in a message or another value
         is encoded as ordinary text.
         """
-        said = ControlTokenPlaceholders.of([check_messages(messages), dict(values)], self._control_tokens_in)
+        said = self.with_placeholders(messages, values)
         text = self.render_chat(*said.values, add_generation_prompt=add_generation_prompt, images=images)
+        return self.encode_rendered(said, text)
+
+    def with_placeholders(
+        self, messages: Sequence[Message], values: Mapping[str, Any] = NO_VALUES
+    ) -> ControlTokenPlaceholders:
+        """The messages and further values with a placeholder for each control token that is spelled in them."""
+        return ControlTokenPlaceholders.of([check_messages(messages), dict(values)], self._control_tokens_in)
+
+    def encode_rendered(self, said: ControlTokenPlaceholders, text: str, *, within: bool = False) -> list[int]:
+        """The ids of `text`, all or a part of what the template renders of `said`; `within`, if text precedes it."""
         # The template itself writes the token that begins a text.
-        return [
-            token_id
-            for piece, spelled in said.pieces(text)
-            for token_id in (self._encode_plain(piece) if spelled else self.encode(piece, add_special=False))
-        ]
+        ids: list[int] = []
+        for piece, spelled in said.pieces(text):
+            if spelled:
+                ids += self._encode_plain(piece)
+            elif within and not ids:
+                ids += self.encode_within(piece)
+            else:
+                ids += self.encode(piece, add_special=False)
+        return ids
 
     def files(self) -> dict[str, bytes | dict[str, Any]]:
         """The contents of the tokenizer's files by name, for the argument `extra_files` of `write_folder`."""
-        return {
-            VOCABULARY_NAME: self.backend.to_str(pretty=False).encode("utf-8"),
-            CONFIG_NAME: self.settings.to_config(),
-        }
+        made = {CONFIG_NAME: self.settings.to_config()}
+        return {VOCABULARY_NAME: self.backend.to_str(pretty=False).encode("utf-8"), **(self._read or made)}
+
+    def config_ids(self) -> dict[str, int | list[int]]:
+        """The ids of special tokens as config.json has them, where transformers reads what ends a generation."""
+        ids = {"bos_token_id": self.bos_id, "pad_token_id": self.pad_id, "eos_token_id": sorted(self.end_ids)}
+        ids |= {"decoder_start_token_id": self.settings.decoder_start_id}
+        ends = ids["eos_token_id"]
+        if isinstance(ends, list):
+            ids["eos_token_id"] = (ends[0] if ends else None) if len(ends) < 2 else ends
+        return {name: value for name, value in ids.items() if value is not None}
 
     def _encode_plain(self, text: str) -> list[int]:
         """The ids of `text`, with control tokens encoded like ordinary words."""
@@ -407,7 +441,7 @@ def _require_unicode(text: str) -> None:
 def encoder_input_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """The token ids of a source with the end token; raises `InvalidValue` for a text without tokens, `UserError`
     without an end token."""
-    ids = tokenizer.encode(text, add_special=False)
+    (ids,) = tokenizer.encode_texts([text])
     if not ids:
         raise InvalidValue.of("source", text, "at least one token")
     return (*ids, eos_id(tokenizer))

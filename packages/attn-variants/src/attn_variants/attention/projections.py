@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from attn_core import AttentionSpec, Heads
@@ -24,6 +24,9 @@ from attn_variants.scores import init_additive, init_concat
 
 class PartWeights(nn.Module):
     """The learned weights of one part, by name."""
+
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("bias",)
+    """Parameters of vectors, which are stored in two dimensions."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()

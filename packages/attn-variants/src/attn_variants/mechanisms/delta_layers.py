@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from attn_core import Heads, RaggedBatch
@@ -88,6 +88,9 @@ class KimiDeltaLayer(DeltaLayer):
     Learned besides the parameters of DeltaNet: `fade` and `gate` (two `nn.Linear` each, or one), `rate` [heads],
     natural logarithms, and `step_bias` [heads, key_size].
     """
+
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("step_bias",)
+    """Parameters of vectors, which are stored in two dimensions."""
 
     def __init__(
         self, heads: Heads, *, hidden_size: int, bias: bool, chunk: int, taps: int, eps: float, gates: KimiGates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from attn_core import Heads, LayerState, RaggedBatch
@@ -66,6 +66,9 @@ class NtmLayer(nn.Module):
     (`nn.Linear`) and `start` [slots, size], the memory of a new sequence. The memory, weights and reads are at least
     float32.
     """
+
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("start",)
+    """Parameters of vectors, which are stored in two dimensions."""
 
     def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, slots: int, shift: int) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 from attn_core import Attend, AttentionInputs, InnerAttention
@@ -17,6 +18,9 @@ class Difference(InnerAttention, nn.Module):
 
     Learned: `lambdas` [4, size] (λ_q1, λ_k1, λ_q2, λ_k2, drawn from N(0, 0.1²)) and `norm` (`nn.RMSNorm` of 2 size).
     """
+
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("lambdas",)
+    """Parameters of vectors, which are stored in two dimensions."""
 
     def __init__(self, size: int, *, initial: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Conversation data: JSON lines of messages, or of prompts with preferred and rejected answers."""
+"""Conversation data: rows of messages, or of prompts with preferred and rejected answers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 from attn_core.errors import InvalidValue, UserError
 from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.chat import check_messages
-from attn_schema.text_files import files_of, lines_of, read_text
+from attn_models.tokenizers.chat import ControlTokenPlaceholders, check_messages
 
 from attn_train.checking import require_wanted
+from attn_train.data.shapes import CHATS, PREFERENCES, Notes, Shape, shape_of
+from attn_train.data.token_shards.inputs import input_files, rows_of, units_of
 
 FIELD = "config.data.dataset"
 ASSISTANT = "assistant"
@@ -22,6 +23,8 @@ MESSAGES = "messages"
 PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 """Columns, as in TRL's conversational formats; each is a list of messages."""
 
+WHOLE = 1 << 62
+"""More bytes than a file has, so that it is one unit."""
 WEIGHT = "weight"
 """The key of an answer that is 0 if the answer is not learned, as in OpenAI's format for fine-tuning; 1 by default."""
 
@@ -50,35 +53,48 @@ class PreferencePair:
     rejected: TokenizedChat
 
 
-def read_lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, list[dict[str, Any]]]]]:
-    """Yield the number and the columns of each line of a .jsonl file, or of the files of a folder in sorted order.
+def read_rows(path: Path, shapes: Sequence[Shape], notes: Notes) -> Iterator[tuple[str, Any]]:
+    """Yield the place of each row of a file, or of the files below a folder, and what its shape reads of it.
 
-    Each line must be a JSON object with exactly these columns, each a list of messages of `check_conversation`; for
-    other lines raises `InvalidValue` with the file and the line. Raises as `require_wanted` does.
+    Raises `InvalidValue`, with the place, for rows of no shape, and as `input_files` and `require_wanted` do.
     """
-    for file in files_of(path):
-        for number, line in enumerate(lines_of(read_text(file, FIELD)), start=1):
+    for file in input_files([str(path)]):
+        for row in (row for unit in units_of(file, "", WHOLE) for row in rows_of(unit)):
             require_wanted()
-            if line.strip():
-                yield number, _columns(line, columns, f"{file.name}, line {number}")
+            try:
+                shape = shape_of(row.values, shapes)
+                notes.aside |= shape.left_aside(row.values)
+                yield row.place, shape.read(row.values)
+            except InvalidValue as error:
+                raise InvalidValue.of(FIELD, row.place, f"a row of a known shape: {error.message}") from error
 
 
-def _columns(line: str, columns: Sequence[str], place: str) -> dict[str, list[dict[str, Any]]]:
-    wanted = " and ".join(columns)
+def checked_chats(path: Path, notes: Notes) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the place and the messages of each conversation; raises as `read_rows` and `check_conversation` do."""
+    for place, messages in read_rows(path, CHATS, notes):
+        yield place, _checked(messages, place)
+
+
+def checked_preferences(path: Path, notes: Notes) -> Iterator[tuple[str, list[list[dict[str, Any]]]]]:
+    """Yield the place and both conversations of each row; those in which nothing is preferred are left out, and counted
+    in `notes`. Raises as `checked_chats` does."""
+    seen = set()
+    for place, both in read_rows(path, PREFERENCES, notes):
+        chosen, rejected = (_checked(messages, place) for messages in both)
+        if chosen == rejected:
+            notes.dropped["left out, as both answers are equal"] += 1
+        elif not (chosen[-1]["content"].strip() and rejected[-1]["content"].strip()):
+            notes.dropped["left out, as an answer is empty"] += 1
+        else:
+            prompt = json.dumps([one for one in chosen if one in rejected])
+            notes.dropped["with a prompt that others have, too"] += prompt in seen
+            seen.add(prompt)
+            yield place, [chosen, rejected]
+
+
+def _checked(messages: Sequence[Any], place: str) -> list[dict[str, Any]]:
     try:
-        values: Any = json.loads(line)
-    except ValueError as error:
-        raise InvalidValue.of(FIELD, place, f"JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise InvalidValue.of(FIELD, place, f"an object with {wanted}")
-    for name in values:
-        if name not in columns:
-            raise InvalidValue.of(FIELD, f"column {name!r} in {place}", wanted)
-    for name in columns:
-        if not isinstance(values.get(name), list):
-            raise InvalidValue.of(FIELD, f"{place} without a list {name!r}", f"a list of messages in {wanted}")
-    try:
-        return {name: check_conversation(values[name]) for name in columns}
+        return check_conversation(messages)
     except InvalidValue as error:
         raise InvalidValue.of(FIELD, place, f"messages with a role and a content: {error.message}") from error
 
@@ -106,47 +122,79 @@ def check_conversation(messages: Sequence[Any]) -> list[dict[str, Any]]:
     return [one | ({WEIGHT: 0} if given.get(WEIGHT) == 0 else {}) for one, given in zip(plain, messages, strict=True)]
 
 
-def tokenized_chat(tokenizer: Tokenizer, messages: Messages, place: str) -> TokenizedChat:
+def tokenized_chats(tokenizer: Tokenizer, messages: Messages, place: str) -> list[TokenizedChat]:
     """Tokenize a conversation with the chat template; targets are the assistant's messages and their end tokens, except
     those of weight 0.
 
-    Raises `InvalidValue` for a conversation without an answer, and for a template that formats earlier messages
-    differently once more messages follow.
+    If the template writes earlier messages differently once more follow, as those do that leave out the thoughts of
+    earlier answers, each answer becomes a conversation of its own that ends with it. Raises `InvalidValue` for a
+    conversation without an answer, and for an answer that does not begin with the generation prompt.
     """
     weights = [message.get(WEIGHT, 1) for message in messages]
-    messages = [{"role": message["role"], "content": message["content"]} for message in messages]
-    whole = tokenizer.encode_chat(messages, add_generation_prompt=False)
-    targets = [IGNORED] * len(whole)
-    for number, message in enumerate(messages):
-        if message["role"] != ASSISTANT or not weights[number]:
-            continue
-        begins = (
-            tokenizer.encode_chat(messages[:number], add_generation_prompt=True)
-            if number
-            else _before_first_answer(tokenizer, place)
-        )
-        until = tokenizer.encode_chat(messages[: number + 1], add_generation_prompt=False)
-        if whole[: len(until)] != until or until[: len(begins)] != begins:
-            allowed = "a chat template that does not change earlier messages when more messages follow"
-            raise InvalidValue.of(FIELD, place, allowed)
-        for position in range(len(begins), len(until)):
-            targets[position - 1] = whole[position]
-            if whole[position] in tokenizer.end_ids:
-                break
-    chat = TokenizedChat(tuple(whole[:-1]), tuple(targets[:-1]))
-    if not chat.answered:
+    learned = [n for n, message in enumerate(messages) if message["role"] == ASSISTANT and weights[n]]
+    if not learned:
         raise InvalidValue.of(FIELD, place, f"a message with the role {ASSISTANT} whose weight is not 0")
-    return chat
+    plain = [{"role": message["role"], "content": message["content"]} for message in messages]
+    said = tokenizer.with_placeholders(plain)
+
+    def rendered(count: int, *, asked: bool = False) -> str:
+        return tokenizer.render_chat(said.values[0][:count], add_generation_prompt=asked)
+
+    spans, texts = [], []
+    for number in learned:
+        before, text = (
+            rendered(number, asked=True) if number else _before_first_answer(tokenizer, place),
+            rendered(number + 1),
+        )
+        if not text.startswith(before):
+            allowed = "a chat template that begins each answer with its generation prompt"
+            raise InvalidValue.of(FIELD, place, allowed)
+        spans.append((len(before), len(text)))
+        texts.append(text)
+    whole = rendered(len(messages))
+    if all(whole.startswith(text) for text in texts):
+        return [_marked(tokenizer, said, whole, spans)]
+    return [_marked(tokenizer, said, text, [span]) for text, span in zip(texts, spans, strict=True)]
+
+
+def _marked(
+    tokenizer: Tokenizer, said: ControlTokenPlaceholders, text: str, spans: Sequence[tuple[int, int]]
+) -> TokenizedChat:
+    """Tokenize a rendered text; targets are the tokens in `spans` of characters, up to the first that ends an answer.
+
+    A token never reaches over the beginning of an answer, as none does when a model writes it.
+    """
+    ids: list[int] = []
+    start, rest = 0, tokenizer.encode_rendered(said, text)
+    learned: list[int] = []
+    for span in spans:
+        bounds = []
+        for cut in span:
+            piece = tokenizer.encode_rendered(said, text[start:cut], within=bool(start))
+            if rest[: len(piece)] == piece:
+                bounds.append(len(ids) + len(piece))
+                continue
+            ids, start = ids + piece, cut
+            rest = tokenizer.encode_rendered(said, text[start:], within=True)
+            bounds.append(len(ids))
+        answer = (ids + rest)[bounds[0] : bounds[1]]
+        ends = (place for place, token in enumerate(answer, start=1) if token in tokenizer.end_ids)
+        learned += range(bounds[0], bounds[0] + next(ends, len(answer)))
+    ids += rest
+    targets = [IGNORED] * len(ids)
+    for place in learned:
+        targets[place - 1] = ids[place]
+    return TokenizedChat(tuple(ids[:-1]), tuple(targets[:-1]))
 
 
 MARKS = "\U000f8000", "\U000f8001", "\U000f8002"
 """Characters of a private plane, by which messages are found again in what a template renders."""
 
 
-def _before_first_answer(tokenizer: Tokenizer, place: str) -> list[int]:
-    """Return the tokens that the template writes before an answer that no message precedes.
+def _before_first_answer(tokenizer: Tokenizer, place: str) -> str:
+    """Return the text that the template writes before an answer that no message precedes.
 
-    They end with what it writes before any answer (the generation prompt), and may begin with a default system message,
+    It ends with what it writes before any answer (the generation prompt), and may begin with a default system message,
     which is no part of the answer. Raises `InvalidValue` if the template does not write that prompt there.
     """
     answer = [{"role": ASSISTANT, "content": MARKS[0]}]
@@ -158,51 +206,40 @@ def _before_first_answer(tokenizer: Tokenizer, place: str) -> list[int]:
     if not prompt or found < 0:
         allowed = "a user's message before the first answer, as this chat template writes none without"
         raise InvalidValue.of(FIELD, f"{place}, which begins with the role {ASSISTANT}", allowed)
-    return tokenizer.encode(before[: found + len(prompt)], add_special=False)
+    return before[: found + len(prompt)]
 
 
-def read_chats(path: Path, tokenizer: Tokenizer) -> list[TokenizedChat]:
-    """Read and tokenize lines with a column `messages`; raises as `read_lines` and `tokenized_chat` do."""
+def read_chats(path: Path, tokenizer: Tokenizer, notes: Notes | None = None) -> list[TokenizedChat]:
+    """Read and tokenize conversations; raises as `checked_chats` and `tokenized_chats` do."""
     require_template(tokenizer)
-    return [
-        tokenized_chat(tokenizer, values[MESSAGES], f"{path.name}, line {number}")
-        for number, values in read_lines(path, (MESSAGES,))
-    ]
+    rows = checked_chats(path, Notes() if notes is None else notes)
+    return [chat for place, messages in rows for chat in tokenized_chats(tokenizer, messages, place)]
 
 
-def read_preferences(path: Path, tokenizer: Tokenizer) -> list[PreferencePair]:
-    """Read and tokenize lines with columns `prompt`, `chosen` and `rejected`; prompts must not contain answers."""
+def read_preferences(path: Path, tokenizer: Tokenizer, notes: Notes | None = None) -> list[PreferencePair]:
+    """Read and tokenize preferences; raises as `checked_preferences` and `tokenized_chats` do."""
     require_template(tokenizer)
     pairs = []
-    for number, values in read_lines(path, (PROMPT, CHOSEN, REJECTED)):
-        place = f"{path.name}, line {number}"
-        prompt = _without_answers(values[PROMPT])
-        both = [tokenized_chat(tokenizer, prompt + values[name], place) for name in (CHOSEN, REJECTED)]
-        pairs.append(PreferencePair(*both))
+    for place, both in checked_preferences(path, Notes() if notes is None else notes):
+        chosen, rejected = (tokenized_chats(tokenizer, messages, place)[-1] for messages in both)
+        pairs.append(PreferencePair(chosen, rejected))
     return pairs
 
 
-def _without_answers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for message in messages:
-        if message["role"] == ASSISTANT:
-            raise InvalidValue.of(
-                FIELD, "an answer in a prompt", "prompts without answers, which belong into chosen and rejected"
-            )
-    return messages
-
-
 def require_template(tokenizer: Tokenizer) -> None:
-    """Raise `UserError` for a tokenizer without a chat template, or whose template ends every conversation with the
-    beginning of an answer, which would be learned as the end of an answer."""
+    """Raise `UserError` for a tokenizer without a chat template, or whose template ends no answer with a token that
+    ends a generation: a model that learns from it would never stop."""
     if tokenizer.settings.chat_template is None:
         raise UserError("the tokenizer has no chat template, which conversations need")
-    turns = [{"role": role, "content": mark} for role, mark in zip(("user", ASSISTANT, "user"), MARKS, strict=True)]
+    turns = [{"role": role, "content": mark} for role, mark in zip(("user", ASSISTANT), MARKS, strict=False)]
     try:
-        last, followed = (tokenizer.render_chat(turns[:count], add_generation_prompt=False) for count in (2, 3))
+        text = tokenizer.render_chat(turns, add_generation_prompt=False).partition(MARKS[1])[2]
     except UserError:
         return  # it accepts other conversations
-    if not followed.partition(MARKS[1])[2].startswith(last.partition(MARKS[1])[2]):
+    if not tokenizer.end_ids.intersection(tokenizer.encode(text, add_special=False)):
+        known = ", ".join(repr(tokenizer.token(end)) for end in sorted(tokenizer.end_ids)) or "none"
         raise UserError(
-            "the chat template writes another end of an answer if a message follows: it must write the beginning of "
-            "the next answer only with add_generation_prompt"
+            f"the chat template ends an answer with {text!r}, in which no token ends a generation (those that do: "
+            f"{known}), so the model would never stop: set eos_token in tokenizer_config.json or eos_token_id in "
+            "generation_config.json to the token that the template writes there, or let it write one that does"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from attn_schema.training import DataConfig, TrainingConfig
 
 from attn_train.data.pairs import CAPTIONS, load_pairs, synthetic_task_pairs
 from attn_train.data.synthetic import TASKS
+from attn_train.data.token_shards.shards import MANIFEST
 from attn_train.data.treebank import load_tags
 from attn_train.tasks.base import Dataset
 from attn_train.tasks.completion import completion_dataset
@@ -95,6 +97,24 @@ def load_conversations(config: TrainingConfig, home: Path) -> Dataset:
     tokenizer = Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home))
     make = chat_dataset if data.format == "chat" else preference_dataset
     return make(Path(data.path or ""), tokenizer, validation=data.validation_fraction, max_length=length)
+
+
+def data_digest(config: TrainingConfig, home: Path) -> bytes:
+    """Return the BLAKE2 digest of the files that hold the data of a configuration, and of a tokenizer in a folder.
+
+    Prepared data are read by their manifests, which have the digests of all files.
+    """
+    paths = [Path(source.path) / MANIFEST for source in config.data.sources]
+    if config.data.path is not None:
+        path = Path(config.data.path)
+        paths += [file for file in sorted(path.rglob("*")) or [path] if file.is_file()]
+    tokenizer = Path(tokenizer_folder(config.data.tokenizer, home)) / "tokenizer.json"
+    paths += [tokenizer] if tokenizer.is_file() else []
+    total = hashlib.blake2b()
+    for read in paths:
+        with read.open("rb") as file:
+            total.update(hashlib.file_digest(file, "blake2b").digest())
+    return total.digest()
 
 
 def tokenizer_of(config: DataConfig, home: Path) -> str:

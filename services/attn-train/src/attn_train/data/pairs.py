@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -26,6 +27,8 @@ INCLUDED = {
 """The sets of pairs that are included, and what they hold."""
 RULE_SEED = 1
 MAX_PAIRS = 10_000_000
+VALIDATION = ("val", "valid", "dev")
+"""Names of the files for validation in a folder of pairs."""
 
 
 def known_pair_sets() -> list[str]:
@@ -35,12 +38,15 @@ def known_pair_sets() -> list[str]:
 
 def load_pairs(config: DataConfig, model: ModelConfig, tokenizer: str) -> PairDataset:
     """Load and tokenize the pairs of a config; raises `InvalidValue` or `UnknownName` if they cannot be read."""
-    training, validation = _texts(config)
+    both = _texts(config)
+    training, validation = ([pair for pair in pairs if all(pair)] for pairs in both)
+    empty = sum(map(len, both)) - len(training) - len(validation)
     if not validation:
         count = int(len(training) * config.validation_fraction)
         training, validation = training[: len(training) - count], training[len(training) - count :]
     lengths = model.encoder_length, model.sequence_length
-    return tokenize_pairs(training, validation, tokenizer=tokenizer, longest=lengths)
+    found = tokenize_pairs(training, validation, tokenizer=tokenizer, longest=lengths)
+    return replace(found, empty=empty)
 
 
 def synthetic_task_pairs(rule: str, max_pairs: int = 0) -> list[TextPair]:
@@ -63,16 +69,18 @@ def pair_paths(path: Path, languages: str) -> list[Path]:
     if len(sides) != 2 or not all(side.isalnum() for side in sides):
         raise InvalidValue.of("config.data.languages", languages, "FROM-TO, such as en-de, for a folder of pairs")
     found = [_of_side(path, "train", side) for side in sides]
-    for side in sides:
-        file = next((p for p in (path / f"val.{side}", path / f"val.{side}.gz") if p.is_file()), None)
-        found += [file] if file else []
-    return found
+    part = next((name for name in VALIDATION for side in sides if _find_side(path, name, side)), None)
+    return found if part is None else [*found, *(_of_side(path, part, side) for side in sides)]
+
+
+def _find_side(folder: Path, part: str, side: str) -> Path | None:
+    return next((p for p in (folder / f"{part}.{side}", folder / f"{part}.{side}.gz") if p.is_file()), None)
 
 
 def _of_side(folder: Path, part: str, side: str) -> Path:
-    for path in (folder / f"{part}.{side}", folder / f"{part}.{side}.gz"):
-        if path.is_file():
-            return path
+    found = _find_side(folder, part, side)
+    if found is not None:
+        return found
     raise InvalidValue.of("config.data.dataset", str(folder), f"a folder with {part}.{side} or {part}.{side}.gz")
 
 
@@ -99,7 +107,7 @@ def _sides(source: Path, target: Path, max_pairs: int) -> list[TextPair]:
         raise InvalidValue.of(
             "config.data.dataset", str(target), f"a file with as many lines as {source} ({len(one)}), not {len(other)}"
         )
-    return [(a, b) for a, b in zip(one, other, strict=True) if a and b]
+    return list(zip(one, other, strict=True))
 
 
 def _columns(path: Path, max_pairs: int) -> list[TextPair]:
@@ -112,8 +120,7 @@ def _columns(path: Path, max_pairs: int) -> list[TextPair]:
                 f"{path}, line {number}: {line[:60]!r}",
                 "lines with the columns SOURCE and TARGET, separated by a tab",
             )
-        if columns[0].strip() and columns[1].strip():
-            pairs.append((columns[0].strip(), columns[1].strip()))
+        pairs.append((columns[0].strip(), columns[1].strip()))
     return pairs
 
 

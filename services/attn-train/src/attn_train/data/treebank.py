@@ -15,7 +15,7 @@ from attn_schema.training import DataConfig
 
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.seq2seq import learned_tokenizer
-from attn_train.tasks.token_classification import TaggedDataset, TaggedTokens
+from attn_train.tasks.token_classification import UNSEEN, TaggedDataset, TaggedTokens
 
 FIELD = "data.dataset"
 COLUMNS = 10
@@ -94,7 +94,7 @@ UNTAGGED = "_"
 
 
 def load_tags(config: DataConfig, context: int, tokenizer: str) -> TaggedDataset:
-    """Load and tokenize the sentences of a config; those of more than `context` tokens are left out.
+    """Load and tokenize the sentences of a config; those of more than `context` tokens are not trained on.
 
     A space is put before each word, so that words get the same byte pairs as in running text. All tokens of a word have
     its depth. Raises `InvalidValue` for files that cannot be read, heads that are not a tree, and if nothing is left.
@@ -105,7 +105,7 @@ def load_tags(config: DataConfig, context: int, tokenizer: str) -> TaggedDataset
         training, validation = training[: len(training) - count], training[len(training) - count :]
     made = learned_tokenizer(tokenizer, [f" {' '.join(sentence.words)}" for sentence in training])
     names = sorted({tag for sentence in training for tag in sentence.tags} - {UNTAGGED})
-    kept = tokenize_sentences(training, made, names, context)
+    kept = [one for one in tokenize_sentences(training, made, names, context) if not one.missed]
     if not kept or not names:
         allowed = f"at least one sentence with tags and at most {context} tokens"
         raise InvalidValue.of("data", f"{len(training)} sentences", allowed)
@@ -115,11 +115,12 @@ def load_tags(config: DataConfig, context: int, tokenizer: str) -> TaggedDataset
 def tokenize_sentences(
     sentences: Sequence[Sentence], tokenizer: Tokenizer, names: Sequence[str], context: int
 ) -> list[TaggedTokens]:
-    """Tokenize sentences; those that do not fit into the context, or have no tag among `names`, are left out.
+    """Tokenize sentences with tags; of those that do not fit into the context, the words at the end are missed.
 
-    Words with other tags are ignored (`PADDED`), as are the later tokens of each word.
+    Words with a tag that is not among `names` are `UNSEEN`; those without a tag and the later tokens of each word are
+    ignored (`PADDED`).
     """
-    numbers = {name: place for place, name in enumerate(names)}
+    numbers = {name: place for place, name in enumerate(names)} | {UNTAGGED: PADDED}
     known: dict[str, list[int]] = {}
     found = []
     for sentence in sentences:
@@ -130,11 +131,13 @@ def tokenize_sentences(
         classes = tuple(
             number
             for piece, tag in zip(pieces, sentence.tags, strict=True)
-            for number in [numbers.get(tag, PADDED), *[PADDED] * (len(piece) - 1)][: len(piece)]
+            for number in [numbers.get(tag, UNSEEN), *[PADDED] * (len(piece) - 1)][: len(piece)]
         )
         depths = tuple(d for piece, d in zip(pieces, sentence.depths, strict=True) for d in [d] * len(piece))
-        if len(tokens) <= context and any(number != PADDED for number in classes):
-            found.append(TaggedTokens(tokens, classes, depths, heads_of_pieces(sentence.heads, pieces)))
+        heads = tuple(head if head < context else -1 for head in heads_of_pieces(sentence.heads, pieces)[:context])
+        if any(number != PADDED for number in classes):
+            missed = sum(number != PADDED for number in classes[context:])
+            found.append(TaggedTokens(tokens[:context], classes[:context], depths[:context], heads, missed))
     return found
 
 

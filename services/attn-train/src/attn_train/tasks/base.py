@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 from attn_core.errors import InvalidValue
 from attn_core.kernels.devices import sent
-from attn_models.decoder.mixture_of_experts import router_aux_loss
-from attn_models.evaluation import IGNORED
+from attn_models.decoder.mixture_of_experts import counted_tokens, router_aux_loss
+from attn_models.evaluation import IGNORED, next_token_loss
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
@@ -58,12 +59,33 @@ def auxiliary_losses(model: nn.Module) -> Tensor | float:
     return sum((loss for loss in left if loss is not None), start=router_aux_loss(model))
 
 
+def training_loss(model: nn.Module, inputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    """Return the mean cross-entropy of `targets` after `inputs`, [batch, tokens] each, in nats per token, and of later
+    tokens too if the model predicts them; targets that are `PADDED` do not count."""
+    own: Callable[..., Tensor] | None = getattr(model, "training_loss", None)
+    if own is None:
+        return next_token_loss(model, inputs, targets, smoothing)
+    return own(inputs, targets, PADDED, smoothing)
+
+
 def after_update(model: nn.Module, summed: Callable[[Tensor], Tensor]) -> None:
     """Change what layers learn without gradients, such as centroids, after an update; `summed` adds over workers."""
     for module in model.modules():
         own: Callable[..., None] | None = getattr(module, "after_update", None)
         if own is not None:
             own(summed)
+
+
+@contextmanager
+def counting(model: nn.Module, targets: Tensor) -> Iterator[None]:
+    """While this is open, the routers of experts count the tokens up to the last of `targets` [batch, tokens] that
+    is not `PADDED` in each row, and not the padding after them."""
+    if getattr(model, "places", None) is not None:
+        # With context parallelism a rank does not see where a row ends, and counts all of its tokens.
+        yield
+        return
+    with counted_tokens(model, (targets != PADDED).flip(1).cumsum(1).flip(1) > 0):
+        yield
 
 
 VALIDATION_ROWS = 12
@@ -108,6 +130,20 @@ class TrainingTask(Protocol):
         ...
 
 
+def validation_losses(task: TrainingTask, model: nn.Module, batches: int, on_batch: OnBatch) -> dict[str, float]:
+    """Return the validation losses of a task by the names of its sets; the name of a single set may be empty."""
+    own: Callable[..., dict[str, float]] | None = getattr(task, "validation_losses", None)
+    if own is not None:
+        return own(model, batches, on_batch)
+    found = task.validation_loss(model, batches, on_batch)
+    return {} if found is None else {"": found}
+
+
+def left_out(task: TrainingTask) -> int:
+    """Return the number of examples that the last validation loss of a task left out, as the model cannot take them."""
+    return int(getattr(task, "validation_left_out", 0))
+
+
 def position_of(task: TrainingTask) -> dict[str, Tensor]:
     """Return the position of a task in its data, besides its generator's state, as tensors by name; usually empty."""
     own: Callable[[], dict[str, Tensor]] | None = getattr(task, "position", None)
@@ -129,6 +165,7 @@ class SeededTask:
         self._smoothing = config.optimizer.label_smoothing
         self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
+        self.validation_left_out = 0
         self.reinforce = Reinforce()
 
 
@@ -203,16 +240,61 @@ def to_device(batch: tuple[Tensor, ...], device: torch.device, kept: tuple[int, 
 Text = TypeVar("Text")
 
 BUCKET_BATCHES = 8
-"""A batch is drawn from this many batches' worth of texts of similar length."""
+"""The number of batches' worth of examples that are sorted by length together."""
 
 
-def similar_in_length(by_length: Sequence[Text], batch: int, generator: torch.Generator) -> list[Text]:
-    """Draw `batch` texts from those sorted by length, similar in length to a random one; all if there are fewer."""
-    count = len(by_length)
-    window = min(count, BUCKET_BATCHES * batch)
-    centre = int(torch.randint(count, (), generator=generator))
-    first = min(max(0, centre - window // 2), count - window)
-    return [by_length[first + place] for place in torch.randperm(window, generator=generator)[:batch].tolist()]
+class Epochs:
+    """Draws batches of examples without replacement: each is seen once in an epoch, in an order of its own.
+
+    The examples of a batch are of similar length: an epoch is shuffled, sorted by length in pools of `BUCKET_BATCHES`
+    batches, and the batches are shuffled. A batch that an epoch leaves incomplete is filled from the next one. What is
+    drawn next depends only on the seed and `drawn`, the number of examples drawn so far.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch: int, seed: int) -> None:
+        self._lengths, self._batch, self._seed = lengths, batch, seed
+        self._epoch, self._order = -1, list[int]()
+        self.drawn = 0
+
+    def next_batch(self) -> list[int]:
+        """Return the indices of the examples of the next batch."""
+        found = []
+        for _ in range(self._batch):
+            epoch, place = divmod(self.drawn, len(self._lengths))
+            if epoch != self._epoch:
+                self._epoch, self._order = epoch, self._shuffled(epoch)
+            found.append(self._order[place])
+            self.drawn += 1
+        return found
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        generator = torch.Generator().manual_seed(derived(self._seed, f"epoch {epoch}"))
+        order = torch.randperm(len(self._lengths), generator=generator).tolist()
+        begun = -epoch * len(order) % self._batch
+        pool = BUCKET_BATCHES * self._batch
+        batches = []
+        for first in range(begun, len(order), pool):
+            similar = sorted(order[first : first + pool], key=self._lengths.__getitem__)
+            batches += [similar[start : start + self._batch] for start in range(0, len(similar), self._batch)]
+        whole = len(batches) - (len(batches) > 0 and len(batches[-1]) < self._batch)
+        mixed = [*torch.randperm(whole, generator=generator).tolist(), *range(whole, len(batches))]
+        return [*order[:begun], *(example for place in mixed for example in batches[place])]
+
+
+class ExampleTask(SeededTask):
+    """Base class of tasks on examples, of which each is seen once in an epoch; `lengths` are those of the examples."""
+
+    def __init__(self, config: TrainingConfig, lengths: Sequence[int]) -> None:
+        super().__init__(config)
+        self._epochs = Epochs(lengths, self._batch, derived(config.seed, "batches"))
+
+    def position(self) -> dict[str, Tensor]:
+        """Return the position for a checkpoint: the number of examples drawn, int64 [1]."""
+        return {"examples": torch.tensor([self._epochs.drawn])}
+
+    def restore_position(self, position: Mapping[str, Tensor]) -> None:
+        """Continue from a position."""
+        self._epochs.drawn = int(position["examples"][0])
 
 
 def split_validation(texts: Sequence[Text], fraction: float) -> tuple[Sequence[Text], Sequence[Text]]:
@@ -221,15 +303,23 @@ def split_validation(texts: Sequence[Text], fraction: float) -> tuple[Sequence[T
     return texts[:trained], texts[trained:]
 
 
-def validation_batches(
-    kept: Sequence[Text], collate: Callable[[Sequence[Text]], tuple[Tensor, ...]], *, batch: int, batches: int
-) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the texts of at most `batches` validation batches, the same ones in every call, collated in parts of at
-    most `batch` texts."""
+def longest_input(model: nn.Module) -> int:
+    """Return the number of tokens that a model can read."""
+    return int(getattr(model, "max_seq_len", 1 << 31))
+
+
+def validation_sample(kept: Sequence[Text], batches: int) -> list[Text]:
+    """Return the texts of at most `batches` validation batches, the same ones in every call."""
     order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(VALIDATION_SEED)).tolist()
-    chosen = order[: batches * VALIDATION_ROWS]
-    for start in range(0, len(chosen), batch):
-        yield collate([kept[place] for place in chosen[start : start + batch]])
+    return [kept[place] for place in order[: batches * VALIDATION_ROWS]]
+
+
+def in_parts(
+    texts: Sequence[Text], collate: Callable[[Sequence[Text]], tuple[Tensor, ...]], batch: int
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the texts, collated in parts of at most `batch` texts."""
+    for start in range(0, len(texts), batch):
+        yield collate(texts[start : start + batch])
 
 
 def parts_of(draw: Callable[[], tuple[Tensor, ...]], batches: int, batch: int) -> Iterator[tuple[Tensor, ...]]:
@@ -273,8 +363,8 @@ def mean_validation_loss(
     batches: int,
     on_batch: OnBatch,
 ) -> float | None:
-    """Return the mean `loss` per target over `validation_batches`; None without texts.
+    """Return the mean `loss` per target over a `validation_sample`; None without texts.
 
     The last tensor of a collated batch must be its targets. The model's mode is restored.
     """
-    return mean_over_batches(model, validation_batches(kept, collate, batch=batch, batches=batches), loss, on_batch)
+    return mean_over_batches(model, in_parts(validation_sample(kept, batches), collate, batch), loss, on_batch)

@@ -19,13 +19,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.tasks.base import (
     PADDED,
+    ExampleTask,
     OnBatch,
-    SeededTask,
     TokenDataset,
     auxiliary_losses,
     count_targets,
+    counting,
     mean_validation_loss,
     split_validation,
+    training_loss,
 )
 from attn_train.tasks.seq2seq import TextPair
 
@@ -79,27 +81,27 @@ def completion_dataset(pairs: Sequence[TextPair], *, validation: float, max_leng
     return CompletionDataset(training=training, validation=kept, tokenizer=tokenizer)
 
 
-class CompletionTask(SeededTask):
+class CompletionTask(ExampleTask):
     """Batches of texts: inputs and targets [batch, longest]; tokens of the prompt are not targets."""
 
     def __init__(self, texts: CompletionDataset, config: TrainingConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, [len(text.given) + len(text.written) for text in texts.training])
         self._texts = texts
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """Return a batch of random texts."""
-        texts = self._texts.training
-        chosen = torch.randint(len(texts), (self._batch,), generator=self.generator).tolist()
-        batch = collate([texts[place] for place in chosen])
+        """Return a batch of the next texts, of similar length."""
+        batch = collate([self._texts.training[place] for place in self._epochs.next_batch()])
         self.tokens += count_targets(batch)
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the mean cross-entropy of the completions, plus auxiliary losses."""
-        if samples_keys(model):
-            loss = self.reinforce.loss(model, lambda: model(batch[0]), batch[1], self._smoothing)
+        with counting(model, batch[1]):
+            if samples_keys(model):
+                loss = self.reinforce.loss(model, lambda: model(batch[0]), batch[1], self._smoothing)
+            else:
+                loss = training_loss(model, *batch, self._smoothing)
             return loss + auxiliary_losses(model)
-        return _loss(model, batch, self._smoothing) + auxiliary_losses(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean loss over at most `batches` validation batches."""
@@ -107,7 +109,7 @@ class CompletionTask(SeededTask):
             model,
             self._texts.validation,
             collate,
-            lambda batch: _loss(model, batch, 0.0),
+            lambda batch: next_token_loss(model, *batch),
             batch=self._batch,
             batches=batches,
             on_batch=on_batch,
@@ -121,11 +123,6 @@ class CompletionTask(SeededTask):
         answers = complete(model, self._texts.tokenizer, [text.given for text in texts], on_batch)
         correct = sum(answer == text.written for answer, text in zip(answers, texts, strict=True))
         return {"answer_accuracy": correct / len(texts)}
-
-
-def _loss(model: nn.Module, batch: tuple[Tensor, ...], smoothing: float) -> Tensor:
-    inputs, targets = batch
-    return next_token_loss(model, inputs, targets, smoothing)
 
 
 def complete(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from attn_core.errors import Incompatible, UserError
 from attn_models.loading import load_model
+from attn_models.loading.models import config_of
 from attn_models.losses import mean_cross_entropy
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import TrainingConfig
@@ -23,9 +24,11 @@ from attn_train.tasks.base import (
     OnBatch,
     TrainingTask,
     auxiliary_losses,
+    left_out,
     on_host,
     position_of,
     restore_position,
+    validation_losses,
 )
 from attn_train.tasks.packed import packed_logits
 
@@ -47,6 +50,10 @@ def check_teacher(config: TrainingConfig, home: Path, tokenizer: Path) -> None:
     folder = _teacher_folder(config, home)
     if not (folder / "tokenizer.json").is_file():
         raise Incompatible(f"the teacher {folder.name} has no tokenizer.json", field=FIELD)
+    length, longest = config.model.sequence_length, config_of(folder).max_seq_len
+    if longest < length:
+        problem = f"the teacher {folder.name} reads {longest} tokens, but sequences have {length}: set max_seq_len"
+        raise Incompatible(f"{problem} to at most {longest}", field=FIELD)
     theirs, ours = Tokenizer.from_folder(folder), Tokenizer.from_folder(tokenizer)
     require_same_vocabulary(f"teacher {folder.name}", theirs, "model", ours, field=FIELD)
 
@@ -135,6 +142,15 @@ class DistillationTask:
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the validation loss of the task, without the teacher."""
         return self._task.validation_loss(model, batches, on_batch)
+
+    def validation_losses(self, model: nn.Module, batches: int, on_batch: OnBatch) -> dict[str, float]:
+        """Return the validation losses of the task, by name, without the teacher."""
+        return validation_losses(self._task, model, batches, on_batch)
+
+    @property
+    def validation_left_out(self) -> int:
+        """See `left_out`."""
+        return left_out(self._task)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """Return the final metrics of the task."""

@@ -12,7 +12,7 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attn_train.tasks.base import VALIDATION_ROWS, VALIDATION_SEED, OnBatch, SeededTask
+from attn_train.tasks.base import VALIDATION_ROWS, VALIDATION_SEED, ExampleTask, OnBatch
 
 WHITE = 255
 AT_ONCE = 256
@@ -57,17 +57,16 @@ class ImageDataset:
         return ImageClassifier(model, self.names).save(folder)
 
 
-class ImageClassificationTask(SeededTask):
+class ImageClassificationTask(ExampleTask):
     """Batches of images [batch, channels, side, side], from -1 (black) to 1 (white), and their classes [batch]."""
 
     def __init__(self, images: ImageDataset, config: TrainingConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, [0] * len(images.training.labels))
         self._images = images
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """Return a batch of random images."""
-        found = self._images.training
-        chosen = torch.randint(len(found.labels), (self._batch,), generator=self.generator)
+        """Return a batch of the next images."""
+        found, chosen = self._images.training, torch.tensor(self._epochs.next_batch())
         self.tokens += self._batch
         return normalize_pixels(found.images[chosen]), found.labels[chosen]
 

@@ -15,27 +15,34 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.data.conversations import TokenizedChat, read_chats
+from attn_train.data.shapes import Notes
 from attn_train.tasks.base import (
     PADDED,
+    ExampleTask,
     OnBatch,
-    SeededTask,
     TokenDataset,
     auxiliary_losses,
     count_targets,
-    mean_validation_loss,
-    similar_in_length,
+    counting,
+    in_parts,
+    longest_input,
+    mean_over_batches,
     split_validation,
+    training_loss,
+    validation_sample,
 )
 
 
 @dataclass(frozen=True, eq=False)
 class ChatDataset(TokenDataset):
-    """Training and validation conversations; `left_out` is the number of those longer than a training sequence."""
+    """Training and validation conversations; `left_out` is the number of those longer than a training sequence,
+    and `notes` what else was left out."""
 
     training: Sequence[TokenizedChat]
     validation: Sequence[TokenizedChat]
     tokenizer: Tokenizer
     left_out: int = 0
+    notes: str = ""
 
     @property
     def summary(self) -> str:
@@ -43,7 +50,7 @@ class ChatDataset(TokenDataset):
         answered = sum(chat.answered for chat in self.training)
         counts = f"{len(self.training)} training and {len(self.validation)} validation conversations"
         longer = f", {self.left_out} left out as too long" if self.left_out else ""
-        return f"{counts}, {answered} target tokens in answers{longer}"
+        return f"{counts}, {answered} target tokens in answers{longer}{self.notes}"
 
     def task(self, config: TrainingConfig) -> InstructionTask:
         """Return the training task."""
@@ -51,52 +58,53 @@ class ChatDataset(TokenDataset):
 
 
 def chat_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, max_length: int) -> ChatDataset:
-    """Load the conversations of a .jsonl file; those longer than `max_length` tokens are left out.
+    """Load the conversations of a file or folder; those longer than `max_length` tokens are not trained on.
 
     The fraction `validation` at the end is for validation. Raises as `read_chats` does, and `InvalidValue` if no
     training conversation is left.
     """
-    chats = read_chats(path, tokenizer)
-    fitting = [chat for chat in chats if len(chat.inputs) <= max_length]
-    training, kept = split_validation(fitting, validation)
+    notes = Notes()
+    chats = read_chats(path, tokenizer, notes)
+    # The same conversations are for validation whatever the length of a training sequence.
+    first, kept = split_validation(chats, validation)
+    training = [chat for chat in first if len(chat.inputs) <= max_length]
     if not training:
         allowed = f"at least one conversation of at most {max_length + 1} tokens (max_seq_len)"
         raise InvalidValue.of("config.data.dataset", f"{len(chats)} conversations", allowed)
-    return ChatDataset(training=training, validation=kept, tokenizer=tokenizer, left_out=len(chats) - len(fitting))
+    return ChatDataset(
+        training=training, validation=kept, tokenizer=tokenizer, left_out=len(first) - len(training), notes=str(notes)
+    )
 
 
-class InstructionTask(SeededTask):
+class InstructionTask(ExampleTask):
     """Batches of conversations of similar length: inputs and targets [batch, longest], padded at the end.
 
     A causal model needs no padding mask, as no token attends to the padding after it.
     """
 
     def __init__(self, chats: ChatDataset, config: TrainingConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, [len(chat.inputs) for chat in chats.training])
         self._chats = chats
-        self._sorted = sorted(chats.training, key=lambda chat: len(chat.inputs))
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """Return a batch of conversations similar in length to a random one."""
-        batch = collate(similar_in_length(self._sorted, self._batch, self.generator))
+        """Return a batch of the next conversations, of similar length."""
+        batch = collate([self._chats.training[place] for place in self._epochs.next_batch()])
         self.tokens += count_targets(batch)
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the mean cross-entropy of the answer tokens, plus auxiliary losses."""
-        return next_token_loss(model, batch[0], batch[1], self._smoothing) + auxiliary_losses(model)
+        with counting(model, batch[1]):
+            return training_loss(model, *batch, self._smoothing) + auxiliary_losses(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """Return the mean loss over at most `batches` validation batches."""
-        return mean_validation_loss(
-            model,
-            self._chats.validation,
-            collate,
-            lambda batch: next_token_loss(model, batch[0], batch[1], 0.0),
-            batch=self._batch,
-            batches=batches,
-            on_batch=on_batch,
-        )
+        """Return the mean loss over at most `batches` validation batches; conversations that the model cannot read are
+        left out, and counted."""
+        chosen = validation_sample(self._chats.validation, batches)
+        kept = [chat for chat in chosen if len(chat.inputs) <= longest_input(model)]
+        self.validation_left_out = len(chosen) - len(kept)
+        drawn = in_parts(kept, collate, self._batch)
+        return mean_over_batches(model, drawn, lambda batch: next_token_loss(model, *batch), on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:  # noqa: ARG002 -- the loss says all
         """Return no metrics, as the loss is sufficient."""

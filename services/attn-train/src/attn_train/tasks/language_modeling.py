@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from attn_train.tasks.base import (
     derived,
     mean_over_batches,
     parts_of,
+    training_loss,
 )
 from attn_train.tasks.reinforce import Reinforce
 from attn_train.tasks.seq2seq import learned_tokenizer
@@ -46,8 +46,10 @@ class TextDataset(TokenDataset):
 
     @property
     def summary(self) -> str:
-        """The number of tokens."""
-        return f"{len(self.training)} training and {len(self.validation)} validation tokens"
+        """The number of tokens, and the share of unknown ones, if any."""
+        share = unknown_share(self.training, self.tokenizer)
+        unknown = f", {share:.2%} of them unknown to the tokenizer" if share else ""
+        return f"{len(self.training)} training and {len(self.validation)} validation tokens{unknown}"
 
     def task(self, config: TrainingConfig) -> LanguageModelingTask:
         """Return the training task."""
@@ -79,21 +81,36 @@ class LanguageModelingTask:
         if samples_keys(model):
             sampled = self.reinforce.loss(model, lambda: model(inputs), targets, self._smoothing)
             return sampled + auxiliary_losses(model)
-        own = getattr(model, "training_loss", partial(next_token_loss, model))
-        loss: Tensor = own(inputs, targets, smoothing=self._smoothing)
-        return loss + auxiliary_losses(model)
+        return training_loss(model, inputs, targets, self._smoothing) + auxiliary_losses(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """Return the mean next-token loss on the validation text; None if it is shorter than a window."""
-        if len(self._text.validation) <= self._context:
+        """Return the mean next-token loss on the validation text, in shorter windows if it is short; None without."""
+        context = min(self._context, len(self._text.validation) - 1)
+        if context < 1:
             return None
-        drawn = RandomWindows(self._text.validation, context=self._context, batch=VALIDATION_ROWS, seed=VALIDATION_SEED)
+        drawn = RandomWindows(self._text.validation, context=context, batch=VALIDATION_ROWS, seed=VALIDATION_SEED)
         parts = parts_of(drawn.next_batch, batches, self._batch)
         return mean_over_batches(model, parts, lambda batch: next_token_loss(model, batch[0], batch[1]), on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, Any]:  # noqa: ARG002 -- the loss says all
         """Return no metrics, as the loss is sufficient."""
         return {}
+
+
+MOST_UNKNOWN = 0.5
+"""The largest share of unknown tokens in a text that is trained on."""
+
+
+def unknown_share(ids: Tensor, tokenizer: Tokenizer) -> float:
+    """Return the share of `ids` [tokens] that are the unknown token."""
+    return 0.0 if tokenizer.unk_id is None or not len(ids) else (ids == tokenizer.unk_id).float().mean().item()
+
+
+def require_known(ids: Tensor, tokenizer: Tokenizer) -> None:
+    """Raise `InvalidValue` for a text of which the tokenizer does not know most tokens."""
+    if (share := unknown_share(ids, tokenizer)) > MOST_UNKNOWN:
+        allowed = f"one that knows the text: {share:.0%} of its tokens are unknown"
+        raise InvalidValue.of("data.tokenizer", "the tokenizer", allowed)
 
 
 def tokenize(text: str, *, tokenizer: str = CHARACTER, validation: float = 0.1) -> TextDataset:
@@ -135,5 +152,12 @@ def _character_ids(text: str) -> Tensor:
 def _encoded(text: str, tokenizer: Tokenizer) -> Tensor:
     lines = whole_lines_of(text)
     groups = ["".join(lines[start : start + LINES_AT_ONCE]) for start in range(0, len(lines), LINES_AT_ONCE)]
-    ids = [torch.tensor(group, dtype=torch.int32) for group in tokenizer.encode_batch(groups)]
-    return torch.cat(ids) if ids else torch.empty(0, dtype=torch.int32)
+    first = tokenizer.encode("")
+    # Some tokenizers put a blank in front of each text, but none after a line break.
+    breaks, one, after = tokenizer.encode_batch(["\n", "a", "\na"], add_special=False)
+    blank = after[: len(breaks)] == breaks and after[len(breaks) :] != one
+    later = tokenizer.encode_texts([f"\n{group}" if blank else group for group in groups[1:]])
+    parts = [first, *tokenizer.encode_texts(groups[:1]), *(ids[len(breaks) if blank else 0 :] for ids in later)]
+    found = torch.cat([torch.tensor(part, dtype=torch.int32) for part in parts])
+    require_known(found, tokenizer)
+    return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.reinforce import samples_keys
 from attn_models.evaluation import next_token_loss
@@ -15,8 +16,17 @@ from attn_models.tokenizers import Tokenizer
 from attn_schema.prepared import PreparedSource
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.data.token_shards.order import MixedSource, Mixture, Reader, RecordReader, WindowReader
+from attn_train.data.token_shards.order import (
+    MixedSource,
+    Mixture,
+    PackedRow,
+    Reader,
+    RecordReader,
+    WindowReader,
+    validation_records,
+)
 from attn_train.data.token_shards.shards import FIELD, TRAIN, PreparedData, PreparedSet
 from attn_train.tasks.base import (
     PADDED,
@@ -27,8 +37,12 @@ from attn_train.tasks.base import (
     TokenDataset,
     auxiliary_losses,
     count_targets,
+    counting,
     derived,
+    in_parts,
+    longest_input,
     mean_over_batches,
+    training_loss,
 )
 
 READERS: Mapping[str, Any] = {"text": WindowReader, "chat": RecordReader}
@@ -63,9 +77,12 @@ class PreparedDataset(TokenDataset):
 
     def reader_of(self, data_set: PreparedSet, context: int) -> Reader:
         """Return a reader that makes rows of `context` tokens from a set."""
-        kind = next(data.kind for _, data in self.sources if data.folder == data_set.folder)
-        reader: Reader = READERS[kind](data_set, context)
+        reader: Reader = READERS[self.kind_of(data_set)](data_set, context)
         return reader
+
+    def kind_of(self, data_set: PreparedSet) -> str:
+        """Return the kind of the data of a set."""
+        return next(data.kind for _, data in self.sources if data.folder == data_set.folder)
 
     def task(self, config: TrainingConfig) -> PackedTask:
         """Return the training task."""
@@ -130,20 +147,21 @@ class PackedTask(SeededTask):
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the mean cross-entropy of the targets, plus auxiliary losses."""
         inputs, documents, targets = batch
-        if samples_keys(model):
-            run = lambda: packed_logits(model, inputs, self._documents(documents))  # noqa: E731
-            return self.reinforce.loss(model, run, targets, self._smoothing) + auxiliary_losses(model)
-        return self._token_loss(model, batch, self._smoothing) + auxiliary_losses(model)
+        with counting(model, targets):
+            if samples_keys(model):
+                run = lambda: packed_logits(model, inputs, self._documents(documents))  # noqa: E731
+                loss = self.reinforce.loss(model, run, targets, self._smoothing)
+            elif lengths_of(self._documents(documents)) is None:
+                loss = training_loss(model, inputs, targets, self._smoothing)
+            else:
+                loss = self._token_loss(model, batch, self._smoothing)
+            return loss + auxiliary_losses(model)
 
     def validation_losses(self, model: nn.Module, batches: int, on_batch: OnBatch) -> dict[str, float]:
         """Return the mean loss over at most `batches` batches of each validation set, by name."""
-        found = {}
+        found, self.validation_left_out = {}, 0
         for name, validation_set in self._data.validation_sets().items():
-            try:
-                reader = self._data.reader_of(validation_set, self._context)
-            except InvalidValue:
-                continue
-            rows = self._validation_batches(reader, batches)
+            rows = self._validation_batches(validation_set, batches, longest_input(model))
             loss = mean_over_batches(
                 model, rows, lambda b: self._token_loss(model, b, 0.0), on_batch, kept=self.on_host
             )
@@ -160,17 +178,19 @@ class PackedTask(SeededTask):
         """Return the number of epochs for which each folder was read."""
         return {f"epochs_{name}": epochs for name, epochs in self._mixture.epochs.items()}
 
-    def _validation_batches(self, reader: Reader, batches: int) -> Any:
-        """Yield the rows of at most one epoch and of at most `batches` validation batches, the same ones each time, in
-        parts of at most the batch size; rows of conversations one by one, as they hold an unknown number of them."""
-        mixture = Mixture([MixedSource("", reader, epochs=1)], VALIDATION_SEED)
-        rows, most = batches * VALIDATION_ROWS, self._batch if isinstance(reader, WindowReader) else 1
-        while rows:
-            part = min(most, rows, reader.items - int(mixture.position()["items"][0]))
-            if part <= 0:
-                return
-            rows -= part
-            yield mixture.batch(part)
+    def _validation_batches(self, data: PreparedSet, batches: int, longest: int) -> Iterator[tuple[Tensor, ...]]:
+        """Yield at most `batches` validation batches of a set, the same in every call, in parts of at most the batch
+        size: windows of a text, shorter ones if it is short, or conversations, each in a row of its own."""
+        count = batches * VALIDATION_ROWS
+        if self._data.kind_of(data) == "chat":
+            rows, missing = validation_records(data, count, longest, VALIDATION_SEED)
+            self.validation_left_out += missing
+            yield from in_parts(rows, collate_rows, self._batch)
+        elif data.tokens > 1:
+            reader = WindowReader(data, min(self._context, data.tokens - 1))
+            mixture = Mixture([MixedSource("", reader, epochs=1)], VALIDATION_SEED)
+            for start in range(0, rows := min(count, reader.items), self._batch):
+                yield mixture.batch(min(self._batch, rows - start))
 
     def _documents(self, documents: Tensor) -> Tensor | None:
         return documents if self._apart else None
@@ -184,6 +204,16 @@ class PackedTask(SeededTask):
             )
             return loss
         return next_token_loss(model, inputs, targets, smoothing)
+
+
+def collate_rows(rows: Sequence[PackedRow]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return inputs, documents and targets of rows, int64 [rows, longest], padded at the end."""
+    inputs, targets, documents = ([torch.from_numpy(part) for part in parts] for parts in zip(*rows, strict=True))
+    return (
+        pad_sequence(inputs, batch_first=True),
+        pad_sequence(documents, batch_first=True),
+        pad_sequence(targets, batch_first=True, padding_value=PADDED),
+    )
 
 
 def lengths_of(documents: Tensor | None) -> list[int] | None:

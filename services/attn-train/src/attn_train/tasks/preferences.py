@@ -17,35 +17,41 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attn_train.data.conversations import PreferencePair, read_preferences
+from attn_train.data.shapes import Notes
 from attn_train.tasks.base import (
     PADDED,
+    ExampleTask,
     OnBatch,
-    SeededTask,
     TokenDataset,
     auxiliary_losses,
     count_targets,
+    in_parts,
+    longest_input,
     mean_over_batches,
-    similar_in_length,
     split_validation,
-    validation_batches,
+    validation_sample,
 )
 from attn_train.tasks.instruction_tuning import collate
 
 
 @dataclass(frozen=True, eq=False)
 class PreferenceDataset(TokenDataset):
-    """Training and validation pairs; `left_out` is the number of those longer than a training sequence."""
+    """Training and validation pairs; `left_out` is the number of those longer than a training sequence, and
+    `notes` what else was left out."""
 
     training: Sequence[PreferencePair]
     validation: Sequence[PreferencePair]
     tokenizer: Tokenizer
     left_out: int = 0
+    notes: str = ""
 
     @property
     def summary(self) -> str:
         """The number of pairs."""
         longer = f", {self.left_out} left out as too long" if self.left_out else ""
-        return f"{len(self.training)} training and {len(self.validation)} validation pairs of answers{longer}"
+        return (
+            f"{len(self.training)} training and {len(self.validation)} validation pairs of answers{longer}{self.notes}"
+        )
 
     def task(self, config: TrainingConfig) -> PreferenceTask:
         """Return the training task."""
@@ -53,18 +59,19 @@ class PreferenceDataset(TokenDataset):
 
 
 def preference_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, max_length: int) -> PreferenceDataset:
-    """Load the pairs of a .jsonl file; those with a conversation longer than `max_length` tokens are left out.
+    """Load the pairs of a file or folder; those with a conversation longer than `max_length` tokens are not trained on.
 
     The fraction `validation` at the end is for validation. Raises as `read_preferences` does, and `InvalidValue` if no
     training pair is left.
     """
-    pairs = read_preferences(path, tokenizer)
-    fitting = [pair for pair in pairs if length_of(pair) <= max_length]
-    training, kept = split_validation(fitting, validation)
+    notes = Notes()
+    pairs = read_preferences(path, tokenizer, notes)
+    first, kept = split_validation(pairs, validation)
+    training = [pair for pair in first if length_of(pair) <= max_length]
     if not training:
         allowed = f"at least one pair of at most {max_length + 1} tokens (max_seq_len)"
         raise InvalidValue.of("config.data.dataset", f"{len(pairs)} pairs", allowed)
-    return PreferenceDataset(training, kept, tokenizer, len(pairs) - len(fitting))
+    return PreferenceDataset(training, kept, tokenizer, len(first) - len(training), str(notes))
 
 
 def length_of(pair: PreferencePair) -> int:
@@ -92,21 +99,20 @@ def dpo_loss(policy: Tensor, reference: Tensor, beta: float) -> tuple[Tensor, Te
     return -functional.logsigmoid(margins).mean(), margins
 
 
-class PreferenceTask(SeededTask):
+class PreferenceTask(ExampleTask):
     """Batches of pairs: inputs and targets [2 · batch, longest], the chosen conversations before the rejected ones.
 
     The reference model is the model without its adapter.
     """
 
     def __init__(self, pairs: PreferenceDataset, config: TrainingConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, [length_of(pair) for pair in pairs.training])
         self._pairs = pairs
-        self._sorted = sorted(pairs.training, key=length_of)
         self._beta = config.objective.dpo_beta or DPO_BETA
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """Return a batch of pairs of similar length."""
-        batch = collate_pairs(similar_in_length(self._sorted, self._batch, self.generator))
+        batch = collate_pairs([self._pairs.training[place] for place in self._epochs.next_batch()])
         self.tokens += count_targets(batch)
         return batch
 
@@ -141,7 +147,10 @@ class PreferenceTask(SeededTask):
     def _mean(
         self, model: nn.Module, value: Callable[[tuple[Tensor, ...]], Tensor], batches: int, on_batch: OnBatch
     ) -> float | None:
-        drawn = validation_batches(self._pairs.validation, collate_pairs, batch=self._batch, batches=batches)
+        chosen = validation_sample(self._pairs.validation, batches)
+        kept = [pair for pair in chosen if length_of(pair) <= longest_input(model)]
+        self.validation_left_out = len(chosen) - len(kept)
+        drawn = in_parts(kept, collate_pairs, self._batch)
         return mean_over_batches(model, drawn, value, on_batch, self.weight)
 
 

@@ -20,14 +20,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.tasks.base import (
     PADDED,
+    ExampleTask,
     OnBatch,
-    SeededTask,
     TokenDataset,
     TrainingTask,
     auxiliary_losses,
     count_targets,
-    mean_validation_loss,
-    similar_in_length,
+    in_parts,
+    mean_over_batches,
+    validation_sample,
 )
 
 AT_ONCE = 32
@@ -92,17 +93,26 @@ VOCABULARY = 8000
 
 @dataclass(frozen=True, eq=False)
 class PairDataset(TokenDataset):
-    """Training pairs, validation pairs with their `texts`, and the common tokenizer of both sides."""
+    """Training pairs, validation pairs with their `texts`, and the common tokenizer of both sides.
+
+    `longest` are the contexts of encoder and decoder in tokens; `left_out` training pairs were longer, and
+    `empty` pairs had an empty side.
+    """
 
     training: Sequence[TokenPair]
     validation: Sequence[TokenPair]
     texts: Sequence[TextPair]
     tokenizer: Tokenizer
+    longest: tuple[int, int]
+    left_out: int = 0
+    empty: int = 0
 
     @property
     def summary(self) -> str:
         """The number of pairs."""
-        return f"{len(self.training)} training and {len(self.validation)} validation pairs"
+        longer = f", {self.left_out} left out as too long" if self.left_out else ""
+        empty = f", {self.empty} left out with an empty side" if self.empty else ""
+        return f"{len(self.training)} training and {len(self.validation)} validation pairs{longer}{empty}"
 
     def task(self, config: TrainingConfig) -> TrainingTask:
         """Return the training task."""
@@ -113,7 +123,7 @@ class PairDataset(TokenDataset):
 def tokenize_pairs(
     training: Sequence[TextPair], validation: Sequence[TextPair], *, tokenizer: str, longest: tuple[int, int]
 ) -> PairDataset:
-    """Tokenize pairs; those longer than `longest`, (source, target) tokens, are left out.
+    """Tokenize pairs; those longer than `longest`, (source, target) tokens, are not trained on.
 
     `tokenizer` is "word", "byte_pairs" or "byte_pairs:N", learned from the training pairs, or a folder with a
     tokenizer.json. Raises `InvalidValue` for an invalid size, or if no training pair is left.
@@ -126,10 +136,13 @@ def tokenize_pairs(
             f"{len(training)} pairs",
             f"at least one pair of at most {longest[0]} source and {longest[1]} target tokens",
         )
-    both = zip(token_pairs(validation, made), validation, strict=True)
-    fitting = [(pair, texts) for pair, texts in both if fits_model(pair, longest)]
     return PairDataset(
-        training=kept, validation=[pair for pair, _ in fitting], texts=[texts for _, texts in fitting], tokenizer=made
+        training=kept,
+        validation=token_pairs(validation, made),
+        texts=validation,
+        tokenizer=made,
+        longest=longest,
+        left_out=len(training) - len(kept),
     )
 
 
@@ -158,7 +171,7 @@ def learned_tokenizer(name: str, texts: Sequence[str]) -> Tokenizer:
 def token_pairs(pairs: Sequence[TextPair], tokenizer: Tokenizer) -> list[TokenPair]:
     """Tokenize pairs; raises `InvalidValue` for an empty source."""
     sources = (encoder_input_ids(tokenizer, source) for source, _ in pairs)
-    targets = tokenizer.encode_batch([target for _, target in pairs], add_special=False)
+    targets = tokenizer.encode_texts([target for _, target in pairs])
     end = eos_id(tokenizer)
     return [(source, (*decoder_start_ids(tokenizer, ids), end)) for source, ids in zip(sources, targets, strict=True)]
 
@@ -168,21 +181,20 @@ def fits_model(pair: TokenPair, longest: tuple[int, int]) -> bool:
     return len(pair[0]) <= longest[0] and len(pair[1]) - 1 <= longest[1]
 
 
-class Seq2SeqTask(SeededTask):
+class Seq2SeqTask(ExampleTask):
     """Batches of pairs of similar length, for training with teacher forcing.
 
     A batch is the source tokens and their padding mask [batch, source], and inputs and targets [batch, target].
     """
 
     def __init__(self, pairs: PairDataset, config: TrainingConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, [len(source) + len(target) for source, target in pairs.training])
         self._pairs = pairs
         self._bleu = config.evaluation.bleu_sentences
-        self._sorted = sorted(pairs.training, key=lambda pair: (len(pair[1]), len(pair[0])))
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """Return a batch of pairs similar in length to a random one."""
-        batch = collate(similar_in_length(self._sorted, self._batch, self.generator))
+        """Return a batch of the next pairs, of similar length."""
+        batch = collate([self._pairs.training[place] for place in self._epochs.next_batch()])
         self.tokens += count_targets(batch)
         return batch
 
@@ -207,18 +219,17 @@ class Seq2SeqTask(SeededTask):
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean cross-entropy over at most `batches` validation batches, without label smoothing."""
-        return mean_validation_loss(
-            model,
-            list(self._pairs.validation),
-            collate,
-            lambda batch: _loss(model, batch),
-            batch=self._batch,
-            batches=batches,
-            on_batch=on_batch,
-        )
+        chosen = validation_sample(self._pairs.validation, batches)
+        kept = [pair for pair in chosen if fits_model(pair, self._pairs.longest)]
+        self.validation_left_out = len(chosen) - len(kept)
+        drawn = in_parts(kept, collate, self._batch)
+        return mean_over_batches(model, drawn, lambda batch: _loss(model, batch), on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, Any]:
-        """Return the BLEU of the first `bleu_sentences` validation sources; nothing if it is 0."""
+        """Return the BLEU of the first `bleu_sentences` validation sources; nothing if it is 0.
+
+        The translation of a source that the model cannot read is empty.
+        """
         texts = self._pairs.texts[: self._bleu]
         if not texts:
             return {}

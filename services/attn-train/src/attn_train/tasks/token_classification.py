@@ -14,21 +14,33 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.tasks.base import PADDED, OnBatch, SeededTask, count_targets, mean_validation_loss
+from attn_train.tasks.base import (
+    PADDED,
+    ExampleTask,
+    OnBatch,
+    count_targets,
+    in_parts,
+    mean_over_batches,
+    validation_sample,
+)
 
-ALL_BATCHES = 10**9
+UNSEEN = -1
 
 
 @dataclass(frozen=True)
 class TaggedTokens:
     """The tokens of a sentence, the class of each word at its first token (else PADDED), the depth of its word, and the
     token that it depends on: the first of the word's head, -1 for the root, and for further tokens the word's first.
+
+    A word with a tag that no training sentence has is of the class UNSEEN, and `missed` words do not fit into the
+    context: no model is right about them.
     """
 
     tokens: tuple[int, ...]
     classes: tuple[int, ...]
     depths: tuple[int, ...]
     heads: tuple[int, ...]
+    missed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,18 +73,16 @@ class TaggedDataset:
         return save_tagger(folder, model, self.names, self.tokenizer)
 
 
-class TokenClassificationTask(SeededTask):
+class TokenClassificationTask(ExampleTask):
     """Batches of sentences, padded at the end; each word is classified at its first token."""
 
     def __init__(self, sentences: TaggedDataset, config: TrainingConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, [len(one.tokens) for one in sentences.training])
         self._sentences = sentences
 
     def next_batch(self) -> tuple[Tensor, ...]:
-        """Return a batch of random sentences; see `collate`."""
-        found = self._sentences.training
-        chosen = torch.randint(len(found), (self._batch,), generator=self.generator).tolist()
-        batch = collate([found[place] for place in chosen])
+        """Return a batch of the next sentences, of similar length; see `collate`."""
+        batch = collate([self._sentences.training[place] for place in self._epochs.next_batch()])
         self.tokens += count_targets(batch)
         return batch
 
@@ -81,17 +91,20 @@ class TokenClassificationTask(SeededTask):
         return self.reinforce.loss(model, lambda: model(*batch[:-1]), batch[-1], self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """Return the mean loss over at most `batches` validation batches."""
-        return self._mean(model, lambda batch: _loss(model, batch), batches, on_batch)
+        """Return the mean loss over at most `batches` validation batches; words of unseen tags and those that do not
+        fit into the context are left out, and counted."""
+        chosen = validation_sample(self._sentences.validation, batches)
+        self.validation_left_out = sum(one.missed + one.classes.count(UNSEEN) for one in chosen)
+        drawn = (
+            (*inputs, classes.masked_fill(classes == UNSEEN, PADDED))
+            for *inputs, classes in in_parts(chosen, collate, self._batch)
+        )
+        return mean_over_batches(model, drawn, lambda batch: _loss(model, batch), on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """Return the accuracy over all validation words."""
-        accuracy = self._mean(model, lambda batch: tagging_accuracy(model, batch), ALL_BATCHES, on_batch)
+        accuracy = tagging_accuracy(model, self._sentences.validation, self._batch, on_batch)
         return {} if accuracy is None else {"accuracy": accuracy}
-
-    def _mean(self, model: nn.Module, value: Any, batches: int, on_batch: OnBatch) -> float | None:
-        kept = self._sentences.validation
-        return mean_validation_loss(model, kept, collate, value, batch=self._batch, batches=batches, on_batch=on_batch)
 
 
 def collate(sentences: Sequence[TaggedTokens]) -> tuple[Tensor, ...]:
@@ -110,8 +123,19 @@ def _loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     return mean_cross_entropy(model(*batch[:-1]), batch[-1], PADDED)
 
 
-def tagging_accuracy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    """Return the accuracy over the words of a batch."""
-    goals = batch[-1]
-    accuracy: Tensor = (model(*batch[:-1]).argmax(-1) == goals)[goals != PADDED].float().mean()
-    return accuracy
+def tagging_accuracy(
+    model: nn.Module, sentences: Sequence[TaggedTokens], batch: int, on_batch: OnBatch = lambda: None
+) -> float | None:
+    """Return the share of all words of the sentences whose class the model finds; None without words.
+
+    The model's mode is restored.
+    """
+
+    def right(parts: tuple[Tensor, ...]) -> Tensor:
+        goals = parts[-1]
+        return (model(*parts[:-1]).argmax(-1) == goals)[goals != PADDED].float().mean()
+
+    found = mean_over_batches(model, in_parts(sentences, collate, batch), right, on_batch)
+    words = sum(len(one.classes) - one.classes.count(PADDED) for one in sentences)
+    missed = sum(one.missed for one in sentences)
+    return None if found is None else found * words / (words + missed)

@@ -17,7 +17,7 @@ from attn_train.data.conversations import (
     TokenizedChat,
     check_conversation,
     require_template,
-    tokenized_chat,
+    tokenized_chats,
 )
 from attn_train.data.token_shards.inputs import Row
 from attn_train.data.token_shards.shards import KINDS
@@ -51,7 +51,7 @@ class TextEncoder:
     def __call__(self, rows: Sequence[Row]) -> list[Record]:
         """Tokenize each document that is not empty."""
         texts = [text for row in rows if (text := text_in(row, "text"))]
-        found = self._tokenizer.encode_batch(texts, add_special=False)
+        found = self._tokenizer.encode_texts(texts)
         return [[([*self._first, *ids, *self._last], None)] for ids in found]
 
 
@@ -64,8 +64,8 @@ class ChatEncoder:
 
     def __call__(self, rows: Sequence[Row]) -> list[Record]:
         """Tokenize each conversation."""
-        chats = (tokenized_chat(self._tokenizer, _messages(row, MESSAGES), row.place) for row in rows)
-        return [[_learned(chat)] for chat in chats]
+        chats = (tokenized_chats(self._tokenizer, _messages(row, MESSAGES), row.place) for row in rows)
+        return [[_learned(chat)] for answers in chats for chat in answers]
 
 
 class PreferenceEncoder(ChatEncoder):
@@ -77,7 +77,7 @@ class PreferenceEncoder(ChatEncoder):
         for row in rows:
             prompt = _messages(row, PROMPT)
             both = (prompt + _messages(row, name) for name in (CHOSEN, REJECTED))
-            records.append([_learned(tokenized_chat(self._tokenizer, messages, row.place)) for messages in both])
+            records.append([_learned(tokenized_chats(self._tokenizer, messages, row.place)[-1]) for messages in both])
         return records
 
 

@@ -1,8 +1,9 @@
-"""Input files of a preparation: text, JSON lines, Parquet and Arrow, divided into units that are read in parallel."""
+"""Input files: text, JSON, CSV, Parquet and Arrow, divided into units that are read in parallel."""
 
 from __future__ import annotations
 
 import codecs
+import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,13 +22,16 @@ FORMATS: Mapping[str, str] = {
     ".md": "text",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
 """File formats by suffix."""
 COMPRESSED = (".gz", ".zst")
-"""Suffixes of compressed files, allowed after those of text and JSON lines."""
-ALLOWED = f"files that end with {', '.join(FORMATS)}, text and JSON lines also with {' or '.join(COMPRESSED)}"
+"""Suffixes of compressed files, allowed after those of text, JSON and CSV."""
+ALLOWED = f"files that end with {', '.join(FORMATS)}, all but the last two also with {' or '.join(COMPRESSED)}"
 PIECE = 1 << 16
 """Bytes of a text that are tokenized together, rounded up to whole lines."""
 LONGEST_LINE = 16 << 20
@@ -109,7 +113,7 @@ def units_of(path: Path, set_name: str, unit_bytes: int, held_out: tuple[float, 
     kind = format_of(path)
     if kind == "parquet":
         yield from _row_groups(path, set_name, unit_bytes)
-    elif kind == "arrow" or path.suffix.lower() in COMPRESSED:
+    elif kind in ("arrow", "csv", "json") or path.suffix.lower() in COMPRESSED:
         yield Unit(str(path), kind, 0, -1, last=True, set=set_name)
     else:
         size = path.stat().st_size
@@ -183,6 +187,10 @@ def rows_of(unit: Unit, columns: Sequence[str] = (), *, lines: bool = False) -> 
             yield from _arrow_rows(path, columns)
         elif unit.format == "jsonl":
             yield from _json_rows(path, unit)
+        elif unit.format == "json":
+            yield from _json_array(path, unit)
+        elif unit.format == "csv":
+            yield from _csv_rows(path)
         else:
             yield from (_text_lines if lines else _text_pieces)(path, unit)
 
@@ -239,13 +247,13 @@ def _character_end(data: bytes) -> int:
 
 
 def _json_rows(path: Path, unit: Unit) -> Iterator[Row]:
-    for at, line in _lines(path, unit):
+    for number, (at, line) in enumerate(_lines(path, unit), start=1):
+        place = f"{path}, the line at byte {at}" if unit.start else f"{path}, line {number}"
         if len(line) >= LONGEST_LINE - 4:
-            raise InvalidValue.of(FIELD, f"{path}, the line at byte {at}", f"lines of at most {LONGEST_LINE} bytes")
+            raise InvalidValue.of(FIELD, place, f"lines of at most {LONGEST_LINE} bytes")
         text = line.decode("utf-8")
         if not text.strip():
             continue
-        place = f"{path}, the line at byte {at}"
         try:
             values = json.loads(text)
         except ValueError as error:
@@ -253,6 +261,41 @@ def _json_rows(path: Path, unit: Unit) -> Iterator[Row]:
         if not isinstance(values, dict):
             raise InvalidValue.of(FIELD, place, "an object with columns")
         yield Row(values, place)
+
+
+def _json_array(path: Path, unit: Unit) -> Iterator[Row]:
+    """Yield the objects of an array, or of lines as in JSON lines if the file does not begin with a bracket."""
+    with _opened(path) as file:
+        if not file.read(64).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+            yield from _json_rows(path, unit)
+            return
+    with _opened(path) as file:
+        try:
+            rows = json.loads(file.read().decode("utf-8-sig"))
+        except ValueError as error:
+            if isinstance(error, UnicodeDecodeError):
+                raise
+            raise InvalidValue.of(FIELD, str(path), f"JSON: {error}") from error
+    for number, values in enumerate(rows, start=1):
+        if not isinstance(values, dict):
+            raise InvalidValue.of(FIELD, f"{path}, item {number}", "an object with columns")
+        yield Row(values, f"{path}, item {number}")
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a table with a line of column names; every value is the text that was written."""
+    csv.field_size_limit(LONGEST_LINE)
+    separator = "\t" if ".tsv" in path.suffixes else ","
+    with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        reader = csv.DictReader(text, delimiter=separator, strict=True)
+        try:
+            for values in reader:
+                place = f"{path}, line {reader.line_num}"
+                if None in values or None in values.values():
+                    raise InvalidValue.of(FIELD, place, f"{len(reader.fieldnames or ())} columns, as in the first line")
+                yield Row(values, place)
+        except csv.Error as error:
+            raise InvalidValue.of(FIELD, f"{path}, line {reader.line_num}", f"a table: {error}") from error
 
 
 def _text_lines(path: Path, unit: Unit) -> Iterator[Row]:

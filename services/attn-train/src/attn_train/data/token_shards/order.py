@@ -65,8 +65,9 @@ class Reader(Protocol):
     items: int
     """The number of windows or records in an epoch."""
 
-    def row(self, position: int, seed: int) -> tuple[PackedRow, int]:
-        """Return the row that begins with item `position`, counted over all epochs, and the position after it."""
+    def row(self, position: int, seed: int, until: float = math.inf) -> tuple[PackedRow, int]:
+        """Return the row that begins with item `position`, counted over all epochs, and the position after it; items
+        from `until` on are not read."""
         ...
 
 
@@ -87,7 +88,7 @@ class WindowReader:
         """The number of windows in an epoch."""
         return (self.data.tokens - 1) // self.context
 
-    def row(self, position: int, seed: int) -> tuple[PackedRow, int]:
+    def row(self, position: int, seed: int, until: float = math.inf) -> tuple[PackedRow, int]:  # noqa: ARG002 -- one item
         """See `Reader.row`; a row is one window, in which the first token of a document is not a target."""
         epoch, place = divmod(position, self.items)
         start = shuffled(place, self.items, seed + epoch) * self.context
@@ -118,12 +119,12 @@ class RecordReader:
         """The number of records in an epoch."""
         return self.data.records
 
-    def row(self, position: int, seed: int) -> tuple[PackedRow, int]:
+    def row(self, position: int, seed: int, until: float = math.inf) -> tuple[PackedRow, int]:
         """See `Reader.row`; a row is as many records as fit, followed by padding."""
         inputs, targets = np.zeros(self.context, dtype=np.int64), np.full(self.context, PADDED, dtype=np.int64)
         documents = np.zeros(self.context, dtype=np.int64)
         filled = number = 0
-        while True:
+        while position < until:
             epoch, place = divmod(position, self.items)
             (found,) = self.data.record(shuffled(place, self.items, seed + epoch))
             size = len(found.ids) - 1
@@ -140,6 +141,20 @@ class RecordReader:
                 break
         documents[filled:] = number
         return PackedRow(inputs, targets, documents), position
+
+
+def validation_records(data: PreparedSet, count: int, longest: int, seed: int) -> tuple[list[PackedRow], int]:
+    """Return `count` records of a set as rows of their own, or all, and the number of those left out as longer than
+    `longest` tokens."""
+    rows = []
+    chosen = min(count, data.records)
+    for place in range(chosen):
+        (found,) = data.record(shuffled(place, data.records, seed))
+        ids = found.ids.astype(np.int64)
+        learned = np.ones(len(ids), dtype=bool) if found.learned is None else found.learned.astype(bool)
+        if 0 < len(ids) - 1 <= longest:
+            rows.append(PackedRow(ids[:-1], np.where(learned, ids, PADDED)[1:], np.zeros(len(ids) - 1, dtype=np.int64)))
+    return rows, chosen - len(rows)
 
 
 @dataclass(frozen=True)
@@ -196,7 +211,8 @@ class Mixture:
         chance = int(mixed(np.array([(self.seed ^ self._rows) & (2**64 - 1)], dtype=np.uint64))[0]) / 2**64
         bounds = np.cumsum(open_weights) / sum(open_weights)
         place = min(int(np.searchsorted(bounds, chance, side="right")), len(self.sources) - 1)
-        row, self._items[place] = self.sources[place].reader.row(self._items[place], self.seed + 7919 * place)
+        source, seed = self.sources[place], self.seed + 7919 * place
+        row, self._items[place] = source.reader.row(self._items[place], seed, source.max_items)
         self._rows += 1
         return row
 

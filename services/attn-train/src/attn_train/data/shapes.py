@@ -1,0 +1,146 @@
+"""The shapes in which conversations and preferences are published, recognised by their columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from attn_core.errors import InvalidValue
+
+Values = Mapping[str, Any]
+Messages = list[dict[str, Any]]
+
+SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+ROLES: Mapping[str, str] = {"human": USER, "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT}
+"""Roles of ShareGPT's format by the names that it gives them; other names are roles already."""
+PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A published shape of rows: its name, the columns that it needs and may have, and how a row is read."""
+
+    name: str
+    needs: tuple[str, ...]
+    read: Callable[[Values], Any]
+    may: tuple[str, ...] = ()
+
+    def left_aside(self, values: Values) -> set[str]:
+        """Return the columns of a row that are not read."""
+        return {name for name, value in values.items() if name not in {*self.needs, *self.may} and value is not None}
+
+
+def shape_of(values: Values, shapes: Sequence[Shape]) -> Shape:
+    """Return the first shape of which a row has all columns; raises `InvalidValue`."""
+    for shape in shapes:
+        if all(values.get(name) is not None for name in shape.needs):
+            return shape
+    allowed = "; or ".join(", ".join(shape.needs) for shape in shapes)
+    raise InvalidValue.of("columns", ", ".join(values) or "none", allowed)
+
+
+def said(role: str, content: str) -> Messages:
+    """Return a conversation of one message; none of an empty content."""
+    return [{"role": role, "content": content}] if content else []
+
+
+def messages_in(value: Any, name: str, role: str = USER) -> Messages:
+    """Return the messages of a column, a list of them or the text of one by `role`.
+
+    Messages have role and content, or from and value, as ShareGPT has it; contents are texts or parts of text. Raises
+    `InvalidValue` for anything else.
+    """
+    if isinstance(value, str):
+        return said(role, value)
+    if not isinstance(value, list):
+        raise InvalidValue.of(name, value, "a text, or a list of messages")
+    return [_message(message, f"{name}[{place}]") for place, message in enumerate(value)]
+
+
+def _message(message: Any, place: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidValue.of(place, message, "an object with role and content")
+    kept = {key: value for key, value in message.items() if value is not None}
+    if "from" in kept and "value" in kept:
+        given = str(kept.pop("from"))
+        kept = {"role": ROLES.get(given, given), "content": kept.pop("value")} | kept
+    if isinstance(kept.get("content"), list):
+        kept["content"] = "".join(_part(part, f"{place}.content") for part in kept["content"])
+    return kept
+
+
+def _part(part: Any, place: str) -> str:
+    if isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise InvalidValue.of(place, part, "parts of text; images and other parts are not trained on")
+
+
+def _alpaca(values: Values) -> Messages:
+    asked = "\n\n".join(text for text in (_text(values, "instruction"), _text(values, "input")) if text)
+    return [*said(SYSTEM, _text(values, "system")), *said(USER, asked), _answer(_text(values, "output"))]
+
+
+def _answer(text: str) -> dict[str, Any]:
+    return {"role": ASSISTANT, "content": text}
+
+
+def _text(values: Values, name: str) -> str:
+    value = values.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidValue.of(name, value, "a text")
+    return value or ""
+
+
+def _completed(values: Values) -> Messages:
+    return messages_in(values[PROMPT], PROMPT) + messages_in(values["completion"], "completion", ASSISTANT)
+
+
+CHATS = (
+    Shape("messages", ("messages",), lambda values: messages_in(values["messages"], "messages")),
+    Shape("ShareGPT", ("conversations",), lambda values: messages_in(values["conversations"], "conversations")),
+    Shape("prompt and completion", (PROMPT, "completion"), _completed),
+    Shape("Alpaca", ("instruction", "output"), _alpaca, ("input", "system")),
+)
+"""The shapes of conversations."""
+
+
+def _preference(values: Values) -> tuple[Messages, Messages]:
+    """The two conversations of a row; a prompt that both begin with is not said twice."""
+    both = [messages_in(values[name], name, ASSISTANT) for name in (CHOSEN, REJECTED)]
+    prompt = messages_in(values[PROMPT], PROMPT) if values.get(PROMPT) is not None else []
+    within = all(any(message.get("role") == USER for message in answers) for answers in both)
+    if not prompt and not within:
+        raise InvalidValue.of(PROMPT, values.get(PROMPT), "a prompt, in a column of its own or in chosen and rejected")
+    if prompt and all(answers[: len(prompt)] == prompt for answers in both):
+        prompt = []
+    elif prompt and any(answers[0].get("role") == USER for answers in both if answers):
+        raise InvalidValue.of(PROMPT, "another prompt than chosen and rejected begin with", "the same, or only answers")
+    one, other = ([*prompt, *answers] for answers in both)
+    common = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return _last_learned(one, common), _last_learned(other, common)
+
+
+def _last_learned(conversation: Messages, common: int) -> Messages:
+    """Only what differs is compared: answers that both conversations share are not learned."""
+    return [
+        message | {"weight": 0} if place < common and message.get("role") == ASSISTANT else message
+        for place, message in enumerate(conversation)
+    ]
+
+
+PREFERENCES = (Shape("preferences", (CHOSEN, REJECTED), _preference, (PROMPT,)),)
+"""The shapes of preferences."""
+
+
+@dataclass
+class Notes:
+    """What was left out in reading: columns, and the number of rows by the reason."""
+
+    aside: set[str] = field(default_factory=set)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        columns = f", columns left aside: {', '.join(sorted(self.aside))}" if self.aside else ""
+        return "".join(f", {count} {reason}" for reason, count in self.dropped.items()) + columns
