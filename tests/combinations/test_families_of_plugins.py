@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 from attn_core import installed
+from attn_core.errors import Incompatible
 from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineConfig, Request
 from attn_models.adapters.registry import decoder_adapter
@@ -202,3 +203,21 @@ def test_every_change_of_a_config_gives_the_logits_of_transformers_or_is_refused
         for number, (words, values) in enumerate(changes(config.to_dict()))
     }
     record_property("outcomes", require_right(family, found, equal=30))
+
+
+def test_the_text_model_of_a_published_qwen3_5_is_read_beside_its_vision_model(tmp_path):
+    text = {name: value for name, value in TINY["qwen3_5_text"][""].items() if value is not None}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision | {"num_position_embeddings": 16})
+    torch.manual_seed(0)
+    peer = transformers.Qwen3_5ForConditionalGeneration(config).float().eval()
+    with torch.no_grad():
+        for name, weight in peer.named_parameters():
+            weight.normal_(mean=float("norm" in name), std=0.2)
+    peer.save_pretrained(tmp_path)
+    tokens = torch.randint(1, 30, (2, 11))
+    model = load_model(tmp_path).model
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), peer(tokens).logits, rtol=1e-4, atol=2e-5)
+    with pytest.raises(Incompatible, match="qwen3_5_text"):
+        save_model(tmp_path / "ours", model, layout="qwen3_5")

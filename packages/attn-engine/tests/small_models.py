@@ -207,6 +207,9 @@ class Bytes:
     def special_ids(self) -> frozenset[int]:
         return self.end_ids
 
+    def token(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode("latin-1")
+
     def token_bytes(self, token_id: int) -> bytes:
         return self._alphabet[token_id : token_id + 1]
 

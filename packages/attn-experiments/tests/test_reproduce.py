@@ -26,6 +26,13 @@ def test_every_experiment_runs_and_answers_at_a_small_share(name, tmp_path):
     assert all(path.stat().st_size > 100 for path in written)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [found.name for found in claims().values() if found.experiment])
+def test_every_experiment_gives_the_verdict_on_record(name):
+    result = claim(name).experiment.load()(Settings())
+    assert result.verdict == claim(name).verdict, result.because
+
+
 def test_verdicts_are_those_of_the_statements():
     assert judged(all_of={"a": True, "b": True}) == ("holds", "true: a; b")
     assert judged(all_of={"a": True, "b": False}) == ("holds in part", "true: a. false: b")

@@ -7,8 +7,9 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from attn_testing.check import judge
-from attn_testing.foreign import FOREIGN_LAWS, ForeignFunction, ForeignModule, examine, markdown
-from attn_testing.foreign.report import _Subject as Subject
+from attn_testing.foreign import Subject, examine, markdown
+from attn_testing.foreign_subject import ForeignFunction, ForeignModule
+from attn_testing.laws.foreign import FOREIGN_LAWS
 
 SDPA = "torch.nn.functional:scaled_dot_product_attention"
 

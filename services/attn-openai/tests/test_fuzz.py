@@ -67,6 +67,18 @@ EXAMPLES: dict[str, tuple[dict[str, Any], ...]] = {
         {"input": INPUT, "max_output_tokens": 1, "tools": [TOOL], "include": ["message.output_text.logprobs"]},
         {"input": "a", "max_output_tokens": 1, "instructions": "i", "text": FORMAT},
     ),
+    "/v1/messages": (
+        {
+            "max_tokens": 1,
+            "system": [{"type": "text", "text": "s"}],
+            "thinking": {"type": "enabled"},
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "a"}]},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "o"}]},
+            ],
+        },
+    ),
     "/v1/embeddings": ({"input": ["a b"], "encoding_format": "float", "dimensions": 3},),
     "/tokenize": ({"prompt": "a"}, {"messages": MESSAGES[:2]}),
     "/detokenize": ({"tokens": [5, 6]},),

@@ -59,6 +59,34 @@ async def test_langchain_chats_streams_calls_tools_and_parses_structured_output(
 
 
 @pytest.mark.oracle
+async def test_anthropics_client_chats_streams_and_calls_tools(url: str) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    client = anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0)
+    asked = [{"role": "user", "content": [{"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}]}]
+    schema = {"type": "object", "properties": {"hot": {"type": "boolean"}}, "required": ["hot"]}
+    tools = [{"name": "weather", "description": "d", "input_schema": schema | {"additionalProperties": False}}]
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    given = {"model": "tiny", "max_tokens": 200, "system": "Be.", "messages": asked, "tools": tools}
+    whole = await client.messages.create(**given, tool_choice=choice)
+    async with client.messages.stream(**given, tool_choice=choice) as stream:
+        streamed = await stream.get_final_message()
+    for message in (whole, streamed):
+        (block,) = message.content
+        assert (block.type, block.name, message.stop_reason) == ("tool_use", "weather", "tool_use")
+        assert isinstance(block.input["hot"], bool)
+    result = {"type": "tool_result", "tool_use_id": whole.content[0].id, "content": "yes"}
+    messages = [*asked, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
+    after = await client.messages.create(**given | {"messages": messages, "max_tokens": 3})
+    counted = await client.messages.count_tokens(model="tiny", system="Be.", messages=messages, tools=tools)
+    usage = after.usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+    with pytest.raises(anthropic.NotFoundError):
+        await client.messages.create(**given | {"model": "tinny"})
+    with pytest.raises(anthropic.BadRequestError):
+        await client.messages.create(**given | {"temperature": -1})
+
+
+@pytest.mark.oracle
 async def test_litellm_chats_streams_and_knows_the_errors(
     url: str, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

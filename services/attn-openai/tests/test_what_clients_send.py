@@ -57,7 +57,7 @@ async def thinker(home: Path, inference: Any, url: str) -> str:
             mechanism="mha",
         )
         save_model(folder, Decoder(config), tokenizer)
-    await inference.fleet.load("thinker", "", EngineConfig(num_threads=1))
+    await inference.served.load("thinker", "", EngineConfig(num_threads=1))
     return "thinker"
 
 
@@ -308,3 +308,38 @@ async def test_a_wrong_path_names_the_paths_of_this_interface(http: httpx2.Async
         assert "/v1/chat/completions" in answer.text
         assert "attn.v1" not in answer.text
     assert (await http.get("/v1/chat/completions")).headers["allow"] == "POST"
+
+
+async def test_a_message_of_anthropics_format_is_the_chat_completion_of_the_same_words(
+    http: httpx2.AsyncClient,
+) -> None:
+    body = {
+        "model": "tiny", "max_tokens": 600, "temperature": 0, "metadata": {"user_id": "x"}, "messages": ASKED,
+        "system": [{"type": "text", "text": "Be.", "cache_control": {"type": "ephemeral"}}],
+        "tools": [{"name": "weather", "description": "d", "input_schema": CITY}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "thinking": {"type": "disabled"},
+    }  # fmt: skip
+    whole = (await http.post("/v1/messages", json=body)).json()
+    given = {"model": "tiny", "messages": [{"role": "system", "content": "Be."}, *ASKED], "temperature": 0}
+    given |= {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False, "enable_thinking": False}
+    expected = (await chat(http, **given, max_completion_tokens=600)).json()
+    calls = expected["choices"][0]["message"]["tool_calls"]
+    assert [block["input"] for block in whole["content"] if block["type"] == "tool_use"] == [
+        json.loads(call["function"]["arguments"]) for call in calls
+    ]
+    assert whole["usage"]["output_tokens"] == expected["usage"]["completion_tokens"]
+    lines = (await http.post("/v1/messages", json=body | {"stream": True})).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    joined = "".join(e["delta"].get("partial_json", "") for e in events if e["type"] == "content_block_delta")
+    assert json.loads(joined) == json.loads(calls[0]["function"]["arguments"])
+    assert (events[0]["type"], events[-2]["delta"]["stop_reason"]) == ("message_start", whole["stop_reason"])
+    again = [
+        {"type": "tool_result", "tool_use_id": whole["content"][-1]["id"], "content": [{"type": "text", "text": "r"}]}
+    ]
+    history = [*ASKED, {"role": "assistant", "content": whole["content"]}, {"role": "user", "content": again}]
+    after = await http.post("/v1/messages", json=body | {"messages": history, "tool_choice": None, "max_tokens": 2})
+    assert after.status_code == 200, after.text
+    for field, value in (("thinking", {"type": "x"}), ("tools", [{"type": "bash_20250124"}]), ("messages", [{}])):
+        refused = await http.post("/v1/messages", json=body | {field: value})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"].startswith(field)

@@ -72,6 +72,33 @@ def test_pieces_joined_are_the_decoding_of_all_ids(tokenizers_by_kind, kind):
                 assert before + pieces(tokenizer, ids, prompt) == whole
 
 
+@pytest.mark.parametrize("kind", JOINED)
+def test_special_tokens_that_are_kept_stand_between_the_same_text(tokenizers_by_kind, kind):
+    tokenizer = tokenizers_by_kind[kind]
+    special = max(tokenizer.special_ids)
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special=False)
+        for place in range(len(ids)):
+            detokenizer = Detokenizer.of(tokenizer, skip_special=False)
+            kept = [detokenizer.push(token) for token in (*ids[:place], special, *ids[place:])]
+            joined = "".join([*kept, detokenizer.finish()])
+            assert joined.count(tokenizer.token(special)) == 1
+            if REPLACEMENT not in joined and not tokenizer.special_ids & set(ids):
+                assert joined.replace(tokenizer.token(special), "") == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", JOINED)
+def test_a_grammar_has_a_special_token_only_where_it_names_its_id(tokenizers_by_kind, kind):
+    tokenizer = tokenizers_by_kind[kind]
+    special = max(tokenizer.special_ids - tokenizer.end_ids)
+    matcher = GrammarCompiler(tokenizer).matcher(StructuredOutput(lark=f"start: TEXT <[{special}]>\nTEXT: /[a-z ]+/"))
+    for token in tokenizer.encode_within("yes"):
+        assert not matcher.allowed_bytes(tokenizer.vocab_size)[special]
+        matcher.accept(token)
+    allowed = matcher.allowed_bytes(tokenizer.vocab_size)
+    assert [token for token in tokenizer.special_ids if allowed[token]] == [special]
+
+
 @pytest.mark.parametrize("kind", [kind for kind in JOINED if kind != "unigram"])
 def test_a_character_begun_by_the_prompt_belongs_to_the_completion(tokenizers_by_kind, kind):
     tokenizer = tokenizers_by_kind[kind]

@@ -336,7 +336,7 @@ def shares(settings: Settings) -> Result:
         pairs[tokens] = parts["pairs of attention"] / total
         attention[tokens] = pairs[tokens] + parts["projections of attention"] / total
         told = {name: f"{100 * part / total:.1f} %" for name, part in parts.items()}
-        rows.append({"tokens": tokens, "FLOPs": prefixed(8 * tokens * total)} | told)
+        rows.append({"tokens": str(tokens), "FLOPs": prefixed(8 * tokens * total)} | told)
         settings.say(str(rows[-1]))
     verdict, because = judged(
         all_of={

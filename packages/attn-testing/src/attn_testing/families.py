@@ -30,6 +30,7 @@ LATENT: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "first_k_dense_replace": 1,
 }
+FEW_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2}
 GEMMA = {"head_dim": 12, "num_key_value_heads": 1, "sliding_window": 5}
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.3, 1.7, 2.5], "long_factor": [2.0] * 4}
 LLAMA4 = NARROW | {
@@ -121,6 +122,24 @@ FAMILIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "gptj": {"": GPT | {"rotary_dim": 4}, "whole heads": GPT | {"rotary_dim": 8}},
     "mpt": {"": {"vocab_size": 61, "d_model": 36, "n_layers": 2, "n_heads": 6, "max_seq_len": 64}},
+    "gpt_bigcode": {"": GPT | NO_TOKENS, "own keys": GPT | NO_TOKENS | {"multi_query": False}},
+    "seed_oss": {"": NARROW | {"head_dim": 12, "attention_out_bias": True}},
+    "ernie4_5": {"": NARROW | {"head_dim": 12}, "biases": NARROW | {"head_dim": 8, "use_bias": True}},
+    "helium": {"": NARROW | {"head_dim": 8}},
+    "stablelm": {"": NARROW, "parallel": NARROW | {"use_parallel_residual": True, "use_qkv_bias": True}},
+    "phi": {"": NARROW},
+    "qwen2_moe": {
+        "": NARROW | FEW_EXPERTS | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 32},
+        "every other layer sparse": NARROW
+        | FEW_EXPERTS
+        | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "num_hidden_layers": 4}
+        | {"decoder_sparse_step": 2, "norm_topk_prob": True},
+    },
+    "olmoe": {"": NARROW | FEW_EXPERTS | {"intermediate_size": 16}},
+    "exaone4": {
+        "": NARROW | {"head_dim": 8, "num_hidden_layers": 4, "sliding_window": 5},
+        "no windows": NARROW | {"head_dim": 8, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    },
     "gpt_oss": {
         "": NARROW | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
         "plain positions": NARROW

@@ -1,1 +1,21 @@
-"""Mixers with a matrix as state: Gated DeltaNet and Mamba-2."""
+"""Mixers whose state has a fixed size: Gated DeltaNet, Mamba-2 and short convolutions.
+
+Also families of checkpoints that have these layers. The hook imports its adapters only when called, because this
+module is loaded whenever `attn` starts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attn_core import hookimpl
+
+
+@hookimpl
+def attn_adapters() -> list[Any]:
+    """The adapters of the families."""
+    from attn_recurrent.kimi_linear import KimiLinearAdapter
+    from attn_recurrent.lfm2 import Lfm2Adapter
+    from attn_recurrent.qwen3_5 import Qwen35Adapter, Qwen35MoeAdapter, Qwen35VisionAdapter
+
+    return [KimiLinearAdapter(), Lfm2Adapter(), Qwen35Adapter(), Qwen35MoeAdapter(), Qwen35VisionAdapter()]

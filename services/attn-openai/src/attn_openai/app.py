@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from attn_openai import chat, completions, responses, transcoding
 from attn_openai.answers import AnswerStore
+from attn_openai.anthropic_messages import MessagesRequest, count_tokens, make_message, stream_message
 from attn_openai.caller import HttpCaller
 from attn_openai.errors import SlowRequestError, body_of, headers_of, status_of
 from attn_openai.pages import PAGE_PATHS, Pages
@@ -37,6 +38,8 @@ PATHS = {
     "POST /v1/chat/completions": "The next message of a conversation, with tools, structured output and streaming.",
     "POST /v1/completions": "Completions of texts or token ids; with echo their log probabilities.",
     "POST /v1/responses": "Like chat completions, in the format of OpenAI's Responses API.",
+    "POST /v1/messages": "Like chat completions, in the format of Anthropic's Messages API.",
+    "POST /v1/messages/count_tokens": "The length of the prompt of a message.",
     "POST /v1/embeddings": "A vector for each text, by an encoder.",
     "POST /tokenize": "The token ids of a text or a conversation.",
     "POST /detokenize": "The text of token ids.",
@@ -64,6 +67,8 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponseRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": MessagesRequest,
     "/v1/embeddings": EmbeddingsRequest,
 }
 """The types of request bodies, by path."""
@@ -220,6 +225,8 @@ class HttpApplication:
             "POST /v1/chat/completions": self._text(ChatCompletionRequest, chat.complete_chat, chat.stream_chat),
             "POST /v1/completions": self._text(CompletionRequest, completions.complete, completions.stream_completions),
             "POST /v1/responses": self._text(ResponseRequest, responses.respond, responses.stream_response, done=False),
+            "POST /v1/messages": self._text(MessagesRequest, make_message, stream_message, done=False),
+            "POST /v1/messages/count_tokens": self._text(MessagesRequest, count_tokens),
             "POST /v1/embeddings": self._text(EmbeddingsRequest, completions.embed),
             "POST /tokenize": self._plain(completions.tokenize),
             "POST /detokenize": self._plain(completions.detokenize),
@@ -296,6 +303,8 @@ class HttpApplication:
         metadata = [("x-request-id", request_id)]
         for name in ("authorization", "traceparent", "tracestate"):
             metadata += [(name, BEARER.sub("Bearer ", value)) for value in request.headers.getlist(name)]
+        if "authorization" not in request.headers and "x-api-key" in request.headers:  # as Anthropic's clients send it
+            metadata.append(("authorization", f"Bearer {request.headers['x-api-key']}"))
         return HttpCaller(self._gateway.calls, tuple(metadata), request_id, **self._caches)
 
     def _check_host(self, request: Request) -> None:

@@ -80,10 +80,11 @@ class HttpCaller:
 
     async def template(self, model: str) -> ChatTemplate:
         """The forms that a model's chat template takes; those of one that writes nothing if it has none."""
-        info = await self.model(model)
+        patient = self.until(None)  # a deadline that has passed is found, and counted, by the next call
+        info = await patient.model(model)
         loaded = (model, str(info.load_time))
         if loaded not in self.templates:
-            found = await inspect(partial(self.tokenize, model)) if info.chat else ChatTemplate()
+            found = await inspect(partial(patient.tokenize, model)) if info.chat else ChatTemplate()
             self.templates[loaded] = found
         return self.templates[loaded]
 

@@ -158,6 +158,10 @@ def residuals(settings: Settings) -> Result:
             "with residuals the loss is lower, in every run": max(with_[0]) < min(without[0]),
             "and the surface around it is smoother, relative to the spread of its losses": max(with_[2])
             < min(without[2]),
+            "without them it has learned at all, so that the surfaces of two trained stacks are compared": max(
+                without[0]
+            )
+            < math.log(SYMBOLS) - 0.3,
         }
     )
     drawings = {"landscape": partial(draw_landscapes, planes)}

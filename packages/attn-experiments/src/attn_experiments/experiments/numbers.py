@@ -99,8 +99,8 @@ def performer(settings: Settings) -> Result:
         error, bias = (mean(parts) for parts in zip(*found, strict=True))
         falls += [old / new for old, (new, _) in zip(before, found, strict=False)]
         before = [new for new, _ in found]
-        named = {"error (root mean square)": f"{error:.4f}", "of the mean of all draws": f"{bias:.4f}"}
-        rows.append({"features": features} | named)
+        errors = {"error (root mean square)": f"{error:.4f}", "of the mean of all draws": f"{bias:.4f}"}
+        rows.append({"features": features, **errors})
         lines["one draw"].append((float(features), error))
         lines["mean of the draws"].append((float(features), bias))
     verdict, because = judged(

@@ -270,11 +270,11 @@ class FamilyAdapter(StateDictAdapter):
                 depthwise=bool(self.depthwise.search(name)),
                 shape=self.shapes.get(rest),
             )
-            start, parts = 0, self.splits.get(rest, {})
-            for theirs, rows in parts.items():
+            start, tensors = 0, self.splits.get(rest, {})
+            for theirs, rows in tensors.items():
                 found.append(dataclasses.replace(whole, name=prefix + theirs, rows=(start, start + rows)))
                 start += rows
-            found += [] if parts else [whole]
+            found += [] if tensors else [whole]
         return found
 
     def _kinds_of_blocks(self, parameters: Sequence[str]) -> dict[str, BlockNames]:

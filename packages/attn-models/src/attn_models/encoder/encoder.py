@@ -153,6 +153,11 @@ class TextEncoder(nn.Module):
         return {layer: maps[layer][0] for layer in layers}
 
 
+def takes_parses(block: Any) -> bool:
+    """Whether the attention of a block takes the tree of each sentence."""
+    return bool(block.attention.takes_parses)
+
+
 class Encoder(TextEncoder):
     """Normalised sum of token, position and segment embeddings, then blocks (Devlin et al. 2019, arXiv 1810.04805)."""
 
@@ -206,7 +211,7 @@ class Encoder(TextEncoder):
             self._require_global_tokens()
             others["global_tokens"] = global_tokens
         for block in self.blocks:
-            own = {} if parses is None or not block.attention.takes_parses else {"parses": parses}
+            own = {} if parses is None or not takes_parses(block) else {"parses": parses}
             hidden = block(hidden, key_padding_mask, **others, **own)
         return hidden
 
@@ -271,7 +276,7 @@ class Tagger(nn.Module):
 
         Raises `InvalidValue` without `parses` if a layer takes them, as taggers learn from the trees of sentences.
         """
-        if parses is None and any(block.attention.takes_parses for block in self.encoder.blocks):
+        if parses is None and any(map(takes_parses, self.encoder.blocks)):
             raise InvalidValue.of("parses", "none", f"the head of every token, {list(tokens.shape)}")
         others = {"depths": depths, "parses": parses, "global_tokens": global_tokens}
         rows = self.encoder(tokens, key_padding_mask, **others)

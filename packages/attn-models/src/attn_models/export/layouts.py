@@ -50,7 +50,7 @@ def published(model: Any, layout: str | None = None) -> Expressed:
             try:
                 config, tensors = in_layout(version, each)
             except Incompatible as error:
-                refusals[each] = error
+                refusals.setdefault(each, error)
             else:
                 parameters = list(saved_parameters(version))
                 return Expressed(layout=each, config=config, tensors=tensors, parameters=parameters)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from attn_core.errors import Incompatible, MissingPackage
+from attn_schema.text_files import lines_of
 
 SAMPLE = (2, 5)
 """The shape of the sample tokens [batch, tokens]; neither size is 1, which torch.export would take for a constant."""
@@ -43,8 +44,7 @@ def write_onnx(target: Path, model: Any) -> None:
             verbose=False,
         )
     except Exception as error:  # the exporter raises many kinds
-        cause = str(error.__cause__ or error).strip().splitlines()
-        reason = next((line for line in cause if line.strip()), type(error).__name__)
+        reason = next(filter(str.strip, lines_of(str(error.__cause__ or error))), type(error).__name__)
         raise Incompatible(f"the model cannot be exported to ONNX: {reason}") from error
     sizes = [] if program is None else list(program.model.graph.inputs[0].shape or ())
     if program is None or len(sizes) != 2 or any(isinstance(size, int) for size in sizes):

@@ -258,10 +258,8 @@ def load_model(
         quantization = None
     # Packing reads each weight once, from the file and in its stored dtype.
     read_as = getattr(torch, name) if quantization is None else stored_type(checkpoint)
-    if checkpoint.config.get("model_type") in LAYOUTS:
-        model: Any = build_from(checkpoint, read_as)
-    else:
-        model = _decoder_from(checkpoint, read_as)
+    own = checkpoint.config.get("model_type") in LAYOUTS
+    model: Any = build_from(checkpoint, read_as) if own else _decoder_from(checkpoint, read_as)
     count = sum(parameter.numel() for parameter in model.parameters())
     if prepare is not None:
         prepare(model)

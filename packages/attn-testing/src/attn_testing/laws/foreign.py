@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attn_testing.foreign.subject import Foreign
+from attn_testing.foreign_subject import Foreign
 from attn_testing.law import Law, require, require_same
 
 TOKENS = 11

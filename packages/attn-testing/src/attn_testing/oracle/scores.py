@@ -28,9 +28,8 @@ def scores(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         return products
     if isinstance(spec.score, Cosine):
         lengths = torch.einsum("bqh,bkh->bhqk", query.norm(dim=-1), key.norm(dim=-1))
-        learned = spec.score.beta is None
-        beta = (1 + weights["sharpness"].exp()).log()[:, None, None] if learned else spec.score.beta
-        return beta * products / (lengths + spec.score.eps)
+        given, cosines = spec.score.beta, products / (lengths + spec.score.eps)
+        return given * cosines if given is not None else (1 + weights["sharpness"].exp()).log()[:, None, None] * cosines
     if spec.score.kind == "general":
         return torch.einsum("bqhd,hde,bkhe->bhqk", query, weights["weight"], key)
     return by_network(spec, operands, key)

@@ -49,7 +49,12 @@ class DeltaNet(Recurrence):
         from attn_variants.mechanisms.delta_layers import DeltaLayer
 
         own = self.Config.of(config)
-        shared = {"hidden_size": config.hidden_size, "bias": config.bias, "chunk": own.chunk, "taps": own.convolution}
+        shared: dict[str, Any] = {
+            "hidden_size": config.hidden_size,
+            "bias": config.bias,
+            "chunk": own.chunk,
+            "taps": own.convolution,
+        }
         return DeltaLayer(self.heads(config), **shared, eps=own.norm_eps)
 
     def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
@@ -107,7 +112,12 @@ class KimiDeltaAttention(Recurrence):
         from attn_variants.mechanisms.delta_layers import KimiDeltaLayer, KimiGates
 
         own = self.Config.of(config)
-        shared = {"hidden_size": config.hidden_size, "bias": config.bias, "chunk": own.chunk, "taps": own.convolution}
+        shared: dict[str, Any] = {
+            "hidden_size": config.hidden_size,
+            "bias": config.bias,
+            "chunk": own.chunk,
+            "taps": own.convolution,
+        }
         gates = KimiGates(self.rank(config), own.gate_bias, own.lower_bound)
         return KimiDeltaLayer(self.heads(config), **shared, eps=own.norm_eps, gates=gates)
 

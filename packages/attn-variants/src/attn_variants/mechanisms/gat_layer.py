@@ -140,7 +140,7 @@ class GraphLayer(nn.Module):
                 allowed = f"tokens from 0 to {tokens - 1}"
                 raise InvalidValue.of(f"edges[{example}]", f"{int(own.min())} to {int(own.max())}", allowed)
             all_of_it = torch.cat([own.to(query.device), loops]) if self.shape.self_loops else own.to(query.device)
-            found.append(all_of_it.unique(dim=0) + example * tokens)
+            found.append(torch.unique(all_of_it, dim=0) + example * tokens)
         return torch.cat(found).T
 
     def _dropped(self, weights: Tensor) -> Tensor:

@@ -233,7 +233,8 @@ class PathInner(InnerAttention, nn.Module):
         fade = wide(operands.fields["fade"])
         if operands.key_padding_mask is not None:
             fade = fade.masked_fill(~operands.key_padding_mask[..., None], 0.0)
-        return fade.cumsum(1).transpose(1, 2) * self.spec.heads.key_size**-0.5
+        summed: Tensor = fade.cumsum(1).transpose(1, 2) * self.spec.heads.key_size**-0.5
+        return summed
 
     def paths(self, operands: AttentionInputs) -> Householder:
         """The matrices of all cached tokens, at positions 0, 1, ...; those of padding are the identity."""

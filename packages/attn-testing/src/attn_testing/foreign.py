@@ -14,7 +14,7 @@ from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from torch import nn
 
 from attn_testing.check import LawResult, judge
-from attn_testing.foreign.subject import CAUSAL, SIZES, Foreign, ForeignFunction, ForeignModule, parameters
+from attn_testing.foreign_subject import CAUSAL, SIZES, Foreign, ForeignFunction, ForeignModule, parameters
 from attn_testing.laws.foreign import FOREIGN_LAWS
 
 
@@ -29,7 +29,9 @@ class Examined:
 
 
 @dataclass(frozen=True)
-class _Subject:
+class Subject:
+    """One implementation, as `judge` takes it."""
+
     cases: list[Foreign]
 
 
@@ -49,7 +51,7 @@ def examine(
     case = foreign(target, _found(target), options or {}, causal=causal, padding=padding)
     _ = case.dtype
     case.cast(case.dtype)
-    results = tuple(judge(law, _Subject([case])) for law in FOREIGN_LAWS)
+    results = tuple(judge(law, Subject([case])) for law in FOREIGN_LAWS)
     given = "".join(f", {name}={value}" for name, value in (options or {}).items() if name not in {*SIZES, *CAUSAL})
     return Examined(name=target, package=_package(target), label=case.label + given, results=results)
 

@@ -1,0 +1,56 @@
+"""Decoders that differ from Llama in biases and in which elements of a head form a rotary pair."""
+
+from __future__ import annotations
+
+from attn_models.adapters.family import GROUPED, FamilyAdapter
+
+SIZED = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim"}
+
+
+class SeedOssAdapter(FamilyAdapter):
+    """Seed-OSS: biases of queries, keys and values, and of the output apart (ByteDance Seed 2025)."""
+
+    model_type = "seed_oss"
+    architecture = "SeedOssForCausalLM"
+    fields = SIZED | {
+        "attention_bias": "attention_bias",
+        "attention_output_bias": "attention_out_bias",
+        "feed_forward_bias": "mlp_bias",
+    }
+    fixed = {"norm": "rms", "positions": "rotary"}
+    defaults = {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": True,
+        "attention_dropout": 0.1,
+    }
+
+
+class Ernie45Adapter(FamilyAdapter):
+    """ERNIE 4.5: adjacent elements form rotary pairs (Baidu ERNIE Team 2025, ERNIE 4.5 Technical Report)."""
+
+    model_type = "ernie4_5"
+    architecture = "Ernie4_5ForCausalLM"
+    fields = SIZED | {"bias": "use_bias"}
+    fixed = {"norm": "rms", "positions": "rotary", "rope_interleave": True}
+    defaults = {
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+    }
+    rope_base = 500000.0
+
+
+class HeliumAdapter(FamilyAdapter):
+    """Helium: adjacent elements form rotary pairs, the attention's output has no bias (Kyutai 2025)."""
+
+    model_type = "helium"
+    architecture = "HeliumForCausalLM"
+    fields = SIZED | {"attention_bias": "attention_bias", "feed_forward_bias": "mlp_bias"}
+    fixed = {"norm": "rms", "positions": "rotary", "rope_interleave": True, "attention_output_bias": False}
+    defaults = {"num_key_value_heads": 20, "head_dim": 128, "rms_norm_eps": 1e-8, "hidden_act": "silu"}
+    rope_base = 100000.0
