@@ -9,7 +9,7 @@ Diagrams are boxes and arrows; curves and heat maps are computed by the packages
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import attn_variants
@@ -61,10 +61,10 @@ class Board:
         self.axes.text(x, y, text, **{"ha": "center", "va": "center", "color": self.ink, "fontsize": 9} | kwargs)
 
     def arrow(
-        self, start: Sequence[float], end: Sequence[float], *, color: str | None = None, bend: float = 0.0
+        self, start: tuple[float, float], end: tuple[float, float], *, color: str | None = None, bend: float = 0.0
     ) -> None:
         """An arrow between two points."""
-        style = {"arrowstyle": "-|>", "mutation_scale": 9, "color": color or self.ink, "lw": 1.0}
+        style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 9, "color": color or self.ink, "lw": 1.0}
         self.axes.add_patch(FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", **style))
 
     def labelled(self, x: str, y: str) -> None:
@@ -160,7 +160,12 @@ def encoder_decoder(theme: str) -> Board:
         board.arrow((x, 1.6), (x, 1.9))
         board.arrow((6.2 + 1.3 * place, 1.3), (6.9 + 1.3 * place, 1.3))
     for place, strength in enumerate((0.1, 0.8, 0.1)):
-        style = {"arrowstyle": "-", "lw": 0.6 + 4 * strength, "color": board.accent, "alpha": 0.35 + 0.6 * strength}
+        style: dict[str, Any] = {
+            "arrowstyle": "-",
+            "lw": 0.6 + 4 * strength,
+            "color": board.accent,
+            "alpha": 0.35 + 0.6 * strength,
+        }
         board.axes.add_patch(
             FancyArrowPatch((1.0 + 1.5 * place, 1.62), (8.6, 3.5), connectionstyle="arc3,rad=-0.12", **style)
         )
@@ -297,7 +302,7 @@ def singular_values(theme: str) -> Board:
     """The energy of matrices of attention weights in their largest singular values."""
     board = Board(theme, 5.2, 3.0)
     torch.manual_seed(0)
-    layer = attn_variants.layer("mha", hidden_size=64, num_heads=1, causal=False)
+    layer: Any = attn_variants.layer("mha", hidden_size=64, num_heads=1, causal=False)
     for scale, color in ((1.0, board.accent), (4.0, WARM)):
         with torch.no_grad():
             weights = layer.weights(scale * torch.randn(1, 256, 64))[0, 0]
@@ -338,11 +343,11 @@ def shares(theme: str) -> Board:
     lengths = (1000, 4000, 16_000, 64_000, 128_000)
     bottom = [0.0] * len(lengths)
     width, inner, words = 8192, 28_672, 128_256
-    parts = {
+    parts: dict[str, list[int]] = {
         "feed-forward": [6 * width * inner] * 5,
         "projections": [2 * width * (2 * width + 2048)] * 5,
         "pairs": [4 * tokens * width for tokens in lengths],
-        "unembedding": [2 * width * words / 80] * 5,
+        "unembedding": [2 * width * words // 80] * 5,
     }
     totals = [sum(part) for part in zip(*parts.values(), strict=True)]
     for (name, costs), color in zip(parts.items(), (board.line, board.accent, WARM, board.ink), strict=True):
