@@ -108,6 +108,19 @@ def test_the_card_says_how_a_model_was_made(tmp_path):
     assert load_model(tmp_path / "hf", verify="hashes").parameters == load_model(folder).parameters
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_onnx_runtime_computes_sequences_of_any_length(name, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    folder, model = made(tmp_path / "own", MODELS[name], character_tokenizer(TEXT))
+    export_model(folder, tmp_path / "onnx", "onnx")
+    session = runtime.InferenceSession(tmp_path / "onnx" / "model.onnx")
+    for batch, length in ((1, 1), (2, 7), (3, 32)):
+        tokens = torch.randint(0, model.vocab_size, (batch, length))
+        (found,) = session.run(None, {"tokens": tokens.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), logits_of(model, tokens), atol=2e-5, rtol=0)
+
+
 def test_an_exported_folder_is_read_back_and_exported_as_it_is(tmp_path):
     tokenizer = byte_pair_tokenizer([TEXT], 280)
     folder, model = made(tmp_path / "own", MODELS["gpt2, biases of zero"], tokenizer)

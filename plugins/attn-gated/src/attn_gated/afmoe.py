@@ -16,7 +16,6 @@ from attn_models.adapters.family import (
     kind_keys,
     listed_kinds,
 )
-from attn_schema.decoder import DecoderConfig
 
 MATRICES = ("gate", "up", "down")
 EXPERTS = {
@@ -76,6 +75,6 @@ class AfmoeAdapter(FamilyAdapter):
         factor: float = required_count(values, "hidden_size") ** 0.5 if values.get("mup_enabled") else 1.0
         return {"embedding_multiplier": factor}
 
-    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+    def own_keys(self, config: Any) -> dict[str, Any]:
         """The kinds of layers, and whether embeddings are scaled."""
         return kind_keys(config) | {"mup_enabled": config.embedding_multiplier != 1}

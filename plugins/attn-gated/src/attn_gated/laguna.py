@@ -19,7 +19,6 @@ from attn_models.adapters.family import (
 )
 from attn_models.adapters.hf_config import Rope, objects_of, rope_of, rope_parameters
 from attn_models.attention import layer_attentions
-from attn_schema.decoder import DecoderConfig
 
 MATRICES = ("gate", "up", "down")
 SHARED = "shared_expert_intermediate_size"
@@ -111,7 +110,7 @@ class LagunaAdapter(FamilyAdapter):
         """The rotary positions of full layers; those of windows are an option of each layer."""
         return self._ropes(values)[FULL]
 
-    def rope_keys(self, config: DecoderConfig) -> dict[str, Any]:
+    def rope_keys(self, config: Any) -> dict[str, Any]:
         """`rope_parameters` with one object for each kind of layer."""
         model = Rope(base=config.rope_theta, fraction=config.partial_rotary_factor, scaling=config.rope_scaling)
         found = {FULL: model, SLIDING: model}
@@ -121,7 +120,7 @@ class LagunaAdapter(FamilyAdapter):
                 found[SLIDING if options.get("window") else FULL] = Rope(**options["rotary"])
         return {"rope_parameters": {kind: rope_parameters(rope) for kind, rope in found.items()}}
 
-    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+    def own_keys(self, config: Any) -> dict[str, Any]:
         """The gate, the heads of each layer, the kinds of layers, and the width of the shared expert."""
         layers: list[Any] = [attention.config for attention in layer_attentions(config)]
         dense = config.first_k_dense_replace

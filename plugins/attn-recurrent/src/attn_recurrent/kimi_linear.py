@@ -11,7 +11,6 @@ from attn_models.adapters.base import listed_layer_types, require_allowed, requi
 from attn_models.adapters.family import LLAMA_NAMES, SIZES, BlockNames, FamilyAdapter
 from attn_models.adapters.hf_config import objects_of
 from attn_models.attention import layer_attentions
-from attn_schema.decoder import DecoderConfig
 
 DELTA, LATENT = "attn-variants/kda", "attn-variants/mla"
 LATENT_EPS = 1e-6
@@ -140,7 +139,7 @@ class KimiLinearAdapter(FamilyAdapter):
                 raise InvalidValue.of("mlp_layer_types", kinds, allowed)
         return {"first_k_dense_replace": dense, "head_dim": required_count(values, "qk_nope_head_dim")}
 
-    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+    def own_keys(self, config: Any) -> dict[str, Any]:
         """The sizes of both kinds of layers, and which layers are of which kind, counted from 1."""
         layers = layer_attentions(config)
         full = [place for place, each in enumerate(layers, 1) if each.full_name == LATENT]
@@ -156,23 +155,23 @@ class KimiLinearAdapter(FamilyAdapter):
             "first_k_dense_replace": config.first_k_dense_replace,
         }
 
-    def fused_groups(self, config: DecoderConfig) -> dict[str, int]:
+    def fused_groups(self, config: Any) -> dict[str, int]:
         """The key rows of a head come before its value rows."""
         return {"self_attn.kv_b_proj": config.num_heads}
 
-    def split_rows(self, config: DecoderConfig) -> dict[str, dict[str, int]]:
+    def split_rows(self, config: Any) -> dict[str, dict[str, int]]:
         """One convolution for queries, keys and values each."""
         width = self._width(config)
         return {CONVOLUTION: {f"self_attn.{one}_conv1d.weight": width for one in "qkv"}} if width else {}
 
-    def stored_shapes(self, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    def stored_shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
         """Rates with axes of one, biases of all channels in one axis."""
         delta = next((each.config for each in layer_attentions(config) if each.full_name == DELTA), None)
         if delta is None:
             return {}
         return {"attention.rate": (1, 1, delta.num_heads, 1), "attention.step_bias": (self._width(config),)}
 
-    def _width(self, config: DecoderConfig) -> int:
+    def _width(self, config: Any) -> int:
         """The number of elements of all queries of a Kimi Delta layer; 0 without one."""
         found = [each.config for each in layer_attentions(config) if each.full_name == DELTA]
         return found[0].num_heads * found[0].head_layout.key_size if found else 0

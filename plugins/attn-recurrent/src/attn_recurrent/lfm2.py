@@ -10,7 +10,6 @@ from attn_core.errors import InvalidValue
 from attn_models.adapters.base import listed_layer_types, require_allowed, required_count
 from attn_models.adapters.family import GROUPED, BlockNames, FamilyAdapter
 from attn_models.attention import layer_attentions
-from attn_schema.decoder import DecoderConfig
 
 CONV, FULL = "conv", "full_attention"
 ATTENTION = {
@@ -83,7 +82,7 @@ class Lfm2Adapter(FamilyAdapter):
         tied = values.get("tie_embedding", values["tie_word_embeddings"])
         return {"intermediate_size": width, "tie_word_embeddings": bool(tied)}
 
-    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+    def own_keys(self, config: Any) -> dict[str, Any]:
         """The kind of each layer, and the sizes of the convolution."""
         convolutions = [each.config for each in layer_attentions(config) if each.full_name.endswith("/short_conv")]
         first: Any = convolutions[0] if convolutions else None

@@ -13,7 +13,6 @@ from attn_models.adapters.family import GROUPED, LLAMA_NAMES, QK_NORM, BlockName
 from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.adapters.qwen3_next import SIZES, require_mechanism
 from attn_models.attention import layer_attentions
-from attn_schema.decoder import DecoderConfig
 
 FULL, LINEAR = "full_attention", "linear_attention"
 SOFTMAX, DELTA = "attn-gated/gated", "attn-recurrent/gated_deltanet"
@@ -76,7 +75,7 @@ class Qwen35Adapter(FamilyAdapter):
         own = {"dropout": 0.0} if values.get("attention_dropout") else {}
         return sizes | own | {"rotary": None, "num_kv_heads": None, "norm_eps": values["rms_norm_eps"]}
 
-    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+    def own_keys(self, config: Any) -> dict[str, Any]:
         """The kinds of layers, and the sizes of the recurrence."""
         attentions = layer_attentions(config)
         found = [each.config for each in attentions if each.full_name == DELTA]
@@ -88,7 +87,7 @@ class Qwen35Adapter(FamilyAdapter):
         kinds = [LINEAR if each.full_name == DELTA else FULL for each in attentions]
         return {"layer_types": kinds, **dict(zip(SIZES, numbers, strict=True))}
 
-    def fused_groups(self, config: DecoderConfig) -> dict[str, int]:
+    def fused_groups(self, config: Any) -> dict[str, int]:
         """The query and the gate of a head are neighbours."""
         return {"self_attn.q_proj": config.num_heads}
 
@@ -134,7 +133,7 @@ class Qwen35MoeAdapter(Qwen35Adapter):
             raise InvalidValue.of(SHARED, shared, f"a multiple of the moe_intermediate_size {width}")
         return {"n_shared_experts": shared // width, "intermediate_size": width}
 
-    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+    def own_keys(self, config: Any) -> dict[str, Any]:
         """The width of the shared expert, and the keys of the dense model."""
         return super().own_keys(config) | {SHARED: (config.n_shared_experts or 0) * config.expert_width}
 
@@ -156,7 +155,7 @@ class Qwen35VisionAdapter(Qwen35Adapter):
     }
     derived_names = re.compile(r"rotary_emb\.inv_freq$|^mtp\.|^model\.visual\.")
 
-    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> Any:
         """Build the decoder config from the `text_config`."""
         text = needed(values, "text_config")
         if not isinstance(text, Mapping):
@@ -165,7 +164,7 @@ class Qwen35VisionAdapter(Qwen35Adapter):
         tied = {"tie_word_embeddings": values["tie_word_embeddings"]} if "tie_word_embeddings" in values else {}
         return super().from_hf_config({**text, **tied})
 
-    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:
+    def keys_of(self, config: Any) -> dict[str, Any]:
         """Always raises `Incompatible`, as there is no vision model to write."""
         raise Incompatible("a text model is written as qwen3_5_text, not as qwen3_5, which has a vision model")
 

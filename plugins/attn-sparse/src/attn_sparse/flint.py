@@ -18,7 +18,6 @@ from attn_models.adapters.family import (
     kind_keys,
     listed_kinds,
 )
-from attn_schema.decoder import DecoderConfig
 
 MATRICES = ("gate", "up", "down")
 SHARED = "shared_expert_intermediate_size"
@@ -77,7 +76,7 @@ class FlintAdapter(FamilyAdapter):
             raise InvalidValue.of(SHARED, shared, f"a multiple of the moe_intermediate_size {width}")
         return {"first_k_dense_replace": len(dense), "n_shared_experts": shared // width}
 
-    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+    def own_keys(self, config: Any) -> dict[str, Any]:
         """The kinds of layers, and the width of the shared expert."""
         shared = (config.n_shared_experts or 0) * config.expert_width
         return kind_keys(config) | {SHARED: shared, "mlp_only_layers": list(range(config.first_k_dense_replace))}

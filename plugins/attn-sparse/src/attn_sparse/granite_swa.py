@@ -10,7 +10,6 @@ from attn_models.adapters.base import required_count
 from attn_models.adapters.families.granite import GraniteAdapter
 from attn_models.adapters.family import FULL, LLAMA_NAMES, SLIDING, kind_keys, listed_kinds
 from attn_models.attention import layer_attentions
-from attn_schema.decoder import DecoderConfig
 
 
 class GraniteSwaAdapter(GraniteAdapter):
@@ -43,7 +42,7 @@ class GraniteSwaAdapter(GraniteAdapter):
             return options
         return options | {"rotary": {"base": float(own)} if own else None}
 
-    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+    def own_keys(self, config: Any) -> dict[str, Any]:
         """The multipliers, and of each layer the kind and the rotary base."""
         specs = [each.mechanism.spec(each.config) for each in layer_attentions(config)]
         bases = [spec.rotary.base if spec is not None and spec.rotary is not None else 0 for spec in specs]

@@ -127,20 +127,8 @@ def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, gr
     dataset = distilled(load_dataset(config, assignment.home, reporter.log), config, assignment.home)
     base = None if config.model.base_model is None else load_base(config, assignment.home, reporter.log)
     model = build_model(config, dataset) if base is None else base.model
-    checkpoints = checkpoints_of(assignment.job_id, assignment.home, assignment.artifacts)
-    if group.leads:
-        checkpoints.sweep()
     described = _description(model, dataset, config.workers)
-    rebuild = partial(build_model, config, dataset)
-    trainer = Trainer(
-        model,
-        dataset,
-        config,
-        checkpoints=checkpoints,
-        group=group,
-        rebuild=rebuild,
-        data_digest=data_digest(config, assignment.home),
-    )
+    trainer = _trainer(assignment, model, dataset, group)
     waiting = Waiting(reporter, stop, group)
     try:
         waiting.until_done(partial(trainer.resume, reporter), is_file_error)
@@ -171,6 +159,22 @@ def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, gr
         return Stopped(stop=asked)
     reporter.flush()
     return Finished(model_path=str(path))
+
+
+def _trainer(assignment: Assignment, model: Any, dataset: Dataset, group: Group) -> Trainer:
+    config = assignment.config
+    checkpoints = checkpoints_of(assignment.job_id, assignment.home, assignment.artifacts)
+    if group.leads:
+        checkpoints.sweep()
+    return Trainer(
+        model,
+        dataset,
+        config,
+        checkpoints=checkpoints,
+        group=group,
+        rebuild=partial(build_model, config, dataset),
+        data_digest=data_digest(config, assignment.home),
+    )
 
 
 class Waiting:

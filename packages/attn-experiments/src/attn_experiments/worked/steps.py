@@ -9,13 +9,8 @@ from typing import Any
 
 import torch
 from attn_cache import PagedCache
-from attn_core import Capability, Mechanism, MechanismConfig, RaggedBatch, Slot
+from attn_core import AttentionSpec, Capability, Mechanism, MechanismConfig, RaggedBatch, Slot
 from attn_core.stores import StateStore, StoreSize
-from attn_variants.attention.layer import SpecLayer
-from attn_variants.compute.distribution import distribute
-from attn_variants.compute.modifiers import modify
-from attn_variants.compute.plain import pairs_of, summed
-from attn_variants.scores import scores
 from torch import Tensor, nn
 
 LAYER = "layer"
@@ -48,40 +43,27 @@ def steps_of(
         if weight.ndim and weight.numel()
     ]
     with torch.no_grad():
-        if isinstance(layer, SpecLayer) and layer.inner is None:
-            return given + softmax_steps(layer, rows, source)
+        found = layer.intermediates(rows, source) if hasattr(layer, "intermediates") else None
+        if found is not None:
+            return given + softmax_steps(layer.spec, found)
         return given + other_steps(mechanism, config, layer, rows, source)
 
 
-def softmax_steps(layer: SpecLayer, rows: Tensor, source: Tensor | None) -> list[Step]:
-    """Queries, keys, values, scores, mask, weights, weighted sums and output of a layer whose spec says everything."""
-    spec, query = layer.spec, rows[None]
-    if source is None:
-        fields = layer.project_kv(query)
-        projected = layer.project_rotated(query, layer.cos_sin_to(len(rows), query))
-    else:
-        fields = {name: field[None] for name, field in layer.encode(source)["source"].items()}
-        projected = layer.project_query(query)
-    pairs = pairs_of(spec, layer.operands(projected, fields, None, layer.positions(query, None)))
-    energies = modify(pairs, scores(pairs))
-    weights = distribute(pairs, energies)
-    sums = summed(spec, pairs.operands, weights)
-    found = [
-        Step(name="q", says="queries, x W query", values=pairs.query[0]),
-        Step(name="v", says="values, x W value", values=pairs.operands.value[0].transpose(0, 1)),
-        Step(name="e", says=f"scores, {type(spec.score).__name__}", values=energies[0]),
-    ]
-    if pairs.operands.key.shape[-1]:
-        found.insert(1, Step(name="k", says="keys, x W key, as the score reads them", values=pairs.key[0]))
-    if pairs.allowed is not None:
-        allowed = pairs.allowed.expand(1, -1, *energies.shape[-2:])[0]
-        says = f"mask, {spec.mask.kind}: {int(allowed[0].sum())} of {allowed[0].numel()} pairs"
-        found.append(Step(name="M", says=says, values=allowed))
+def softmax_steps(spec: AttentionSpec, found: Any) -> list[Step]:
+    """The steps of the intermediate results (`SpecLayer.intermediates`) of a layer whose spec says everything."""
+    steps = [Step(name="q", says="queries, x W query", values=found.query)]
+    if found.key is not None:
+        steps.append(Step(name="k", says="keys, x W key, as the score reads them", values=found.key))
+    steps.append(Step(name="v", says="values, x W value", values=found.value))
+    steps.append(Step(name="e", says=f"scores, {type(spec.score).__name__}", values=found.scores))
+    if found.allowed is not None:
+        says = f"mask, {spec.mask.kind}: {int(found.allowed[0].sum())} of {found.allowed[0].numel()} pairs"
+        steps.append(Step(name="M", says=says, values=found.allowed))
     return [
-        *found,
-        Step(name="α", says=f"weights, {type(spec.distribution).__name__} of each row of e", values=weights[0]),
-        Step(name="α v", says="weighted sums of the values", values=sums[0].transpose(0, 1)),
-        Step(name="out", says="the heads side by side, times W output", values=layer.output(sums.flatten(-2))[0]),
+        *steps,
+        Step(name="α", says=f"weights, {type(spec.distribution).__name__} of each row of e", values=found.weights),
+        Step(name="α v", says="weighted sums of the values", values=found.sums),
+        Step(name="out", says="the heads side by side, times W output", values=found.out),
     ]
 
 

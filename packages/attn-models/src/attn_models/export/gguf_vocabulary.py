@@ -6,15 +6,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tokenizers
 from attn_core.errors import Incompatible
 
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.gguf import BYTE_TOKEN, CONTROL_TOKEN, NORMAL_TOKEN, PRE_TOKENIZERS, USER_DEFINED_TOKEN
+from attn_models.tokenizers.gguf import BYTE_TOKEN, CONTROL_TOKEN, NORMAL_TOKEN, USER_DEFINED_TOKEN
+from attn_models.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from attn_models.tokenizers.vocabulary import BLANK
 
 Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 UNUSED_TOKEN = 5
 PREFIX = "tokenizer.ggml."
+USUAL = ("gpt-2", "smollm", "llama-bpe", "qwen2", "deepseek-v3")
+"""The names that are tried first, of those that split texts alike."""
 
 
 def vocabulary_keys(tokenizer: Tokenizer | None, size: int) -> dict[str, Value]:
@@ -79,24 +83,30 @@ def _sentencepiece(described: Mapping[str, Any], tokens: Sequence[str], types: S
 
 def _pre_tokenizer(tokenizer: Tokenizer) -> str:
     """llama.cpp's name of the pre-tokenizer, which splits texts before merging."""
-    own = json.loads(tokenizer.backend.to_str())
-    given = _without_defaults(own["pre_tokenizer"])
-    if own["normalizer"] is None:
-        for name, build in PRE_TOKENIZERS.items():
-            sample = json.loads(build().__getstate__())
-            if _without_defaults(sample) == given:
-                return name
+    given = _steps(tokenizer.backend)
+    for name in sorted(PRE_TOKENIZERS, key=lambda name: name not in USUAL):
+        backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+        PRE_TOKENIZERS[name].apply(backend)
+        if _steps(backend) == given:
+            return name
     rule = f"known: {', '.join(PRE_TOKENIZERS)}"
     raise Incompatible(f"the pre-tokenizer {json.dumps(given)} has no name in GGUF files; {rule}", field="tokenizer")
 
 
-def _without_defaults(described: Any) -> Any:
-    """The description of a pre-tokenizer without `trim_offsets`, which changes no token."""
-    if isinstance(described, list):
-        return [_without_defaults(item) for item in described]
-    if isinstance(described, Mapping):
-        return {key: _without_defaults(value) for key, value in described.items() if key != "trim_offsets"}
-    return described
+def _steps(backend: tokenizers.Tokenizer) -> list[Any]:
+    """What decides the pieces of a text, without `trim_offsets` and an empty normalizer, which change none."""
+    described = json.loads(backend.to_str())
+    nothing = {"type": "Sequence", "normalizers": []}
+    normalizer = None if described["normalizer"] == nothing else described["normalizer"]
+    found: list[Any] = [normalizer, bool(described["model"].get("ignore_merges"))]
+    pending = [described["pre_tokenizer"]]
+    while pending:
+        step = pending.pop(0)
+        if step is not None and step["type"] == "Sequence":
+            pending = [*step["pretokenizers"], *pending]
+        else:
+            found.append({key: value for key, value in (step or {}).items() if key != "trim_offsets"})
+    return found
 
 
 def _special(tokenizer: Tokenizer) -> dict[str, Value]:

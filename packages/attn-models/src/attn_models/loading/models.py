@@ -319,7 +319,7 @@ def save_model(
     """
     described, tensors = in_layout(model, layout)
     ids = {} if tokenizer is None else tokenizer.config_ids()
-    described = (ids if base is None else _kept(base, described)) | described
+    described = ids | described if base is None else _kept(base, described)
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
     if generation:
         files["generation_config.json"] = generation
@@ -352,21 +352,21 @@ def in_layout(model: Any, layout: str | None = None) -> tuple[dict[str, Any], di
     return described | {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}, tensors
 
 
-OF_WEIGHTS = {"dtype", "torch_dtype", "quantization_config", "compression_config"}
-"""Keys of config.json that say how weights are stored."""
+OF_WEIGHTS = {"architectures", "dtype", "torch_dtype", "quantization_config", "compression_config"}
+"""Keys of config.json that say which weights there are, and how they are stored."""
 
 
 def _kept(base: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
-    """What the config.json `base` says and `described` does not, as far as it leaves the described model as it is; of
-    another layout or a family without one, only the ids of special tokens."""
-    others = {key: value for key, value in base.items() if key not in OF_WEIGHTS and key not in described}
+    """The config.json `described` with what `base` says, as far as that leaves the described model as it is; of another
+    layout or a family without one, only the ids of special tokens."""
+    said = {key: value for key, value in base.items() if key not in OF_WEIGHTS}
     layout = described.get("model_type")
     if layout in LAYOUTS or base.get("model_type") != layout:
-        return {key: value for key, value in others.items() if key.endswith("_token_id")}
+        return {key: value for key, value in said.items() if key.endswith("_token_id")} | dict(described)
     adapter = decoder_adapter(layout, described.get("requires"))
-    if adapter.from_hf_config({**others, **described}) == adapter.from_hf_config(described):
-        return others
-    return {key: value for key, value in others.items() if key not in adapter.known_keys}
+    if adapter.from_hf_config({**described, **said}) == adapter.from_hf_config(described):
+        return {**described, **said}
+    return {key: value for key, value in said.items() if key not in adapter.known_keys} | dict(described)
 
 
 def _require_same_parameters(

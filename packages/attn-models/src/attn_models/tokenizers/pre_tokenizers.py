@@ -43,7 +43,7 @@ TEKKEN = rf"{_cased(UPPER, LOWER, '')}|\p{{N}}|{SLASHED}"
 KANA = "[一-龥\u3040-ゟ゠-ヿ]+"
 ASCII_SYMBOLS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 MARKED = rf"{ASCII_SYMBOLS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{BLANKS}"
-DEEPSEEK_3 = (r"\p{N}{1,3}", KANA, MARKED)
+DEEPSEEK_3 = (r"\p{N}{1,3}", KANA, MARKED.replace(r"\r\n", "\r\n"))  # spelled as published, to be found again
 CASED_LETTERS = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
     "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
@@ -102,7 +102,8 @@ class BytePreTokenizer:
         """Set the steps of a backend with byte-level BPE."""
         steps = [pre_tokenizers.Split(Regex(s), "isolated") if isinstance(s, str) else s for s in self.steps]
         own = any(isinstance(step, pre_tokenizers.ByteLevel) for step in steps)
-        backend.pre_tokenizer = pre_tokenizers.Sequence(steps if own else [*steps, BYTES])
+        steps = steps if own else [*steps, BYTES]
+        backend.pre_tokenizer = pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
         if self.nfc:
             backend.normalizer = normalizers.NFC()
         if self.ignore_merges:

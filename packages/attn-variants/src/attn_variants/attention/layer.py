@@ -16,6 +16,7 @@ from attn_core.kernels.block import AttentionParts
 from torch import Tensor, nn
 
 from attn_variants.attention.documents import forward_documents
+from attn_variants.attention.intermediates import Intermediates, intermediates_of
 from attn_variants.attention.kernels import AttentionKernels, InPlaceAttention, PagedKernels
 from attn_variants.attention.projections import Projections, named_weights, part_weights
 from attn_variants.attention.step import attend_ragged, cos_sin_of_batch
@@ -135,6 +136,10 @@ class SpecLayer(Projections):
             return attention_weights(self.spec, operands)
         weights: Tensor = self.inner.weights(query, operands, partial(attention_weights, self.spec))
         return weights
+
+    def intermediates(self, rows: Tensor, source: Tensor | None = None) -> Intermediates | None:
+        """The intermediate results for one sequence [tokens, hidden_size]; None if the layer has an inner module."""
+        return None if self.inner is not None else intermediates_of(self, rows, source)
 
     def project_kv(self, query: Tensor) -> Fields:
         """Rotated keys and values [batch, key, num_kv_heads, size] of whole sequences [batch, key, hidden_size]."""

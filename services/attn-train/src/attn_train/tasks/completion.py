@@ -100,7 +100,7 @@ class CompletionTask(ExampleTask):
             if samples_keys(model):
                 loss = self.reinforce.loss(model, lambda: model(batch[0]), batch[1], self._smoothing)
             else:
-                loss = training_loss(model, *batch, self._smoothing)
+                loss = training_loss(model, batch[0], batch[1], self._smoothing)
             return loss + auxiliary_losses(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
@@ -109,7 +109,7 @@ class CompletionTask(ExampleTask):
             model,
             self._texts.validation,
             collate,
-            lambda batch: next_token_loss(model, *batch),
+            lambda batch: next_token_loss(model, batch[0], batch[1]),
             batch=self._batch,
             batches=batches,
             on_batch=on_batch,

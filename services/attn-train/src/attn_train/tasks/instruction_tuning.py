@@ -95,7 +95,7 @@ class InstructionTask(ExampleTask):
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the mean cross-entropy of the answer tokens, plus auxiliary losses."""
         with counting(model, batch[1]):
-            return training_loss(model, *batch, self._smoothing) + auxiliary_losses(model)
+            return training_loss(model, batch[0], batch[1], self._smoothing) + auxiliary_losses(model)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean loss over at most `batches` validation batches; conversations that the model cannot read are
@@ -104,7 +104,7 @@ class InstructionTask(ExampleTask):
         kept = [chat for chat in chosen if len(chat.inputs) <= longest_input(model)]
         self.validation_left_out = len(chosen) - len(kept)
         drawn = in_parts(kept, collate, self._batch)
-        return mean_over_batches(model, drawn, lambda batch: next_token_loss(model, *batch), on_batch)
+        return mean_over_batches(model, drawn, lambda batch: next_token_loss(model, batch[0], batch[1]), on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:  # noqa: ARG002 -- the loss says all
         """Return no metrics, as the loss is sufficient."""

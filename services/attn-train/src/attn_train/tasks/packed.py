@@ -187,10 +187,10 @@ class PackedTask(SeededTask):
             self.validation_left_out += missing
             yield from in_parts(rows, collate_rows, self._batch)
         elif data.tokens > 1:
-            reader = WindowReader(data, min(self._context, data.tokens - 1))
+            reader: Any = WindowReader(data, min(self._context, data.tokens - 1))
             mixture = Mixture([MixedSource("", reader, epochs=1)], VALIDATION_SEED)
-            for start in range(0, rows := min(count, reader.items), self._batch):
-                yield mixture.batch(min(self._batch, rows - start))
+            for start in range(0, total := min(count, reader.items), self._batch):
+                yield mixture.batch(min(self._batch, total - start))
 
     def _documents(self, documents: Tensor) -> Tensor | None:
         return documents if self._apart else None

@@ -133,7 +133,8 @@ def tagging_accuracy(
 
     def right(parts: tuple[Tensor, ...]) -> Tensor:
         goals = parts[-1]
-        return (model(*parts[:-1]).argmax(-1) == goals)[goals != PADDED].float().mean()
+        share: Tensor = (model(*parts[:-1]).argmax(-1) == goals)[goals != PADDED].float().mean()
+        return share
 
     found = mean_over_batches(model, in_parts(sentences, collate, batch), right, on_batch)
     words = sum(len(one.classes) - one.classes.count(PADDED) for one in sentences)
