@@ -52,7 +52,7 @@ class MessagesRequest(Checked, frozen=True, kw_only=True):
     def read(cls, values: Mapping[str, Any]) -> Self:
         """Parse a decoded body; raises as `SamplingFields.read`."""
         known = {name: value for name, value in values.items() if value is not None and name not in IGNORED}
-        if known.pop("service_tier", "auto") not in {"auto", "standard_only"}:
+        if known.pop("service_tier", "auto") not in ("auto", "standard_only"):
             raise InvalidValue.of("service_tier", values["service_tier"], "auto or standard_only")
         return cls.from_mapping(known, "messages request")
 
@@ -82,7 +82,7 @@ def _thinking(given: Any) -> bool | None:
     if given is None:
         return None
     kind = given.get("type") if isinstance(given, dict) else None
-    if kind not in {"enabled", "adaptive", "disabled"}:
+    if kind not in ("enabled", "adaptive", "disabled"):
         raise InvalidValue.of("thinking.type", kind, "enabled, adaptive or disabled")
     return bool(kind != "disabled")
 
@@ -95,7 +95,7 @@ def _choice(given: Any) -> tuple[Any, bool | None]:
     parallel = False if isinstance(given, dict) and given.get("disable_parallel_tool_use") else None
     if kind == "tool":
         return {"type": "function", "function": {"name": given.get("name")}}, parallel
-    if kind not in words:
+    if not isinstance(kind, str) or kind not in words:
         raise InvalidValue.of("tool_choice.type", kind, "auto, any, none or tool")
     return words[kind], parallel
 
@@ -119,7 +119,7 @@ def _messages(messages: Any) -> Iterator[dict[str, Any]]:
         raise InvalidValue.of("messages", messages, "a list of at least one message")
     for place, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
-        if role not in {"user", "assistant", "system"}:
+        if role not in ("user", "assistant", "system"):
             raise InvalidValue.of(f"messages[{place}].role", role, "user or assistant")
         require_known(message, f"messages[{place}]", {"role", "content"})
         content = message.get("content")
@@ -140,7 +140,7 @@ def _block(block: Any, field: str, into: tuple[list[Any], list[Any], list[str]])
     """Add a block to the parts, calls or thoughts of its message; a result is a message of its own."""
     parts, calls, thoughts = into
     kind = block.get("type") if isinstance(block, dict) else None
-    if kind not in BLOCK_FIELDS:
+    if not isinstance(kind, str) or kind not in BLOCK_FIELDS:
         raise InvalidValue.of(f"{field}.type", kind, ", ".join(BLOCK_FIELDS))
     require_known(block, field, BLOCK_FIELDS[kind])
     match kind:

@@ -195,7 +195,7 @@ def properties_of(parameters: Schema) -> tuple[Mapping[str, Any], frozenset[str]
     found = resolved(parameters, parameters)
     named, required = found.get("properties"), found.get("required")
     named = named if isinstance(named, Mapping) else {}
-    return named, frozenset(required if isinstance(required, list) else ()) & named.keys()
+    return named, frozenset(key for key in named if isinstance(required, list) and key in required)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def as_chat(request: ResponseRequest, messages: list[Any]) -> ChatCompletionRequ
     text = request.text if request.text is not None else {}
     if not isinstance(text, dict) or text.keys() - {"format", "verbosity"}:
         raise InvalidValue.of("text", text, "an object with format")
-    if text.get("verbosity") not in {None, "medium"}:
+    if text.get("verbosity") not in (None, "medium"):
         raise InvalidValue.of("text.verbosity", text["verbosity"], "medium")
     reasoning = request.reasoning if request.reasoning is not None else {}
     if not isinstance(reasoning, dict) or reasoning.keys() - {"effort", "summary", "generate_summary"}:
@@ -67,7 +67,7 @@ def messages_of(items: Any) -> list[Any]:
     messages: list[Any] = []
     for place, item in enumerate(items):
         kind = item.get("type", "message") if isinstance(item, dict) else None
-        if kind not in ITEM_FIELDS:
+        if not isinstance(kind, str) or kind not in ITEM_FIELDS:
             raise InvalidValue.of(f"input[{place}].type", kind, ", ".join(ITEM_FIELDS))
         require_known(item, f"input[{place}]", ITEM_FIELDS[kind])
         if kind == "message":

@@ -63,7 +63,7 @@ def _supported(schema: Any, *, strict: bool) -> Any:
             found[key] = LARGEST if value > 0 else -LARGEST
         elif key == "pattern" and not strict and isinstance(value, str) and LOOK_AROUND.search(value):
             continue
-        elif key != "format" or value in FORMATS:
+        elif key != "format" or (isinstance(value, str) and value in FORMATS):
             found[key] = value
     if found.get("propertyNames") in ({}, {"type": "string"}, True):  # as all names of JSON are
         del found["propertyNames"]

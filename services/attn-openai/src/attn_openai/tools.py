@@ -136,7 +136,7 @@ def _choice(given: Any, functions: dict[str, Function]) -> tuple[Choice, tuple[F
         return words[given], tuple(functions.values())
     names, choice = _names(given), Choice.REQUIRED
     if isinstance(given, dict) and given.get("type") == "allowed_tools":
-        choice = words.get(given.get("allowed_tools", given).get("mode"), Choice.AUTO)
+        choice = Choice.REQUIRED if given.get("allowed_tools", given).get("mode") == "required" else Choice.AUTO
     for name in names:
         if name not in functions:
             raise UnknownName.of("function of tools", name, functions)
