@@ -8,9 +8,12 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import InvalidValue, UserError
+from attn_experiments.worked.command import written
 from attn_experiments.worked.examples import hi_how_are_you, read_rows, three_tokens, worked
 
 DRAWS = {"sampled", "visual_hard"}
+PAGE = 144
+"""The numbers that a step may have to be read."""
 VECTORS = {"shaw", "dependency"}
 """Those that add learned vectors to the values."""
 
@@ -23,6 +26,7 @@ def test_the_printed_numbers_are_those_of_the_layer(name):
     torch.manual_seed(0)
     if name.split("/")[-1] not in DRAWS:
         torch.testing.assert_close(steps["out"], example.expected, rtol=0, atol=1e-12)
+    assert max(values.numel() for values in steps.values()) <= PAGE
     if "α v" in steps and name not in VECTORS:
         heads, width = len(steps["α"]), steps["α v"].shape[-1]
         each = steps["v"].repeat_interleave(heads // len(steps["v"]), 0)
@@ -70,3 +74,8 @@ def test_what_is_no_matrix_is_refused(tmp_path, text):
     (tmp_path / "x.txt").write_text(text)
     with pytest.raises(InvalidValue, match="--x"):
         read_rows(tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize(("value", "digits", "text"), [(100, 0, "100"), (-0.04, 1, "0"), (-1.5, 4, "-1.5")])
+def test_rounding_keeps_whole_numbers_and_gives_zero_no_sign(value, digits, text):
+    assert written(value, digits) == text

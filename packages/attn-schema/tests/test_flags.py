@@ -115,3 +115,6 @@ def test_a_noun_may_have_the_top_level_of_the_file_and_defaults_below_it(tmp_pat
     assert seen["sampling"] == SamplingParams(temperature=0.25, top_k=5, logit_bias={7: 2.0})
     assert CliRunner().invoke(app, ["--base", "4"]).exception is None
     assert seen["sampling"] == SamplingParams(temperature=0.25, top_k=4)
+    file.write_text("[engine]\nkv_cache = 'int8'\n")
+    with pytest.raises(UnknownName, match=r"mine\.toml 'engine'"):
+        CliRunner().invoke(app, line, catch_exceptions=False)

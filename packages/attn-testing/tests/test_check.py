@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attn_core import Capability, ComputedMechanism, MechanismConfig
-from attn_core.errors import InvalidValue, UnknownName
+from attn_core.errors import InvalidValue, UnknownName, UserError
 
 from attn_testing import check, laws
 from attn_testing.broken import BROKEN
@@ -18,6 +18,12 @@ ONE = ({"hidden_size": 8, "num_heads": 2},)
 def test_a_mechanism_that_does_not_exist_is_answered_at_once():
     with pytest.raises(UnknownName, match="unknown mechanism 'no_such_mechanism'"):
         check("no_such_mechanism")
+
+
+@pytest.mark.parametrize("options", [{"windw": 4}, {"window": 0}])
+def test_options_that_no_setting_accepts_are_refused_and_no_law_is_kept_by_no_case(options):
+    with pytest.raises(UserError, match=next(iter(options))):
+        check("sliding_window", options)
 
 
 def test_every_law_has_a_result_with_a_summary():

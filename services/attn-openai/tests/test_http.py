@@ -36,6 +36,7 @@ async def post(http: httpx2.AsyncClient, body: Any, path: str = "/v1/chat/comple
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
+        ({"model": None}, "model"),
         ({"temprature": 1}, "temprature"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),

@@ -52,7 +52,7 @@ def draw(drawn: AttentionMap, title: str, path: Path) -> None:
     try:
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:
-        raise InvalidValue(f"--out: {path}: {error}", field="out", given=path) from error
+        raise InvalidValue(f"picture {path}: {error}", field="out", given=path) from error
 
 
 def _label(set_ticks: object, tokens: tuple[str, ...], rotation: int) -> None:

@@ -6,7 +6,7 @@ from attn_core.plugins.hooks import Command, hookimpl
 
 COMMANDS = {
     "installation": {
-        "list": "List mechanisms, kernels, caches, models, shapes or plugins.",
+        "list": "List mechanisms, kernels, models, recipes, datasets and whatever else is installed.",
         "plugins": "List plugins, with the reason if one did not load.",
         "doctor": "Check this machine and installation.",
     },

@@ -6,6 +6,7 @@ import json
 import re
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from attn_cli.main import load
@@ -75,6 +76,24 @@ def test_the_map_of_a_translation_has_its_own_words_down_and_the_source_across(a
     assert [text.strip() for text in layer["key_tokens"]] == [*LINES[0].split(), "</s>"]
     attn("translate", "--model", "searcher", LINES[0], "--map", str(file.with_suffix(".png")))
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_transformer_has_one_map_for_each_block_that_reads_the_source(tmp_path):
+    tokenizer, family = word_tokenizer([" ".join(LINES)]), installed().models.get("transformer")
+    sizes = {
+        "max_seq_len": 24,
+        "max_encoder_len": 12,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "vocab_size": tokenizer.vocab_size,
+    }
+    kinds = {"cross": "luong", "num_layers": 3, "intermediate_size": 16}
+    save_model(tmp_path / "models" / "three", family.build(family.configure(sizes | kinds)), tokenizer)
+    with LocalClient(tmp_path) as client:
+        maps = client.attention_maps("three", sourced(LINES[0]))
+    assert [(each.layer, each.mechanism.rpartition("/")[2]) for each in maps] == [(n, "luong") for n in range(3)]
+    rows = np.frombuffer(maps[-1].attention_weights.data, np.float32).reshape(maps[-1].attention_weights.shape).sum(-1)
+    np.testing.assert_allclose(rows, 1, atol=1e-5)
 
 
 def test_words_that_the_model_does_not_know_are_named_and_the_others_translated(attn, shelf):

@@ -159,6 +159,13 @@ def test_what_gguf_lacks_is_refused_by_name_and_nothing_is_left(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"own", "exact", "words"}
 
 
+@pytest.mark.parametrize("to", ["hf", "onnx", "safetensors"])
+def test_a_quantization_that_a_format_does_not_have_is_refused(to, tmp_path):
+    folder, _ = made(tmp_path / "own", MODELS["llama"], character_tokenizer(TEXT))
+    with pytest.raises(InvalidValue, match="quantization"):
+        export_model(folder, tmp_path / "out", to, quantization="q8_0")
+
+
 def test_what_is_there_is_replaced_only_on_request_and_foreign_files_never(tmp_path):
     folder, _ = made(tmp_path / "own", MODELS["llama"], character_tokenizer(TEXT))
     for to, target in (("hf", tmp_path / "out"), ("safetensors", tmp_path / "out.safetensors")):

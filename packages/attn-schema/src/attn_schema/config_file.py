@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return values
 
 
-def require_known(values: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
+def require_known(values: Mapping[str, Any], known: Collection[str], what: str) -> None:
     """Raise `UnknownName`, with similar names as suggestions, for the first key that is not in `known`."""
     for name in values:
         if name not in known:

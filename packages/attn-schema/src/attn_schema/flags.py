@@ -54,10 +54,11 @@ def with_flags(
     def command(**given: Any) -> Any:
         path = given.pop(CONFIG)
         file = read_config(path) if path else {}
+        own_fields = [info.name for info in fields_of(nouns[top])] if top else []
+        require_known(file, [*(name for name in nouns if name != top), *own_fields], f"table of {path}")
         if top:
             inner = {name: file.pop(name) for name in nouns if name in file}
             file = {**inner, top: merged_values(defaults(given) if defaults else {}, file)}
-        require_known(file, nouns, f"table of {path}")
         made = {name: _noun(noun, name, given, file.get(name, {})) for name, noun in nouns.items()}
         return function(**{item.name: given[item.name] for item in own}, **made)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import Mechanism
+from attn_core.errors import UserError
 
 from attn_testing.law import Law
 from attn_testing.laws import MECHANISM_LAWS
@@ -34,11 +35,14 @@ def check(
     """Check every law for a mechanism, given by name or as an object, with its `options`.
 
     `tokens` is the length of the longest sequences that the mechanism is tested with, by default what its options
-    need (see `Subject`); raises `InvalidValue` if it is too small, and `UnknownName` if there is no such mechanism.
+    need (see `Subject`). Raises `InvalidValue` if it is too small, `UnknownName` if there is no such mechanism, and the
+    first error of `options` that every setting refuses.
     Broken laws are in the results and never raised.
     """
     subject = Subject(mechanism, options or {}, tokens=tokens)
-    _ = subject.mechanism
+    refused = subject.refusals if options and not subject.cases else []
+    for error in [each.error for each in refused if isinstance(each.error, UserError)]:
+        raise error
     return [judge(law, subject) for law in MECHANISM_LAWS]
 
 

@@ -31,6 +31,6 @@ class AnswerStore:
         """The conversation of an answer to the same caller; raises `UnknownName`."""
         text = self._found.get((owner, name))
         if text is None:
-            raise UnknownName.of("response", name, [])
+            raise UnknownName(f"unknown response {name!r}; it is not stored, or no longer", kind="response", name=name)
         messages: list[Any] = json.loads(text)
         return messages

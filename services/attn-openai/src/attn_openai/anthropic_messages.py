@@ -54,7 +54,7 @@ class MessagesRequest(Checked, frozen=True, kw_only=True):
         known = {name: value for name, value in values.items() if value is not None and name not in IGNORED}
         if known.pop("service_tier", "auto") not in ("auto", "standard_only"):
             raise InvalidValue.of("service_tier", values["service_tier"], "auto or standard_only")
-        return cls.from_mapping(known, "messages request")
+        return cls.from_mapping(known)
 
     def as_chat(self) -> ChatCompletionRequest:
         """Convert to the equivalent chat completion request; raises `InvalidValue`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from attn_core.errors import InvalidValue
 from attn_schema import SamplingParams, StructuredOutput
@@ -147,9 +147,6 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
     ) = None
     structured_outputs: Annotated[StructuredOutputs, Meta(description="vLLM: constrains the text.")] | None = None
 
-    NAME: ClassVar[str] = "request"
-    """The name of this kind of request in error messages."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.stream_options not in {None, StreamOptions()} and not self.stream:
@@ -167,7 +164,7 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
             allowed = NEUTRAL[name]
             if (value := known.pop(name)) not in allowed:
                 raise InvalidValue.of(name, value, " or ".join(map(json.dumps, allowed)))
-        return cls.from_mapping(known, cls.NAME)
+        return cls.from_mapping(known)
 
     @property
     def include_usage(self) -> bool:
@@ -278,8 +275,6 @@ OWN_VALUES = ("messages", "tools", "documents")
 class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
-    NAME = "chat completion request"
-
     messages: Annotated[Any, Meta(description="The conversation, oldest message first.")]
     max_completion_tokens: Annotated[
         int, Meta(description="Maximum number of tokens to generate; by default as many as the context holds.")
@@ -343,8 +338,6 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
-    NAME = "completion request"
-
     prompt: Annotated[Any, Meta(description="A text, token ids, or a list of either; at most 128 prompts.")]
     echo: Annotated[bool, Meta(description="Returns the prompt before its completion.")] | None = None
     logprobs: Annotated[
@@ -380,7 +373,7 @@ class EmbeddingsRequest(Checked, frozen=True, kw_only=True):
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """Parse a decoded body; raises as `SamplingFields.read`."""
-        return cls.from_mapping(values, "request")
+        return cls.from_mapping(values)
 
     def texts(self) -> tuple[str, ...]:
         """The texts to embed; raises `InvalidValue` for anything else."""
@@ -393,8 +386,6 @@ class EmbeddingsRequest(Checked, frozen=True, kw_only=True):
 
 class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/responses. Conversations are kept in memory, so that a request may go on with one by its id."""
-
-    NAME = "response request"
 
     input: Annotated[Any, Meta(description="A text, or a list of messages, function calls and their outputs.")]
     instructions: Annotated[str, Meta(description="A system message before the input.")] | None = None

@@ -40,7 +40,7 @@ list_command = typer.Typer(cls=Kinds, add_completion=False, rich_markup_mode="ma
 def root(context: typer.Context, json: Json = False) -> None:
     """List what is installed: mechanisms, if no kind is given.
 
-    `attn list mechanisms` lists the values for a model's `--attention`. Each row names the package of a mechanism;
+    `attn list mechanisms` lists the values for `attn train --mechanism`. Each row names the package of a mechanism;
     install or write a package, and its mechanisms appear here. `attn show NAME` shows the details of one.
     """
     if context.invoked_subcommand is None:

@@ -169,7 +169,9 @@ def export_command(
         typer.Argument(metavar="[OUT]", help="The folder or file to write; by default named as the model."),
     ] = None,
     to: Annotated[str, typer.Option(help="hf (a folder for transformers), gguf, onnx or safetensors.")] = "hf",
-    quantization: Annotated[str, typer.Option(help="Type of a GGUF file's matrices: f32, f16, q8_0 or q4_k.")] = "f16",
+    quantization: Annotated[
+        str | None, typer.Option(help="Type of a GGUF file's matrices: f32, f16 (the default), q8_0 or q4_k.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file or model folder at OUT.")] = False,
     json: Json = False,
 ) -> None:
@@ -195,7 +197,7 @@ class LocalStore(Protocol):
         ...
 
     def export(
-        self, model: str, target: Path | None, to: str, *, quantization: str, overwrite: bool
+        self, model: str, target: Path | None, to: str, *, quantization: str | None, overwrite: bool
     ) -> tuple[Path, str]:
         """Write a model for other programs; returns the path, and the layout or architecture."""
         ...

@@ -29,7 +29,9 @@ def compute_maps(
     context; `Incompatible` for a mechanism without weights.
     """
     ids, encoder_ids = tokenizer.ids(request.prompt), tokenizer.encoder_ids(request.prompt)
-    mechanisms, count = loaded.mechanisms, getattr(loaded.config, "num_heads", 0)
+    # Of a model with both kinds, `loaded.mechanisms` has self-attention too.
+    mechanisms: tuple[str, ...] = getattr(loaded.model, "mechanisms", loaded.mechanisms)
+    count = getattr(loaded.config, "num_heads", 0)
     if len(ids) > loaded.model.max_seq_len:
         raise ContextLengthExceeded.of(len(ids), 0, loaded.model.max_seq_len)
     if len(ids) > MAX_TOKENS:

@@ -62,9 +62,15 @@ def text_of(step: Step, digits: int) -> str:
 def lines_of(matrix: Tensor, digits: int) -> list[str]:
     """The rows of a matrix, with columns aligned; of a mask, with the keys that each query sees."""
     if matrix.dtype.is_floating_point:
-        cells = [[f"{value:.{digits}f}".rstrip("0").rstrip(".") or "0" for value in row] for row in matrix.tolist()]
+        cells = [[written(value, digits) for value in row] for row in matrix.tolist()]
         width = max((len(cell) for row in cells for cell in row), default=1)
         return ["  " + "  ".join(cell.rjust(width) for cell in row) for row in cells]
     drawn = [" ".join("■" if seen else "·" for seen in row) for row in matrix.tolist()]
     keys = [", ".join(str(key) for key, seen in enumerate(row) if seen) for row in matrix.tolist()]
     return [f"  {row}   {query}: {seen or 'none'}" for query, (row, seen) in enumerate(zip(drawn, keys, strict=True))]
+
+
+def written(value: float, digits: int) -> str:
+    """A number with at most so many digits after the point, and zero without a sign."""
+    text = f"{value:z.{digits}f}"
+    return text.rstrip("0").rstrip(".") if digits else text

@@ -25,14 +25,19 @@ COURSE = {
     "output.weight": [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]],
 }
 """Its matrices; the output is the weighted sums of the values, and a zero."""
+TOKENS, SOURCE = 3, 4
 OPTIONS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     "sliding_window": (7, {"window": 2}),
     "dilated_window": (7, {"window": 2, "dilations": (2,)}),
     "strided": (12, {"stride": 4}),
     "fixed": (12, {"block": 4, "summaries": 1}),
+    "mla": (TOKENS, {"latent": 2, "rotary_size": 2}),
+    "transmla": (TOKENS, {"latent": 2}),
+    "mamba2": (TOKENS, {"state_size": 2}),
+    "linformer": (TOKENS, {"rank": 2}),
+    "ntm": (TOKENS, {"slots": 4}),
 }
-"""The number of tokens, and the options, of examples of masks that the courses draw."""
-TOKENS, SOURCE = 3, 4
+"""The number of tokens, and the options, of examples of masks that the courses draw, and of large layers."""
 SIZES = ((4, 1, 3), (4, 1, None), (4, 2, None), (8, 2, None))
 """Hidden size, heads and head size to try, in this order; None for hidden_size / heads."""
 
@@ -67,7 +72,7 @@ def worked(
     """
     tokens, drawn = OPTIONS.get(mechanism.name, (TOKENS, {}))
     given = {**mechanism.sketch, **drawn, **options}
-    config, layer = built(mechanism, given, rows, causal=causal)
+    config, layer = built(mechanism, given, rows, tokens if rows is None else len(rows), causal=causal)
     generator = torch.Generator().manual_seed(seed)
     if rows is None:
         rows = torch.tensor(X, dtype=torch.float64) if config.hidden_size == len(X[0]) and tokens == TOKENS else None
@@ -85,9 +90,10 @@ def worked(
 
 
 def built(
-    mechanism: Mechanism, options: Mapping[str, Any], rows: Tensor | None, *, causal: bool
+    mechanism: Mechanism, options: Mapping[str, Any], rows: Tensor | None, tokens: int, *, causal: bool
 ) -> tuple[MechanismConfig, Any]:
-    """A config and its layer, float64, of the first of `SIZES` that the mechanism accepts; of the width of `rows`.
+    """A config and its layer, float64, of the first of `SIZES` that the mechanism accepts; of the width of `rows`, for
+    `tokens` tokens.
 
     Without `causal` there is no mask of later tokens, unless the mechanism needs it, or keeps states token by token.
     """
@@ -95,6 +101,7 @@ def built(
     masked = mechanism.can(Capability.CAUSAL) and not mechanism.only_cross
     for hidden_size, heads, head_dim in SIZES:
         sizes: dict[str, Any] = {"hidden_size": hidden_size if rows is None else rows.shape[1], "num_heads": heads}
+        sizes["max_seq_len"] = max(SOURCE, tokens)
         if head_dim is not None:
             if not mechanism.can(Capability.HEAD_DIM):
                 continue

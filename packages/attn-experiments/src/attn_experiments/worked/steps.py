@@ -38,7 +38,11 @@ def steps_of(
     if source is not None:
         given.append(Step(name="source", says="the rows that it attends to", values=source))
     given += [
-        Step(name=f"W {name}", says="learned", values=weight.detach().reshape(-1, weight.shape[-1]))
+        Step(
+            name=f"W {name}",
+            says="learned, a row for each output",
+            values=weight.detach().reshape(-1, weight.shape[-1]),
+        )
         for name, weight in layer.named_parameters()
         if weight.ndim and weight.numel()
     ]
@@ -51,10 +55,10 @@ def steps_of(
 
 def softmax_steps(spec: AttentionSpec, found: Any) -> list[Step]:
     """The steps of the intermediate results (`SpecLayer.intermediates`) of a layer whose spec says everything."""
-    steps = [Step(name="q", says="queries, x W query", values=found.query)]
+    steps = [Step(name="q", says="queries, x times W query transposed", values=found.query)]
     if found.key is not None:
-        steps.append(Step(name="k", says="keys, x W key, as the score reads them", values=found.key))
-    steps.append(Step(name="v", says="values, x W value", values=found.value))
+        steps.append(Step(name="k", says="keys, x times W key transposed, as the score reads them", values=found.key))
+    steps.append(Step(name="v", says="values, x times W value transposed", values=found.value))
     steps.append(Step(name="e", says=f"scores, {type(spec.score).__name__}", values=found.scores))
     if found.allowed is not None:
         says = f"mask, {spec.mask.kind}: {int(found.allowed[0].sum())} of {found.allowed[0].numel()} pairs"
@@ -63,7 +67,7 @@ def softmax_steps(spec: AttentionSpec, found: Any) -> list[Step]:
         *steps,
         Step(name="α", says=f"weights, {type(spec.distribution).__name__} of each row of e", values=found.weights),
         Step(name="α v", says="weighted sums of the values", values=found.sums),
-        Step(name="out", says="the heads side by side, times W output", values=found.out),
+        Step(name="out", says="the heads side by side, times W output transposed", values=found.out),
     ]
 
 

@@ -38,15 +38,16 @@ class Exported:
 
 
 def export_model(
-    folder: Path, target: Path, to: ExportFormat = "hf", *, quantization: str = "f16", overwrite: bool = False
+    folder: Path, target: Path, to: ExportFormat = "hf", *, quantization: str | None = None, overwrite: bool = False
 ) -> Exported:
     """Write the model in `folder` to `target` for other programs, completely or not at all.
 
     `hf` is a folder that Hugging Face's transformers reads: weights and config.json in the published layout that
     expresses the model exactly, with tokenizer, generation config and model card. `gguf` is a file for llama.cpp, whose
-    matrices are stored as `quantization` (f32, f16, q8_0 or q4_k). `onnx` is a folder with model.onnx, which computes
-    logits [batch, tokens, vocabulary] of token ids [batch, tokens], both axes of any length. `safetensors` is one file
-    with the parameters under their own names, and the config in its metadata.
+    matrices are stored as `quantization` (f32, f16, q8_0 or q4_k; by default f16), which other formats refuse. `onnx`
+    is a folder with model.onnx, which computes logits [batch, tokens, vocabulary] of token ids [batch, tokens], both
+    axes of any length. `safetensors` is one file with the parameters under their own names, and the config in its
+    metadata.
 
     An existing target is refused, unless `overwrite` is True and it is a file or a model folder that attn wrote. Raises
     `Incompatible` for a model that the format cannot express, naming the fields, and for a tokenizer that it cannot;
@@ -55,6 +56,8 @@ def export_model(
     """
     if to not in get_args(ExportFormat):
         raise InvalidValue.of("to", to, ", ".join(get_args(ExportFormat)))
+    if quantization is not None and to != "gguf":
+        raise InvalidValue.of("quantization", quantization, f"left out for {to}: only a GGUF file's matrices have one")
     if target.exists() and not overwrite:
         raise InvalidValue.of("target", str(target), "a path where nothing is yet, or --overwrite")
     source = read_folder(folder)
@@ -68,7 +71,7 @@ def export_model(
     origin = read_source(folder)
     writers: Mapping[str, Callable[[], str]] = {
         "hf": lambda: _write_folder(target, loaded, source, origin),
-        "gguf": lambda: _write_gguf(target, loaded, source, quantization),
+        "gguf": lambda: _write_gguf(target, loaded, source, quantization or "f16"),
         "onnx": lambda: _write_onnx(target, loaded),
         "safetensors": lambda: _write_safetensors(target, loaded),
     }
@@ -148,4 +151,5 @@ def _write_safetensors(target: Path, loaded: LoadedModel) -> str:
     described = {"format": "pt", "config": json.dumps(loaded.config.plain())}
     with staged_file(target) as stage:
         save_file(tensors, stage, metadata=described)
+        stage.chmod(0o644)
     return ""

@@ -103,14 +103,19 @@ class ModelStore:
         return sorted(found, key=lambda model: model.name)
 
     def export(
-        self, model: str, target: Path | None, to: str, *, quantization: str = "f16", overwrite: bool = False
+        self, model: str, target: Path | None, to: str, *, quantization: str | None = None, overwrite: bool = False
     ) -> tuple[Path, str]:
         """Write a model for other programs, by default into the current folder under its name; returns the path, and
         the layout or architecture. See `export_model` for the other arguments and the errors."""
         from attn_models.export import export_model
 
         folder = self.find(model)
-        endings = {"gguf": f"-{quantization}.gguf", "safetensors": ".safetensors", "onnx": "-onnx", "hf": "-hf"}
+        endings = {
+            "gguf": f"-{quantization or 'f16'}.gguf",
+            "safetensors": ".safetensors",
+            "onnx": "-onnx",
+            "hf": "-hf",
+        }
         given = Path(f"{Path(model).stem}{endings.get(to, '')}") if target is None else target
         done = export_model(folder, given, to, quantization=quantization, overwrite=overwrite)  # type: ignore[arg-type]
         return done.path, done.layout
