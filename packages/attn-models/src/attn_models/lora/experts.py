@@ -88,8 +88,8 @@ def stack(module: StoredModule, factors: Sequence[tuple[Tensor, Tensor]]) -> tup
 def unstack(module: StoredModule, a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
     """The A [rank, inputs] and B [outputs, rank] of each expert from PEFT's A and B of a stack."""
     _require_several(module)
-    downs = a.unflatten(0, (module.experts, -1))
-    ups = b.unflatten(1, (-1, module.experts)).permute(2, 0, 1)
+    downs = a.reshape(module.experts, -1, a.shape[1])
+    ups = b.reshape(len(b), -1, module.experts).permute(2, 0, 1)
     if module.swapped:
         downs, ups = ups.mT, downs.mT
     return list(zip(downs, ups, strict=True))

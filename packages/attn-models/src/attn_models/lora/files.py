@@ -68,6 +68,21 @@ def _modules(model: Any, folder: Path) -> list[StoredModule]:
     return stored_modules(model, depends(model.config) if depends is not None else layout)
 
 
+def require_writable(adapter: LoraAdapter, model: Any, base: Path) -> None:
+    """Raise `InvalidValue`, naming the field, for an adapter that `write_adapter` would refuse whatever its weights."""
+    _adapted(adapter, model, base)
+
+
+def _adapted(adapter: LoraAdapter, model: Any, base: Path) -> tuple[list[StoredModule], dict[str, str]]:
+    """What the adapter changes, as PEFT has it, and by the names of these modules the parameters among them."""
+    known = stacked_experts(_modules(model, base))
+    modules = [module for module in known if any(adapter.of(part) is not None for part in module.parts)]
+    parameters = {module.name: name for module in modules if (name := parameter_of(module, known)) is not None}
+    if parameters and adapter.config.use_dora:
+        raise InvalidValue.of("use_dora", f"true for {next(iter(parameters))}", "false: PEFT has no DoRA of experts")
+    return modules, parameters
+
+
 def write_adapter(target: Path, adapter: LoraAdapter, model: Any, base: Path) -> Path:
     """Write an adapter of the model in the folder `base` as a folder, which replaces an existing one.
 
@@ -80,11 +95,7 @@ def write_adapter(target: Path, adapter: LoraAdapter, model: Any, base: Path) ->
 
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
-    known = stacked_experts(_modules(model, base))
-    modules = [module for module in known if any(adapter.of(part) is not None for part in module.parts)]
-    parameters = {module.name: name for module in modules if (name := parameter_of(module, known)) is not None}
-    if parameters and adapter.config.use_dora:
-        raise InvalidValue.of("use_dora", f"true for {next(iter(parameters))}", "false: PEFT has no DoRA of experts")
+    modules, parameters = _adapted(adapter, model, base)
     for place, module in peft_names(modules).items():
         layers, scale = [adapter.of(part) for part in module.parts], adapter.config.scaling("")
         a, b, magnitude = _stacked(module, layers, scale) if module.experts else _joined(module, layers, scale)
@@ -96,7 +107,9 @@ def write_adapter(target: Path, adapter: LoraAdapter, model: Any, base: Path) ->
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
             raise InvalidValue.of(f"tensors[{name!r}]", "NaN or infinity", "finite values")
-    direct = {name if name in ranks else ".".join(name.split(".")[-2:]) for name in parameters.values()}
+    # Stacks by whole names, as the others of their modules decide how they are nested; weights by the ends of theirs.
+    stacks = {module.name for module in modules if module.experts}
+    direct = {name if name in ranks or name in stacks else _end(name) for name in parameters.values()}
     config = dataclasses.replace(_with_ranks(adapter.config, ranks), target_parameters=tuple(sorted(direct)))
     origin = {BASE: config.base_model, BASE_SHA256: config.base_sha256}
     with staged_folder(target, {key: value for key, value in origin.items() if value}) as stage:
@@ -106,6 +119,11 @@ def write_adapter(target: Path, adapter: LoraAdapter, model: Any, base: Path) ->
         ready = {name: tensor.detach().cpu().float().contiguous() for name, tensor in tensors.items()}
         save_file(ready, stage / ADAPTER_NAME, metadata={"format": "pt"})
     return target
+
+
+def _end(parameter: str) -> str:
+    """The name of a weight from that of its layer on, as transformers may have other names for what contains it."""
+    return ".".join(parameter.split(".")[-2:])
 
 
 def _with_ranks(config: AdapterConfig, ranks: Mapping[str, int]) -> AdapterConfig:

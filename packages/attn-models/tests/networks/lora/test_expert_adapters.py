@@ -63,7 +63,9 @@ def test_blocks_of_a_and_strides_of_b_belong_to_the_experts_in_order(base: Path,
         load_file(folder / "adapter_model.safetensors"),
         json.loads((folder / "adapter_config.json").read_text()),
     )
-    assert {"experts.down_proj", "model.layers.1.mlp.experts.gate_up_proj"} < set(config["target_parameters"])
+    assert {"model.layers.0.mlp.experts.down_proj", "model.layers.1.mlp.experts.gate_up_proj"} < set(
+        config["target_parameters"]
+    )
     assert sorted(config["target_modules"]) == ["k_proj", "o_proj", "q_proj", "v_proj"]
     hidden, width = model.config.hidden_size, model.config.expert_width
     first = "blocks.1.feed_forward.experts"
@@ -105,6 +107,19 @@ def test_experts_by_name_as_before_transformers_5_are_read(base: Path, tmp_path:
     torch.testing.assert_close(outputs(model, read_adapter(folder, model, base)), outputs(model, adapter))
 
 
+def test_each_layer_nests_only_what_is_adapted_in_it(base: Path, tmp_path: Path) -> None:
+    model = load_model(base).model
+    targets = ("blocks.0.feed_forward.experts.3.down", "blocks.1.feed_forward.experts.0.up")
+    adapter = random_adapter(model, base, targets)
+    folder = write_adapter(tmp_path / "adapter", adapter, model, base)
+    stored = {name.removesuffix(".weight") for name in load_file(folder / "adapter_model.safetensors")}
+    layers = [MLP.replace("layers.1", f"layers.{n}") for n in range(2)]
+    assert stored == {f"{mlp}.experts.lora_{matrix}" for mlp in layers for matrix in "AB"}
+    parameters = json.loads((folder / "adapter_config.json").read_text())["target_parameters"]
+    assert parameters == ["model.layers.0.mlp.experts.down_proj", "model.layers.1.mlp.experts.gate_up_proj"]
+    torch.testing.assert_close(outputs(model, read_adapter(folder, model, base)), outputs(model, adapter))
+
+
 def test_what_peft_cannot_say_of_experts_is_refused_by_name(base: Path, tmp_path: Path) -> None:
     model = load_model(base).model
     with pytest.raises(InvalidValue, match=r"use_dora.*experts"):
@@ -114,7 +129,7 @@ def test_what_peft_cannot_say_of_experts_is_refused_by_name(base: Path, tmp_path
     path = folder / "adapter_config.json"
     values = json.loads(path.read_text())
     for change, error in (
-        ({"target_parameters": ["experts.down_proj"]}, Incompatible),
+        ({"target_parameters": ["mlp.experts.down_proj"]}, Incompatible),
         ({"target_parameters": 1}, CheckpointInvalid),
         ({"use_dora": True}, CheckpointInvalid),
         ({"rank_pattern": {}}, CheckpointInvalid),
