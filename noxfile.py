@@ -173,7 +173,7 @@ def cluster(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def lint(session: nox.Session) -> None:
     """Run ruff: lint rules and format. `nox -s lint -- --fix` repairs what it can."""
-    install(session, *group("lint"))
+    install(session, *group("lint"), "packaging")
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *session.posargs)
     session.run("python", "tools/sync_client.py", *([] if fix else ["--check"]))

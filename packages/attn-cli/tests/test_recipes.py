@@ -76,8 +76,8 @@ def test_null_leaves_an_option_out(tmp_path):
 def test_a_mechanism_replaces_that_of_a_recipe_with_its_options():
     model = under("gemma2", mechanism="linear")["model"]
     assert "pattern" not in model["model_options"]
-    assert "options" not in under("longformer", mechanism="bigbird")["model"]
-    assert under("longformer")["model"]["options"]
+    assert "options" not in under("mistral", mechanism="bigbird")["model"]
+    assert under("mistral")["model"]["options"]
 
 
 def test_fewer_steps_warm_up_no_longer_than_they_last():

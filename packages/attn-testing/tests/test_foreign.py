@@ -127,7 +127,11 @@ def test_a_right_function_keeps_every_law():
     assert broken_laws(right) == set()
 
 
-@pytest.mark.parametrize(("law", "function"), [(law, one) for law in BROKEN for one in BROKEN[law]], ids=str)
+@pytest.mark.parametrize(
+    ("law", "function"),
+    [(law, one) for law in BROKEN for one in BROKEN[law]],
+    ids=lambda each: getattr(each, "__name__", each),
+)
 def test_each_law_bites(law, function):
     assert law in broken_laws(function)
 
