@@ -18,15 +18,7 @@ from attn_models.adapters.native import LAYOUTS
 from attn_models.adapters.registry import decoder_adapter
 from attn_models.adapters.state_dict import joined_parts, split_parts
 from attn_models.lora.adapter import LoraAdapter, LoraLayer, require_fits
-from attn_models.lora.experts import (
-    is_parameter,
-    parameter_of,
-    peft_names,
-    shares,
-    stack,
-    stacked_experts,
-    unstack,
-)
+from attn_models.lora.experts import is_parameter, parameter_of, peft_names, shares, stack, stacked_experts, unstack
 from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME, CONFIG_LIMIT, AdapterConfig, adapter_config_of
 from attn_models.lora.sites import StoredModule, stored_modules
 from attn_models.weights import LazyTensors, read_manifest, staged_folder, verify_manifest

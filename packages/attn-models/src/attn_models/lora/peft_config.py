@@ -63,18 +63,7 @@ ALLOWED: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that change what is computed, and the values for which an adapter is a plain LoRA or DoRA."""
 
-READ = frozenset(
-    {
-        "r",
-        "lora_alpha",
-        "use_rslora",
-        "use_dora",
-        "rank_pattern",
-        "alpha_pattern",
-        "target_parameters",
-        "base_model_name_or_path",
-    }
-)
+READ = frozenset({*NEEDED, "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "target_parameters"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +125,7 @@ def adapter_config_of(values: Mapping[str, Any], path: Path, base_sha256: str = 
     for key in NEEDED:
         if values.get(key) is None:
             raise CheckpointInvalid.of(path, f"{key} is missing")
-    unknown = sorted(values.keys() - READ - WITHOUT_EFFECT - ALLOWED.keys())
+    unknown = sorted(values.keys() - READ - WITHOUT_EFFECT - ALLOWED.keys() - {"base_model_name_or_path"})
     if unknown:
         raise CheckpointInvalid.of(path, f"unknown field {unknown[0]!r}, which may change what the adapter computes")
     for key, allowed in ALLOWED.items():

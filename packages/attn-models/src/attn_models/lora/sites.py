@@ -143,12 +143,5 @@ def _stored(item: StoredTensor, sites: dict[str, LoraSite], family: str) -> Stor
         return None
     each = parts[: len(parts) // item.stacked] if item.stacked else parts
     sizes, swapped = tuple(sites[part].outputs for part in each), item.transposed and family in UNMARKED
-    return StoredModule(
-        item.name.removesuffix(WEIGHT),
-        parts,
-        sizes,
-        item.groups,
-        item.scale,
-        item.stacked,
-        bool(item.stacked) and swapped,
-    )
+    stored = item.name.removesuffix(WEIGHT)
+    return StoredModule(stored, parts, sizes, item.groups, item.scale, item.stacked, swapped)
