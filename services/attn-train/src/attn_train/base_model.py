@@ -14,7 +14,7 @@ from attn_models.adapters.native import NativeAdapter
 from attn_models.loading import LoadedModel, load_model, save_model
 from attn_models.loading.models import config_of, family_of, fresh_model
 from attn_models.lora import AdaptedModel, AdapterConfig, LoraAdapter, write_adapter
-from attn_models.lora.files import modules_of, weights_sha256
+from attn_models.lora.files import modules_of, require_writable, weights_sha256
 from attn_models.lora.frozen import let_gradients_through
 from attn_models.lora.peft_config import is_adapter
 from attn_models.tokenizers import Tokenizer
@@ -166,28 +166,32 @@ def adapter_config(config: TrainingConfig, folder: Path) -> AdapterConfig:
 def shapes_of_base(config: TrainingConfig, home: Path) -> tuple[nn.Module, LoraAdapter | None]:
     """Return the base with initial weights and the adapter to train, if any; to be called within `shapes_only`.
 
-    Raises `InvalidValue` for target modules that the base does not have.
+    Raises `InvalidValue` for target modules that the base does not have, and for DoRA of experts.
     """
     folder = base_folder(config.model.base_model or "", home)
     built: nn.Module = fresh_model(folder)
-    if config.lora.lora_rank is None:
+    lora = config.lora
+    if lora.lora_rank is None:
         return built, None
-    return built, _fresh(built, config, AdapterConfig(r=config.lora.lora_rank, lora_alpha=config.lora.alpha), folder)
+    settings = AdapterConfig(r=lora.lora_rank, lora_alpha=lora.alpha, use_dora=lora.use_dora)
+    return built, _fresh(built, config, settings, folder)
 
 
 def _fresh(model: Any, config: TrainingConfig, settings: AdapterConfig, folder: Path) -> LoraAdapter:
     lora = config.lora
     try:
-        return LoraAdapter.fresh(
+        adapter = LoraAdapter.fresh(
             model,
             settings,
             modules=modules_of(model, folder),
             targets=lora.lora_target_modules,
             dropout=lora.lora_dropout,
         )
+        require_writable(adapter, model, folder)
     except InvalidValue as error:
         error.metadata["field"] = f"config.lora.{error.metadata['field']}"
         raise
+    return adapter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -18,6 +18,7 @@ from attn_models.adapters.native import LAYOUTS
 from attn_models.adapters.registry import decoder_adapter
 from attn_models.adapters.state_dict import joined_parts, split_parts
 from attn_models.lora.adapter import LoraAdapter, LoraLayer, require_fits
+from attn_models.lora.experts import is_parameter, parameter_of, peft_names, shares, stack, stacked_experts, unstack
 from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME, CONFIG_LIMIT, AdapterConfig, adapter_config_of
 from attn_models.lora.sites import StoredModule, stored_modules
 from attn_models.weights import LazyTensors, read_manifest, staged_folder, verify_manifest
@@ -59,35 +60,62 @@ def _modules(model: Any, folder: Path) -> list[StoredModule]:
     return stored_modules(model, depends(model.config) if depends is not None else layout)
 
 
+def require_writable(adapter: LoraAdapter, model: Any, base: Path) -> None:
+    """Raise `InvalidValue`, naming the field, for an adapter that `write_adapter` would refuse whatever its weights."""
+    _adapted(adapter, model, base)
+
+
+def _adapted(adapter: LoraAdapter, model: Any, base: Path) -> tuple[list[StoredModule], dict[str, str]]:
+    """What the adapter changes, as PEFT has it, and by the names of these modules the parameters among them."""
+    known = stacked_experts(_modules(model, base))
+    modules = [module for module in known if any(adapter.of(part) is not None for part in module.parts)]
+    parameters = {module.name: name for module in modules if (name := parameter_of(module, known)) is not None}
+    if parameters and adapter.config.use_dora:
+        raise InvalidValue.of("use_dora", f"true for {next(iter(parameters))}", "false: PEFT has no DoRA of experts")
+    return modules, parameters
+
+
 def write_adapter(target: Path, adapter: LoraAdapter, model: Any, base: Path) -> Path:
     """Write an adapter of the model in the folder `base` as a folder, which replaces an existing one.
 
     Layers that are stored as one in the base's checkpoint, such as fused projections, are written as one, with a rank
-    that is large enough for all. Raises `CheckpointWriteFailed` for errors of the file system, `InvalidValue` for
-    weights that are not finite.
+    that is large enough for all; experts are written as PEFT has them (see `attn_models.lora.experts`). Raises
+    `CheckpointWriteFailed` for errors of the file system, `InvalidValue` for weights that are not finite and for DoRA
+    of experts, which PEFT does not have.
     """
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
-    modules = [module for module in _modules(model, base) if any(adapter.of(part) is not None for part in module.parts)]
-    for module in modules:
-        a, b, magnitude = _joined(module, [adapter.of(part) for part in module.parts])
-        if len(a) != adapter.config.r:
-            ranks[module.name] = len(a)
+    modules, parameters = _adapted(adapter, model, base)
+    for place, module in peft_names(modules).items():
+        layers, scale = [adapter.of(part) for part in module.parts], adapter.config.scaling("")
+        a, b, magnitude = _stacked(module, layers, scale) if module.experts else _joined(module, layers, scale)
+        rank = len(a) // (module.experts or 1)
+        if rank != adapter.config.r:
+            ranks[parameters.get(module.name, module.name)] = rank
         named = {DOWN: a, UP: b} | ({} if magnitude is None else {MAGNITUDE: magnitude})
-        tensors |= {f"{PREFIX}{module.name}.{leaf}": tensor for leaf, tensor in named.items()}
+        tensors |= {f"{PREFIX}{place}.{leaf}": tensor for leaf, tensor in named.items()}
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
             raise InvalidValue.of(f"tensors[{name!r}]", "NaN or infinity", "finite values")
-    config = _with_ranks(adapter.config, ranks)
+    # Stacks by whole names, as the others of their modules decide how they are nested; weights by the ends of theirs.
+    stacks = {module.name for module in modules if module.experts}
+    direct = {name if name in ranks or name in stacks else _end(name) for name in parameters.values()}
+    config = dataclasses.replace(_with_ranks(adapter.config, ranks), target_parameters=tuple(sorted(direct)))
     origin = {BASE: config.base_model, BASE_SHA256: config.base_sha256}
     with staged_folder(target, {key: value for key, value in origin.items() if value}) as stage:
-        targets = {module.name if module.name in ranks else module.name.rpartition(".")[2] for module in modules}
+        linear = [module.name for module in modules if module.name not in parameters]
+        targets = {name if name in ranks else name.rpartition(".")[2] for name in linear}
         (stage / ADAPTER_CONFIG_NAME).write_text(json.dumps(config.to_json(targets), indent=2) + "\n", encoding="utf-8")
         ready = {name: tensor.detach().cpu().float().contiguous() for name, tensor in tensors.items()}
         save_file(ready, stage / ADAPTER_NAME, metadata={"format": "pt"})
     return target
+
+
+def _end(parameter: str) -> str:
+    """The name of a weight from that of its layer on, as transformers may have other names for what contains it."""
+    return ".".join(parameter.split(".")[-2:])
 
 
 def _with_ranks(config: AdapterConfig, ranks: Mapping[str, int]) -> AdapterConfig:
@@ -101,9 +129,22 @@ def _with_ranks(config: AdapterConfig, ranks: Mapping[str, int]) -> AdapterConfi
     return dataclasses.replace(config, rank_pattern=dict(ranks), alpha_pattern=alphas)
 
 
-def _joined(module: StoredModule, layers: Sequence[LoraLayer | None]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A, B and magnitudes for a layer of the checkpoint, joined from the adapter layers of its parts; a part without an
-    adapter layer (None) adds zeros."""
+def _stacked(module: StoredModule, layers: Sequence[LoraLayer | None], scale: float) -> tuple[Tensor, Tensor, None]:
+    """PEFT's A and B for a stack of experts; an expert without adapter layers adds zeros."""
+    each, (first, *_) = len(module.sizes), [layer for layer in layers if layer is not None]
+    nothing = first.a.new_zeros(0, first.a.shape[1]), first.b.new_zeros(sum(module.sizes), 0)
+    factors = []
+    for place, share in enumerate(shares(module)):
+        own = layers[place * each : (place + 1) * each]
+        factors.append(_joined(share, own, scale)[:2] if any(layer is not None for layer in own) else nothing)
+    return *stack(module, factors), None
+
+
+def _joined(
+    module: StoredModule, layers: Sequence[LoraLayer | None], scale: float
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A, B, for the scale of the product, and magnitudes for a layer of the checkpoint, joined from the adapter layers
+    of its parts; a part without an adapter layer (None) adds zeros."""
     present = [layer for layer in layers if layer is not None]
     shared = all(torch.equal(layer.a, present[0].a) for layer in present)
     a = present[0].a if shared else torch.cat([layer.a for layer in present])
@@ -112,7 +153,7 @@ def _joined(module: StoredModule, layers: Sequence[LoraLayer | None]) -> tuple[T
         up = a.new_zeros(size, len(a))
         if layer is not None:
             start = 0 if shared else column
-            up[:, start : start + len(layer.a)] = layer.b / module.scale
+            up[:, start : start + len(layer.a)] = layer.b * (layer.scaling / scale / module.scale)
             column += len(layer.a)
         rows.append(up)
     magnitudes = [None if layer is None else layer.magnitude for layer in layers]
@@ -160,7 +201,10 @@ def _layers(
 ) -> dict[str, LoraLayer]:
     """The adapter layers, by the model's own layer names, from the tensors of a file; raises `CheckpointInvalid` or
     `Incompatible` with the name of the tensor or layer that does not fit."""
-    by_name = {module.name: module for module in modules}
+    stacks = [
+        one for one in stacked_experts(modules) if one.experts and is_parameter(one.name, config.target_parameters)
+    ]
+    by_name = peft_names([*(module for module in modules if not module.experts), *stacks])
     leaves = (DOWN, UP, *([MAGNITUDE] if config.use_dora else []))
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -180,15 +224,22 @@ def _layers(
         for leaf in leaves:
             if leaf not in parts:
                 raise CheckpointInvalid.of(path, f"tensor '{PREFIX}{name}.{leaf}' is missing")
-        _require_shapes(path, name, parts, config)
-        layers |= _split(by_name[name], parts, config.scaling(name))
+        module = by_name[name]
+        weight = module.name if module.experts else f"{name}.weight"
+        called = weight if is_parameter(weight, config.target_parameters) else name
+        _require_shapes(path, name, parts, config.rank(called) * (module.experts or 1))
+        if not module.experts:
+            layers |= _split(module, parts, config.scaling(called))
+            continue
+        for share, (a, b) in zip(shares(module), unstack(module, parts[DOWN], parts[UP]), strict=True):
+            layers |= _split(share, {DOWN: a, UP: b}, config.scaling(called))
     if not layers:
         raise CheckpointInvalid.of(path, "holds no tensors")
     return layers
 
 
-def _require_shapes(path: Path, name: str, parts: Mapping[str, Tensor], config: AdapterConfig) -> None:
-    a, b, rank = parts[DOWN], parts[UP], config.rank(name)
+def _require_shapes(path: Path, name: str, parts: Mapping[str, Tensor], rank: int) -> None:
+    a, b = parts[DOWN], parts[UP]
     if a.dim() != 2 or b.dim() != 2 or len(a) != rank or b.shape[1] != rank:
         raise CheckpointInvalid.of(path, f"{name}: A {list(a.shape)} and B {list(b.shape)} are not of rank {rank}")
     if MAGNITUDE in parts and parts[MAGNITUDE].numel() != len(b):

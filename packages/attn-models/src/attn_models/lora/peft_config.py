@@ -56,7 +56,6 @@ ALLOWED: Mapping[str, tuple[Any, ...]] = {
     "use_qalora": (False, None),
     "use_bdlora": (None, False),
     "alora_invocation_tokens": (None,),
-    "target_parameters": (None, []),
     "arrow_config": (None,),
     "kasa_config": (None,),
     "monteclora_config": (None,),
@@ -64,9 +63,7 @@ ALLOWED: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that change what is computed, and the values for which an adapter is a plain LoRA or DoRA."""
 
-READ = frozenset(
-    {"r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "base_model_name_or_path"}
-)
+READ = frozenset({*NEEDED, "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "target_parameters"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +71,9 @@ class AdapterConfig:
     """The config of an adapter: its rank, its scale and its base.
 
     The output of an adapter layer is multiplied by `lora_alpha` / `r`, or by `lora_alpha` / √`r` with `use_rslora`.
-    `rank_pattern` and `alpha_pattern` override both for layers whose names end in a match of their keys. `base_model`
+    `rank_pattern` and `alpha_pattern` override both for layers whose names end in a match of their keys.
+    `target_parameters` are the ends of the names of parameters that are adapted as such, not as linear layers: stacks
+    of experts, and weights (see `attn_models.lora.experts`); patterns match the names of these. `base_model`
     is the name or path of the base, `base_sha256` the hash of its weights; both are empty if unknown.
     """
 
@@ -84,6 +83,7 @@ class AdapterConfig:
     use_dora: bool = False
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    target_parameters: tuple[str, ...] = ()
     base_model: str = ""
     base_sha256: str = ""
 
@@ -97,7 +97,7 @@ class AdapterConfig:
         return int(_matched(self.rank_pattern, module, self.r))
 
     def to_json(self, modules: Iterable[str]) -> dict[str, Any]:
-        """The content of PEFT's adapter_config.json for an adapter of the layers `modules`."""
+        """The content of PEFT's adapter_config.json for an adapter of the layers `modules` besides its parameters."""
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -112,6 +112,7 @@ class AdapterConfig:
             "use_dora": self.use_dora,
             "rank_pattern": dict(self.rank_pattern),
             "alpha_pattern": dict(self.alpha_pattern),
+            **({"target_parameters": list(self.target_parameters)} if self.target_parameters else {}),
         }
 
 
@@ -124,13 +125,15 @@ def adapter_config_of(values: Mapping[str, Any], path: Path, base_sha256: str = 
     for key in NEEDED:
         if values.get(key) is None:
             raise CheckpointInvalid.of(path, f"{key} is missing")
-    unknown = sorted(values.keys() - READ - WITHOUT_EFFECT - ALLOWED.keys())
+    unknown = sorted(values.keys() - READ - WITHOUT_EFFECT - ALLOWED.keys() - {"base_model_name_or_path"})
     if unknown:
         raise CheckpointInvalid.of(path, f"unknown field {unknown[0]!r}, which may change what the adapter computes")
     for key, allowed in ALLOWED.items():
         if key in values and not any(type(values[key]) is type(one) and values[key] == one for one in allowed):
             choices = " or ".join(repr(one) for one in allowed)
             raise CheckpointInvalid.of(path, f"{key} is {values[key]!r}; allowed: {choices}")
+    if values.get("use_dora") and values.get("target_parameters"):
+        raise CheckpointInvalid.of(path, "use_dora is true with target_parameters, which DoRA is not defined for")
     return AdapterConfig(
         r=_number(values, "r", path, whole=True),
         lora_alpha=_number(values, "lora_alpha", path),
@@ -138,6 +141,7 @@ def adapter_config_of(values: Mapping[str, Any], path: Path, base_sha256: str = 
         use_dora=_flag(values, "use_dora", path),
         rank_pattern=_pattern(values, "rank_pattern", path, whole=True),
         alpha_pattern=_pattern(values, "alpha_pattern", path),
+        target_parameters=_names(values, "target_parameters", path),
         base_model=str(values.get("base_model_name_or_path") or ""),
         base_sha256=base_sha256,
     )
@@ -166,6 +170,13 @@ def _flag(values: Mapping[str, Any], key: str, path: Path) -> bool:
     if not isinstance(value, bool):
         raise CheckpointInvalid.of(path, f"{key} is {value!r}; it must be true or false")
     return value
+
+
+def _names(values: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
+    given = values.get(key) or []
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise CheckpointInvalid.of(path, f"{key} is {given!r}; it must be a list of names")
+    return tuple(given)
 
 
 def _pattern(values: Mapping[str, Any], key: str, path: Path, *, whole: bool = False) -> dict[str, Any]:

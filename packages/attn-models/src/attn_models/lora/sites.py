@@ -100,6 +100,9 @@ class StoredModule:
 
     `sizes` are the numbers of outputs of the parts; the checkpoint's outputs are `groups` equal blocks, each of which
     contains an equal share of every part in order. The model's weights are the checkpoint's times `scale`.
+
+    A stack of `experts` is a parameter, not a layer: `parts` are those of each expert in turn, `sizes` and `groups`
+    those of one. PEFT takes the inputs of a `swapped` stack for its outputs.
     """
 
     name: str
@@ -107,6 +110,8 @@ class StoredModule:
     sizes: tuple[int, ...]
     groups: int = 1
     scale: float = 1.0
+    experts: int = 0
+    swapped: bool = False
 
 
 def stored_modules(model: Any, layout: Layout | None) -> list[StoredModule]:
@@ -119,15 +124,24 @@ def stored_modules(model: Any, layout: Layout | None) -> list[StoredModule]:
     if layout is not None and isinstance(model, Decoder):
         with init_empty_weights():
             parameters = list(Decoder(model.config).state_dict())
-        found = [made for item in layout.tensor_mappings(parameters) if (made := _stored(item, sites)) is not None]
+        items = layout.tensor_mappings(parameters)
+        found = [made for item in items if (made := _stored(item, sites, layout.name)) is not None]
     known = {part for module in found for part in module.parts}
     return found + [StoredModule(name, (name,), (site.outputs,)) for name, site in sites.items() if name not in known]
 
 
-def _stored(item: StoredTensor, sites: dict[str, LoraSite]) -> StoredModule | None:
-    """The linear layer of a checkpoint whose weight is the tensor `item`; None unless its parts are all in `sites`."""
+UNMARKED = frozenset({"llama4", "llama4_text"})
+"""Families whose stacks are [experts, inputs, outputs] without transformers saying so (`is_transposed`) to PEFT."""
+
+
+def _stored(item: StoredTensor, sites: dict[str, LoraSite], family: str) -> StoredModule | None:
+    """The linear layer, or the stack, of a checkpoint whose weight is the tensor `item`; None unless its parts are all
+    in `sites`."""
     parts = tuple(name.removesuffix(WEIGHT) for name in item.parameters)
-    if not all(name.endswith(WEIGHT) for name in (item.name, *item.parameters)) or not all(p in sites for p in parts):
+    named = (*item.parameters, *([] if item.stacked else [item.name]))
+    if not all(name.endswith(WEIGHT) for name in named) or not all(part in sites for part in parts):
         return None
-    sizes = tuple(sites[part].outputs for part in parts)
-    return StoredModule(item.name.removesuffix(WEIGHT), parts, sizes, item.groups, item.scale)
+    each = parts[: len(parts) // item.stacked] if item.stacked else parts
+    sizes, swapped = tuple(sites[part].outputs for part in each), item.transposed and family in UNMARKED
+    stored = item.name.removesuffix(WEIGHT)
+    return StoredModule(stored, parts, sizes, item.groups, item.scale, item.stacked, swapped)
