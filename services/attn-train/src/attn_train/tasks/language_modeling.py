@@ -154,8 +154,10 @@ def _encoded(text: str, tokenizer: Tokenizer) -> Tensor:
     groups = ["".join(lines[start : start + LINES_AT_ONCE]) for start in range(0, len(lines), LINES_AT_ONCE)]
     first = tokenizer.encode("")
     # Some tokenizers put a blank in front of each text, but none after a line break.
-    breaks, one, after = tokenizer.encode_batch(["\n", "a", "\na"], add_special=False)
-    blank = after[: len(breaks)] == breaks and after[len(breaks) :] != one
+    blank, breaks = False, []
+    if len(groups) > 1 and tokenizer.characters is None:
+        breaks, one, after = tokenizer.encode_batch(["\n", "a", "\na"], add_special=False)
+        blank = after[: len(breaks)] == breaks and after[len(breaks) :] != one
     later = tokenizer.encode_texts([f"\n{group}" if blank else group for group in groups[1:]])
     parts = [first, *tokenizer.encode_texts(groups[:1]), *(ids[len(breaks) if blank else 0 :] for ids in later)]
     found = torch.cat([torch.tensor(part, dtype=torch.int32) for part in parts])
