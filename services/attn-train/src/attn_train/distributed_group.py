@@ -41,12 +41,18 @@ class LocalParameters(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        # Not one of its own modules: the parameters are those under `kept`.
+        self._model = (model,)
         self.whole = dict(model.named_parameters())
         self.kept = {name: _local(parameter) for name, parameter in self.whole.items()}
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the worker's parameters under their names in the model."""
         yield from self.kept.items()
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules of the model, which say how the parameters under their names are updated."""
+        yield from self._model[0].named_modules(*args, **kwargs)
 
     def take_gradients(self) -> None:
         """Move the gradients of the model's parameters to the worker's parameters."""

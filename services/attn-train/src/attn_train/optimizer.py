@@ -102,10 +102,13 @@ def optimizer_of(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optim
 def decayed(model: nn.Module) -> set[nn.Parameter]:
     """Return the parameters that weight decay applies to: those of at least two dimensions, in which rows are vectors
     that a product is taken with, as opposed to biases and the like, which modules name in `no_weight_decay`."""
+    # By name, as a worker's shard of a parameter is not the one that the module holds.
     spared = {
-        getattr(module, name, None) for module in model.modules() for name in getattr(module, "no_weight_decay", ())
+        f"{path}.{name}".removeprefix(".")
+        for path, module in model.named_modules()
+        for name in getattr(module, "no_weight_decay", ())
     }
-    return {parameter for parameter in model.parameters() if parameter.dim() >= 2 and parameter not in spared}
+    return {part for name, part in model.named_parameters() if part.dim() >= 2 and name not in spared}
 
 
 def adamw(

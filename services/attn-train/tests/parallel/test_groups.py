@@ -130,6 +130,7 @@ OF_TWO = {
     "tokens-window": ({"model": {"mechanism": "sliding_window", "options": {"window": 5}}}, {"cp": 2}),
     "accumulated": ({"model": LLAMA, "optimizer": {"gradient_accumulation_steps": 2}}, {"dp_shard": 2}),
     "skipping": ({"model": LLAMA, "optimizer": {"max_grad_norm_ratio": 1.02}, "steps": 30}, {"dp_shard": 2}),
+    "matrices": ({"model": LLAMA, "optimizer": {"optim": "muon"}}, {}),
     "averaged": ({"model": LLAMA, "optimizer": {"ema_decay": 0.8}}, {"dp_shard": 2}),
     "latents-heads": ({"model": {"mechanism": "mla", "options": {"latent": 8, "rotary_size": 4}}}, {"tp": 2}),
     "recurrence-heads": ({"model": {"mechanism": "kda"}}, {"tp": 2}),
@@ -159,6 +160,7 @@ OF_FOUR = {
 DEFAULT = (
     "copies",
     "skipping",
+    "matrices",
     "averaged",
     "shards",
     "heads",
