@@ -54,7 +54,7 @@ CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "jobs watch": (LINES, ("one",)),
     "list": (ARRAY, ()),
     **{f"list {kind}": (ARRAY, ()) for kind in
-       ("mechanisms", "kernels", "linears", "blocks", "caches", "models", "shapes", "plugins")},
+       ("mechanisms", "kernels", "linears", "blocks", "caches", "models", "shapes", "recipes", "datasets", "plugins")},
     "map": (OBJECT, ("tiny", "abc")),
     "models list": (ARRAY, ()),
     "models local": (ARRAY, ()),
@@ -63,15 +63,19 @@ CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "reproduce": (ARRAY, ("--list",)),
     "roofline": (OBJECT, ()),
     "show": (OBJECT, ("sliding_window", "--option", "window=4")),
+    "tokenize": (ARRAY, ("models/tiny", "abc")),
     "top": (OBJECT, ()),
     "train": (LINES, ("--job", "one", "--dataset", "TEXT", "--mechanism", "mha", *LAYER, "--steps", "2")),
+    "worked": (OBJECT, ("dot",)),
 }  # fmt: skip
 """What each command prints, and a call of it; a file of text is called TEXT."""
 ELSEWHERE = {
     "check": "tests/command_line/test_answers.py",
     "convert heads": "packages/attn-models/tests/networks/conversion/test_convert_command.py",
     "convert latent": "packages/attn-models/tests/networks/conversion/test_convert_command.py",
+    "conformance": "packages/attn-testing/tests/test_foreign.py",
     "embed": "packages/attn-engine/tests/local/test_embed.py",
+    "models export": "packages/attn-models/tests/export/test_exports.py",
     "transcribe": "packages/attn-engine/tests/local/test_transcribe.py",
     "translate": "packages/attn-engine/tests/local/test_translate.py",
 }

@@ -17,9 +17,9 @@ LOGIT = "distribution.logit"
 
 
 CASES = {
-    "tensor": {"mask": lambda queries: 90 + 4 * torch.randn(2, HEADS, queries, KEYS)},
+    "tensor": {"attn_mask": lambda queries: 90 + 4 * torch.randn(2, HEADS, queries, KEYS)},
     "alibi": {"modifiers": (Alibi(),)},
-    "window": {"modifiers": (Alibi(),), "mask": Window(left=5)},
+    "window": {"modifiers": (Alibi(),), "attn_mask": Window(left=5)},
     "sink": {"distribution": SoftmaxWithSink(), "parameters": {LOGIT: torch.tensor([20.2, 40.3, 50.7, 61.1])}},
 }
 

@@ -22,9 +22,9 @@ from typer.core import TyperCommand, TyperGroup
 
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "attn-client": ("bench", "chat", "embed", "generate", "jobs", "map", "models", "top", "train", "translate"),
-    "attn-experiments": ("attribute", "energy", "reproduce", "roofline"),
+    "attn-experiments": ("attribute", "energy", "reproduce", "roofline", "worked"),
     "attn-engine": ("run", "transcribe"),
-    "attn-models": ("convert", "pull"),
+    "attn-models": ("convert", "pull", "tokenize"),
     "attn-serve": ("serve",),
     "attn-train": ("compare-training", "data", "evaluate"),
     "attn-variants": ("tune",),

@@ -276,8 +276,22 @@ def test_an_index_that_disagrees_with_its_shards_is_refused(tmp_path, weight_map
         read_folder(sharded(tmp_path / "m", weight_map))
 
 
-def test_a_tensor_that_the_index_leaves_out_is_refused(tmp_path: Path) -> None:
-    folder = sharded(tmp_path / "m", {"a": "one.safetensors"})
-    save_file({"a": torch.ones(1), "hidden": torch.ones(1)}, folder / "one.safetensors")
-    with pytest.raises(CheckpointInvalid, match="'hidden'"):
+@pytest.mark.parametrize("name", ["hidden", "b", "layers.0.attn.proj.bias"])
+def test_a_weight_that_the_index_leaves_out_is_refused(tmp_path: Path, name: str) -> None:
+    """The index names `b` in another shard."""
+    folder = sharded(tmp_path / "m", {"a": "one.safetensors", "b": "two.safetensors"})
+    save_file({"a": torch.ones(1), name: torch.ones(1)}, folder / "one.safetensors")
+    with pytest.raises(CheckpointInvalid, match=f"'{name}' of one"):
+        read_folder(folder)
+
+
+@pytest.mark.parametrize("name", ["h.0.attn.bias", "h.0.attn.masked_bias", "layers.0.self_attn.rotary_emb.inv_freq"])
+def test_the_index_may_leave_out_a_buffer(tmp_path: Path, name: str) -> None:
+    folder = sharded(tmp_path / "m", {"a": "one.safetensors", "b": "two.safetensors"})
+    save_file({"a": torch.ones(1), name: torch.ones(1)}, folder / "one.safetensors")
+    assert read_folder(folder).tensors["a"] == 1
+    save_file({"b": torch.ones(2), name: torch.ones(1)}, folder / "two.safetensors")
+    listed = {"a": "one.safetensors", "b": "two.safetensors", name: "one.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+    with pytest.raises(CheckpointInvalid, match="of two"):
         read_folder(folder)

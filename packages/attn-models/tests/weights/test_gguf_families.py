@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from attn_core.errors import AttnError
+from attn_core.errors import AttnError, CheckpointInvalid
 from attn_models.loading import load_model
 from attn_models.sources import convert
 from attn_models.weights.gguf_families import GGUF_FAMILIES
@@ -159,7 +159,7 @@ def describe_own(writer, config):
         writer.add_logit_scale(config.logit_scale)
 
 
-def write(path, name, model, folder, tiny, **changed):
+def write(path, name, model, folder, tiny, more=(), **changed):
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     layers = get(model.config, "num_hidden_layers", "n_layer", "n_layers")
@@ -172,6 +172,8 @@ def write(path, name, model, folder, tiny, **changed):
     for theirs, tensor in converted(tensors, model.config):
         known = (names.get_name(one, (".weight", ".bias")) for one in (theirs, theirs.removeprefix("transformer.")))
         writer.add_tensor(next(found for found in known if found), np.ascontiguousarray(tensor.numpy()))
+    for extra in more:
+        writer.add_tensor(extra, np.ones(8, np.float32))
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         step()
     writer.close()
@@ -203,6 +205,15 @@ def test_a_key_that_would_change_what_is_computed_is_refused_by_name(tiny_llama,
         write(path, "qwen2", model, tmp_path / "theirs", tiny_llama, **{key: value})
         with pytest.raises(AttnError, match=key.replace("__", ".")):
             convert(path, tmp_path / key, "float32")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2"])
+def test_rotary_factors_are_unexpected_where_the_config_does_not_describe_them(family, tiny_llama, tmp_path):
+    sizes = FAMILIES[family][""] | {"vocab_size": len(tiny_llama.tokens)} | NO_TOKENS
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(family, **sizes)).float()
+    write(tmp_path / "bad.gguf", family, model, tmp_path / "theirs", tiny_llama, more=["rope_freqs.weight"])
+    with pytest.raises(CheckpointInvalid, match=r"'rope_freqs\.weight' is unexpected"):
+        convert(tmp_path / "bad.gguf", tmp_path / "ours", "float32")
 
 
 def test_every_architecture_is_compared():

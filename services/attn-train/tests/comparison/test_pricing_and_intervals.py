@@ -40,7 +40,8 @@ def test_the_flops_of_a_step_of_mha_are_those_counted_by_hand(base, tmp_path):
     config = resolved(base.replace(model=base.model.replace(mechanism="mha", num_kv_heads=None)))
     dataset = load_dataset(config, tmp_path, lambda _: None)
     batch, tokens, width, layers, vocabulary = 3, 16, 16, 2, dataset.tokenizer.vocab_size
-    weights = layers * (4 * width**2 + 2 * 4 * width**2) + width * vocabulary
+    # The feed-forward is a SwiGLU, of three matrices; 8/3 of a width of 16, rounded up to a multiple of 8, are 48.
+    weights = layers * (4 * width**2 + 3 * width * 48) + width * vocabulary
     pairs = tokens * (tokens + 1) // 2
     forward = batch * (2 * weights * tokens + layers * 2 * 2 * pairs * width)
     price = step_price(config, dataset)

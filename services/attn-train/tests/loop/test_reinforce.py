@@ -60,7 +60,7 @@ def ways_to_look(model, image, tokens, targets):
 
 
 def task_of(config):
-    empty = PairDataset(training=[((1,), (1, 2))], validation=[], texts=[], tokenizer=None)
+    empty = PairDataset(training=[((1,), (1, 2))], validation=[], texts=[], tokenizer=None, longest=(4, 4))
     return Seq2SeqTask(empty, config)
 
 

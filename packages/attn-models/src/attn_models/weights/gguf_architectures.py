@@ -60,9 +60,12 @@ class Placement:
         return {self.source: self.shape[::-1] if self.transposed else self.shape}
 
 
-def matched(header: GgufHeader, placements: Iterable[Placement], family: str) -> list[Placement]:
+def matched(
+    header: GgufHeader, placements: Iterable[Placement], family: str, *, has_factors: bool = False
+) -> list[Placement]:
     """The placements in the file's order, after a check that no tensor is missing, left over or of a wrong shape.
 
+    `has_factors` says that the config was read by `rope_parameters`, which describe the rotary factors of the file.
     Raises CheckpointInvalid naming the tensor.
     """
     expected: dict[str, list[tuple[Placement, tuple[int, ...]]]] = {}
@@ -70,7 +73,7 @@ def matched(header: GgufHeader, placements: Iterable[Placement], family: str) ->
         for source, shape in placement.sources.items():
             expected.setdefault(source, []).append((placement, shape))
     for name in header.tensors:
-        if name not in expected and name != FACTORS:  # the config describes these
+        if name not in expected and not (has_factors and name == FACTORS):
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} is unexpected in a {family} model")
     for name, uses in expected.items():
         if name not in header.tensors:
@@ -170,7 +173,7 @@ def llama_placements(header: GgufHeader, config: dict[str, Any]) -> list[Placeme
 
     Raises CheckpointInvalid naming the tensor.
     """
-    return matched(header, _expected(config), "Llama")
+    return matched(header, _expected(config), "Llama", has_factors=True)
 
 
 def _expected(config: dict[str, Any]) -> list[Placement]:

@@ -92,7 +92,9 @@ def import_gguf_weights(
 def placed_shards(header: GgufHeader, dtype: WeightDtype) -> tuple[dict[str, Placement], ShardPlan]:
     """The placements by Hugging Face name, and their distribution over files."""
     architecture = architecture_of(header)
-    found = matched(header, architecture.placements(header, architecture.config(header)), architecture.name)
+    config = architecture.config(header)
+    placed, has_factors = architecture.placements(header, config), "rope_parameters" in config
+    found = matched(header, placed, architecture.name, has_factors=has_factors)
     placements = {placement.target: placement for placement in found}
     written = {name: written_as(header.tensors[p.source], p, dtype) for name, p in placements.items()}
     sizes = {name: math.prod(shape) * BYTES_OF.get(element, 1) for name, (element, shape) in written.items()}

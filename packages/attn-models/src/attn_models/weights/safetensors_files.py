@@ -81,13 +81,15 @@ def _counts(value: object) -> TypeGuard[list[int]]:
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 INDEX_LIMIT = 32 << 20
+BUFFER = re.compile(r"(rotary_emb\.inv_freq|position_ids|\.masked_bias|\.(attn|attention)\.bias)$")
+"""Buffers that older models saved, such as causal masks: shards may hold them without a word in the index."""
 
 
 def weight_files(folder: Path) -> dict[Path, dict[str, TensorEntry]]:
     """The weight files of `folder`, each with the header entries of its tensors.
 
-    Raises CheckpointInvalid when there are none, a shard is missing, or lacks a tensor of the index. A shard may hold
-    more than the index names, such as a buffer.
+    Raises CheckpointInvalid when there are none, a shard is missing, or index and shards disagree in more than buffers
+    that the index leaves out.
     """
     single = member(folder, WEIGHTS_NAME)
     if single.is_file():
@@ -113,6 +115,9 @@ def _compare(index: Path, weight_map: dict[str, str], files: dict[Path, dict[str
     listed = set(weight_map.items())
     for tensor, name in sorted(listed - found):
         raise CheckpointInvalid.of(index, f"tensor {tensor!r} is not in {name}")
+    for tensor, name in sorted(found - listed):
+        if tensor in weight_map or not BUFFER.search(tensor):
+            raise CheckpointInvalid.of(index, f"tensor {tensor!r} of {name} is not in the index")
 
 
 Nonfinite = Literal["refuse", "allow"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -143,7 +144,29 @@ def test_layers_can_leave_out_the_rotary_positions_that_others_have():
     assert DecoderConfig.from_plain(turned.plain()) == turned
 
 
-@pytest.mark.parametrize("given", [{"base": 5.0}, 10000, False])
-def test_a_layer_cannot_be_told_to_turn_in_another_way(given):
+@pytest.mark.usefixtures("strangers")
+def test_layers_can_change_the_rotary_positions_that_others_have():
+    own = {"mechanism": "mha", "options": {"rotary": {"base": 5.0, "fraction": 0.5}}}
+    turned = DecoderConfig.from_plain(NEEDED | {"positions": "rotary", "num_layers": 2, "pattern": ["mha", own]})
+    usual, changed = [attention.config.rotary for attention in layer_attentions(turned)]
+    assert usual == turned.rotary
+    assert changed == dataclasses.replace(turned.rotary, base=5.0, fraction=0.5)
+    assert DecoderConfig.from_plain(turned.plain()) == turned
+    stranger = own | {"mechanism": "running_mean"}
+    with pytest.raises(Incompatible, match="'running_mean' takes no rotary positions"):
+        layer_attentions(DecoderConfig.from_plain(NEEDED | {"positions": "rotary", "pattern": [stranger]}))
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+@pytest.mark.parametrize("given", [10000, False, {"theta": 5.0}, {"base": 0.5}, {"fraction": 2.0}])
+def test_a_layer_cannot_be_told_to_turn_in_an_unknown_way(positions, given):
+    choice = {"mechanism": "mha", "options": {"rotary": given}}
     with pytest.raises(InvalidValue, match="rotary"):
-        DecoderConfig.from_plain(NEEDED | {"pattern": [{"mechanism": "mha", "options": {"rotary": given}}]})
+        layer_attentions(DecoderConfig.from_plain(NEEDED | {"positions": positions, "pattern": [choice]}))
+
+
+@pytest.mark.parametrize("given", [{"base": 5.0}, {}])
+def test_a_layer_cannot_turn_in_a_model_without_rotary_positions(given):
+    choice = {"mechanism": "mha", "options": {"rotary": given}}
+    with pytest.raises(InvalidValue, match="in a model with rotary positions"):
+        layer_attentions(DecoderConfig.from_plain(NEEDED | {"pattern": [choice]}))

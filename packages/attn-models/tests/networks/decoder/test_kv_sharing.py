@@ -134,7 +134,7 @@ def test_it_is_saved_and_loaded_by_our_own_layout_and_refused_by_others(tiny, tm
     again = load_model(save_model(tmp_path / "model", model)).model
     tokens = torch.randint(31, (1, 7))
     require_same_model(again, model, tokens)
-    with pytest.raises(Incompatible, match="share keys and values"):
+    with pytest.raises(Incompatible, match="kv_sharing"):
         save_model(tmp_path / "other", model, layout="llama")
 
 
