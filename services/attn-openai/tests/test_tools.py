@@ -278,6 +278,19 @@ async def test_the_forms_of_a_template_are_found_and_a_conversation_is_whole_in_
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [("zeta", {"a": 1, "b": 'x "y" é'})]
 
 
+async def test_a_mark_that_the_vocabulary_cannot_spell_is_no_token_and_others_still_are() -> None:
+    render = renderer(TEMPLATES["elements and thoughts"])
+
+    async def small(prompt: Prompt) -> Tokenization:
+        if prompt.chat is None and "tool_call" in (prompt.text or ""):
+            raise InvalidValue.of("text[0]", "<", "characters of the vocabulary")
+        return await render(prompt)
+
+    known, few = dict((await inspect(render)).marks), dict((await inspect(small)).marks)
+    assert {"<tool_call>", "<think>"} <= known.keys()
+    assert few.keys() == {mark for mark in known if "tool_call" not in mark}
+
+
 async def test_what_a_template_leaves_out_is_refused_by_field() -> None:
     template = await inspect(renderer(TEMPLATES["one call, words lost"]))
     calls = [{"id": i, "function": {"name": "zeta", "arguments": {"b": "text"}}} for i in "xy"]

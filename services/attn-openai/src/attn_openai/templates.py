@@ -235,11 +235,17 @@ async def inspect(render: Render) -> ChatTemplate:
     found = replace(found, thoughts=thoughts)
     texts = [*found.calls.pieces(), *_pieces(thoughts)]
     marks = sorted({mark for text in texts for mark in MARK.findall(text)})
-    if not marks:
-        return found
-    tokens = (await render(Prompt(text="\n".join(marks)))).tokens
-    ids = {token.text.strip(): token.id for token in tokens}
-    return replace(found, marks=tuple((mark, ids[mark]) for mark in marks if mark in ids))
+    ids = {mark: await _token(render, mark) for mark in marks}
+    return replace(found, marks=tuple((mark, token_id) for mark, token_id in ids.items() if token_id is not None))
+
+
+async def _token(render: Render, mark: str) -> int | None:
+    """The id of the token that is the mark; None if there is none, as in a vocabulary that cannot spell the mark."""
+    try:
+        tokens = (await render(Prompt(text=mark))).tokens
+    except UserError:
+        return None
+    return next((token.id for token in tokens if token.text.strip() == mark), None)
 
 
 def _pieces(thoughts: ThoughtFormat | None) -> tuple[str, ...]:
