@@ -265,3 +265,18 @@ def test_strides_reach_every_earlier_position_in_their_steps_and_not_in_fewer(st
         assert levels[-1] == set(range(i + 1))
     assert reached[-1][-2] != set(range(tokens))
     assert mask.count(tokens, tokens) == sum(map(len, seen))
+
+
+@pytest.mark.parametrize(
+    ("steps", "stride", "accepted"), [(8, 2, True), (8, 1, True), (9, 1, False), (8, 2**9, False), (8, 2**8, True)]
+)
+@pytest.mark.parametrize("pattern", ["union", "heads", "column"])
+def test_distances_of_strides_that_no_text_has_are_refused(steps, stride, accepted, pattern):
+    mechanism = installed().mechanisms.get("strided")
+    options = {"steps": steps, "stride": stride, "pattern": pattern}
+    if not accepted:
+        with pytest.raises(InvalidValue, match="steps"):
+            configure(mechanism, options, hidden_size=8)
+        return
+    layer = mechanism.build(configure(mechanism, options, hidden_size=8, num_heads=2))
+    assert layer(torch.randn(1, 9, 8)).isfinite().all()

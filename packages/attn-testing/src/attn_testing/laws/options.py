@@ -15,7 +15,7 @@ from attn_core.options import option_fields
 from attn_testing.law import LawBroken, MechanismLaw, require
 from attn_testing.laws.declarations import SLIGHT
 from attn_testing.laws.passes import after_update, auxiliary_loss
-from attn_testing.subject import Case, Refusal, Subject
+from attn_testing.subject import Case, Refusal, Setting, Subject
 
 ROTARY = Rotary()
 PASSES = 3
@@ -34,15 +34,18 @@ class Options(MechanismLaw):
         for name in option_fields(subject.mechanism):
             for value in ODD_VALUES:
                 options = {**subject.options, name: value}
-                require_answer(subject.mechanism, name, options)
+                require_answer(subject.mechanism, name, options, subject.settings[0])
 
 
-def require_answer(mechanism: Mechanism, name: str, options: dict[str, Any]) -> None:
-    """Raise `LawBroken` if a layer with these options neither works nor is refused because of the option `name`."""
+def require_answer(mechanism: Mechanism, name: str, options: dict[str, Any], setting: Setting) -> None:
+    """Raise `LawBroken` if a layer with these options neither works nor is refused because of the option `name`.
+
+    The mechanism accepts the `setting` with its usual options.
+    """
     given = f"{name}={options[name]!r}"
     try:
-        config = configure(mechanism, options, hidden_size=16, num_heads=2, max_seq_len=TOKENS)
-        layer, rows = mechanism.build(config).eval(), torch.ones(1, TOKENS, 16)
+        config = configure(mechanism, options, **{**setting, "max_seq_len": TOKENS})
+        layer, rows = mechanism.build(config).eval(), torch.ones(1, TOKENS, config.hidden_size)
         with torch.no_grad():
             out = layer(rows, *((rows,) if config.cross else ()))
     except UserError as error:

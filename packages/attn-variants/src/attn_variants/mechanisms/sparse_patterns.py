@@ -216,6 +216,10 @@ class ChunkRingAttention(DeclaredMechanism):
         return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
 
 
+MOST_STEPS = 8
+"""The most steps of strided attention: a million tokens need a stride of 6 in 8, and each more doubles the time."""
+
+
 class StridedAttention(DeclaredMechanism):
     """Attends to the last l positions and every l-th one before; for l near √n, any earlier one is two steps away.
 
@@ -251,7 +255,9 @@ class StridedAttention(DeclaredMechanism):
         def __post_init__(self) -> None:
             super().__post_init__()
             require_whole("stride", self.stride, ge=1, unit="tokens")
-            require_whole("steps", self.steps, ge=2)
+            require_whole("steps", self.steps, ge=2, le=MOST_STEPS)
+            if self.stride ** (self.steps - 1) >= 1 << 63:
+                raise InvalidValue.of("steps", self.steps, f"fewer, for distances below 2⁶³ at stride {self.stride}")
             require_choice("pattern", self.pattern, PATTERNS)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
