@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 BUILT_BY_NOBODY = {"deepseek_v2"}
 """Families whose defaults describe no model in transformers either."""
+COUNTS = ("num_hidden_layers", "n_layer", "n_layers")
 
 
 def kinds_of(family, values):
@@ -60,3 +61,27 @@ def test_no_change_of_a_config_gives_a_kind_of_layer_that_no_config_of_the_famil
                 continue
             missing |= dict.fromkeys(found - known, words)
     assert not missing
+
+
+def attentions(family, values):
+    """The attention of each layer of a config.json; None where it is refused."""
+    try:
+        config = decoder_adapter(family).from_hf_config(values)
+    except UserError:
+        return None
+    return [config.choice(layer) for layer in range(config.num_layers)]
+
+
+@pytest.mark.parametrize("period", [{}, {"sliding_window_pattern": 3}, {"no_rope_layer_interval": 3}], ids=str)
+def test_layers_that_a_config_does_not_list_are_those_that_transformers_lists(period):
+    """Of seven layers, as many as no period divides."""
+    compared, wrong = set(), []
+    for family, cases in FAMILIES.items():
+        sizes = {name: value for name, value in cases[""].items() if name != "layer_types"}
+        listed = whole(family, sizes | period | {key: 7 for key in COUNTS if key in sizes})
+        if listed.get("layer_types"):
+            compared.add(family)
+            unlisted = {name: value for name, value in listed.items() if name != "layer_types"} | period
+            wrong += [family] if attentions(family, listed) != attentions(family, unlisted) else []
+    assert not wrong
+    assert compared >= {"cohere2", "exaone4", "gemma3_text", "gpt_oss", "olmo3", "smollm3"}

@@ -40,7 +40,7 @@ class Exaone4Adapter(FamilyAdapter):
         usual = [FULL] * layers
         if window is not None:
             period = required_count(values, "sliding_window_pattern", 4)
-            usual = [SLIDING if (each + 1) % period and each + 1 < layers else FULL for each in range(layers)]
+            usual = [SLIDING if (each + 1) % period else FULL for each in range(layers)]
         kind = listed_kinds(values, usual)[layer]
         options: dict[str, Any] = {"norm_eps": values["rms_norm_eps"]}
         if kind == SLIDING:
