@@ -98,7 +98,8 @@ def print_table(rows: Sequence[Mapping[str, Any]], empty: str, *, title: str | N
     if not rows:
         sys.stdout.write(empty + "\n")
         return
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else UNWRAPPED, markup=False, highlight=False)
+    terminal = sys.stdout.isatty()
+    console = Console(file=sys.stdout, width=None if terminal else UNWRAPPED, markup=False, highlight=False)
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, title=title, title_justify="left")
     cells = [[_cell(value) for value in row.values()] for row in rows]
     needed = 3 * (len(rows[0]) - 1)
@@ -110,12 +111,13 @@ def print_table(rows: Sequence[Mapping[str, Any]], empty: str, *, title: str | N
         table.add_column(column, overflow="fold", no_wrap=place == 0, min_width=longest)
     for texts in cells:
         table.add_row(*texts)
-    paragraphs = _paragraphs(list(rows[0]), cells, console.width)
-    lines = len(console.render_lines(table))
-    if needed > console.width or (lines > len(rows) + 3 and 3 * lines > 4 * len(paragraphs)):
-        console.print(*([title] if title else []), *paragraphs, sep="\n")
-    else:
-        console.print(table)
+    if terminal:
+        paragraphs = _paragraphs(list(rows[0]), cells, console.width)
+        lines = len(console.render_lines(table))
+        if needed > console.width or (lines > len(rows) + 3 and 3 * lines > 4 * len(paragraphs)):
+            console.print(*([title] if title else []), *paragraphs, sep="\n")
+            return
+    console.print(table)
 
 
 def _paragraphs(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[str]:
