@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from attn_core.checks import require_choice
 from attn_core.errors import InvalidValue
 from attn_core.heads import Heads, Part
 
@@ -102,8 +103,7 @@ class Additive(Score):
     projects_keys = True
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise InvalidValue.of(f"{self.kind}.activation", self.activation, ", ".join(ACTIVATIONS))
+        require_choice(f"{self.kind}.activation", self.activation, ACTIVATIONS)
 
     def key_shape(self, heads: Heads) -> tuple[int, int]:
         return heads.key_value, self.units(heads)
@@ -147,8 +147,7 @@ class Concat(Score):
     projects_keys = True
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise InvalidValue.of(f"{self.kind}.activation", self.activation, ", ".join(ACTIVATIONS))
+        require_choice(f"{self.kind}.activation", self.activation, ACTIVATIONS)
 
     def key_shape(self, heads: Heads) -> tuple[int, int]:
         return heads.query, self.units(heads)
