@@ -14,7 +14,7 @@ MAX_LABELLED = 64
 """The maximum number of tokens for which the axes are labelled; more labels would overlap."""
 
 
-def draw(drawn: AttentionMap, title: str, path: Path) -> None:
+def draw(drawn: AttentionMap, model: str, path: Path) -> None:
     """Write an image with one heat map for each head: queries down, keys across, darker for larger weights.
 
     Cross-attention has the tokens that are generated down, and the source across. All heads share one colour scale with
@@ -31,6 +31,7 @@ def draw(drawn: AttentionMap, title: str, path: Path) -> None:
     side = min(6.0, max(2.4 if len(drawn.heads) > 1 else 6.0, 0.16 * len(drawn.key_tokens) + 1.2))
     figure = Figure(figsize=(side * columns, side * rows), layout="constrained")
     FigureCanvasAgg(figure)
+    title = f"{model}, layer {drawn.layer}, {drawn.mechanism}"
     figure.suptitle("\n".join(textwrap.wrap(title, max(24, round(side * columns * 9)))), fontsize=10)
     grid = figure.subplots(rows, columns, squeeze=False)
     matrices: Any = drawn.attention_weights.view().tolist()

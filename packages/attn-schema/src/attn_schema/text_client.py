@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
-from attn_schema import ChatMessage, Completion, OutputDelta, PromptLike, SamplingParams, Tokenization
+from attn_schema import AttentionMap, ChatMessage, Completion, OutputDelta, PromptLike, SamplingParams, Tokenization
 
 
 class TextClient(Protocol):
-    """A text generator. Subclasses implement `generate` and `tokenize`. Every call takes `timeout` in seconds."""
+    """A text generator. Subclasses implement `generate`, `tokenize` and `attention_maps`. `timeout` is in seconds."""
 
     def generate(
         self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
@@ -19,6 +19,18 @@ class TextClient(Protocol):
 
     def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:
         """Tokenise a prompt as the model would read it."""
+        ...
+
+    def attention_maps(
+        self,
+        model: str,
+        prompt: PromptLike,
+        *,
+        layers: Sequence[int] = (),
+        heads: Sequence[int] = (),
+        gradients: bool = False,
+    ) -> list[AttentionMap]:
+        """The attention weights of a prompt, one map for each layer; with `gradients`, the first map has gradients."""
         ...
 
     def complete(

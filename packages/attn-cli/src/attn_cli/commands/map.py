@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from attn_core.errors import InvalidValue
 from attn_schema import ConnectionOptions, DeviceConfig, EngineConfig, Prompt
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, print_json
+from attn_schema.text_client import TextClient
 
 from attn_cli.commands.options import ModelHere, connect, here, refuse_options_of_the_other
 from attn_cli.pages import AttentionPage
@@ -66,7 +67,7 @@ def map_command(
     refuse_options_of_the_other(local=model is not None, connection=connection, engine=engine)
     with ExitStack() as stack:
         options = EngineConfig(dtype=engine.dtype, device=engine.device)
-        client: Any = stack.enter_context(connect(connection) if model is None else here(options))
+        client: TextClient = stack.enter_context(connect(connection) if model is None else here(options))
         if html is not None:
             layers = () if layer is None else (layer,)
             named = [name, *([compare] if compare is not None else [])]
@@ -92,7 +93,7 @@ def map_command(
         return
     from attn_cli.drawing import draw
 
-    draw(drawn, f"{name}, layer {drawn.layer}, {drawn.mechanism}", out)
+    draw(drawn, name, out)
     typer.echo(f"{len(drawn.heads)} heads of layer {drawn.layer}: {out.resolve()}")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, Self
 import typer
 from attn_core import installed
 from attn_core.errors import InvalidValue, MissingPackage
-from attn_schema import AttentionMap, ConnectionOptions, DeviceConfig, EngineConfig, PromptLike, SamplingParams
+from attn_schema import ConnectionOptions, DeviceConfig, EngineConfig, SamplingParams
 from attn_schema.flags import flag_fields
 from attn_schema.text_client import TextClient
 
@@ -45,18 +45,6 @@ class LocalClient(TextClient, AbstractContextManager["LocalClient"], Protocol):
 
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
         """A vector of length 1 for each text."""
-        ...
-
-    def attention_maps(
-        self,
-        model: str,
-        prompt: PromptLike,
-        *,
-        layers: Sequence[int] = (),
-        heads: Sequence[int] = (),
-        gradients: bool = False,
-    ) -> list[AttentionMap]:
-        """The attention weights of a prompt, one map for each layer; with `gradients`, the first map has gradients."""
         ...
 
     def transcribe(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from attn_core.errors import InvalidValue, MissingPackage
@@ -113,7 +113,7 @@ def _references(path: Path, lines: int) -> list[str]:
     return found
 
 
-def _draw(writer: Any, name: str, translation: Prompt, path: Path) -> None:
+def _draw(writer: TextClient, name: str, translation: Prompt, path: Path) -> None:
     """Write the explorer of a translation, or a picture of its last layer."""
     maps = writer.attention_maps(name, translation)
     if path.suffix == ".html":
@@ -121,7 +121,7 @@ def _draw(writer: Any, name: str, translation: Prompt, path: Path) -> None:
     else:
         from attn_cli.drawing import draw
 
-        draw(maps[-1], f"{name}, layer {maps[-1].layer}, {maps[-1].mechanism}", path)
+        draw(maps[-1], name, path)
     note(f"attention: {path.resolve()}")
 
 
