@@ -166,7 +166,7 @@ class RecordedModels(ServedModels):
         await self.publish()
 
     async def publish(self) -> None:
-        """LoadedModel changes of models: that they serve, and their deployment configs."""
+        """Record changes of models: that they serve, and their deployment configs."""
         for key, record in list(self._recorded.items()):
             model = self._models.get(key)
             if model is None or model.info.state is ModelState.DRAINING:

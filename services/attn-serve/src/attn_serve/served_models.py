@@ -174,9 +174,6 @@ class ServedModels:
         """The info of one model; raises as `find`."""
         return self.find(name, tenant).now()
 
-    async def publish(self) -> None:
-        """Record changes of models; does nothing here, where models end with the server."""
-
     def serving(self, name: str, tenant: str | None = None) -> ServedModel:
         """The model of this name; raises as `find`, and `Unavailable` if the model does not serve now."""
         return require_serving(self.find(name, tenant))
