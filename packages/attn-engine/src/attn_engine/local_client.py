@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from attn_core.errors import Unavailable
 from attn_models.sources import pull, pull_repository
 from attn_models.sources.hub import DEFAULT_REVISION
 from attn_models.sources.progress import Report, silent
@@ -33,6 +34,27 @@ from attn_engine.host.transcription import Transcriber
 from attn_engine.in_process import InProcess
 
 Answer = TypeVar("Answer")
+
+
+class LoopThread:
+    """An event loop in a thread of its own; `stop` cancels what runs in it, and ends the thread."""
+
+    def __init__(self) -> None:
+        started: Future[asyncio.AbstractEventLoop] = Future()
+        self._ending = asyncio.Event()
+
+        async def run() -> None:
+            started.set_result(asyncio.get_running_loop())
+            await self._ending.wait()
+
+        self._thread = threading.Thread(target=lambda: asyncio.run(run()), name="attn local client", daemon=True)
+        self._thread.start()
+        self.loop = started.result()
+
+    def stop(self) -> None:
+        """Cancel all tasks and wait for their end."""
+        self.loop.call_soon_threadsafe(self._ending.set)
+        self._thread.join()
 
 
 class LocalClient(TextClient):
@@ -57,9 +79,7 @@ class LocalClient(TextClient):
         self._config = engine or EngineConfig()
         self._engines: dict[Path, InProcess] = {}
         self._lock = threading.Lock()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="attn local client", daemon=True)
-        self._thread.start()
+        self._loop: LoopThread | None = None
 
     def __enter__(self) -> LocalClient:
         return self
@@ -70,12 +90,14 @@ class LocalClient(TextClient):
         self.close()
 
     def close(self) -> None:
-        """Stop all models; running completions are cancelled."""
+        """Stop all models; running completions are cancelled. A model that is used afterwards is loaded again."""
         with self._lock:
             for engine in self._engines.values():
                 self._wait(engine.stop(0))
             self._engines.clear()
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            if self._loop is not None:
+                self._loop.stop()
+                self._loop = None
 
     def generate(
         self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
@@ -156,17 +178,21 @@ class LocalClient(TextClient):
         """The engine of a model, which is loaded on first use."""
         with self._lock:
             folder = self._found(model)
+            self._loop = self._loop or LoopThread()
             if folder not in self._engines:
                 config = self._config
                 if config.draft_model is not None:
                     config = config.replace(draft_model=str(self._found(config.draft_model)))
                 engine = InProcess(folder, config)
-                engine.load(self._loop)
+                engine.load(self._loop.loop)
                 self._engines[folder] = engine
             return self._engines[folder]
 
     def _run(self, call: Coroutine[Any, Any, Answer]) -> Future[Answer]:
-        return asyncio.run_coroutine_threadsafe(call, self._loop)
+        if self._loop is None:
+            call.close()
+            raise Unavailable("the client was closed meanwhile")
+        return asyncio.run_coroutine_threadsafe(call, self._loop.loop)
 
     def _wait(self, call: Coroutine[Any, Any, Answer]) -> Answer:
         """The result of a call; who is interrupted meanwhile cancels it."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 
 import pytest
 import torch
 from attn_core.errors import (
+    AttnError,
     CheckpointInvalid,
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -139,6 +141,21 @@ def test_threads_share_a_client(client):
 def test_what_cannot_be_done_is_said(client, model, prompt, sampling, error, said):
     with pytest.raises(error, match=said):
         client.complete(model, prompt, sampling)
+
+
+@pytest.mark.timeout(60)
+def test_closing_ends_what_runs_and_a_model_used_afterwards_is_loaded_again(home):
+    client = LocalClient(home)
+    sampling = SamplingParams(max_new_tokens=20)
+    text = client.complete("writer", "to be", sampling).text
+    running = client.generate("writer", "to be", SamplingParams(max_new_tokens=100, ignore_eos=True))
+    next(running)
+    client.close()
+    with contextlib.suppress(AttnError):  # unless it had ended
+        list(running)
+    client.close()
+    assert client.complete("writer", "to be", sampling).text == text
+    client.close()
 
 
 def test_no_time_is_no_answer(client):

@@ -99,7 +99,11 @@ class EncoderHost(ModelHost):
     def attention_maps(self, request: AttentionMapsRequest, adapter: str = "") -> list[AttentionMap]:
         """The attention weights of a text, one map per layer, between two batches of other calls."""
         del adapter
-        return self._worker.submit(compute_maps, self._encoder, request, self._tokenizer).result()
+        try:
+            running = self._worker.submit(compute_maps, self._encoder, request, self._tokenizer)
+        except RuntimeError:  # the thread has ended
+            raise Unavailable(UNLOADING) from None
+        return running.result()
 
     def tokenize(self, prompt: Prompt) -> Tokenization:
         """The tokens of a text."""
