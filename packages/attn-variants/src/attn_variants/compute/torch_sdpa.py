@@ -43,7 +43,7 @@ def fused(spec: AttentionSpec, operands: AttentionInputs, bias: Tensor | None, s
     query, key, value = operands.query.transpose(1, 2), operands.key.transpose(1, 2), operands.value.transpose(1, 2)
     if operands.query.shape[1] == 1:
         return one_query((operands.query, key, value), bias, scale)
-    shared = spec.heads.per_group != 1
+    shared = spec.heads.key_value != spec.heads.query
     out = scaled_dot_product_attention(
         query, key, value, attn_mask=bias, is_causal=causal, scale=scale, enable_gqa=shared
     )
