@@ -45,6 +45,7 @@ SIZES = {
 """Config fields, and their keys in most config.json files."""
 
 GROUPED = SIZES | {"num_kv_heads": "num_key_value_heads"}
+LLAMA_FIELDS = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim"}
 RMS = {"norm": "rms", "norm_eps": "rms_norm_eps"}
 SILU: dict[str, str] = {"silu": "swiglu", "swish": "swiglu"}
 GELUS: Mapping[str, str] = ACTIVATIONS
@@ -65,6 +66,7 @@ LLAMA_NAMES: dict[str, str] = {
 """Modules, or full parameter names, and their names in Llama's layout; those of a block are relative to the block."""
 
 QK_NORM = {"attention.norm.query_gain": "self_attn.q_norm.weight", "attention.norm.key_gain": "self_attn.k_norm.weight"}
+NORMS_AFTER = {"attended_norm": "post_attention_layernorm", "fed_norm": "post_feedforward_layernorm"}
 QKV = ("attention.query", "attention.key", "attention.value")
 GATE_UP = ("feed_forward.gate", "feed_forward.up")
 EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
@@ -140,9 +142,12 @@ class FamilyAdapter(StateDictAdapter):
         """Further fields of the decoder config."""
         return {}
 
-    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:  # noqa: ARG002  (most need none)
-        """Further keys of config.json: those from which `own_fields` and `layer_options` recover their results."""
-        return {}
+    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
+        """Further keys of config.json: those from which `own_fields` and `layer_options` recover their results.
+
+        By default the kind of each layer and the window, for families that read `layer_types`.
+        """
+        return kind_keys(config) if "layer_types" in self.reads else {}
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:  # noqa: ARG002  (most need none)
         """Options of the attention of one layer, for the family's `mechanism` or, where it has none, for `gemma`."""
@@ -324,6 +329,15 @@ def listed_kinds(values: Mapping[str, Any], usual: Sequence[str]) -> Sequence[st
     """
     given = listed_layer_types(values, len(usual), (FULL, SLIDING))
     return usual if given is None else given
+
+
+def periodic_kinds(values: Mapping[str, Any], period: int) -> Sequence[str]:
+    """The `layer_types` of a config.json; where it has none, every `period`-th layer is full, the others are sliding.
+
+    Raises as `listed_kinds`.
+    """
+    layers = range(required_count(values, "num_hidden_layers"))
+    return listed_kinds(values, [SLIDING if (layer + 1) % period else FULL for layer in layers])
 
 
 def kind_keys(config: DecoderConfig) -> dict[str, Any]:

@@ -138,15 +138,13 @@ class GgufFamily:
         return found
 
     def _fields(self) -> Mapping[str, str]:
-        from attn_models.adapters.family import GROUPED, FamilyAdapter
+        from attn_models.adapters.family import LLAMA_FIELDS, FamilyAdapter
         from attn_models.adapters.registry import decoder_adapter
 
         if self.named:
             return self.named
         adapter = decoder_adapter(self.model_type)
-        if isinstance(adapter, FamilyAdapter):
-            return adapter.fields
-        return GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim"}
+        return adapter.fields if isinstance(adapter, FamilyAdapter) else LLAMA_FIELDS
 
     def _heads(self, header: GgufHeader) -> tuple[int, int]:
         """The number of heads and the head size, which must be the same for keys and values."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_schema.decoder import DecoderConfig
-
 from attn_models.adapters.base import require_allowed, required_count
-from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, SLIDING, FamilyAdapter, kind_keys, listed_kinds
+from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, FamilyAdapter, periodic_kinds
 
 
 class CohereAdapter(FamilyAdapter):
@@ -40,16 +38,11 @@ class Cohere2Adapter(CohereAdapter):
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """A window with rotary positions, or neither."""
         period = required_count(values, "sliding_window_pattern", 4)
-        layers = range(required_count(values, "num_hidden_layers"))
-        kinds = listed_kinds(values, [SLIDING if (each + 1) % period else FULL for each in layers])
-        return {"rotary": None} if kinds[layer] == FULL else {"window": required_count(values, "sliding_window")}
+        kind = periodic_kinds(values, period)[layer]
+        return {"rotary": None} if kind == FULL else {"window": required_count(values, "sliding_window")}
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """No fields; raises `InvalidValue` for a `head_dim` other than hidden size / number of heads."""
         size = required_count(values, "hidden_size") // required_count(values, "num_attention_heads")
         require_allowed(values, {"head_dim": (size, None)})
         return {}
-
-    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The kind of each layer, and the window."""
-        return kind_keys(config)

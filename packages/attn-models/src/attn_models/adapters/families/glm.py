@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_models.adapters.family import GATE_UP, GROUPED, LLAMA_NAMES, FamilyAdapter
+from attn_models.adapters.family import GATE_UP, LLAMA_FIELDS, LLAMA_NAMES, FamilyAdapter
 from attn_models.adapters.hf_config import Rope, read_rope
 
 
@@ -14,7 +14,7 @@ class GlmAdapter(FamilyAdapter):
 
     model_type = "glm"
     architecture = "GlmForCausalLM"
-    fields = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim", "attention_bias": "attention_bias"}
+    fields = LLAMA_FIELDS | {"attention_bias": "attention_bias"}
     fixed = {"norm": "rms", "positions": "rotary", "rope_interleave": True, "attention_output_bias": False}
     defaults = {
         "num_key_value_heads": 2,

@@ -8,7 +8,7 @@ from typing import Any
 from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import required_count
-from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, SLIDING, FamilyAdapter, kind_keys, listed_kinds
+from attn_models.adapters.family import FULL, LLAMA_FIELDS, LLAMA_NAMES, FamilyAdapter, periodic_kinds
 from attn_models.adapters.hf_config import Rope
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
@@ -20,7 +20,7 @@ class GptOssAdapter(FamilyAdapter):
 
     model_type = "gpt_oss"
     architecture = "GptOssForCausalLM"
-    fields = GROUPED | EXPERTS | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim", "bias": "attention_bias"}
+    fields = LLAMA_FIELDS | EXPERTS | {"bias": "attention_bias"}
     fixed = {"norm": "rms", "positions": "rotary", "feed_forward": "swiglu_clamped", "routing": "mixtral"} | {
         "feed_forward_bias": True,
         "router_bias": True,
@@ -44,8 +44,7 @@ class GptOssAdapter(FamilyAdapter):
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """A window in every other layer."""
-        layers = range(required_count(values, "num_hidden_layers"))
-        kind = listed_kinds(values, [SLIDING if (each + 1) % 2 else FULL for each in layers])[layer]
+        kind = periodic_kinds(values, 2)[layer]
         return {} if kind == FULL else {"window": required_count(values, "sliding_window")}
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
@@ -53,10 +52,6 @@ class GptOssAdapter(FamilyAdapter):
         unsaid = values.get("rope_parameters") is None and not values.get("rope_scaling")
         usual = {"rope_parameters": YARN | {"original_max_position_embeddings": 4096}} if unsaid else {}
         return super().rope({**values, **usual})
-
-    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The kind of each layer, and the window."""
-        return kind_keys(config)
 
     def fused_groups(self, config: DecoderConfig) -> dict[str, int]:
         """Rows of the gate and up projections alternate: one block per pair of rows."""

@@ -8,7 +8,7 @@ from typing import Any
 from attn_core.errors import InvalidValue
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.family import GROUPED, FamilyAdapter
+from attn_models.adapters.family import LLAMA_FIELDS, FamilyAdapter
 from attn_models.attention import layer_attentions
 
 
@@ -17,9 +17,7 @@ class GraniteAdapter(FamilyAdapter):
 
     model_type = "granite"
     architecture = "GraniteForCausalLM"
-    fields = GROUPED | {
-        "norm_eps": "rms_norm_eps",
-        "head_dim": "head_dim",
+    fields = LLAMA_FIELDS | {
         "bias": "attention_bias",
         "feed_forward_bias": "mlp_bias",
         "embedding_multiplier": "embedding_multiplier",

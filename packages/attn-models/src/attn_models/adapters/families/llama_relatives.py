@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from attn_models.adapters.family import GROUPED, FamilyAdapter
-
-SIZED = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim"}
+from attn_models.adapters.family import LLAMA_FIELDS, FamilyAdapter
 
 
 class SeedOssAdapter(FamilyAdapter):
@@ -12,7 +10,7 @@ class SeedOssAdapter(FamilyAdapter):
 
     model_type = "seed_oss"
     architecture = "SeedOssForCausalLM"
-    fields = SIZED | {
+    fields = LLAMA_FIELDS | {
         "attention_bias": "attention_bias",
         "attention_output_bias": "attention_out_bias",
         "feed_forward_bias": "mlp_bias",
@@ -33,7 +31,7 @@ class Ernie45Adapter(FamilyAdapter):
 
     model_type = "ernie4_5"
     architecture = "Ernie4_5ForCausalLM"
-    fields = SIZED | {"bias": "use_bias"}
+    fields = LLAMA_FIELDS | {"bias": "use_bias"}
     fixed = {"norm": "rms", "positions": "rotary", "rope_interleave": True}
     defaults = {
         "num_key_value_heads": 2,
@@ -50,7 +48,7 @@ class HeliumAdapter(FamilyAdapter):
 
     model_type = "helium"
     architecture = "HeliumForCausalLM"
-    fields = SIZED | {"attention_bias": "attention_bias", "feed_forward_bias": "mlp_bias"}
+    fields = LLAMA_FIELDS | {"attention_bias": "attention_bias", "feed_forward_bias": "mlp_bias"}
     fixed = {"norm": "rms", "positions": "rotary", "rope_interleave": True, "attention_output_bias": False}
     defaults = {"num_key_value_heads": 20, "head_dim": 128, "rms_norm_eps": 1e-8, "hidden_act": "silu"}
     rope_base = 100000.0

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_schema.decoder import DecoderConfig
-
 from attn_models.adapters.base import required_count
-from attn_models.adapters.family import FULL, GROUPED, SLIDING, FamilyAdapter, kind_keys, listed_kinds
+from attn_models.adapters.family import FULL, LLAMA_FIELDS, SLIDING, FamilyAdapter, listed_kinds
 
 
 class MinistralAdapter(FamilyAdapter):
@@ -16,7 +14,7 @@ class MinistralAdapter(FamilyAdapter):
 
     model_type = "ministral"
     architecture = "MinistralForCausalLM"
-    fields = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim"}
+    fields = LLAMA_FIELDS
     fixed = {"norm": "rms", "positions": "rotary"}
     defaults = {"num_key_value_heads": 8, "rms_norm_eps": 1e-6, "hidden_act": "silu", "sliding_window": 4096}
     reads = frozenset({"layer_types"})
@@ -26,7 +24,3 @@ class MinistralAdapter(FamilyAdapter):
         usual = FULL if values.get("sliding_window") is None else SLIDING
         kind = listed_kinds(values, [usual] * required_count(values, "num_hidden_layers"))[layer]
         return {} if kind == FULL else {"window": required_count(values, "sliding_window")}
-
-    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The kind of each layer, and the window."""
-        return kind_keys(config)

@@ -10,13 +10,13 @@ from attn_schema.decoder import DecoderConfig
 from attn_models.adapters.base import require_allowed, required_count
 from attn_models.adapters.family import (
     FULL,
-    GROUPED,
+    LLAMA_FIELDS,
     LLAMA_NAMES,
+    NORMS_AFTER,
     QK_NORM,
     SLIDING,
     FamilyAdapter,
-    kind_keys,
-    listed_kinds,
+    periodic_kinds,
 )
 from attn_models.adapters.hf_config import Rope, rope_parameters, ropes_of_kinds
 
@@ -27,18 +27,16 @@ class Olmo3Adapter(FamilyAdapter):
 
     model_type = "olmo3"
     architecture = "Olmo3ForCausalLM"
-    fields = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim", "bias": "attention_bias"}
+    fields = LLAMA_FIELDS | {"bias": "attention_bias"}
     fixed = {"norm": "rms", "norm_place": "after", "positions": "rotary", "feed_forward_bias": False}
     defaults = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "sliding_window": 4096}
     rope_base = 500000.0
     reads = frozenset({"layer_types"})
-    after = {"attended_norm": "post_attention_layernorm", "fed_norm": "post_feedforward_layernorm"}
-    names = LLAMA_NAMES | QK_NORM | after
+    names = LLAMA_NAMES | QK_NORM | NORMS_AFTER
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """The norm of queries and keys, and the layer's window or rotary scaling."""
-        layers = range(required_count(values, "num_hidden_layers"))
-        kind = listed_kinds(values, [SLIDING if (each + 1) % 4 else FULL for each in layers])[layer]
+        kind = periodic_kinds(values, 4)[layer]
         options: dict[str, Any] = {"norm_eps": values["rms_norm_eps"], "norm_over": "all_heads"}
         ropes = self._ropes(values)
         if kind == SLIDING:
@@ -66,7 +64,3 @@ class Olmo3Adapter(FamilyAdapter):
             rope = Rope(base=own.get("base", config.rope_theta), scaling=own.get("scaling"))
             described[kind] = {k: v for k, v in rope_parameters(rope).items() if k != "partial_rotary_factor"}
         return {"rope_parameters": described}
-
-    def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """The kind of each layer, and the window."""
-        return kind_keys(config)

@@ -9,7 +9,7 @@ from attn_core.errors import InvalidValue
 from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import required_count
-from attn_models.adapters.family import GATE_UP, GROUPED, QKV, FamilyAdapter, kind_keys
+from attn_models.adapters.family import GATE_UP, LLAMA_FIELDS, QKV, FamilyAdapter, kind_keys
 from attn_models.adapters.hf_config import Rope, long_rope
 
 
@@ -22,7 +22,7 @@ class Phi3Adapter(FamilyAdapter):
 
     model_type = "phi3"
     architecture = "Phi3ForCausalLM"
-    fields = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim"}
+    fields = LLAMA_FIELDS
     fixed = {"norm": "rms", "positions": "rotary"}
     defaults = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "original_max_position_embeddings": 4096}
     partial_rotary = True

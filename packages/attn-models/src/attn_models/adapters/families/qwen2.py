@@ -10,7 +10,7 @@ from attn_schema.decoder import DecoderConfig
 from attn_models.adapters.base import required_count
 from attn_models.adapters.family import (
     FULL,
-    GROUPED,
+    LLAMA_FIELDS,
     LLAMA_NAMES,
     QK_NORM,
     SLIDING,
@@ -25,7 +25,7 @@ class Qwen2Adapter(FamilyAdapter):
 
     model_type = "qwen2"
     architecture = "Qwen2ForCausalLM"
-    fields = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim"}
+    fields = LLAMA_FIELDS
     fixed = {"norm": "rms", "positions": "rotary", "attention_bias": True, "attention_output_bias": False}
     defaults = {
         "num_key_value_heads": 32,

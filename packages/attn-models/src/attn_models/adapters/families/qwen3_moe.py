@@ -9,7 +9,7 @@ from attn_core.errors import InvalidValue
 from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import require_allowed, required_count
-from attn_models.adapters.family import GROUPED, LLAMA_NAMES, QK_NORM, FamilyAdapter
+from attn_models.adapters.family import LLAMA_FIELDS, LLAMA_NAMES, QK_NORM, FamilyAdapter
 
 ROUTING = {True: "mixtral", False: "switch"}
 
@@ -19,7 +19,7 @@ class Qwen3MoeAdapter(FamilyAdapter):
 
     model_type = "qwen3_moe"
     architecture = "Qwen3MoeForCausalLM"
-    fields = GROUPED | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim", "bias": "attention_bias"}
+    fields = LLAMA_FIELDS | {"bias": "attention_bias"}
     fixed = {"norm": "rms", "positions": "rotary", "feed_forward_bias": False}
     defaults = {
         "num_key_value_heads": 4,

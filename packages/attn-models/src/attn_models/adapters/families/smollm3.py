@@ -9,7 +9,7 @@ from attn_core.errors import InvalidValue
 from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import required_count
-from attn_models.adapters.family import FULL, GROUPED, SLIDING, FamilyAdapter, kind_keys, listed_kinds
+from attn_models.adapters.family import FULL, LLAMA_FIELDS, SLIDING, FamilyAdapter, kind_keys, listed_kinds
 
 
 class SmolLm3Adapter(FamilyAdapter):
@@ -17,11 +17,7 @@ class SmolLm3Adapter(FamilyAdapter):
 
     model_type = "smollm3"
     architecture = "SmolLM3ForCausalLM"
-    fields = (
-        GROUPED
-        | {"norm_eps": "rms_norm_eps", "head_dim": "head_dim", "bias": "attention_bias"}
-        | {"feed_forward_bias": "mlp_bias"}
-    )
+    fields = LLAMA_FIELDS | {"bias": "attention_bias", "feed_forward_bias": "mlp_bias"}
     fixed = {"norm": "rms", "positions": "rotary"}
     defaults = {"num_key_value_heads": 4, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": True}
     rope_base = 2e6
