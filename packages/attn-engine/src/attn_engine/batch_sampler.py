@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from attn_schema import SamplingParams
+from attn_schema.sampling import ResolvedSamplingParams
 from torch import Tensor
 
 from attn_engine.batch_scores import BatchRow, note_changes, process_together
@@ -127,7 +127,7 @@ def draw(logits: Tensor, rows: Sequence[BatchRow], last: Tensor | None = None) -
     return SampledTokens(parts, logprob_counts)
 
 
-def may_fall_short(params: SamplingParams) -> bool:
+def may_fall_short(params: ResolvedSamplingParams) -> bool:
     """Whether the `CANDIDATES` most likely tokens may not suffice, so that a row may have to be sampled again."""
     return chooser_of(params) is ranked and not 0 < params.top_k <= CANDIDATES
 
@@ -171,7 +171,7 @@ def _choices(
     return choices
 
 
-def chooser_of(params: SamplingParams) -> TokenChooser:
+def chooser_of(params: ResolvedSamplingParams) -> TokenChooser:
     """The function that chooses tokens under these parameters."""
     if params.temperature == 0:
         return greedy

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from attn_core.kernels.sampling import Draw, LogProbability, SamplingKernel, TokenCounts
-from attn_schema import SamplingParams
+from attn_schema.sampling import ResolvedSamplingParams
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -53,7 +53,7 @@ class SamplingRow:
     the tokens that may come next; None for all.
     """
 
-    params: SamplingParams
+    params: ResolvedSamplingParams
     seed: int
     position: int
     token_counts: TokenCounts | None = None
@@ -157,7 +157,7 @@ def process_logits(logits: Tensor, row: SamplingRow) -> Tensor:
     return logits
 
 
-def _penalized(logits: Tensor, params: SamplingParams, occurred: TokenCounts) -> Tensor:
+def _penalized(logits: Tensor, params: ResolvedSamplingParams, occurred: TokenCounts) -> Tensor:
     # An embedding may have more rows than there are logits.
     known = [(token, count) for token, count in zip(occurred.ids, occurred.counts, strict=True) if token < len(logits)]
     ids = torch.tensor([token for token, _ in known], dtype=torch.int64, device=logits.device)
@@ -182,7 +182,7 @@ def argmax(scores: Floats) -> int:
     return place if np.isfinite(scores[place]) else -1
 
 
-def sample_token(scores: Floats, params: SamplingParams, point: float) -> int:
+def sample_token(scores: Floats, params: ResolvedSamplingParams, point: float) -> int:
     """The token at `point`, in [0, 1), of the cumulative distribution of logits [vocab_size], float32.
 
     Returns -1 if the logits are not finite.
@@ -197,7 +197,7 @@ def sample_token(scores: Floats, params: SamplingParams, point: float) -> int:
     return _pick_in_blocks(weights, point)
 
 
-def _sample_ranked(scores: Floats, params: SamplingParams, point: float) -> int:
+def _sample_ranked(scores: Floats, params: ResolvedSamplingParams, point: float) -> int:
     """Like `sample_token`, with filters that need ranked tokens: ranks enough of the most likely tokens to include all
     that the filters keep."""
     total = None if params.top_k else _sum(_weights(scores, scores.max(), params.temperature))
@@ -241,7 +241,7 @@ def _inverse(temperature: float) -> float:
     return 1 / max(temperature, MIN_TEMPERATURE)
 
 
-def _least(params: SamplingParams) -> Any:
+def _least(params: ResolvedSamplingParams) -> Any:
     """The smallest weight that min_p keeps."""
     return np.float32(params.min_p * ONE_WEIGHT)
 
@@ -260,7 +260,7 @@ def _most_likely(scores: Floats, count: int) -> NDArray[np.int64]:
     return ids[np.argsort(-scores[ids], kind="stable")]
 
 
-def _filter(weights: Floats, total: float | None, params: SamplingParams) -> Floats:
+def _filter(weights: Floats, total: float | None, params: ResolvedSamplingParams) -> Floats:
     """Set the weights, sorted in descending order, that top_k, top_p and min_p drop to 0.
 
     `total` is the sum of the weights over the whole vocabulary, None with top_k.

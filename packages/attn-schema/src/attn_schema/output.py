@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Annotated, Any
 
@@ -59,6 +60,19 @@ def detail(text: str) -> None:
     """Write a message to standard error, only with `--verbose`."""
     if verbosity() >= Verbosity.VERBOSE:
         typer.echo(text, err=True)
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Say on standard error what is being waited for: on a terminal until it is done, else by one line at the start."""
+    if verbosity() > Verbosity.QUIET and sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status(text):
+            yield
+    else:
+        note(f"attn: {text} ...")
+        yield
 
 
 def to_json(value: Any) -> str:
