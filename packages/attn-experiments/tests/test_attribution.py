@@ -8,6 +8,7 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import Incompatible, InvalidValue
+from attn_experiments.attribution.command import show
 from attn_experiments.attribution.comparison import (
     adversarial_weights,
     jensen_shannon,
@@ -16,6 +17,7 @@ from attn_experiments.attribution.comparison import (
     total_variation,
 )
 from attn_experiments.attribution.methods import (
+    Attribution,
     attention_maps,
     converged_gradients,
     embedding_of,
@@ -212,3 +214,17 @@ def test_a_page_escapes_what_a_model_says():
     assert "<script>" not in page
     assert "&lt;b&gt;" in page
     assert 'title="0.5"' in page
+
+
+def test_shares_are_told_in_numbers_where_there_are_no_colours(capsys):
+    found = {
+        "attention": Attribution(torch.tensor([0.25, 0.75]), math.nan),
+        "shapley": Attribution(torch.tensor([-1.5, 2.0]), 0.0),
+    }
+    show(found, ["one", "two"], "one two three", None, json=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["one", "+0.25", "-1.50"] in lines
+    assert ["two", "+0.75", "+2.00"] in lines
+    assert ["sum", "+0.5"] in lines
+    page = as_html(["one", "two"], {"shapley": [-1.5, 2.0]}, "", "")
+    assert "-1.50</small>" in page

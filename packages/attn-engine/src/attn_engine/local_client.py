@@ -73,7 +73,7 @@ class LocalClient(TextClient):
         home: Path | None = None,
         engine: EngineConfig | None = None,
         progress: Callable[[], AbstractContextManager[Report]] = lambda: nullcontext(silent),
-        waiting: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
+        waiting: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
     ) -> None:
         self._home = home
         self._store = ModelStore(home)

@@ -68,7 +68,7 @@ class Keeper:
 @with_flags
 def chat_command(
     *,
-    served: Annotated[str | None, typer.Argument(metavar="[SERVED]", help="Name of a server's model.")] = None,
+    served: Annotated[str | None, typer.Argument(metavar="SERVED", help="Name of a server's model.")] = None,
     model: ModelHere = None,
     system: Annotated[str | None, typer.Option(help="System message before the conversation.")] = None,
     image: Images = None,

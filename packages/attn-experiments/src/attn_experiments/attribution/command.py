@@ -12,7 +12,7 @@ import typer
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_models.loading import load_model
 from attn_models.sources.store import ModelStore
-from attn_schema.output import Json, print_json, print_table
+from attn_schema.output import Json, print_json, print_table, waiting
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -56,16 +56,29 @@ def attribute_command(
     for name in chosen:
         if name not in METHODS:
             raise UnknownName.of("method", name, METHODS)
-    loaded = load_model(ModelStore().find(model))
+    folder = ModelStore().find(model)
+    with waiting(f"reading with {model}") as say:
+        found, tokens, title = explained(folder, model, text, next_token, chosen, say)
+    show(found, tokens, title, html, json)
+
+
+def explained(
+    folder: Path, model: str, text: str, next_token: str | None, chosen: tuple[str, ...], say: Callable[[str], None]
+) -> tuple[dict[str, Attribution], list[str], str]:
+    """What `attributed` finds for a text, its tokens, and the text with the token that is explained.
+
+    Raises `Incompatible` for a model that is no decoder, `InvalidValue` for a text or a token that is not allowed.
+    """
+    loaded = load_model(folder)
     if loaded.tokenizer is None or loaded.max_encoder_len is not None or not hasattr(loaded.model, "embedding"):
         raise Incompatible(f"{model} is not a decoder with a tokenizer", model=model)
     ids = loaded.tokenizer.encode(text)
     if not ids:
         raise InvalidValue.of("text", text, "at least one token")
     target = wanted(loaded, next_token, ids)
-    found = attributed(loaded.model, torch.tensor(ids), target, chosen)
+    found = attributed(loaded.model, torch.tensor(ids), target, chosen, say)
     tokens = [visible(loaded.tokenizer.decode([token], skip_special=False)) for token in ids]
-    show(found, tokens, f"{text}{loaded.tokenizer.decode([target])}", html, json)
+    return found, tokens, f"{text}{loaded.tokenizer.decode([target])}"
 
 
 def wanted(loaded: Any, given: str | None, ids: list[int]) -> int:
@@ -82,8 +95,13 @@ def wanted(loaded: Any, given: str | None, ids: list[int]) -> int:
     return int(found[0])
 
 
-def attributed(model: nn.Module, tokens: Tensor, target: int, chosen: tuple[str, ...]) -> dict[str, Attribution]:
-    """The contribution of each token, by method; those of attention are no parts of a sum and have no error (nan)."""
+def attributed(
+    model: nn.Module, tokens: Tensor, target: int, chosen: tuple[str, ...], say: Callable[[str], None] = lambda _: None
+) -> dict[str, Attribution]:
+    """The contribution of each token, by method; those of attention are no parts of a sum and have no error (nan).
+
+    `say` is called with the name of each method before it is computed.
+    """
     model.requires_grad_(requires_grad=False)
     embedding = embedding_of(model)
     rows = embedding(tokens).detach()
@@ -94,7 +112,10 @@ def attributed(model: nn.Module, tokens: Tensor, target: int, chosen: tuple[str,
         "integrated_gradients": lambda: converged_gradients(score, rows, nothing),
         "shapley": lambda: shapley_values(score, rows, nothing),
     }
-    found = {name: methods[name]() for name in chosen}
+    found = {}
+    for name in chosen:
+        say(name)
+        found[name] = methods[name]()
     return {name: Attribution(one.shares.float(), one.missing) for name, one in found.items()}
 
 
@@ -113,7 +134,7 @@ def show(found: dict[str, Attribution], tokens: list[str], title: str, page: Pat
         for other in list(values)[place + 1 :]
     ]
     if page is not None:
-        caption = "Red tokens make the next one more likely, blue ones less; hover over a token for its number."
+        caption = "Red tokens make the next one more likely, blue ones less; below each is its number."
         try:
             page.write_text(as_html(tokens, shares, title, caption), "utf-8")
         except OSError as error:
@@ -123,11 +144,20 @@ def show(found: dict[str, Attribution], tokens: list[str], title: str, page: Pat
         return
     console = Console()
     console.print(f"Next token: {title}", markup=False, highlight=False)
-    for name, each in shares.items():
-        own = sums.get(name)
-        total = f": {own['sum']:+.2f} in all, error {own['error']:.2g}" if own else ""
-        console.print(f"\n{name}{total}", highlight=False)
-        console.print(coloured(tokens, each))
+    if console.color_system is not None:
+        for name, each in shares.items():
+            console.print(f"\n{name}", highlight=False)
+            console.print(coloured(tokens, each))
+    typer.echo("")
+    numbers: list[dict[str, Any]] = [
+        {"token": token, **{name: f"{each[place]:+.2f}" for name, each in shares.items()}}
+        for place, token in enumerate(tokens)
+    ]
+    numbers += [
+        {"token": row, **{name: f"{sums[name][row]:+.3g}" if name in sums else None for name in shares}}
+        for row in ("sum", "error")
+    ]
+    print_table(numbers, "")
     typer.echo("")
     rows = [{"methods": row["methods"], "Kendall's τ": f"{row['kendall_tau']:.2f}"} for row in agreements]
     print_table(rows, "one method alone is compared with nothing")
