@@ -67,6 +67,7 @@ TINY = {
         "": GEMMA4
         | {"vocab_size_per_layer_input": 61, "hidden_size_per_layer_input": 6}
         | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "final_logit_softcapping": 3.0},
+        "experts": GEMMA4 | EXPERTS | {"hidden_size_per_layer_input": 0, "enable_moe_block": True, "top_k_experts": 2},
         "keys are values": GEMMA4
         | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
         | {"num_global_key_value_heads": 1, "tie_word_embeddings": False},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,9 +37,8 @@ class MiniMaxM2Adapter(FamilyAdapter):
         "attention_bias": (False, None),
         "sliding_window": (None,),
     }
-    reads = frozenset(
-        {"attn_type_list", "rotary_dim", "use_mtp", "num_mtp_modules", "mtp_transformer_layers", "router_jitter_noise"}
-    )
+    reads = frozenset({"attn_type_list", "rotary_dim", "use_mtp", "num_mtp_modules", "mtp_transformer_layers"})
+    derived_names = re.compile(r"rotary_emb\.inv_freq$|(^|\.)mtp\.")
     nulls = frozenset()
     rope_base = 5e6
     mechanism = "attn-variants/gemma"

@@ -104,8 +104,8 @@ class FamilyAdapter(StateDictAdapter):
     kinds of layers. Parameters that match `centred` are stored minus 1; the tensors of those that match `depthwise`
     have the shape of the filters of a depthwise `Conv1d`. `split_rows` and `stored_shapes` return the parameters of a
     block that are stored in several tensors, or in another shape. `stacked` lists the matrices of all experts that are
-    stored in one tensor, [experts, in, out]; the tensor of their biases has the same name with `_bias` appended. Names
-    of a block are below `layers`.
+    stored in one tensor, [experts, in, out], or [experts, out, in] unless `stacked_transposed`; the tensor of their
+    biases has the same name with `_bias` appended. Names of a block are below `layers`.
     """
 
     architecture: ClassVar[str]
@@ -128,6 +128,7 @@ class FamilyAdapter(StateDictAdapter):
     centred: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     depthwise: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    stacked_transposed: ClassVar[bool] = True
     derived_names = re.compile(r"rotary_emb\.inv_freq$")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -305,7 +306,15 @@ class FamilyAdapter(StateDictAdapter):
         count = len({found[0] for one in known if one.startswith(before) and (found := EXPERT.search(one))})
         parts = tuple(f"{before}experts.{n}.{one}.{leaf}" for n in range(count) for one in self.stacked[theirs])
         called, groups = theirs if leaf == "weight" else f"{theirs}_{leaf}", self.groups.get(theirs, 1)
-        return [StoredTensor(prefix + called, parts, transposed=leaf == "weight", groups=groups, stacked=count)]
+        return [
+            StoredTensor(
+                prefix + called,
+                parts,
+                transposed=self.stacked_transposed and leaf == "weight",
+                groups=groups,
+                stacked=count,
+            )
+        ]
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
         """See `with_base_prefix`."""

@@ -33,6 +33,11 @@ ROPES = {
 }
 """The rotary positions of each kind of layer where the config.json has none."""
 GLOBAL = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+EXPERTS = {
+    "num_experts": "num_experts",
+    "num_experts_per_tok": "top_k_experts",
+    "moe_intermediate_size": "moe_intermediate_size",
+}
 OWN = {name: name for name in ("hidden_size_per_layer_input", "vocab_size_per_layer_input", "use_double_wide_mlp")}
 
 
@@ -62,22 +67,21 @@ class Gemma4Adapter(FamilyAdapter):
     }
     activation_key = "hidden_activation"
     activations = {"gelu_pytorch_tanh": "geglu_tanh"}
-    allowed = {"attention_bias": (False, None), "enable_moe_block": (False, None)} | {
+    allowed = {"attention_bias": (False, None)} | {
         "use_bidirectional_attention": ("vision", None),
         "rope_scaling": (None,),
         "rope_theta": (None,),
         "partial_rotary_factor": (None,),
         "original_max_position_embeddings": (None,),
     }
-    reads = frozenset({"layer_types", "per_layer_config", "num_global_key_value_heads"}) | {
-        "num_experts",
-        "top_k_experts",
-        "moe_intermediate_size",
+    reads = frozenset({"layer_types", "per_layer_config", "num_global_key_value_heads", "enable_moe_block"}) | {
+        *EXPERTS.values()
     }
     mechanism = "attn-variants/gemma"
     names = (
         LLAMA_NAMES
         | QK_NORM
+        | {f"feed_forward.dense.{one}": f"mlp.{one}_proj" for one in ("gate", "up", "down")}
         | {
             "layer_embedding": "model.embed_tokens_per_layer",
             "layer_projection": "model.per_layer_model_projection",
@@ -86,8 +90,17 @@ class Gemma4Adapter(FamilyAdapter):
             "feed_forward_norm": "pre_feedforward_layernorm",
             "fed_norm": "post_feedforward_layernorm",
             "scalar": "layer_scalar",
+            "feed_forward.dense_norm": "pre_feedforward_layernorm",
+            "feed_forward.dense_after": "post_feedforward_layernorm_1",
+            "feed_forward.experts_norm": "pre_feedforward_layernorm_2",
+            "feed_forward.experts_after": "post_feedforward_layernorm_2",
+            "feed_forward.router.score": "router.proj",
+            "feed_forward.router.scale": "router.scale",
+            "feed_forward.router.expert_scale": "router.per_expert_scale",
         }
     )
+    stacked = {"experts.gate_up_proj": ("gate", "up"), "experts.down_proj": ("down",)}
+    stacked_transposed = False
     block_names = {
         "layer_gate": "per_layer_input_gate",
         "layer_output": "per_layer_projection",
@@ -116,16 +129,18 @@ class Gemma4Adapter(FamilyAdapter):
         return options
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The layer whose keys and values each layer attends to."""
+        """The experts, and the layer whose keys and values each layer attends to."""
         kinds, shared = self._kinds(values), required_count(values, "num_kv_shared_layers", least=0)
         first = len(kinds) - shared
+        wanted = EXPERTS.items() if values.get("enable_moe_block") else ()
+        experts: dict[str, Any] = {ours: required_count(values, theirs) for ours, theirs in wanted}
         if not shared:
-            return {}
+            return experts
         if first < 1 or set(kinds[:first]) != set(kinds):
             allowed = f"fewer than {len(kinds)} layers, after a layer of each of their kinds"
             raise InvalidValue.of("num_kv_shared_layers", shared, allowed)
         last = {kind: place for place, kind in enumerate(kinds[:first])}
-        return {"kv_sharing": [*range(first), *(last[kind] for kind in kinds[first:])]}
+        return experts | {"kv_sharing": [*range(first), *(last[kind] for kind in kinds[first:])]}
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
         """The rotary positions of full layers; those of windows are an option of each layer."""
@@ -145,6 +160,8 @@ class Gemma4Adapter(FamilyAdapter):
             "global_head_dim": full.key_size,
             "num_global_key_value_heads": full.key_value,
             "num_kv_shared_layers": config.num_layers - len(own),
+            "enable_moe_block": config.num_experts is not None,
+            **{theirs: getattr(config, ours) for ours, theirs in EXPERTS.items()},
         }
 
     def layout(self, config: Any) -> FamilyAdapter:

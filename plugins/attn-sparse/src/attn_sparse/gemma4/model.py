@@ -7,13 +7,63 @@ from typing import Any
 
 import torch
 from attn_core import Fields, LayerState, RaggedBatch
+from attn_core.kernels.linear import Pack
 from attn_models.attention import LayerAttention
 from attn_models.decoder.block import Block
 from attn_models.decoder.decoder import Decoder
-from attn_models.decoder.layers import GATES, PLAIN, MixedPrecisionRMSNorm, build_norm, initialise
+from attn_models.decoder.layers import (
+    GATES,
+    PLAIN,
+    MixedPrecisionRMSNorm,
+    build_feed_forward,
+    build_norm,
+    initialise,
+    initialise_block,
+)
+from attn_models.decoder.mixture_of_experts import MixtralRouter, MixtureOfExperts
 from torch import Tensor, nn
 
 from attn_sparse.gemma4.config import Gemma4Config
+
+
+class NormedRouter(MixtralRouter):
+    """Scores are W (g ⊙ x / rms(x)) / √width, and weights a softmax over those chosen, times a scale of each expert."""
+
+    def __init__(self, config: Gemma4Config) -> None:
+        super().__init__(config)
+        self.eps = config.norm_eps
+        self.scale = nn.Parameter(torch.ones(config.hidden_size))
+        self.expert_scale = nn.Parameter(torch.ones(self.experts))
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Router.forward`."""
+        normed = nn.functional.rms_norm(rows, rows.shape[-1:], eps=self.eps)
+        return super().forward(normed * self.scale * rows.shape[-1] ** -0.5)
+
+    def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        """Softmax over the chosen scores, times the scales of their experts."""
+        return super().weigh(scores, chosen) * self.expert_scale[chosen]
+
+
+class DenseAndExperts(MixtureOfExperts):
+    """A feed-forward and experts that read the same hidden states, each between two norms of its own, added up."""
+
+    def __init__(self, config: Gemma4Config, dense: nn.Module, norm: nn.Module) -> None:
+        super().__init__(config, build_feed_forward)
+        self.router = NormedRouter(config)
+        self.dense, self.dense_norm, self.dense_after = dense, norm, build_norm(config)
+        self.experts_norm, self.experts_after = build_norm(config), build_norm(config)
+
+    def forward(self, hidden: Tensor, routed: Tensor | None = None) -> Tensor:
+        """Map `hidden` [..., width], which the router reads too, to [..., width]."""
+        mixed = super().forward(self.experts_norm(hidden), hidden if routed is None else routed)
+        total: Tensor = self.dense_after(self.dense(self.dense_norm(hidden))) + self.experts_after(mixed)
+        return total
+
+    def pack(self, pack: Pack) -> None:
+        """Prepack or quantize the matrices of the feed-forward and of every expert."""
+        super().pack(pack)
+        self.dense.pack(pack)  # type: ignore[operator]
 
 
 class Gemma4Block(Block):
@@ -29,7 +79,11 @@ class Gemma4Block(Block):
     def __init__(self, config: Gemma4Config, attention: LayerAttention, *, sparse: bool = False) -> None:
         wide = config.use_double_wide_mlp and attention.config.shares_kv
         own = dataclasses.replace(config, intermediate_size=2 * config.inner_width) if wide else config
-        super().__init__(own, attention, sparse=sparse)
+        super().__init__(own, attention)
+        if sparse:
+            self.feed_forward = DenseAndExperts(config, self.feed_forward, self.feed_forward_norm)
+            self.feed_forward_norm = nn.Identity()
+            initialise_block(self, attention, config.num_layers)
         self.width, self.size = config.hidden_size, config.hidden_size_per_layer_input
         self.activation = PLAIN[GATES[config.feed_forward]]
         self.register_buffer("scalar", torch.ones(1))
