@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from attn_core.errors import InvalidValue
 from attn_core.kernels.devices import sent
-from attn_models.decoder.mixture_of_experts import counted_tokens, router_aux_loss
+from attn_models.decoder.mixture_of_experts import Router, counted_tokens, router_aux_loss
 from attn_models.evaluation import IGNORED, next_token_loss
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import TrainingConfig
@@ -48,15 +48,30 @@ class RandomWindows:
         return rows[:, :-1], rows[:, 1:]
 
 
-def auxiliary_losses(model: nn.Module) -> Tensor | float:
+def auxiliary_losses(model: nn.Module, share: float = 1.0) -> Tensor | float:
     """Return the router losses of experts plus the auxiliary losses that layers stored in the last forward pass.
 
-    Such layers are, for example, those with compressive memory. To be added once to the loss of a batch, before its
-    backward pass; 0 if there are none.
+    Such layers are, for example, those with compressive memory; `share` is that of the batch in its step, where router
+    losses are parts already. To be added once to the loss of a batch, before its backward pass; 0 if there are none.
     """
     takers: list[Any] = [module for module in model.modules() if hasattr(module, "take_auxiliary_loss")]
     left = [taker.take_auxiliary_loss() for taker in takers]
-    return sum((loss for loss in left if loss is not None), start=router_aux_loss(model))
+    return sum((loss * share for loss in left if loss is not None), start=router_aux_loss(model))
+
+
+def count_load(model: nn.Module, compute: Callable[[], object]) -> None:
+    """Tell the routers of experts the load of all batches of a step, on which the router loss of each depends.
+
+    `compute` computes the losses of all batches, once more and without gradients; random numbers are then drawn again.
+    """
+    routers = [module for module in model.modules() if isinstance(module, Router) and module.balance]
+    for router in routers:
+        router.load = router.step_load = None
+    if routers:
+        with torch.random.fork_rng(), torch.no_grad():
+            compute()
+    for router in routers:
+        router.step_load, router.load = router.load, None
 
 
 def training_loss(model: nn.Module, inputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
@@ -77,10 +92,11 @@ def after_update(model: nn.Module, summed: Callable[[Tensor], Tensor]) -> None:
 
 
 @contextmanager
-def counting(model: nn.Module, targets: Tensor) -> Iterator[None]:
-    """While this is open, the routers of experts count the tokens up to the last of `targets` [batch, tokens] that
-    is not `PADDED` in each row, and not the padding after them."""
-    if getattr(model, "places", None) is not None:
+def counting(model: nn.Module, batch: tuple[Tensor, ...]) -> Iterator[None]:
+    """While this is open, the routers of experts count the tokens up to the last target that is not `PADDED` in each
+    row of a batch of inputs, ..., targets [rows, tokens], and not the padding after them."""
+    targets = batch[-1]
+    if getattr(model, "places", None) is not None or targets.shape != batch[0].shape or targets.dim() != 2:
         # With context parallelism a rank does not see where a row ends, and counts all of its tokens.
         yield
         return
@@ -115,7 +131,7 @@ class TrainingTask(Protocol):
         ...
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Return the training loss of a batch: a scalar, in nats per token, with auxiliary losses."""
+        """Return the training loss of a batch: a scalar, in nats per token, without auxiliary losses."""
         ...
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:

@@ -23,7 +23,6 @@ from attn_train.tasks.base import (
     OnBatch,
     RandomWindows,
     TokenDataset,
-    auxiliary_losses,
     derived,
     mean_over_batches,
     parts_of,
@@ -76,12 +75,11 @@ class LanguageModelingTask:
         return self._batches.next_batch()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Return the mean cross-entropy, of later tokens too if the model predicts them, plus auxiliary losses."""
+        """Return the mean cross-entropy, of later tokens too if the model predicts them."""
         inputs, targets = batch
         if samples_keys(model):
-            sampled = self.reinforce.loss(model, lambda: model(inputs), targets, self._smoothing)
-            return sampled + auxiliary_losses(model)
-        return training_loss(model, inputs, targets, self._smoothing) + auxiliary_losses(model)
+            return self.reinforce.loss(model, lambda: model(inputs), targets, self._smoothing)
+        return training_loss(model, inputs, targets, self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean next-token loss on the validation text, in shorter windows if it is short; None without."""

@@ -35,9 +35,7 @@ from attn_train.tasks.base import (
     OnBatch,
     SeededTask,
     TokenDataset,
-    auxiliary_losses,
     count_targets,
-    counting,
     derived,
     in_parts,
     longest_input,
@@ -145,17 +143,14 @@ class PackedTask(SeededTask):
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Return the mean cross-entropy of the targets, plus auxiliary losses."""
+        """Return the mean cross-entropy of the targets."""
         inputs, documents, targets = batch
-        with counting(model, targets):
-            if samples_keys(model):
-                run = lambda: packed_logits(model, inputs, self._documents(documents))  # noqa: E731
-                loss = self.reinforce.loss(model, run, targets, self._smoothing)
-            elif lengths_of(self._documents(documents)) is None:
-                loss = training_loss(model, inputs, targets, self._smoothing)
-            else:
-                loss = self._token_loss(model, batch, self._smoothing)
-            return loss + auxiliary_losses(model)
+        if samples_keys(model):
+            run = lambda: packed_logits(model, inputs, self._documents(documents))  # noqa: E731
+            return self.reinforce.loss(model, run, targets, self._smoothing)
+        if lengths_of(self._documents(documents)) is None:
+            return training_loss(model, inputs, targets, self._smoothing)
+        return self._token_loss(model, batch, self._smoothing)
 
     def validation_losses(self, model: nn.Module, batches: int, on_batch: OnBatch) -> dict[str, float]:
         """Return the mean loss over at most `batches` batches of each validation set, by name."""
