@@ -457,7 +457,10 @@ class Trainer:
         """Return the loss of a part of a step's batch, with the auxiliary losses; `share` is its share of the step."""
         there = to_device(part, self._device, on_host(self._task))
         with counting(self.model, there), forward_precision(self.config.precision, self._device, self._halves):
-            return self._task.loss(self.model, there) * share + auxiliary_losses(self.model, share)
+            loss = self._task.loss(self.model, there)
+            extra = auxiliary_losses(self.model, share)
+            loss = loss if share == 1 else loss * share
+            return loss + extra if isinstance(extra, Tensor) else loss
 
     def _speed(self) -> dict[str, float]:
         speed = (self._task.tokens - self._throughput.tokens) / self._throughput.seconds

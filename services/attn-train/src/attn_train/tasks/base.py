@@ -96,8 +96,9 @@ def counting(model: nn.Module, batch: tuple[Tensor, ...]) -> Iterator[None]:
     """While this is open, the routers of experts count the tokens up to the last target that is not `PADDED` in each
     row of a batch of inputs, ..., targets [rows, tokens], and not the padding after them."""
     targets = batch[-1]
-    if getattr(model, "places", None) is not None or targets.shape != batch[0].shape or targets.dim() != 2:
-        # With context parallelism a rank does not see where a row ends, and counts all of its tokens.
+    # With context parallelism a rank does not see where a row ends, and counts all of its tokens.
+    sees = getattr(model, "places", None) is None and targets.shape == batch[0].shape and targets.dim() == 2
+    if not sees or not any(isinstance(module, Router) for module in model.modules()):
         yield
         return
     with counted_tokens(model, (targets != PADDED).flip(1).cumsum(1).flip(1) > 0):
@@ -105,8 +106,10 @@ def counting(model: nn.Module, batch: tuple[Tensor, ...]) -> Iterator[None]:
 
 
 VALIDATION_ROWS = 12
-"""The rows of a validation batch: sequences, pairs or images. They do not depend on the batch size of training, so that
-runs with different ones measure the same tokens."""
+"""The rows of a validation batch: conversations, pairs or images. They do not depend on the batch size of training, so
+that runs with different ones measure the same tokens."""
+VALIDATION_TOKENS = 3072
+"""The tokens of a validation batch of a text."""
 VALIDATION_SEED = 0x5EED
 """The seed of validation batches, which are the same in every evaluation of every run for comparable losses."""
 
@@ -137,7 +140,7 @@ class TrainingTask(Protocol):
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean loss over at most `batches` validation batches, without auxiliary losses; None if none.
 
-        A batch has `VALIDATION_ROWS` rows, which may be computed in parts.
+        A batch has `VALIDATION_ROWS` rows, or `VALIDATION_TOKENS` of a text, which may be computed in parts.
         """
         ...
 
@@ -338,10 +341,15 @@ def in_parts(
         yield collate(texts[start : start + batch])
 
 
-def parts_of(draw: Callable[[], tuple[Tensor, ...]], batches: int, batch: int) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the rows of `batches` batches that `draw` returns, in parts of at most `batch` rows."""
-    for _ in range(batches):
-        yield from zip(*(torch.split(part, batch) for part in draw()), strict=True)
+def validation_windows(tokens: int, batches: int, context: int) -> list[tuple[int, int]]:
+    """Return the windows (start, stop) of at most `context` tokens in which a validation text is measured.
+
+    Together they are evenly spaced runs of `VALIDATION_TOKENS` tokens, one for each of `batches`, or all `tokens`: the
+    same tokens whatever the context, which only changes how many of those before a token the model reads.
+    """
+    starts = [batch * tokens // batches for batch in range(batches)] if tokens > batches * VALIDATION_TOKENS else [0]
+    runs = [(start, start + VALIDATION_TOKENS if len(starts) > 1 else tokens) for start in starts]
+    return [(place, min(place + context, stop)) for start, stop in runs for place in range(start, stop, context)]
 
 
 def mean_over_batches(
