@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from attn_engine.sampler import MIN_TEMPERATURE, SamplingRow, process_logits, uniform
-from attn_schema import SamplingParams
+from attn_schema.sampling import ResolvedSamplingParams
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -46,7 +46,7 @@ def argmax(scores: Floats) -> int:
     return place if np.isfinite(scores[place]) else -1
 
 
-def sample_token(scores: Floats, params: SamplingParams, point: float) -> int:
+def sample_token(scores: Floats, params: ResolvedSamplingParams, point: float) -> int:
     """The token at `point`, in [0, 1), of the cumulative distribution of logits [vocab_size], float32.
 
     Returns -1 if the logits are not finite.
@@ -61,7 +61,7 @@ def sample_token(scores: Floats, params: SamplingParams, point: float) -> int:
     return _pick_in_blocks(weights, point)
 
 
-def _sample_ranked(scores: Floats, params: SamplingParams, point: float) -> int:
+def _sample_ranked(scores: Floats, params: ResolvedSamplingParams, point: float) -> int:
     """Like `sample_token`, with filters that need ranked tokens: ranks enough of the most likely tokens to include all
     that the filters keep."""
     total = None if params.top_k else _sum(_weights(scores, scores.max(), params.temperature))
@@ -100,7 +100,7 @@ def _weights(scores: Floats, highest: Any, temperature: float) -> Floats:
     return np.rint(found, out=found)
 
 
-def _least(params: SamplingParams) -> Any:
+def _least(params: ResolvedSamplingParams) -> Any:
     """The smallest weight that min_p keeps."""
     return np.float32(params.min_p * ONE_WEIGHT)
 
@@ -119,7 +119,7 @@ def _most_likely(scores: Floats, count: int) -> NDArray[np.int64]:
     return ids[np.argsort(-scores[ids], kind="stable")]
 
 
-def _filter(weights: Floats, total: float | None, params: SamplingParams) -> Floats:
+def _filter(weights: Floats, total: float | None, params: ResolvedSamplingParams) -> Floats:
     """Set the weights, sorted in descending order, that top_k, top_p and min_p drop to 0.
 
     `total` is the sum of the weights over the whole vocabulary, None with top_k.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-from attn_schema import SamplingParams
+from attn_schema.sampling import ResolvedSamplingParams
 from torch import Tensor
 
 from attn_engine.batch_scores import BatchRow, note_changes, process_together
@@ -117,7 +117,7 @@ def draw(logits: Tensor, rows: Sequence[BatchRow], last: Tensor | None = None) -
     return SampledTokens(parts, logprob_counts)
 
 
-def may_fall_short(params: SamplingParams) -> bool:
+def may_fall_short(params: ResolvedSamplingParams) -> bool:
     """Whether the `CANDIDATES` most likely tokens may not suffice, so that a row may have to be sampled again."""
     return chooser_of(params) is ranked and not 0 < params.top_k <= CANDIDATES
 

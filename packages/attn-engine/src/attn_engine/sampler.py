@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 from attn_core.kernels.sampling import Draw, LogProbability, SamplingKernel, TokenCounts
-from attn_schema import SamplingParams
+from attn_schema.sampling import ResolvedSamplingParams
 from torch import Tensor
 
 Choice = tuple[int, float | None, Sequence[tuple[int, float]]]
@@ -39,7 +39,7 @@ class SamplingRow:
     the tokens that may come next; None for all.
     """
 
-    params: SamplingParams
+    params: ResolvedSamplingParams
     seed: int
     position: int
     token_counts: TokenCounts | None = None
@@ -94,7 +94,7 @@ def _choose(logits: Tensor, row: SamplingRow) -> int:
     return sample_token(scores.cpu(), row.params, uniform(row.seed, row.position))
 
 
-def sample_token(scores: Tensor, params: SamplingParams, point: float) -> int:
+def sample_token(scores: Tensor, params: ResolvedSamplingParams, point: float) -> int:
     """The token at `point`, in [0, 1), of the cumulative distribution of logits [vocab_size], float32, on the CPU.
 
     Returns -1 if the logits are not finite.
@@ -157,7 +157,7 @@ def process_logits(logits: Tensor, row: SamplingRow) -> Tensor:
     return logits
 
 
-def _penalized(logits: Tensor, params: SamplingParams, occurred: TokenCounts) -> Tensor:
+def _penalized(logits: Tensor, params: ResolvedSamplingParams, occurred: TokenCounts) -> Tensor:
     # An embedding may have more rows than there are logits.
     known = [(token, count) for token, count in zip(occurred.ids, occurred.counts, strict=True) if token < len(logits)]
     ids = torch.tensor([token for token, _ in known], dtype=torch.int64, device=logits.device)
@@ -192,13 +192,13 @@ TokenChooser = Callable[[Tensor, RowParameters, int], Tensor]
 """Chooses tokens [rows] for scores [rows, vocab_size] among the given number of candidates."""
 
 
-def parameters_of(params: SamplingParams, point: float) -> tuple[float, ...]:
+def parameters_of(params: ResolvedSamplingParams, point: float) -> tuple[float, ...]:
     """The fields of `RowParameters` of one row."""
     inverse = 1 / max(params.temperature, MIN_TEMPERATURE)
     return inverse, params.top_k, params.top_p, params.min_p, params.typical_p, point
 
 
-def chooser_of(params: SamplingParams) -> TokenChooser:
+def chooser_of(params: ResolvedSamplingParams) -> TokenChooser:
     """The function that chooses tokens under these parameters."""
     if params.temperature == 0:
         return greedy

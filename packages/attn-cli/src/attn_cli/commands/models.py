@@ -34,7 +34,9 @@ class ModelGroup(TyperGroup):
 
 
 PULL = "pull"
-app = typer.Typer(cls=ModelGroup, no_args_is_help=True, help="The models of a server, and of this machine.")
+app = typer.Typer(
+    cls=ModelGroup, add_completion=False, no_args_is_help=True, help="The models of a server, and of this machine."
+)
 
 
 @app.command("list")
@@ -166,7 +168,7 @@ def export_command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `attn models local` lists, or a folder.")],
     target: Annotated[
         Path | None,
-        typer.Argument(metavar="[OUT]", help="The folder or file to write; by default named as the model."),
+        typer.Argument(metavar="OUT", help="The folder or file to write; by default named as the model."),
     ] = None,
     to: Annotated[str, typer.Option(help="hf (a folder for transformers), gguf, onnx or safetensors.")] = "hf",
     quantization: Annotated[
