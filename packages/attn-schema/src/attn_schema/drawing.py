@@ -40,7 +40,7 @@ def figure(drawn: Any, title: str) -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingPackage.of("attn-cli[draw]", "drawing") from error
+        raise MissingPackage.of("attn-schema[draw]", "drawing") from error
     columns = math.ceil(math.sqrt(len(drawn.heads)))
     rows = math.ceil(len(drawn.heads) / columns)
     side = min(6.0, max(2.4 if len(drawn.heads) > 1 else 6.0, 0.16 * len(drawn.key_tokens) + 1.2))
