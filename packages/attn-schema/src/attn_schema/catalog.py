@@ -60,6 +60,10 @@ class ModelInfo(Schema, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    max_encoder_len: Annotated[
+        int, Meta(description="Maximum length of an encoder's input, in tokens; 0 for a model that reads none beside "
+        "its prompt.")
+    ] = 0  # fmt: skip
 
 
 class Paper(Schema, frozen=True, kw_only=True):
