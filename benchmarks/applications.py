@@ -8,7 +8,7 @@ mean of its states, of its mean embedding, and of an untrained model name the vo
 
 `pixels`: a vision Transformer whose patches are single pixels names digits of 8 x 8.
 
-`pathfinder`: two paths in an image of 8 x 8 pixels; do the two marked ends belong to one (Linsley et al. 2018, as in
+`pathfinder`: two paths in an image of 6 x 6 pixels; do the two marked ends belong to one (Linsley et al. 2018, as in
 long-range arena, small)?
 
 `series`: a decoder of values in 32 steps continues a sum of two sines with noise; its error against that of repeating
@@ -202,7 +202,7 @@ def pixels(seeds: int, steps: int) -> Iterator[Row]:
         yield {"seed": seed, "mechanism": mechanism, "tokens": 65, "accuracy": found}
 
 
-SIDE = 8
+SIDE, LENGTH = 6, 4
 
 
 def walk(drawn: random.Random, taken: set[tuple[int, int]], length: int) -> list[tuple[int, int]] | None:
@@ -228,8 +228,8 @@ def paths(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Images [count, 1, SIDE, SIDE] of two paths with two marked ends, and whether one path has both."""
     drawn, images, labels = random.Random(seed), [], []
     while len(images) < count:
-        one = walk(drawn, set(), 7)
-        two = walk(drawn, set(one), 7) if one else None
+        one = walk(drawn, set(), LENGTH)
+        two = walk(drawn, set(one), LENGTH) if one else None
         if one is None or two is None:
             continue
         label = drawn.randrange(2)
@@ -244,7 +244,7 @@ def paths(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def pathfinder(seeds: int, steps: int) -> Iterator[Row]:
-    """One row for each seed: paths as 64 tokens, a pixel each."""
+    """One row for each seed: paths as 36 tokens, a pixel each."""
     images, labels = paths(20_000, 0)
     for seed in range(seeds):
         yield {"seed": seed, "tokens": SIDE**2 + 1, "accuracy": images_learned(images, labels, seed, steps, 1, "mha")}
