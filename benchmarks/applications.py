@@ -244,7 +244,7 @@ def paths(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def pathfinder(seeds: int, steps: int) -> Iterator[Row]:
-    """One row for each seed: paths as 9 tokens, 2 x 2 pixels each. As single pixels they are not learned in 2000 steps."""
+    """One row for each seed: paths as 9 tokens, 2 x 2 pixels each. Single pixels are not learned in 2000 steps."""
     images, labels = paths(20_000, 0)
     for seed in range(seeds):
         yield {"seed": seed, "tokens": 10, "accuracy": images_learned(images, labels, seed, steps, 2, "mha")}
