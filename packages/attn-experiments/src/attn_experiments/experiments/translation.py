@@ -225,7 +225,7 @@ def alignments(settings: Settings) -> Result:
     learned = [hits for hits, said in shares if said > 0.9]
     verdict, because = judged(
         all_of={
-            "the translated word has more than twice the mean weight, in every run": min(even) > 2,
+            "the translated word has more than 1.5 times the mean weight, in every run": min(even) > 1.5,
             "where translation is right (above 0.9), more than nine in ten of the most attended words are": bool(
                 learned
             )
