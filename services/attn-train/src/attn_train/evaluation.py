@@ -26,10 +26,9 @@ from attn_train.data.images import known_images, load_images
 from attn_train.data.labels import QUESTIONS, questions, read_labels, shortened, tokenize_labels
 from attn_train.data.load import text_path
 from attn_train.data.treebank import read_sentences, tokenize_sentences
-from attn_train.tasks.base import VALIDATION_SEED, parts_of
 from attn_train.tasks.image_classification import LabelledImages, classification_metrics
 from attn_train.tasks.language_modeling import read_text
-from attn_train.tasks.masked_language_modeling import FINAL_BATCHES, Masking, masked_metrics
+from attn_train.tasks.masked_language_modeling import FINAL_BATCHES, MaskedText, masked_metrics
 from attn_train.tasks.token_classification import tagging_accuracy
 
 BATCH = 32
@@ -102,8 +101,10 @@ def _masked_language_model(folder: Path, data: str, home: Path, where: DeviceCon
     _float32(where)
     model, tokenizer = load_masked(folder, device=where.device)
     _, ids = _read(data, tokenizer, home)
-    masking = Masking(ids, tokenizer, context=model.encoder.max_seq_len, batch=BATCH, seed=VALIDATION_SEED)
-    metrics = masked_metrics(model, parts_of(masking.next_batch, FINAL_BATCHES, BATCH))
+    text = MaskedText(ids.long(), tokenizer)
+    metrics = masked_metrics(model, text.batches(FINAL_BATCHES, model.encoder.max_seq_len, BATCH))
+    if not metrics:
+        raise InvalidValue.of("data", f"{len(ids)} tokens", "more tokens, of which some are chosen to be masked")
     return {"tokens": float(len(ids)), "loss": metrics["loss"], "masked_accuracy": metrics["accuracy"]}
 
 
