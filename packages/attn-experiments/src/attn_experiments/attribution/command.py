@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import typer
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_models.encoder.encoder import TextClassifier
 from attn_models.loading import load_model
 from attn_models.loading.encoders import is_text_classifier, load_classifier
 from attn_models.sources.store import ModelStore
@@ -110,7 +111,8 @@ def read_by_decoder(folder: Path, text: str, target: str | None) -> Explained:
 
 def read_by_classifier(folder: Path, text: str, target: str | None) -> Explained:
     """The label of a text, the most likely one or `target`, which raises `UnknownName` for one that there is not."""
-    model, labels, tokenizer = load_classifier(folder)
+    loaded, labels, tokenizer = load_classifier(folder)
+    model = cast("TextClassifier", loaded)
     tokens = tokens_of(text, tokenizer)
     with torch.inference_mode():
         chances = model(tokens[None])[0, 0].softmax(-1)
