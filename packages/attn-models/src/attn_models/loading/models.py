@@ -24,10 +24,12 @@ from attn_models.adapters.base import StateDictAdapter, inexpressible, needed
 from attn_models.adapters.hf_config import check_unread_keys, refused_config
 from attn_models.adapters.native import LANGUAGE, LAYOUTS, SOURCE, NativeAdapter, require_installed
 from attn_models.adapters.registry import (
+    ADVICE,
     decoder_adapter,
     installed_adapters,
     missing_packages,
     packages_of,
+    through_transformers,
     unknown_family,
 )
 from attn_models.adapters.state_dict import (
@@ -208,6 +210,8 @@ class LoadedModel:
         """The name of the model's family."""
         if isinstance(self.config, DecoderConfig):
             return "decoder"
+        if (named := getattr(self.config, "family", None)) is not None:
+            return str(named)
         return (installed_family_of(self.config) or adapter_of(self.config).name).rpartition("/")[2]
 
     @property
@@ -251,6 +255,8 @@ def load_model(
         raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
     require_quantization(quantization, place.type)
     checkpoint = read_folder(folder_at(folder), verify=verify, device=place)
+    if through_transformers(checkpoint.config):
+        return _loaded(checkpoint, _transformers_model(checkpoint, name, quantization, prepare), place)
     in_blocks = prepare is None and _stays_in_blocks(quantization, name, place)
     checkpoint = with_plain_weights(checkpoint, in_blocks=in_blocks)
     joined = quantization == "auto" and place.type == "cuda"
@@ -271,6 +277,11 @@ def load_model(
     elif joined and can_quantize(model):
         join_projections(model, read_as)
     widen_parameters(model, getattr(torch, name))
+    return _loaded(checkpoint, model, place, count)
+
+
+def _loaded(checkpoint: CheckpointFolder, model: Any, place: torch.device, count: int | None = None) -> LoadedModel:
+    """A model with the other contents of its folder; its tokenizer must fit its embedding."""
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
     if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
         rule = f"the tokenizer has {tokenizer.vocab_size} tokens, but the embedding only {model.vocab_size} rows"
@@ -282,9 +293,28 @@ def load_model(
         config=model.config,
         hf_config=checkpoint.config,
         generation=checkpoint.generation_config,
-        parameters=count,
+        parameters=sum(each.numel() for each in model.parameters()) if count is None else count,
         device=place,
     )
+
+
+def _transformers_model(
+    checkpoint: CheckpointFolder, dtype: str, quantization: str | None, prepare: Callable[[Any], object] | None
+) -> Any:
+    """The model of a family that only transformers knows, built by it; raises as `load_causal`."""
+    from attn_models.hf.causal import load_causal
+
+    if quantization not in (None, "none", "auto"):
+        raise Incompatible(f"quantization {quantization!r}: a model that transformers builds is not packed; use none")
+    try:
+        model = load_causal(checkpoint.path, checkpoint.config, getattr(torch, dtype), checkpoint.tensors.device)
+    except Incompatible as error:
+        kind = checkpoint.config.get("model_type")
+        rule = f"model_type {kind!r} has no layout here, and cannot run through transformers: {error.message}; {ADVICE}"
+        raise Incompatible(f"{checkpoint.path}: {rule}", field="model_type") from error
+    if prepare is not None:
+        prepare(model)
+    return model
 
 
 def _stays_in_blocks(quantization: str | None, dtype: str, place: torch.device) -> bool:
