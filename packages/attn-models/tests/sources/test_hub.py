@@ -387,3 +387,19 @@ def test_a_damaged_model_is_listed_as_such(published, tmp_path):
     (folder / "config.json").write_text("{")
     (found,) = ModelStore(tmp_path / "home").models()
     assert "not JSON" in found.origin
+
+
+def test_a_repository_is_checked_without_its_weights(served, published, tmp_path):
+    found = ModelStore(tmp_path / "home").check(REPO)
+    assert found.refused is None
+    assert (found.parameters, found.max_seq_len) == (sum(p.numel() for p in published.parameters()), 32)
+    asked = [(given, path) for method, path, given in served.requests if method == "GET"]
+    ranges = [given for given, path in asked if path.endswith("model.safetensors")]
+    assert ranges
+    assert all(given is not None and given != "bytes=0-" for given in ranges)
+    config = json.loads(served.files["config.json"])
+    served.files["config.json"] = json.dumps(config | {"intermediate_size": config["intermediate_size"] - 1}).encode()
+    assert "its model needs" in ModelStore(tmp_path / "home").check(REPO).refused
+    served.gated = True
+    with pytest.raises(Unauthenticated):
+        ModelStore(tmp_path / "home").check(REPO)

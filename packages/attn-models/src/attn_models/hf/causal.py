@@ -9,7 +9,8 @@ What a model does besides is not read but tried: `Attentions.recorded` asks one 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig
 from transformers.masking_utils import eager_mask
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from attn_models.adapters.registry import ADVICE
 from attn_models.tokenizers.vocabulary import LibraryErrors
 
 NAME = "attn_step"
@@ -210,7 +212,7 @@ class TransformersModel(nn.Module):
 
             def forward(*args: Any, _own: Any = own, _body: Any = body, **named: Any) -> Any:
                 given = GIVEN.get()
-                if given is not None:
+                if given is not None and _body is self._body:
                     return self._output(last_hidden_state=given)
                 out = _own(*args, **named)
                 if hasattr(out, "last_hidden_state"):
@@ -324,10 +326,31 @@ def class_of(folder: Path) -> tuple[Any, Any]:
     return made, MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
 
 
-def require_exchangeable(found: Any) -> None:
-    """Raise `Incompatible` for a class of transformers whose attention cannot be exchanged."""
+def _require_supported(found: Any, config: Mapping[str, Any]) -> None:
+    """Raise `Incompatible` for a class whose attention cannot be exchanged, and for quantized weights."""
     if not found.is_backend_compatible():
         raise Incompatible(f"the attention of transformers' {found.__name__} cannot be exchanged")
+    if config.get("quantization_config") is not None:
+        raise Incompatible("quantization_config: quantized weights are not read through transformers")
+
+
+@contextmanager
+def named_refusals(folder: Path, kind: object) -> Iterator[None]:
+    """Name the folder, its model_type and the next step in every `Incompatible` error."""
+    try:
+        yield
+    except Incompatible as error:
+        rule = f"model_type {kind!r} has no layout here, and cannot run through transformers: {error.message}; {ADVICE}"
+        raise Incompatible(f"{folder}: {rule}", field="model_type") from error
+
+
+def empty_causal(folder: Path, config: Mapping[str, Any]) -> Any:
+    """transformers' model of the config in a folder, without memory; raises as `load_causal` for the config."""
+    made, found = class_of(folder)
+    with named_refusals(folder, config.get("model_type")):
+        _require_supported(found, config)
+    with torch.device("meta"), LibraryErrors(lambda said: CheckpointInvalid.of(folder, f"transformers says: {said}")):
+        return found._from_config(made)  # noqa: SLF001 -- AutoModel's own way
 
 
 def load_causal(path: Path, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> TransformersModel:
@@ -337,17 +360,17 @@ def load_causal(path: Path, config: Mapping[str, Any], dtype: torch.dtype, devic
     transformers refuses.
     """
     made, found = class_of(path)
-    require_exchangeable(found)
-    if config.get("quantization_config") is not None:
-        raise Incompatible("quantized weights are not read through transformers")
-    safe = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
-    with LibraryErrors(lambda said: CheckpointInvalid.of(path, f"transformers says: {said}")):
-        causal, said = found.from_pretrained(
-            path, config=made, dtype=dtype, attn_implementation=NAME, output_loading_info=True, **safe
-        )
-    wrong = sorted({*said["missing_keys"], *(str(name) for name in said["mismatched_keys"])})
-    if wrong:
-        raise CheckpointInvalid.of(path, f"tensors are missing or have other shapes: {', '.join(wrong[:5])}")
-    model = TransformersModel(causal.to(device).eval())
-    require_same_logits(model)
+    with named_refusals(path, config.get("model_type")):
+        _require_supported(found, config)
+        safe = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
+        with LibraryErrors(lambda said: CheckpointInvalid.of(path, f"transformers says: {said}")):
+            causal, said = found.from_pretrained(
+                path, config=made, dtype=dtype, attn_implementation=NAME, output_loading_info=True, **safe
+            )
+        wrong = sorted({*said["missing_keys"], *(str(name) for name in said["mismatched_keys"])})
+        if wrong:
+            raise CheckpointInvalid.of(path, f"tensors are missing or have other shapes: {', '.join(wrong[:5])}")
+        model = TransformersModel(causal.to(device).eval())
+        with LibraryErrors(lambda said: Incompatible(f"{found.__name__} cannot be stepped: {said}")):
+            require_same_logits(model)
     return model
