@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -191,8 +192,53 @@ def export_command(
         typer.echo(f"{path} ({layout})" if layout else str(path))
 
 
+@app.command("check")
+def check_command(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model of this machine, a folder, a GGUF file, or OWNER/REPO.")
+    ],
+    json: Json = False,
+) -> None:
+    """Say whether and how a model would load, from its config and the headers of its files alone.
+
+    Prints family, size, cache, the fastest decoding that memory allows, and whose tokens it gets; of a repository no
+    weights are fetched. The exit code is 1 if it would not load.
+
+    Examples: `attn models check HuggingFaceTB/SmolLM2-135M-Instruct`, `attn models check model.gguf`
+    """
+    if not _describe(model, json=json):
+        raise typer.Exit(1)
+
+
+@app.command("show")
+def show_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `attn models local` lists, or a folder.")],
+    json: Json = False,
+) -> None:
+    """Show what is known of a model of this machine: how it is built, its sizes, and whose tokens it gets.
+
+    Example: `attn models show smollm2-135m-instruct`
+    """
+    _describe(model, json=json)
+
+
+def _describe(model: str, *, json: bool) -> bool:
+    """Print what is known of a model; returns whether it would load."""
+    checked = _store().check(model)
+    if json:
+        print_json(asdict(checked))
+    else:
+        for name, said in checked.rows().items():
+            typer.echo(f"{name:<11} {said}")
+    return checked.refused is None
+
+
 class LocalStore(Protocol):
     """The store of the models on this machine."""
+
+    def check(self, model: str) -> Any:
+        """What is known of a model before it is loaded: a dataclass with `refused`, and `rows()` for people."""
+        ...
 
     def models(self) -> Sequence[LocalModel]:
         """All models, sorted by name."""
