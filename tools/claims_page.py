@@ -25,7 +25,7 @@ INTRODUCTION = """\
 
 Papers and courses on attention make statements that can be computed. The table says what is claimed, what holds here,
 and what shows it: tests that carry the number, so that `pytest -k cl_24` runs those of CL-24, and experiments, which
-`attn reproduce CL-4` runs on this machine. `attn reproduce --list` says how each is measured and how long that takes.
+`attn reproduce CL-4` runs on this machine. `attn reproduce` says how each is measured and how long that takes.
 *Holds in part* says that a part of the statement is true, or that it is under a condition which the statement leaves
 out; *not measured* that it needs machines or data which are not here. Where a formula is printed wrongly, see
 [errata.md](errata.md).

@@ -166,6 +166,11 @@ class Mechanism(ABC):
         found = [section.partition("\n")[2] for section in sections if section.partition("\n")[0].strip() == self.name]
         return tuple(part.strip() for part in found[0].split("\n\n") if part.strip()) if found else ()
 
+    def sequential_operations(self, length: int) -> int:
+        """The number of operations that must wait for one another in a forward pass over `length` tokens; those of any
+        size that compute all tokens at once count as one (Vaswani et al. 2017, table 1)."""
+        return length if self.sequential else 1
+
     @property
     def drops_weights(self) -> bool:
         """Whether a layer applies `config.dropout` to its attention weights in training. If not, configs with

@@ -25,6 +25,8 @@ from attn_schema import (
     Prompt,
     PromptLike,
     SamplingParams,
+    ScoringParams,
+    SequenceScore,
     Tokenization,
 )
 from attn_schema.text_client import TextClient
@@ -123,6 +125,12 @@ class LocalClient(TextClient):
     def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:  # noqa: ARG002
         """The tokens that the model would read for a prompt; `timeout` is not used, as there is no server."""
         return self._wait(self.engine(model).tokenize(Prompt.of(prompt)))
+
+    def score(self, model: str, prompts: Sequence[PromptLike], *, top_logprobs: int = 0) -> list[SequenceScore]:
+        """The log probabilities of the tokens of each sequence; with an encoder prompt, those of an output given it."""
+        params = ScoringParams(top_logprobs=top_logprobs)
+        tasks = [TextTask(prompt=Prompt.of(prompt), params=params) for prompt in prompts]
+        return self._wait(self.engine(model).score(tasks))
 
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
         """A vector of length 1 for each text, from an encoder; raises `InvalidValue` for a text that does not fit."""

@@ -93,7 +93,7 @@ def right(model: Any, language: Language, length: int) -> float:
 def measured(names: Sequence[str], language: Language, settings: Settings) -> dict[str, list[dict[int, float]]]:
     """The fraction of correct words by sentence length, for each model and seed."""
     found: dict[str, list[dict[int, float]]] = {name: [] for name in names}
-    for seed in range(settings.seeds):
+    for seed in settings.runs:
         for name in names:
             model = trained(name, language, seed, settings.steps(STEPS))
             found[name].append({length: right(model, language, length) for length in LENGTHS})
@@ -204,7 +204,7 @@ def found_alignments(model: Any, language: Language, length: int, sentences: int
 def alignments(settings: Settings) -> Result:
     """CL-5: the attention weights of RNNsearch, compared with the known alignment."""
     language, rows, shares = Language(exchanged=True), [], []
-    for seed in range(settings.seeds):
+    for seed in settings.runs:
         model = trained("RNNsearch", language, seed, settings.steps(STEPS))
         for length in (6, TRAINED):
             hits, weight = found_alignments(model, language, length)
