@@ -94,10 +94,8 @@ def group_size(model: Decoder) -> int:
 
 
 def gptq_block(block: nn.Module, products: Mapping[str, Tensor], group: int) -> dict[str, Integers]:
-    """The linear layers of a block by name, rounded one input after the other; each weight becomes the rounded one."""
-    return {
-        name: _set(block.get_submodule(name), gptq(weight_in(block, name), products[name], group)) for name in products
-    }
+    """The linear layers of a block by name, rounded one input after the other."""
+    return {name: gptq(block.get_parameter(f"{name}.weight"), each, group) for name, each in products.items()}
 
 
 def gptq(weight: Tensor, product: Tensor, group: int) -> Integers:
@@ -144,8 +142,8 @@ def _grid(weights: Tensor) -> tuple[Tensor, Tensor]:
 def awq_block(block: Any, products: Mapping[str, Tensor], group: int) -> dict[str, Integers]:
     """The linear layers of a block by name, rounded after inputs of large size were scaled up.
 
-    The scales are divided out of what makes the inputs: a norm's gain, or the rows of the linear layer before. Each
-    weight becomes the rounded one. Raises `Incompatible` for attention that reads more than its projections.
+    The scales are divided out of what makes the inputs: a norm's gain, or the rows of the linear layer before.
+    Raises `Incompatible` for attention that reads more than its projections.
     """
     for names, divide in _scalable(block):
         product, layers = products[names[0]].double(), [block.get_submodule(name) for name in names]
@@ -157,7 +155,7 @@ def awq_block(block: Any, products: Mapping[str, Tensor], group: int) -> dict[st
         divide(best)
         for layer in layers:
             layer.weight.mul_(best)
-    return {name: _set(block.get_submodule(name), rounded(weight_in(block, name), group)) for name in products}
+    return {name: rounded(block.get_parameter(f"{name}.weight"), group) for name in products}
 
 
 def _loss(weight: Tensor, scale: Tensor, product: Tensor, group: int) -> Tensor:
@@ -186,17 +184,5 @@ def _scalable(block: Any) -> Iterator[tuple[Sequence[str], Callable[[Tensor], No
 
 def _divide(module: Any, scale: Tensor) -> None:
     """Divide the outputs of a norm or a linear layer by `scale` [outputs]."""
-    for parameter in (module.weight, module.bias if getattr(module, "bias", None) is not None else None):
-        if parameter is not None:
-            parameter.div_(scale[:, None] if parameter.ndim > 1 else scale)
-
-
-def weight_in(block: nn.Module, name: str) -> Tensor:
-    """The weight of a linear layer of a block."""
-    return block.get_parameter(f"{name}.weight")
-
-
-def _set(module: Any, found: Integers) -> Integers:
-    """The integers, whose matrix the layer now has."""
-    module.weight.copy_(found.weight())
-    return found
+    for parameter in module.parameters():
+        parameter.div_(scale[:, None] if parameter.ndim > 1 else scale)

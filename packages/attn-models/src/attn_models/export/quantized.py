@@ -112,7 +112,9 @@ def _integers(
         raise Incompatible(f"{method} stores {missing[0]!r} as it is, which the layout {found.layout!r} does not")
     integers: dict[str, Integers] = {}
     for number, (prefix, block, products) in enumerate(calibrated(loaded.model, windows), start=1):
-        integers |= {f"{prefix}.{name}": each for name, each in rounds(block, products, group).items()}
+        for name, each in rounds(block, products, group).items():
+            block.get_parameter(f"{name}.weight").copy_(each.weight())
+            integers[f"{prefix}.{name}"] = each
         report(Step(method, number, len(loaded.model.blocks), "blocks"))
     tensors = dict(expressed(loaded, source).tensors)
     for name, each in integers.items():
