@@ -46,6 +46,22 @@ GEMMA4 = NARROW | {
     "sliding_window": 5,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
 }
+BLOCKS = NARROW | {
+    "num_hidden_layers": 3,
+    "head_dim": 8,
+    "rotary_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    "index_n_heads": 2,
+    "index_head_dim": 10,
+    "index_block_size": 3,
+    "index_topk_blocks": 3,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 16,
+    "dense_intermediate_size": 24,
+    "shared_intermediate_size": 32,
+}
 INDEXED = (
     NARROW | LATENT | {"num_hidden_layers": 3, "head_dim": 4, "index_n_heads": 16, "index_head_dim": 6, "index_topk": 5}
 )
@@ -108,6 +124,16 @@ TINY = {
     "minimax_m2": {
         "": NARROW
         | {"head_dim": 12, "intermediate_size": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "rotary_dim": 6},
+    },
+    "minimax_m3_vl_text": {
+        "": BLOCKS | {"layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]},
+        "two local": BLOCKS
+        | {"layer_types": ["minimax_m3_sparse"] * 3, "index_local_blocks": 2}
+        | {"mlp_layer_types": ["sparse"] * 3, "shared_intermediate_size": 16}
+        | {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+            "rotary_dim": 8,
+        },
     },
     "qwen3_5_text": {
         "": FOUR | DELTA | {"sliding_window": None},
