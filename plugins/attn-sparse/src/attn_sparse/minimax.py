@@ -113,8 +113,8 @@ class MiniMaxM3Adapter(FamilyAdapter):
     allowed = {"hidden_act": ("silu", "swigluoai", None), "swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)} | {
         "attention_bias": (False, None),
     }
-    reads = frozenset({"layer_types", "mlp_layer_types", "moe_layer_freq", "rotary_dim", SHARED, CONFIG, HEADS[0]}) | {
-        *(key for key, _, _ in INDEX.values())
+    reads = frozenset({"layer_types", "mlp_layer_types", "moe_layer_freq", "rotary_dim", "router_jitter_noise"}) | {
+        *(SHARED, CONFIG, HEADS[0], *(key for key, _, _ in INDEX.values()))
     }
     option_keys = {ours: key for ours, (key, _, _) in INDEX.items()}
     nulls = frozenset()
@@ -212,7 +212,7 @@ class MiniMaxM3VisionAdapter(MiniMaxM3Adapter):
 
     model_type = "minimax_m3_vl"
     layers = "language_model.model.layers"
-    reads = frozenset({"text_config", "vision_config", "projector_hidden_size"}) | {
+    reads = frozenset({"text_config", "vision_config", "projector_hidden_size", "merged_hidden_size"}) | {
         f"{word}_token_{what}" for word in ("image", "video") for what in ("id", "index")
     }
     names = {
