@@ -165,6 +165,16 @@ def test_generate_sends_every_option(shell: Shell, server: Any) -> None:
     assert [turn.role for turn in request.prompt.chat] == ["system", "user"]
 
 
+def test_score_ranks_texts_by_what_a_server_says(shell: Shell) -> None:
+    code, out, _ = shell.run("score", "words", "a b c", "d", "e f", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert [row["text"] for row in found] == ["d", "e f", "a b c"]
+    assert [row["nats"] for row in found] == [0, -1, -3]
+    assert [row["nats_a_token"] for row in found] == [0, -1, -1.5]
+    assert shell.run("score", "words")[0] == 2
+
+
 def test_embed_asks_a_server_and_shows_how_near_texts_are(shell: Shell) -> None:
     code, out, _ = shell.run("embed", "words", "a", "ab", "-", text="abc\n")
     assert (code, [line.split() for line in out.splitlines()]) == (
@@ -178,7 +188,7 @@ def test_embed_asks_a_server_and_shows_how_near_texts_are(shell: Shell) -> None:
     for words in (["words"], ["words", "-"]):
         code, _, err = shell.run("embed", *words)
         assert code == 2
-        assert "a server's encoder, or --model, and at least one text" in err
+        assert "a server's model, or --model, and at least one text" in err
 
 
 def test_an_error_is_one_line_and_two(shell: Shell) -> None:

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from attn_engine.sampler import argmax, sample_token
+import torch
+from attn_engine.sampler import sample_token
 from attn_schema.sampling import ResolvedSamplingParams as Params
 
 
@@ -42,7 +43,7 @@ def kept_by_the_definition(scores, sampling):
     ids=["plain", "min_p", "top_k", "top_p", "nearly all", "all filters"],
 )
 def test_a_point_falls_on_the_token_at_which_the_sum_passes_it(size, sampling):
-    scores = (2 * np.random.default_rng(size).standard_normal(size)).astype(np.float32)
+    scores = 2 * torch.randn(size, generator=torch.Generator().manual_seed(size))
     ids, shares = kept_by_the_definition(scores, sampling)
     ends = np.cumsum(shares)
     for point in np.linspace(0, 1, 97, endpoint=False):
@@ -52,16 +53,15 @@ def test_a_point_falls_on_the_token_at_which_the_sum_passes_it(size, sampling):
 
 
 def test_what_has_no_weight_is_not_drawn_even_at_the_very_end():
-    scores = np.full(1000, -np.inf, dtype=np.float32)
+    scores = torch.full((1000,), -torch.inf)
     scores[[3, 700]] = 1.0
     drawn = {sample_token(scores, Params(temperature=1.0), point) for point in (0.0, 0.4, 0.6, 1 - 2**-53)}
     assert drawn == {3, 700}
 
 
-@pytest.mark.parametrize("sick", [np.nan, np.inf])
+@pytest.mark.parametrize("sick", [torch.nan, torch.inf])
 @pytest.mark.parametrize("sampling", [Params(temperature=1.0), Params(temperature=1.0, top_k=2)])
 def test_scores_that_are_no_numbers_give_no_token(sick, sampling):
-    scores = np.array([0.0, sick, 1.0], dtype=np.float32)
+    scores = torch.tensor([0.0, sick, 1.0])
     assert sample_token(scores, sampling, 0.5) == -1
-    assert argmax(scores) == -1
-    assert sample_token(np.full(3, -np.inf, dtype=np.float32), sampling, 0.5) == -1
+    assert sample_token(torch.full((3,), -torch.inf), sampling, 0.5) == -1

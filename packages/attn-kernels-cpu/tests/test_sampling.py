@@ -6,13 +6,14 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_core.kernels.sampling import TokenCounts, sampling_kernel
-from attn_engine import EngineConfig, Request, build_engine
+from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_engine.sampler import SamplingRow, choose_tokens, log_probabilities
 from attn_kernels_cpu import library
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import quantize_model
 from attn_schema.decoder import DecoderConfig
 from attn_schema.sampling import ResolvedSamplingParams as Params
+from sampling_definition import defined_tokens
 
 PARAMS = [
     Params(temperature=0, logit_bias={1: 50.0, 2: 40.0}),
@@ -25,7 +26,6 @@ PARAMS = [
     Params(temperature=1.0, top_p=0.9),
     Params(temperature=2.0, top_p=0.999),
     Params(temperature=1.5, top_k=900, top_p=0.97, min_p=0.001),
-    Params(temperature=0.9, typical_p=0.6),
     Params(temperature=0.7, repetition_penalty=1.7, frequency_penalty=0.4, presence_penalty=0.3, top_p=0.9),
 ]
 
@@ -58,7 +58,7 @@ def kernel(size):
 def test_the_kernel_draws_the_tokens_of_the_definition(size):
     for seed in range(9):
         logits, rows = rows_of(size, seed)
-        assert choose_tokens(logits, rows, kernel(size)) == choose_tokens(logits, rows)
+        assert choose_tokens(logits, rows, kernel(size)) == defined_tokens(logits, rows)
 
 
 @pytest.mark.usefixtures("_kernels")
@@ -113,7 +113,7 @@ def test_an_engine_of_packed_weights_draws_with_the_kernel_what_it_would_draw_wi
     def drawn():
         engine = build_engine(model, config=EngineConfig(max_num_seqs=8), kv_cache_tokens=512)
         for number, top_p in enumerate((1.0, 0.9, 0.8, 0.95)):
-            params = Params(temperature=1.2, top_p=top_p, seed=number, max_new_tokens=12, top_logprobs=2)
+            params = SamplingParams(temperature=1.2, top_p=top_p, seed=number, max_new_tokens=12, top_logprobs=2)
             engine.submit(Request(id=str(number), token_ids=(5, 6, number), params=params))
         found = {}
         while not engine.idle:

@@ -22,7 +22,10 @@ from attn_schema.output import Verbosity, detail, set_verbosity, verbosity
 from typer.core import TyperCommand, TyperGroup
 
 ELSEWHERE: dict[str, tuple[str, ...]] = {
-    "attn-client": ("bench", "chat", "embed", "generate", "jobs", "map", "models", "top", "train", "translate"),
+    "attn-client": (
+        *("bench", "chat", "embed", "generate", "jobs", "map", "models"),
+        *("score", "top", "train", "translate"),
+    ),
     "attn-experiments": ("attribute", "energy", "reproduce", "roofline", "worked"),
     "attn-engine": ("run", "transcribe"),
     "attn-models": ("convert", "pull", "tokenize"),

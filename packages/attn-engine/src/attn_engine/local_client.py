@@ -26,6 +26,8 @@ from attn_schema import (
     Prompt,
     PromptLike,
     SamplingParams,
+    ScoringParams,
+    SequenceScore,
     Tokenization,
 )
 from attn_schema.text_client import TextClient
@@ -127,6 +129,12 @@ class LocalClient(TextClient):
     def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:  # noqa: ARG002
         """The tokens that the model would read for a prompt; `timeout` is not used, as there is no server."""
         return self._wait(self.engine(model).tokenize(Prompt.of(prompt)))
+
+    def score(self, model: str, prompts: Sequence[PromptLike], *, top_logprobs: int = 0) -> list[SequenceScore]:
+        """The log probabilities of the tokens of each sequence; with an encoder prompt, those of an output given it."""
+        params = ScoringParams(top_logprobs=top_logprobs)
+        tasks = [TextTask(prompt=Prompt.of(prompt), params=params) for prompt in prompts]
+        return self._wait(self.engine(model).score(tasks))
 
     def model_info(self, model: str, *, timeout: float | None = None) -> ModelInfo:  # noqa: ARG002
         """The description of a model, which is loaded on first use; `timeout` is not used, as there is no server."""

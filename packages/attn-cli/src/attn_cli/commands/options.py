@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, Self
 import typer
 from attn_core import installed
 from attn_core.errors import InvalidValue, MissingPackage
-from attn_schema import ConnectionOptions, DeviceConfig, EngineConfig, SamplingParams
+from attn_schema import ConnectionOptions, DeviceConfig, EngineConfig, PromptLike, SamplingParams, SequenceScore
 from attn_schema.flags import flag_fields
 from attn_schema.output import note
 from attn_schema.text_client import TextClient
@@ -42,6 +42,10 @@ class LocalClient(TextClient, AbstractContextManager["LocalClient"], Protocol):
 
     def __enter__(self) -> Self:
         """Return the client itself; leaving the context stops its models."""
+        ...
+
+    def score(self, model: str, prompts: Sequence[PromptLike]) -> list[SequenceScore]:
+        """The log probabilities of the tokens of each sequence."""
         ...
 
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:

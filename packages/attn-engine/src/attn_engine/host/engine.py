@@ -102,6 +102,7 @@ class EngineHost(ModelHost):
             mechanisms=tuple(dict.fromkeys(mechanisms)),
             num_parameters=self._loaded.parameters,
             max_seq_len=model.max_seq_len,
+            max_encoder_len=self._loaded.max_encoder_len or 0,
             vocab_size=model.vocab_size,
             num_layers=len(mechanisms),
             num_heads=getattr(self._loaded.config, "num_heads", 0),
