@@ -27,11 +27,12 @@ del os.sched_getaffinity
 """,
     "Windows": """
 import asyncio, os, signal, sys
+import psutil  # whose part for Linux wants `resource`
 sys.modules["resource"] = sys.modules["readline"] = None
 def refused(*_):
     raise NotImplementedError
 asyncio.SelectorEventLoop.add_signal_handler = refused
-for name in ("getuid", "geteuid", "nice", "sched_getaffinity"):
+for name in ("getuid", "nice", "sched_getaffinity"):
     delattr(os, name)
 for name in ("SIGHUP", "SIGPROF", "setitimer"):
     delattr(signal, name)
