@@ -46,6 +46,7 @@ GEMMA4 = NARROW | {
     "sliding_window": 5,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
 }
+MIXED = NARROW | {"num_hidden_layers": 3, "intermediate_size": 16, "num_local_experts": 5}
 BLOCKS = NARROW | {
     "num_hidden_layers": 3,
     "head_dim": 8,
@@ -125,6 +126,12 @@ TINY = {
         | KINDS
         | {"gating": "per-element", "shared_expert_intermediate_size": 16}
         | {"mlp_layer_types": ["dense", "dense", "sparse", "sparse"]},
+    },
+    "minimax": {
+        "": MIXED | {"full_attn_alpha_factor": 1.4, "linear_attn_beta_factor": 0.6, "mlp_alpha_factor": 1.2},
+        "linear first": MIXED
+        | {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "head_dim": 10}
+        | {"linear_attn_alpha_factor": 0.8, "full_attn_beta_factor": 1.3, "mlp_beta_factor": 0.7},
     },
     "minimax_m2": {
         "": NARROW

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core.errors import Incompatible, InvalidValue
 from attn_models.adapters.base import listed_layer_types, needed, require_allowed, required_count
@@ -127,11 +127,11 @@ class MiniMaxM3Adapter(FamilyAdapter):
         | {"feed_forward.router.score": "mlp.gate", "feed_forward.shared.down": "mlp.shared_experts.down_proj"}
         | {"feed_forward.router.correction": "mlp.gate.e_score_correction_bias"}
     )
-    fused: Mapping[str, tuple[str, ...]] = {
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "mlp.gate_up_proj": ("feed_forward.gate", "feed_forward.up"),
         "mlp.shared_experts.gate_up_proj": ("feed_forward.shared.gate", "feed_forward.shared.up"),
     }
-    stacked: Mapping[str, tuple[str, ...]] = {
+    stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "mlp.experts.gate_up_proj": ("gate", "up"),
         "mlp.experts.down_proj": ("down",),
     }
@@ -225,8 +225,8 @@ class MiniMaxM3VisionAdapter(MiniMaxM3Adapter):
         | {"feed_forward.router.score": "block_sparse_moe.gate"}
         | {"feed_forward.router.correction": "block_sparse_moe.e_score_correction_bias"}
     )
-    fused: Mapping[str, tuple[str, ...]] = {}
-    stacked: Mapping[str, tuple[str, ...]] = {}
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     derived_names = re.compile(r"inv_freq$|(^|\.)mtp\.|^(vision_tower|multi_modal_projector|patch_merge_mlp)\.")
 
     def from_hf_config(self, values: Mapping[str, Any]) -> Any:
