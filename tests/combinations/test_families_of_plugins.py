@@ -163,6 +163,8 @@ TINY = {
         | {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False},
     },
 }
+ROUNDED = {"minimax": 1e-6}
+"""Families whose checkpoints hold decays, rounded to float32, which transformers reads."""
 LEFT_TO_CHANCE = frozenset({"index_n_heads 1"})
 """With one head most index scores are exactly 0, and transformers takes any of those that are equal."""
 CASES = [(family, name) for family in TINY for name in TINY[family]]
@@ -273,7 +275,7 @@ def outcome(folder, family, values, ids):
         with in_float64():
             return widened(lambda: adapter.build(model.config), model)(ids)
 
-    return verdict(theirs, ours, tolerance=1e-8)
+    return verdict(theirs, ours, tolerance=ROUNDED.get(family, 1e-8))
 
 
 @pytest.mark.oracle
