@@ -15,7 +15,7 @@ from attn_schema.device import AUTO, Device, require_device
 from attn_schema.finetuning import LoraConfig, ObjectiveConfig
 from attn_schema.model import ModelConfig
 from attn_schema.optimization import MAX_STEPS, OPTIMIZER_PANEL, OptimizerConfig
-from attn_schema.prepared import PreparedSource, prepared_sources
+from attn_schema.prepared import PreparedSource, prepared_sources, require_named_columns
 from attn_schema.schema import DATASET, MAX_INT32, PREPARED, TOKENIZER, Checked, Schema, fields_of, in_panel, is_noun
 
 MAX_SEED = 2**64 - 1
@@ -56,11 +56,21 @@ class DataConfig(Checked, frozen=True, kw_only=True):
     format: Annotated[
         Literal["text", "chat", "preference"],
         _data(
-            "Format of the lines of the dataset, for a base model with a chat template: text; chat, JSON with "
-            "messages, of which only the assistant's contribute to the loss; or preference, JSON with prompt, chosen "
-            "and rejected (DPO)."
+            "Format of the dataset, for a base model with a chat template: text; chat, rows of messages, of prompt and "
+            "completion, or of token ids, of which only the answers contribute to the loss; or preference, rows of "
+            "prompt, chosen and rejected."
         ),
     ] = "text"
+    columns: Annotated[
+        tuple[str, ...],
+        _data(
+            "Columns of rows that have other names than these formats, as NAME=COLUMN, such as "
+            "prompt=question,completion=answer."
+        ),
+    ] = ()
+    skip_broken: Annotated[
+        bool, _data("Leave out rows of chats and preferences that cannot be read, and count them.")
+    ] = False
 
     prepared: Annotated[
         str,
@@ -83,6 +93,10 @@ class DataConfig(Checked, frozen=True, kw_only=True):
             raise InvalidValue.of(
                 "document_mask", self.document_mask, "true without prepared data, as it has no effect"
             )
+        for name in ("columns", "skip_broken"):
+            if getattr(self, name) and self.format == "text":
+                raise InvalidValue.of(name, getattr(self, name), "none without the format chat or preference")
+        require_named_columns(self.columns)
         if not self.prepared:
             return
         prepared_sources(self.prepared)

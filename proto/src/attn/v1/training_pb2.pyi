@@ -549,6 +549,8 @@ class DataConfig(_message.Message):
     FORMAT_FIELD_NUMBER: _builtins.int
     PREPARED_FIELD_NUMBER: _builtins.int
     DOCUMENT_MASK_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    SKIP_BROKEN_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     """Dataset by name, or the path of a file or folder on the server (it has a slash): UTF-8 text; for pairs a file
     SOURCE<tab>TARGET or a folder with train.LANGUAGE and val.LANGUAGE; for tags a .conllu file or a folder of them;
@@ -572,6 +574,12 @@ class DataConfig(_message.Message):
     """Folders of prepared data in place of a dataset: FOLDER[:WEIGHT[:EPOCHS]],..."""
     document_mask: _builtins.bool
     """Mask attention between documents where a sequence of prepared data holds several."""
+    skip_broken: _builtins.bool
+    """Leave out rows of chats and preferences that cannot be read, and count them."""
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Columns of rows that have other names than the formats chat and preference, as NAME=COLUMN."""
+
     def __init__(
         self,
         *,
@@ -583,10 +591,12 @@ class DataConfig(_message.Message):
         format: _builtins.str | None = ...,
         prepared: _builtins.str = ...,
         document_mask: _builtins.bool | None = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+        skip_broken: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_document_mask", b"_document_mask", "_format", b"_format", "_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "document_mask", b"document_mask", "format", b"format", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_document_mask", b"_document_mask", "_format", b"_format", "_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "dataset", b"dataset", "document_mask", b"document_mask", "format", b"format", "languages", b"languages", "max_pairs", b"max_pairs", "prepared", b"prepared", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_document_mask", b"_document_mask", "_format", b"_format", "_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "columns", b"columns", "dataset", b"dataset", "document_mask", b"document_mask", "format", b"format", "languages", b"languages", "max_pairs", b"max_pairs", "prepared", b"prepared", "skip_broken", b"skip_broken", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__document_mask: _TypeAlias = _typing.Literal["document_mask"]  # noqa: Y015
     _WhichOneofArgType__document_mask: _TypeAlias = _typing.Literal["_document_mask", b"_document_mask"]  # noqa: Y015

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from attn_core.errors import AttnError, CheckpointInvalid, Incompatible, Unavailable, UserError
@@ -37,7 +37,7 @@ from attn_train.optimizer import (
 )
 from attn_train.precision import forward_precision, half_weights, validation_precision
 from attn_train.process_group import Group
-from attn_train.records import Stop, StopFlag
+from attn_train.records import NullReporter, Reporter, Stop, StopFlag
 from attn_train.sharded_checkpoint import Held, Parts, read_shards, read_whole, stored_tensors
 from attn_train.tasks.base import (
     Dataset,
@@ -60,35 +60,6 @@ Read = TypeVar("Read")
 NAMED = 5
 """The number of weights that are named in a message."""
 NO_DIGEST = torch.tensor([], dtype=torch.uint8)
-
-
-class Reporter(Protocol):
-    """Receives the progress of a run, in order, in the thread of the training loop; methods must return quickly."""
-
-    def heartbeat(self) -> None:
-        """Report that an update or an evaluation batch was done."""
-        ...
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Report metrics, by name, after `step` updates."""
-        ...
-
-    def checkpoint(self, step: int, where: str, size: int) -> None:
-        """Report a complete checkpoint of `size` bytes at the path or URL `where`."""
-        ...
-
-    def log(self, text: str) -> None:
-        """Report a log line."""
-        ...
-
-    def flush(self) -> None:
-        """Return once everything reported is recorded; called before a checkpoint is written, so that a run that
-        resumes from it has lost nothing, whoever was killed."""
-        ...
-
-
-class NullReporter(Reporter):
-    """A reporter that discards everything."""
 
 
 class TrainingDiverged(UserError):  # noqa: N818 - named, as all errors here, for what happened

@@ -13,7 +13,10 @@ from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer, character_tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer
 from attn_models.tokenizers.settings import TokenizerSettings
-from attn_train.data.conversations import read_chats, read_preferences
+from attn_schema.training import DataConfig
+from attn_train.data import conversations
+from attn_train.data.shapes import Reading
+from attn_train.data.token_shards.inputs import input_files
 from attn_train.tasks.distillation import distillation_loss
 from attn_train.tasks.instruction_tuning import chat_dataset
 from attn_train.tasks.preferences import dpo_loss
@@ -30,6 +33,14 @@ def tokenizer() -> Tokenizer:
     """Characters, with a template that ends each message with a full stop."""
     plain = character_tokenizer(ALPHABET)
     return Tokenizer(plain.backend, TokenizerSettings(chat_template=TEMPLATE, eos_token="."))
+
+
+def read_chats(path, tokenizer):
+    return list(conversations.read_chats(input_files([str(path)]), tokenizer, Reading()))
+
+
+def read_preferences(path, tokenizer):
+    return list(conversations.read_preferences(input_files([str(path)]), tokenizer, Reading()))
 
 
 def written(path: Path, *lines: object) -> Path:
@@ -221,11 +232,11 @@ def test_conversations_that_do_not_fit_are_counted_and_none_left_is_refused(
 ) -> None:
     long = {"messages": said("user:" + "a" * 50, "assistant:yes")}
     path = written(tmp_path / "a.jsonl", GOOD, long, GOOD)
-    dataset = chat_dataset(path, tokenizer, validation=0.0, max_length=30)
+    dataset = chat_dataset(DataConfig(dataset=str(path), validation_fraction=0.0), tokenizer, max_length=30)
     assert (len(dataset.training), dataset.left_out) == (2, 1)
     assert "1 left out as too long" in dataset.summary
     with pytest.raises(InvalidValue, match="max_seq_len"):
-        chat_dataset(written(tmp_path / "b.jsonl", long), tokenizer, validation=0.0, max_length=30)
+        chat_dataset(DataConfig(dataset=str(written(tmp_path / "b.jsonl", long))), tokenizer, max_length=30)
 
 
 def test_preferences_share_their_prompt_and_differ_in_what_is_learned(tmp_path: Path, tokenizer: Tokenizer) -> None:

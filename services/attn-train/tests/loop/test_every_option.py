@@ -97,6 +97,8 @@ VALUES: dict[str, Any] = {
     "distillation_weight": 0.4,
     "save_steps": 1,
     "save_total_limit": 1,
+    "columns": ("prompt=question",),
+    "skip_broken": True,
     "logging_steps": 2,
     "eval_steps": 2,
     "eval_batches": 1,
@@ -150,6 +152,13 @@ def observed(config: TrainingConfig, home: Path, folder: Path) -> list[Any]:
     whole = trainer.whole_model()
     kept = sorted(path.name for path in folder.iterdir())
     return [*seen.told, dataset.summary, kept, sum(float(p.detach().double().sum()) for p in whole.parameters())]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_batches():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attn_train.tasks.base.VALIDATION_TOKENS", 64)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +11,11 @@ from attn_core.errors import InvalidValue
 from attn_models.lora import AdaptedModel
 from attn_models.tokenizers import Tokenizer
 from attn_schema.finetuning import DPO_BETA
-from attn_schema.training import TrainingConfig
+from attn_schema.training import DataConfig, TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attn_train.data.conversations import PreferencePair, read_preferences
-from attn_train.data.shapes import Notes
+from attn_train.data.conversations import PreferencePair, read_preferences, read_splits
 from attn_train.tasks.base import (
     PADDED,
     ExampleTask,
@@ -27,7 +25,6 @@ from attn_train.tasks.base import (
     in_parts,
     longest_input,
     mean_over_batches,
-    split_validation,
     validation_sample,
 )
 from attn_train.tasks.instruction_tuning import collate
@@ -57,20 +54,17 @@ class PreferenceDataset(TokenDataset):
         return PreferenceTask(self, config)
 
 
-def preference_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, max_length: int) -> PreferenceDataset:
+def preference_dataset(data: DataConfig, tokenizer: Tokenizer, *, max_length: int) -> PreferenceDataset:
     """Load the pairs of a file or folder; those with a conversation longer than `max_length` tokens are not trained on.
 
-    The fraction `validation` at the end is for validation. Raises as `read_preferences` does, and `InvalidValue` if no
-    training pair is left.
+    Raises as `read_preferences` does, and `InvalidValue` if no training pair is left.
     """
-    notes = Notes()
-    pairs = read_preferences(path, tokenizer, notes)
-    first, kept = split_validation(pairs, validation)
+    first, kept, notes = read_splits(data, lambda files, reading: read_preferences(files, tokenizer, reading))
     training = [pair for pair in first if length_of(pair) <= max_length]
     if not training:
         allowed = f"at least one pair of at most {max_length + 1} tokens (max_seq_len)"
-        raise InvalidValue.of("config.data.dataset", f"{len(pairs)} pairs", allowed)
-    return PreferenceDataset(training, kept, tokenizer, len(first) - len(training), str(notes))
+        raise InvalidValue.of("config.data.dataset", f"{len(first)} pairs{notes}", allowed)
+    return PreferenceDataset(training, kept, tokenizer, len(first) - len(training), notes)
 
 
 def length_of(pair: PreferencePair) -> int:
