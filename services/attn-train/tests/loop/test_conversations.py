@@ -19,7 +19,6 @@ from attn_train.data.shapes import Reading
 from attn_train.data.token_shards.inputs import input_files
 from attn_train.tasks.distillation import distillation_loss
 from attn_train.tasks.instruction_tuning import chat_dataset
-from attn_train.tasks.preferences import dpo_loss
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<' + m['role'][0] + '>' + m['content'] + '.' }}{% endfor %}"
@@ -249,15 +248,6 @@ def test_preferences_share_their_prompt_and_differ_in_what_is_learned(tmp_path: 
     assert learned == ["yes.", "no."]
     with pytest.raises(InvalidValue, match="rejected"):
         read_preferences(written(tmp_path / "b.jsonl", {name: line[name] for name in ("prompt", "chosen")}), tokenizer)
-
-
-def test_the_loss_of_preferences_is_that_of_the_paper() -> None:
-    policy = torch.tensor([[-1.0, -2.0], [-3.0, -1.5]])
-    reference = torch.tensor([[-1.5, -2.0], [-2.5, -2.0]])
-    loss, margins = dpo_loss(policy, reference, 0.5)
-    expected = [0.5 * ((-1 + 1.5) - (-3 + 2.5)), 0.5 * ((-2 + 2) - (-1.5 + 2))]
-    assert margins.tolist() == pytest.approx(expected)
-    assert loss.item() == pytest.approx(sum(math.log(1 + math.exp(-margin)) for margin in expected) / 2)
 
 
 def test_the_loss_of_a_teacher_is_zero_for_itself_and_else_the_divergence() -> None:

@@ -50,10 +50,15 @@ class TokenizedChat:
 
 @dataclass(frozen=True, eq=False)
 class PreferencePair:
-    """Two conversations that differ in their answers; `chosen` is the preferred one."""
+    """Two conversations that differ in their answers, `chosen` the preferred one; or one alone, if it is labelled."""
 
-    chosen: TokenizedChat
-    rejected: TokenizedChat
+    chosen: TokenizedChat | None
+    rejected: TokenizedChat | None
+
+    @property
+    def chats(self) -> list[TokenizedChat]:
+        """The conversations."""
+        return [chat for chat in (self.chosen, self.rejected) if chat is not None]
 
 
 def read_rows(files: Sequence[Path], shapes: Sequence[Shape], reading: Reading) -> Iterator[tuple[str, Any]]:
@@ -82,17 +87,20 @@ def checked_chats(files: Sequence[Path], reading: Reading) -> Iterator[tuple[str
             yield place, checked[0]
 
 
-def checked_preferences(files: Sequence[Path], reading: Reading) -> Iterator[tuple[str, list[list[dict[str, Any]]]]]:
-    """Yield the place and both conversations of each row; those in which nothing is preferred are left out, and counted
-    in `reading`. Raises as `checked_chats` does."""
+def checked_preferences(
+    files: Sequence[Path], reading: Reading
+) -> Iterator[tuple[str, list[list[dict[str, Any]] | None]]]:
+    """Yield the place and both conversations of each row, None for one that a labelled row lacks; rows in which nothing
+    is preferred are left out, and counted. Raises as `checked_chats` does."""
     for place, both in read_rows(files, PREFERENCES, reading):
         for chosen, rejected in _checked(both, place, reading):
+            given = [one for one in (chosen, rejected) if one is not None]
             if chosen == rejected:
                 reading.dropped["left out, as both answers are equal"] += 1
-            elif not (chosen[-1]["content"].strip() and rejected[-1]["content"].strip()):
+            elif not all(one[-1]["content"].strip() for one in given):
                 reading.dropped["left out, as an answer is empty"] += 1
             else:
-                prompt = json.dumps([one for one in chosen if one in rejected])
+                prompt = json.dumps([one for one in given[0] if one in given[-1]])
                 reading.seen("with a prompt that others have, too", prompt)
                 yield place, [chosen, rejected]
 
@@ -100,7 +108,7 @@ def checked_preferences(files: Sequence[Path], reading: Reading) -> Iterator[tup
 def _checked(conversations: Sequence[Any], place: str, reading: Reading) -> list[list[Any]]:
     """Return a list of the checked conversations of a row; an empty one if the row is skipped."""
     try:
-        return [[one if isinstance(one, TokenRow) else check_conversation(one) for one in conversations]]
+        return [[check_conversation(one) if isinstance(one, list) else one for one in conversations]]
     except InvalidValue as error:
         reading.broken(InvalidValue.of(FIELD, place, f"messages with a role and a content: {error.message}"))
         return []
@@ -274,7 +282,9 @@ def read_preferences(files: Sequence[Path], tokenizer: Tokenizer, reading: Readi
     require_template(tokenizer)
     for place, both in checked_preferences(files, reading):
         try:
-            chosen, rejected = (tokenized_chats(tokenizer, messages, place)[-1] for messages in both)
+            chosen, rejected = (
+                None if messages is None else tokenized_chats(tokenizer, messages, place)[-1] for messages in both
+            )
         except InvalidValue as error:
             reading.broken(error)
             continue

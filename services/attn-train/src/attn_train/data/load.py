@@ -96,8 +96,10 @@ def _load_dataset(config: TrainingConfig, home: Path, log: Callable[[str], None]
 def load_conversations(config: TrainingConfig, home: Path) -> Dataset:
     """Load the conversations of the file that the config names, formatted with the chat template of its tokenizer."""
     tokenizer = Tokenizer.from_folder(tokenizer_folder(config.data.tokenizer, home))
-    make = chat_dataset if config.data.format == "chat" else preference_dataset
-    return make(config.data, tokenizer, max_length=config.model.sequence_length)
+    length = config.model.sequence_length
+    if config.data.format == "chat":
+        return chat_dataset(config.data, tokenizer, max_length=length)
+    return preference_dataset(config.data, tokenizer, loss=config.objective.preference_loss, max_length=length)
 
 
 def data_digest(config: TrainingConfig, home: Path) -> bytes:

@@ -110,13 +110,13 @@ def _examples(
             yield [_messages(row)]
     elif tokenizer is None:
         for _, both in checked_preferences(files, reading):
-            yield [_messages(messages) for messages in both]
+            yield [_messages(messages) for messages in both if messages is not None]
     elif known == "chat":
         for chat in read_chats(files, tokenizer, reading):
             yield [_tokens(tokenizer, *ids_and_learned(chat))]
     else:
         for pair in read_preferences(files, tokenizer, reading):
-            yield [_tokens(tokenizer, *ids_and_learned(chat)) for chat in (pair.chosen, pair.rejected)]
+            yield [_tokens(tokenizer, *ids_and_learned(chat)) for chat in pair.chats]
 
 
 def _tokens(tokenizer: Tokenizer, ids: Sequence[int], learned: Sequence[int] | None = None) -> Pieces:

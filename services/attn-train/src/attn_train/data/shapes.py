@@ -172,7 +172,20 @@ def _last_learned(conversation: Messages, common: int) -> Messages:
     ]
 
 
-PREFERENCES = (Shape("preferences", (CHOSEN, REJECTED), _preference, (PROMPT,)),)
+def _judged(values: Values) -> tuple[Messages | None, Messages | None]:
+    """The conversation of a row as the chosen one if it is labelled as desirable, else as the rejected one."""
+    label = values["label"]
+    if label not in (0, 1):
+        raise InvalidValue.of("label", label, "true or false")
+    asked = messages_in(values[PROMPT], PROMPT)
+    judged = _last_learned([*asked, *messages_in(values["completion"], "completion", ASSISTANT)], len(asked))
+    return (judged, None) if label else (None, judged)
+
+
+PREFERENCES = (
+    Shape("preferences", (CHOSEN, REJECTED), _preference, (PROMPT,)),
+    Shape("labelled answers", (PROMPT, "completion", "label"), _judged),
+)
 """The shapes of preferences."""
 
 
