@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from attn_core import Capability, Slot, installed
+from attn_core.reinforce import samples_keys
 from attn_engine import Engine, EngineConfig, Request, SamplingParams, ScoringParams, build_engine
 from attn_models.decoder.decoder import Decoder
 from attn_schema.decoder import DecoderConfig
@@ -86,6 +88,29 @@ def test_a_request_in_a_crowd_with_chunked_and_shared_prompts_gives_the_tokens_o
     crowd = build_engine(model, config=EngineConfig(kv_cache="shared", max_num_seqs=4), kv_cache_tokens=128)
     assert tokens(crowd, asked, every=2) == alone
     assert (crowd.stats().running, crowd.stats().waiting, crowd.stats().kv_tokens_used) == (0, 0, 0)
+
+
+@EVERY_MECHANISM
+def test_the_log_probability_of_what_the_engine_sampled_is_that_of_training(name: str) -> None:
+    """In float32, with prompts in chunks, shared prefixes and batches of all sizes: the importance ratio of reinforcement
+    learning is 1 before the first update."""
+    model = decoder(name).eval()
+    config = EngineConfig(kv_cache="shared", max_num_seqs=8, max_num_batched_tokens=24)
+    engine = build_engine(model, config=config)
+    params = SamplingParams(max_new_tokens=8, ignore_eos=True, temperature=1.0, seed=5, top_logprobs=0)
+    told: dict[str, list[tuple[int, float]]] = {}
+    for one in (asked := requests()):
+        engine.submit(replace(one, params=params))
+    while not engine.idle:
+        for event in engine.step():
+            told.setdefault(event.request_id, []).extend((token.id, token.logprob) for token in event.delta.tokens)
+    if not samples_keys(model):  # which attends to other keys in training
+        model.train()
+    for one in asked:
+        ids = torch.tensor([[*one.token_ids, *(token for token, _ in told[one.id])]])
+        trained = model(ids[:, :-1])[0, -8:].log_softmax(-1).gather(1, ids[0, -8:, None])[:, 0]
+        sampled = torch.tensor([logprob for _, logprob in told[one.id]])
+        assert (trained - sampled).abs().max() < 1e-6
 
 
 @cache
