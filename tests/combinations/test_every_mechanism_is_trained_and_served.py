@@ -92,8 +92,8 @@ def test_a_request_in_a_crowd_with_chunked_and_shared_prompts_gives_the_tokens_o
 
 @EVERY_MECHANISM
 def test_the_log_probability_of_what_the_engine_sampled_is_that_of_training(name: str) -> None:
-    """In float32, with prompts in chunks, shared prefixes and batches of all sizes: the importance ratio of reinforcement
-    learning is 1 before the first update."""
+    """In float32, with prompts in chunks, shared prefixes and batches of all sizes: the importance ratio of
+    reinforcement learning is 1 before the first update."""
     model = decoder(name).eval()
     config = EngineConfig(kv_cache="shared", max_num_seqs=8, max_num_batched_tokens=24)
     engine = build_engine(model, config=config)

@@ -118,6 +118,7 @@ class Trainer:
         self._throughput = Throughput()
         self._saved_step: int | None = None
         self._began = False
+        self._last: dict[str, Tensor] = {}
         self.resumed_from: Saved | None = None
         if checkpoints is not None:
             keep, writers = config.checkpoint.save_total_limit, self._group.writers
@@ -242,6 +243,8 @@ class Trainer:
         self._report_checkpoint(self._finished(report), report)
         if self._group.agreed_step(self._saved_step or 0) == self.step:
             return
+        for name, last in self._last.items():
+            self._require_finite(name, last.item(), self.step)
         report.flush()
         self._writer.begin(Progress(step=self.step, elapsed_seconds=self.elapsed), self._state())
         self._writer.stops.seconds[-1] += time.perf_counter() - began
@@ -318,6 +321,8 @@ class Trainer:
         rate = learning_rate(self.step, self.config.optimizer, self._width)
         loss, norm = self._update(rate, report)
         self.step += 1
+        # An update by a gradient that is no number leaves weights that are none; with `_norms`, it is skipped.
+        self._last = {"loss": loss} | ({"gradient norm": norm} if self._norms is None else {})
         report.heartbeat()
         last = self.step == self.config.optimizer.steps
         measured = last or self.step % self.config.evaluation.logging_steps == 0
@@ -329,7 +334,7 @@ class Trainer:
         self._throughput.seconds += seconds
         if measured:
             values |= self._speed()
-            self._require_finite(values["loss"], self.step)
+            self._require_finite("loss", values["loss"], self.step)
         if last or self.step % self.config.evaluation.eval_steps == 0:
             values |= self._validation_losses(report)
         if last:
@@ -397,7 +402,7 @@ class Trainer:
         if self._norms is None:
             return False
         # Checked at every step, as NaN losses would otherwise be noticed only in steps with metrics.
-        self._require_finite(loss.item(), self.step + 1)
+        self._require_finite("loss", loss.item(), self.step + 1)
         length, limit = norm.item(), self._norms.limit()
         skipped = self._group.agreed_choice(chosen=self._norms.too_large(length))
         self._norms.add(length, skipped=skipped)
@@ -438,17 +443,20 @@ class Trainer:
         self._throughput = Throughput(tokens=self._task.tokens)
         return {"tokens_per_second": speed, "elapsed_seconds": self.elapsed}
 
-    def _require_finite(self, loss: float, step: int) -> None:
-        if not math.isfinite(loss):
+    def _require_finite(self, name: str, value: float, step: int) -> None:
+        if not math.isfinite(value):
             raise TrainingDiverged(
-                f"the loss is {loss} at step {step}; a lower learning rate or a longer warm-up may help",
+                f"the {name} is {value} at step {step}; a lower learning rate or a longer warm-up may help",
                 step=step,
-                loss=loss,
+                loss=value,
             )
 
     def _try_save(self, report: Reporter) -> None:
         """Like `save`, but a failure is only reported."""
-        self._begin_save(report)
+        try:
+            self._begin_save(report)
+        except TrainingDiverged as error:
+            report.log(f"{error.reason}: {error.message}; the previous checkpoint is kept")
         self._report_checkpoint(self._finished(report), report)
 
 
