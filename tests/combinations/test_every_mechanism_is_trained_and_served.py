@@ -8,10 +8,13 @@ from functools import cache
 import pytest
 import torch
 from attn_core import Capability, Slot, installed
+from attn_core.errors import Incompatible
 from attn_core.reinforce import samples_keys
 from attn_engine import Engine, EngineConfig, Request, SamplingParams, ScoringParams, build_engine
 from attn_models.decoder.decoder import Decoder
 from attn_schema.decoder import DecoderConfig
+from attn_train.optimizer import decayed
+from attn_train.tasks.packed import require_document_mask
 from torch.nn import functional
 
 VOCABULARY, CONTEXT = 32, 96
@@ -111,6 +114,47 @@ def test_the_log_probability_of_what_the_engine_sampled_is_that_of_training(name
         trained = model(ids[:, :-1])[0, -8:].log_softmax(-1).gather(1, ids[0, -8:, None])[:, 0]
         sampled = torch.tensor([logprob for _, logprob in told[one.id]])
         assert (trained - sampled).abs().max() < 1e-6
+
+
+def packs(name: str) -> bool:
+    try:
+        require_document_mask(served(name))
+    except Incompatible:
+        return False
+    return True
+
+
+@EVERY_MECHANISM
+def test_documents_packed_into_a_row_are_each_computed_alone_or_packing_is_refused(name: str) -> None:
+    """No key, state, convolution or position of one document reaches the next."""
+    model = served(name)
+    ids = torch.randint(VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(2))
+    lengths = [9, 1, 17, 13]
+    if not packs(name):
+        with pytest.raises(Incompatible, match="document_mask"):
+            require_document_mask(model)
+        return
+    with torch.no_grad():
+        packed = model.logits(model.hidden(ids, lengths=lengths))
+        alone = torch.cat([model(part) for part in ids.split(lengths, dim=1)], dim=1)
+    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-11)
+    assert (model(ids) - alone).abs().max() > 1e-6
+
+
+def test_most_mechanisms_pack_documents() -> None:
+    refused = {name for name in MECHANISMS if not packs(name)}
+    assert not refused & {"mha", "gqa", "mla", "sliding_window", "mamba2", "gated_deltanet", "kda", "retnet", "linear"}
+    assert len(refused) < len(MECHANISMS) / 4
+
+
+@EVERY_MECHANISM
+def test_weight_decay_reaches_matrices_only(name: str) -> None:
+    """No norm, bias, decay rate (A_log), skip (D) or sink, however it is named and stored."""
+    model = decoder(name)
+    chosen = decayed(model)
+    assert all(parameter.dim() >= 2 and min(parameter.shape) > 1 for parameter in chosen)
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    assert chosen >= {module.weight for module in linear}
 
 
 @cache

@@ -27,6 +27,7 @@ TOKENIZER = character_tokenizer("abcdefghi")
 CHATS = {
     "messages": {"messages": [HI, YES]},
     "a further column": {"messages": [HI, YES], "id": 3},
+    "a spare text": {"messages": [HI, YES], "text": "<u>hi<a>yes"},
     "parts": {"messages": [HI | {"content": [{"type": "text", "text": "hi"}]}, YES]},
     "texts": {"prompt": "hi", "completion": "yes"},
     "messages in two columns": {"prompt": [HI], "completion": [YES]},
@@ -42,7 +43,7 @@ def test_conversations_of_every_published_shape_are_the_same(tmp_path, shape):
     reading = Reading()
     ((_, messages),) = checked_chats(input_files([str(tmp_path)]), reading)
     assert messages == [HI, YES]
-    assert reading.aside == ({"id"} if "id" in CHATS[shape] else set())
+    assert reading.aside == {"id", "text"} & set(CHATS[shape])
 
 
 def test_the_input_of_an_instruction_follows_it_and_a_system_message_comes_first(tmp_path):
