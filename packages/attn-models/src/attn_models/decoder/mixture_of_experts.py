@@ -296,10 +296,13 @@ class MixtureOfExperts(nn.Module):
         self.shared = None if several is None else build(several)
         self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_expert_gate else None
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map `hidden` [..., width] to [..., width]; experts without tokens are not run."""
+    def forward(self, hidden: Tensor, routed: Tensor | None = None) -> Tensor:
+        """Map `hidden` [..., width] to [..., width]; experts without tokens are not run.
+
+        The router reads `routed` [..., width] in place of `hidden`, if it is given.
+        """
         rows = hidden.reshape(-1, hidden.shape[-1])
-        chosen, weights = self.router(rows)
+        chosen, weights = self.router(rows if routed is None else routed.reshape(rows.shape))
         mixed = torch.zeros_like(rows)
         for index in chosen.unique().tolist():
             row, place = (chosen == index).nonzero(as_tuple=True)
