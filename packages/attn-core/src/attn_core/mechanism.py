@@ -16,6 +16,7 @@ from attn_core.batch import Fields, LayerState, RaggedBatch
 from attn_core.computation import Computation
 from attn_core.config import MechanismConfig, check_config_type
 from attn_core.cost import Cost, Shape, Step
+from attn_core.display import mechanism_card
 from attn_core.errors import Incompatible, InvalidValue, MechanismInvalid, Undeclared
 from attn_core.state_faults import described
 from attn_core.states import Field, Paged, StateSpecs
@@ -151,6 +152,15 @@ class Mechanism(ABC):
             cls.build = checked(cls.build)  # type: ignore[method-assign,assignment]
         if "cost" in vars(cls):
             cls.cost = priced(cls.cost)  # type: ignore[method-assign,assignment]
+
+    def __repr__(self) -> str:
+        return f"<mechanism {self.name!r}: {self.summary}>"
+
+    def _repr_html_(self) -> str:
+        causal = self.can(Capability.CAUSAL) and not self.only_cross
+        sizes = {"hidden_size": 64, "num_heads": 4, "causal": causal, "cross": self.only_cross}
+        spec = self.spec(self.Config(**sizes, **self.sketch))
+        return mechanism_card(self, None if spec is None else spec.mask, ", ".join(sorted(self.capabilities)))
 
     @property
     def idea(self) -> tuple[str, ...]:

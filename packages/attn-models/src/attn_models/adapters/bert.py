@@ -198,7 +198,7 @@ class BigBirdAdapter(BertAdapter):
         whole = all(one.seed is None and set(one.parts) == {"window", "global", "random"} for one in chosen)
         if len({(one.block, one.random) for one in chosen}) > 1 or not whole:
             raise Incompatible(
-                "a big_bird config.json cannot express blocks that differ between layers, seeds, and parts left out"
+                "blocks that differ between layers, seeds, and parts left out have no key in a big_bird config.json"
             )
         return {
             "attention_type": "block_sparse",
