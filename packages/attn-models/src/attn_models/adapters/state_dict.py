@@ -210,7 +210,8 @@ def _pieces(item: StoredTensor, tensor: Tensor, wanted: Mapping[str, Tensor]) ->
     for share, given in zip(item.shares(), tensor.unbind() if item.stacked else [tensor], strict=True):
         whole = given.T if item.transposed else given
         whole = whole.squeeze(1) if item.depthwise else whole
-        whole = whole if item.shape is None else whole.reshape(wanted[share.parameters[0]].shape)
+        # With `rows` a tensor has a part of the first axis only.
+        whole = whole if item.shape is None else whole.reshape(-1, *wanted[share.parameters[0]].shape[1:])
         sizes = [wanted[part].shape[0] for part in share.parameters]
         yield from zip(share.parameters, split_parts(whole, sizes, item.groups), strict=True)
 
