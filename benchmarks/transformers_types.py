@@ -53,7 +53,8 @@ SMALL = {name: value for value, names in NAMES.items() for name in names.split()
 PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 FURTHER: dict[str, dict[str, Any]] = {
     "bloom": {"seq_length": 128},
-    "deepseek_v2": {"topk_method": "greedy"},
+    "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2},
+    "falcon": {"num_kv_heads": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "hunyuan_v1_dense": PLAIN,
     "hunyuan_v1_moe": PLAIN,

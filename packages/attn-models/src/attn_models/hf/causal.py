@@ -169,6 +169,11 @@ def _name(place: int) -> str:
     return f"attention.{place}"
 
 
+def context_of(config: Any) -> int:
+    """The longest sequence of a config of transformers, 0 if it does not say."""
+    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 0)
+
+
 @dataclass(frozen=True)
 class TransformersConfig:
     """The config of a model that transformers builds: that of transformers, and the sizes that attn reads."""
@@ -199,7 +204,7 @@ class TransformersModel(nn.Module):
         self._body = self._intercepted(text)
         head = causal.get_output_embeddings()
         self.vocab_size = int(text.vocab_size if head is None else head.weight.shape[0])
-        self.max_seq_len = int(getattr(text, "max_position_embeddings", None) or 0)
+        self.max_seq_len = context_of(text)
         if not self.max_seq_len:
             raise Incompatible("its config does not say how long a sequence may be (max_position_embeddings)")
         self.config = TransformersConfig(
@@ -222,7 +227,7 @@ class TransformersModel(nn.Module):
                 if given is not None and _body is self._body:
                     return self._output(last_hidden_state=given)
                 out = _own(*args, **named)
-                if hasattr(out, "last_hidden_state"):
+                if not self._attentions and hasattr(out, "last_hidden_state"):
                     kept.append((_body, type(out)))
                 return out
 
