@@ -18,6 +18,7 @@ from typing import Any
 import public_api
 import typer
 import workspace
+from attn_cli.facts import by_use
 from attn_cli.main import application, load
 from attn_core import installed
 from typer.cli import get_docs_for_click
@@ -48,8 +49,13 @@ def write() -> None:
 
 def gallery() -> str:
     """The gallery: all mechanisms by the year of their paper, each with its summary and equation."""
-    found = [installed().mechanisms.get(name) for name in installed().mechanisms.names()]
-    lines = ["# Mechanisms", "", f"{len(found)} mechanisms, by the year of the paper they come from.", ""]
+    found = by_use(installed().mechanisms.get(name) for name in installed().mechanisms.names())
+    lines = ["# Mechanisms", "", f"{len(found)} mechanisms: those of well-known models, then all by year.", ""]
+    lines += ["## In models of today", "", "| mechanism | what it is | in |", "|---|---|---|"]
+    for mechanism in (one for one in found if one.used_by):
+        link = f"[{mechanism.name}](../mechanisms/{mechanism.name}.md)"
+        lines.append(f"| {link} | {mechanism.summary} | {', '.join(mechanism.used_by)} |")
+    lines.append("")
     for year in sorted({mechanism.paper.year for mechanism in found}):
         lines += [f"## {year}", ""]
         for mechanism in sorted((one for one in found if one.paper.year == year), key=lambda one: one.name):

@@ -8,7 +8,6 @@ from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
-from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)(#[^)]*)?\)")
@@ -89,7 +88,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Tell Sphinx of them."""
     app.add_html_math_renderer("mathml", (inline, None), (display, None))
     app.config.html_math_renderer = "mathml"
-    app.add_lexer("mermaid", TextLexer)
     app.connect("source-read", prepare_page)
     app.connect("autodoc-skip-member", skips_metaclasses)
     app.connect("autodoc-process-docstring", plain_docstring)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import math
 import struct
 import textwrap
@@ -44,7 +45,16 @@ def figure(drawn: Any, title: str) -> Any:
     columns = math.ceil(math.sqrt(len(drawn.heads)))
     rows = math.ceil(len(drawn.heads) / columns)
     side = min(6.0, max(2.4 if len(drawn.heads) > 1 else 6.0, 0.16 * len(drawn.key_tokens) + 1.2))
-    picture = Figure(figsize=(side * columns, side * rows), layout="constrained")
+
+    class Shown(Figure):
+        """A figure that a notebook shows whether or not pyplot, which registers those that it makes, is imported."""
+
+        def _repr_png_(self) -> bytes:
+            held = io.BytesIO()
+            self.savefig(held, dpi=100)
+            return held.getvalue()
+
+    picture = Shown(figsize=(side * columns, side * rows), layout="constrained")
     FigureCanvasAgg(picture)
     picture.suptitle("\n".join(textwrap.wrap(title, max(24, round(side * columns * 9)))), fontsize=10)
     grid = picture.subplots(rows, columns, squeeze=False)
