@@ -24,6 +24,7 @@ from attn_core import installed
 from typer.cli import get_docs_for_click
 
 COURSE = workspace.ROOT / "docs" / "course"
+EXAMPLE = workspace.ROOT / "docs" / "start" / "notebook.md"
 FOLDER = workspace.ROOT / "docs" / "reference"
 PROTOS = workspace.ROOT / "proto" / "attn" / "v1"
 
@@ -39,7 +40,7 @@ def write() -> None:
         pages[f"wire/{path.stem}"] = wire(path)
     pages["api/index"] = contents("API", "api")
     pages["wire/index"] = contents("Wire format", "wire")
-    for path in COURSE.glob("[0-9]*.md"):
+    for path in (*COURSE.glob("[0-9]*.md"), EXAMPLE):
         pages[f"notebooks/{path.stem}.ipynb"] = notebook(path.read_text(encoding="utf-8"))
     for name, text in pages.items():
         target = FOLDER / (name if name.endswith(".ipynb") else f"{name}.md")

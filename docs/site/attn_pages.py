@@ -55,8 +55,8 @@ def prepare_page(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = PICTURE.sub(both_pictures, LINK.sub(resolved, source[0]))
     if name == "docs/decisions/README":
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
-    if re.match(r"docs/course/\d", name):
-        source[0] += f"\n{{download}}`This chapter as a notebook <../reference/notebooks/{Path(name).name}.ipynb>`\n"
+    if re.match(r"docs/(course/\d|start/notebook)", name):
+        source[0] += f"\n{{download}}`This page as a notebook <../reference/notebooks/{Path(name).name}.ipynb>`\n"
 
 
 def plain_docstring(*event: Any) -> None:
