@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from attn.v1 import inference_pb2 as _inference_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -77,6 +78,7 @@ class ModelInfo(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    RECOMMENDED_SAMPLING_FIELD_NUMBER: _builtins.int
     MAX_ENCODER_LEN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name requests use."""
@@ -122,6 +124,10 @@ class ModelInfo(_message.Message):
     def load_time(self) -> _timestamp_pb2.Timestamp:
         """When loading began."""
 
+    @_builtins.property
+    def recommended_sampling(self) -> _inference_pb2.SamplingParams:
+        """What its generation_config.json recommends: what requests to it leave out is so; absent where it recommends nothing."""
+
     def __init__(
         self,
         *,
@@ -144,11 +150,12 @@ class ModelInfo(_message.Message):
         note: _builtins.str = ...,
         base_model: _builtins.str = ...,
         replicas: _builtins.int = ...,
+        recommended_sampling: _inference_pb2.SamplingParams | None = ...,
         max_encoder_len: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time", "recommended_sampling", b"recommended_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "base_model", b"base_model", "chat", b"chat", "device", b"device", "dtype", b"dtype", "load_time", b"load_time", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanisms", b"mechanisms", "name", b"name", "note", b"note", "num_heads", b"num_heads", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "quantization", b"quantization", "replicas", b"replicas", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "base_model", b"base_model", "chat", b"chat", "device", b"device", "dtype", b"dtype", "load_time", b"load_time", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanisms", b"mechanisms", "name", b"name", "note", b"note", "num_heads", b"num_heads", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "quantization", b"quantization", "recommended_sampling", b"recommended_sampling", "replicas", b"replicas", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

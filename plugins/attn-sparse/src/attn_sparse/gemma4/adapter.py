@@ -216,7 +216,9 @@ class Gemma4VisionAdapter(Gemma4Adapter):
     model_type = "gemma4"
     layers = "model.language_model.layers"
     reads = frozenset({"text_config", "vision_config", "audio_config", "vision_soft_tokens_per_image"}) | {
-        f"{word}_token_id" for word in ("image", "video", "audio", "boi", "eoi", "boa", "eoa")
+        f"{word}_token_{what}"
+        for word in ("image", "video", "audio", "boi", "eoi", "boa", "eoa")
+        for what in ("id", "index")
     }
     names = {ours: theirs.replace("model.", "model.language_model.", 1) for ours, theirs in Gemma4Adapter.names.items()}
     derived_names = re.compile(r"rotary_emb\.|^model\.(vision_tower|audio_tower|embed_vision|embed_audio)\.")
