@@ -13,14 +13,15 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
     *(path for path in ROOT.glob("docs/*.md") if path.name != "tutorial.md"),
-    *ROOT.glob("docs/start/*.md"),
+    *(path for path in ROOT.glob("docs/start/*.md") if path.name != "notebook.md"),
     *ROOT.glob("plugins/*/README.md"),
     ROOT / "packages/attn-variants/README.md",
     ROOT / "packages/attn-experiments/README.md",
 ]
 """Those whose Python needs nothing that the reader was to bring, but a server where it makes a `Client()`.
 
-The tutorial needs the package that it writes: `test_walkthroughs.py` runs it. `test_course.py` runs the course.
+The tutorial needs the package that it writes: `test_walkthroughs.py` runs it. `test_course.py` runs the course, and
+`test_notebook.py` the notebook.
 """
 
 WRITTEN = sorted(
