@@ -292,7 +292,8 @@ class TransformersModel(nn.Module):
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
         """Attention weights [heads, query, key] by layer of one sequence [tokens]."""
-        token = MAPS.set(maps := [])
+        maps: list[Tensor] = []
+        token = MAPS.set(maps)
         try:
             self(tokens[None])
         finally:
@@ -327,7 +328,7 @@ def require_same_logits(model: TransformersModel) -> None:
         batch = RaggedBatch.of(lengths, contexts, lambda numbers: torch.tensor(numbers, device=device))
         new = [text[at : at + n] for text, at, n in zip(texts, contexts, lengths, strict=True)]
         found = model.logits(model.step(torch.cat(new), batch, store.view(batch, [0, 1])))
-        steps.append(found.split(lengths))
+        steps.append(torch.split(found, list(lengths)))
         contexts = [at + n for at, n in zip(contexts, lengths, strict=True)]
     bound = 4000 * torch.finfo(dtype).eps if dtype == torch.float32 else 0.1
     for text, parts in zip(texts, zip(*steps, strict=True), strict=True):
@@ -344,7 +345,7 @@ def class_of(folder: Path) -> tuple[Any, Any]:
     """
     with LibraryErrors(lambda said: CheckpointInvalid.of(folder / "config.json", f"transformers says: {said}")):
         made = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    found = MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
     return (made if found.config_class is type(made) else made.get_text_config()), found
 
 

@@ -80,10 +80,11 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
 def described_model(checkpoint: CheckpointFolder) -> tuple[Any, Layout, Callable[[], Any]]:
     """The model that the config of a folder describes, without memory, the layout of its tensors, and a function that
     builds another; raises the errors of `load_model` for the config."""
-    kind, config = checkpoint.config.get("model_type"), None
+    kind = checkpoint.config.get("model_type")
+    layout: Layout = NativeAdapter()
     if kind in LAYOUTS:
         family, config = _family_and_config(checkpoint)
-        build, layout = family.build, NativeAdapter()
+        build = family.build
     else:
         adapter = decoder_adapter(kind, checkpoint.config.get("requires"))
         config = _configured(checkpoint, adapter)
