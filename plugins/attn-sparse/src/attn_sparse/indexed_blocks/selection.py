@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention, installed
 from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksDispatcher
@@ -12,9 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from attn_sparse.dsa.indexer import turn
-
-if TYPE_CHECKING:
-    from attn_sparse.indexed_blocks import IndexedBlocks
+from attn_sparse.indexed_blocks.options import IndexedBlocksConfig
 
 NEVER = float("-inf")
 
@@ -29,7 +25,7 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
 
     computes_itself = True
 
-    def __init__(self, spec: AttentionSpec, options: IndexedBlocks.Config) -> None:
+    def __init__(self, spec: AttentionSpec, options: IndexedBlocksConfig) -> None:
         super().__init__()
         self.spec, self.options = spec, options
         self.plan = SelectedBlocksDispatcher(installed().kernels, spec.heads)
