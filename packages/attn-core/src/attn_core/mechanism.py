@@ -16,7 +16,7 @@ from attn_core.batch import Fields, LayerState, RaggedBatch
 from attn_core.computation import Computation
 from attn_core.config import MechanismConfig, check_config_type
 from attn_core.cost import Cost, Shape, Step
-from attn_core.display import mechanism_card
+from attn_core.display import sketch_card
 from attn_core.errors import Incompatible, InvalidValue, MechanismInvalid, Undeclared
 from attn_core.state_faults import described
 from attn_core.states import Field, Paged, StateSpecs
@@ -142,6 +142,8 @@ class Mechanism(ABC):
     """Whether each token's computation needs the previous token's result: a loop, recompiled for every length."""
     counts_from_start: ClassVar[bool] = False
     """Whether layers count something from the first row, real or padding, in every config: blocks, or positions."""
+    used_by: ClassVar[tuple[str, ...]] = ()
+    """Well-known models with this attention that people run today; lists begin with those that have the most."""
     sketch: ClassVar[Mapping[str, Any]] = {}
     """Options for demonstrations on about a dozen tokens, where the defaults are meant for thousands of tokens."""
 
@@ -156,11 +158,7 @@ class Mechanism(ABC):
     def __repr__(self) -> str:
         return f"<mechanism {self.name!r}: {self.summary}>"
 
-    def _repr_html_(self) -> str:
-        causal = self.can(Capability.CAUSAL) and not self.only_cross
-        sizes = {"hidden_size": 64, "num_heads": 4, "causal": causal, "cross": self.only_cross}
-        spec = self.spec(self.Config(**sizes, **self.sketch))
-        return mechanism_card(self, None if spec is None else spec.mask, ", ".join(sorted(self.capabilities)))
+    _repr_html_ = sketch_card
 
     @property
     def idea(self) -> tuple[str, ...]:
@@ -440,10 +438,8 @@ def require_supported(mechanism: Mechanism, config: MechanismConfig) -> None:
     for field, (uses_feature, capability, allowed) in ASKING.items():
         if uses_feature(config) and not mechanism.can(capability):
             raise _undeclared(mechanism, config, field, allowed, LACKING[capability])
-    if config.cross:
-        _require_cross(mechanism, config)
-    else:
-        _require_direction(mechanism, config)
+    require_mode = _require_cross if config.cross else _require_direction
+    require_mode(mechanism, config)
 
 
 def _require_cross(mechanism: Mechanism, config: MechanismConfig) -> None:

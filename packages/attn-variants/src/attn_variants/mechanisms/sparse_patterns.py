@@ -31,6 +31,7 @@ class SlidingWindow(DeclaredMechanism):
 
     name = "sliding_window"
     summary = "attention to the nearest positions only"
+    used_by = ("Mistral 7B", "Phi-3", "ModernBERT")
     paper = Paper(
         title="Longformer: The Long-Document Transformer", authors="Beltagy et al.", year=2020, arxiv="2004.05150"
     )
@@ -149,6 +150,7 @@ class ChunkedAttention(DeclaredMechanism):
 
     name = "chunked"
     summary = "attention within chunks of a fixed size"
+    used_by = ("Llama 4",)
     paper = Paper(
         title="The Llama 4 herd: The beginning of a new era of natively multimodal AI innovation",
         authors="Meta AI",
