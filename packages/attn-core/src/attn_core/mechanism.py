@@ -175,14 +175,12 @@ class Mechanism(ABC):
         return tuple(part.strip() for part in found[0].split("\n\n") if part.strip()) if found else ()
 
     def sequential_operations(self, length: int) -> int:
-        """The number of operations that must wait for one another in a forward pass over `length` tokens; those of any
-        size that compute all tokens at once count as one (Vaswani et al. 2017, table 1)."""
+        """The operations over `length` tokens that wait for one another, 1 if none (Vaswani et al. 2017, table 1)."""
         return length if self.sequential else 1
 
     @property
     def drops_weights(self) -> bool:
-        """Whether a layer applies `config.dropout` to its attention weights in training. If not, configs with
-        dropout are refused."""
+        """Whether a layer applies `config.dropout` to its weights in training; if not, configs with it are refused."""
         return False
 
     def depends_on_padding(self, config: MechanismConfig) -> bool:
@@ -208,8 +206,7 @@ class Mechanism(ABC):
         return {}
 
     def split_options(self, config: MechanismConfig, ranks: int) -> Mapping[str, Any]:
-        """The mechanism's own options that differ between one rank's layer and the whole layer. Raises
-        `InvalidValue` where the number of ranks does not divide them."""
+        """The options that differ in one rank's layer; raises `InvalidValue` where `ranks` does not divide them."""
         return {}
 
     @abstractmethod

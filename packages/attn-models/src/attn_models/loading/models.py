@@ -271,7 +271,7 @@ def load_model(
     require_quantization(quantization, place.type)
     checkpoint = read_folder(folder_at(folder), verify=verify, device=place)
     if through_transformers(checkpoint.config):
-        return _loaded(checkpoint, _transformers_model(checkpoint, name, quantization, prepare), place)
+        return _loaded(checkpoint, *_transformers_model(checkpoint, name, quantization, prepare))
     in_blocks = prepare is None and _stays_in_blocks(quantization, name, place)
     checkpoint = with_plain_weights(checkpoint, in_blocks=in_blocks)
     joined = quantization == "auto" and place.type == "cuda"
@@ -291,10 +291,10 @@ def load_model(
     elif joined and can_quantize(model):
         join_projections(model, read_as)
     widen_parameters(model, getattr(torch, name))
-    return _loaded(checkpoint, model, place, count)
+    return _loaded(checkpoint, model, count)
 
 
-def _loaded(checkpoint: CheckpointFolder, model: Any, place: torch.device, count: int | None = None) -> LoadedModel:
+def _loaded(checkpoint: CheckpointFolder, model: Any, count: int) -> LoadedModel:
     """A model with the other contents of its folder; its tokenizer must fit its embedding."""
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
     if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
@@ -307,23 +307,38 @@ def _loaded(checkpoint: CheckpointFolder, model: Any, place: torch.device, count
         config=model.config,
         hf_config=checkpoint.config,
         generation=checkpoint.generation_config,
-        parameters=sum(each.numel() for each in model.parameters()) if count is None else count,
-        device=place,
+        parameters=count,
+        device=torch.device(checkpoint.tensors.device),
     )
+
+
+UNFUSED = (None, "none", "auto", "float32", "bfloat16", "int8")
+"""Quantizations of models that transformers builds: each linear layer by itself, the unembedding like the others."""
 
 
 def _transformers_model(
     checkpoint: CheckpointFolder, dtype: str, quantization: str | None, prepare: Callable[[Any], object] | None
-) -> Any:
-    """The model of a family that only transformers knows, built by it; raises as `load_causal`."""
+) -> tuple[Any, int]:
+    """The model of a family that only transformers knows, and its number of parameters; raises as `load_causal`."""
     from attn_models.hf.causal import load_causal
 
-    if quantization not in (None, "none", "auto"):
-        raise Incompatible(f"quantization {quantization!r}: a model that transformers builds is not packed; use none")
-    model = load_causal(checkpoint.path, checkpoint.config, getattr(torch, dtype), checkpoint.tensors.device)
-    if prepare is not None:
-        prepare(model)
-    return model
+    if quantization not in UNFUSED:
+        allowed = ", ".join(filter(None, UNFUSED))
+        raise Incompatible(f"quantization {quantization!r}: a model that transformers builds takes {allowed}")
+    device, counts = torch.device(checkpoint.tensors.device), []
+    packs = quantization == "auto" and dtype == "float32" and device.type == "cpu"
+    read_as = stored_type(checkpoint) if packs else getattr(torch, dtype)
+
+    def pack(model: Any) -> None:
+        counts.append(sum(parameter.numel() for parameter in model.parameters()))
+        if prepare is not None:
+            prepare(model)
+        if packs:
+            prepack_model(model, read_as)
+        elif quantization not in (None, "none", "auto"):
+            quantize_model(model, quantization, getattr(torch, dtype))
+
+    return load_causal(checkpoint.path, checkpoint.config, read_as, device, pack), counts[0]
 
 
 def _stays_in_blocks(quantization: str | None, dtype: str, place: torch.device) -> bool:

@@ -77,15 +77,18 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
         with torch.no_grad():
             query = self.query_norm(torch.unflatten(self.query(rows), -1, (self.groups, -1)))
             query, key = wide(query), wide(operands.fields["index"])
-            if self.options.rotary is not None and self.options.turned:
-                turned = self.options.rotary, self.options.turned
-                how = {"interleaved": self.options.rotary.interleaved}
-                query, key = turn(query, places, *turned, **how), turn(key[:, :, None], keys, *turned, **how)[:, :, 0]
+            query, key = self._turned(query, places), self._turned(key[:, :, None], keys)[:, :, 0]
             scores = torch.unflatten(query.transpose(1, 2).flatten(1, 2) @ key.transpose(1, 2), 1, (self.groups, -1))
             scores = scores.masked_fill(~seen_pairs(self.spec.mask, places, keys, operands.key_padding_mask), NEVER)
             missing = -scores.shape[-1] % self.options.block
             best = torch.unflatten(pad(scores, (0, missing), value=NEVER), -1, (-1, self.options.block)).amax(-1)
             return self._best(best, places // self.options.block), places
+
+    def _turned(self, rows: Tensor, places: Tensor) -> Tensor:
+        rotary, turned = self.options.rotary, self.options.turned
+        if rotary is None or not turned:
+            return rows
+        return turn(rows, places, rotary, turned, interleaved=rotary.interleaved)
 
     def _best(self, scores: Tensor, own: Tensor) -> Tensor:
         """The chosen blocks by scores [batch, groups, query, block] of queries in the blocks `own` [batch, query]."""
