@@ -144,10 +144,11 @@ def quick(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def types(session: nox.Session) -> None:
-    """Run mypy in strict mode on the sources of every package."""
+    """Run mypy in strict mode on the sources of every package, and mypy and pyright on what callers write wrongly."""
     modules = [module for package in PACKAGES.values() for module in package.imports]
     run_in("dev", session, "mypy", *(argument for module in modules for argument in ("-p", module)))
-    run_in("dev", session, "mypy", "noxfile.py", "tools", "tests/architecture", "tests/public_api")
+    run_in("dev", session, "mypy", "noxfile.py", "tools", "tests/architecture", "tests/public_api", "tests/types")
+    run_in("dev", session, "pyright", "-p", "tests/types")
 
 
 @nox.session(venv_backend="none", requires=["dev"])

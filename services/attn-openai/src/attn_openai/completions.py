@@ -151,7 +151,8 @@ class CompletionTask:
     async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
         """Yield the deltas of all prompts as they arrive, with the index of the choice."""
         request = self.request
-        sampling = request.sampling(request.token_limit, top_logprobs=request.logprobs)
+        given = request.sampling(request.token_limit, top_logprobs=request.logprobs)
+        sampling = await self.caller.resolved(request.model, given)
         asked = [GenerateRequest(model=request.model, prompt=prompt, sampling=sampling) for prompt in self.prompts]
         streams = [self.caller.stream(GENERATE, each) for each in asked]
         async with aclosing(merged(streams)) as outputs:

@@ -24,7 +24,7 @@ AT_ONCE = 2
 """The number of mechanisms whose data is computed at the same time; further requests wait."""
 CHECK_SECONDS = 120.0
 """How long checking the laws of one mechanism may take."""
-CHECK = "import os; os.nice(10); from attn_cli.main import main; main()"
+CHECK = "import os; getattr(os, 'nice', int)(10); from attn_cli.main import main; main()"
 
 ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
 
@@ -54,7 +54,7 @@ class Pages:
         """Return a file of the pages, or status 304 if the browser's copy is still valid."""
         asset = assets().get(request.path_params["path"] or INDEX)
         if asset is None:
-            return Response("there is no such page", 404, {"content-type": "text/plain"})
+            return Response("there is no such page; all are at /ui/", 404, {"content-type": "text/plain"})
         headers = {**HEADERS, "etag": asset.etag}
         if request.headers.get("if-none-match") == asset.etag:
             return Response(status_code=304, headers=headers)

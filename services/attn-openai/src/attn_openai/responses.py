@@ -12,6 +12,7 @@ from typing import Any
 
 from attn_core.errors import InvalidValue
 from attn_schema import FinishReason, Usage
+from attn_schema.sampling import ResolvedSamplingParams
 
 from attn_openai.caller import HttpCaller
 from attn_openai.chat import ChatTask, ChoiceState, choices_of, logprobs_of
@@ -19,7 +20,7 @@ from attn_openai.messages import require_known
 from attn_openai.requests import SAME_NAMES, ChatCompletionRequest, ResponseRequest
 
 COPIED = (
-    *SAME_NAMES, "model", "temperature", "stop", "seed", "logit_bias", "user", "timeout", "min_tokens",
+    *SAME_NAMES, "model", "stop", "seed", "logit_bias", "user", "timeout", "min_tokens",
     "use_beam_search", "structured_outputs", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",
 )  # fmt: skip
 """Fields that have the same meaning in a chat completion request."""
@@ -124,7 +125,7 @@ class ResponseState:
 
     request: ResponseRequest
     id: str
-    sampling_temperature: float
+    sampling: ResolvedSamplingParams
     thought_tokens: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
     output: list[dict[str, Any]] = field(default_factory=list)
@@ -154,12 +155,12 @@ class ResponseState:
             "previous_response_id": request.previous_response_id,
             "reasoning": {"effort": None, "summary": None} | (request.reasoning or {}),
             "store": request.store is not False,
-            "temperature": self.sampling_temperature,
+            "temperature": self.sampling.temperature,
             "text": request.text or {"format": {"type": "text"}},
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
-            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "top_p": self.sampling.top_p,
             "truncation": "disabled",
             "usage": None if usage is None else _usage(usage, self.thought_tokens),
         }
@@ -251,7 +252,7 @@ async def stream_response(request: ResponseRequest, caller: HttpCaller) -> Async
     if request.previous_response_id is not None:
         messages = [*caller.answers.get(caller.owner, request.previous_response_id), *messages]
     task = await ChatTask.of(as_chat(request, messages), caller)
-    response = ResponseState(request, f"resp_{caller.answer_id}", task.sampling.temperature)
+    response = ResponseState(request, f"resp_{caller.answer_id}", task.sampling)
     (state,), usage, reason = choices_of(task), Usage(), None
     async with aclosing(task.deltas(caller)) as deltas:
         started = False

@@ -136,7 +136,8 @@ class ModelHandlers:
     async def list_models(self, request: ListModelsRequest, call: Call) -> ListModelsResponse:
         """List the models that the caller may see, sorted by name."""
         page, following = page_of(self._served.listed(call.caller.sees), request)
-        return ListModelsResponse(models=tuple(page), next_page_token=following)
+        local = await self._served.local_names(call.caller.sees) if request.with_local else ()
+        return ListModelsResponse(models=tuple(page), next_page_token=following, local_models=tuple(local))
 
     async def get_model(self, request: GetModelRequest, call: Call) -> GetModelResponse:
         """Return one model."""

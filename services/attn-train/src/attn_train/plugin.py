@@ -8,7 +8,7 @@ import typer
 from attn_core.plugins.hooks import Command, NamedDataset, hookimpl
 from attn_schema import DeviceConfig
 from attn_schema.flags import with_flags
-from attn_schema.output import Json, print_json
+from attn_schema.output import Json, print_json, waiting
 
 if TYPE_CHECKING:
     from attn_gateway import Cluster
@@ -76,10 +76,12 @@ def evaluate_command(
     from attn_models.sources.store import ModelStore
     from attn_schema.home import home_folder
 
-    from attn_train.evaluation import evaluate
+    folder = ModelStore().find(model)
+    with waiting(f"evaluating {model}"):
+        from attn_train.evaluation import evaluate
 
-    found = evaluate(ModelStore().find(model), dataset, home_folder(), engine)
+        found = evaluate(folder, dataset, home_folder(), engine)
     if json:
         print_json(found)
     else:
-        typer.echo("\n".join(f"{name:14} {value:.4f}" for name, value in found.items()))
+        typer.echo("\n".join(f"{name:16} {value:.6g}" for name, value in found.items()))

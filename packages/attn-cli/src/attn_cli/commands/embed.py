@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from attn_core.errors import InvalidValue
@@ -96,7 +96,7 @@ def score_command(
     else:
         with here(EngineConfig(dtype=engine.dtype, device=engine.device)) as local:
             scores = local.score(name, prompts)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"text": text, "nats": score.sum_logprob, "nats a token": score.sum_logprob / max(1, known(score))}
         for text, score in zip(given, scores, strict=True)
     ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -16,9 +18,12 @@ from attn_core.plugins.hooks import Finding
 from attn_core.plugins.loader import PluginStatus
 from attn_core.plugins.registry import Registry
 from attn_schema.cores import usable_cores
+from attn_schema.home import home_folder
 from attn_schema.output import Json, print_json, print_rows, print_table
 
+from attn_cli.facts import by_use
 from attn_cli.main import FlagCommand, FlagGroup
+from attn_cli.output import human_bytes
 from attn_cli.recipe import recipe_names, recipe_summary
 
 
@@ -63,7 +68,9 @@ def plugins(catalog: Catalog) -> list[dict[str, Any]]:
 def mechanisms(catalog: Catalog) -> list[dict[str, Any]]:
     """List the installed mechanisms, one per row."""
     rows = []
-    for item, owner in _owned(catalog.mechanisms):
+    owners = dict(_owned(catalog.mechanisms))
+    for item in by_use(owners):
+        owner = owners[item]
         paper = f"{item.paper.authors}, {item.paper.year}"
         rows.append({"name": item.name, "summary": item.summary, "paper": paper, "package": owner})
     return rows
@@ -199,12 +206,25 @@ def own_findings() -> list[Finding]:
     findings = [
         Finding(subject="python", ok=python, detail=f"{platform.python_version()}, {usable_cores()} cores"),
         _torch(),
+        _home(),
     ]
     for record in installed().plugins:
         ok = record.status in (PluginStatus.OK, PluginStatus.NOT_SELECTED)
         detail = f"{record.version} {record.status}" + (f": {record.reason}" if record.reason else "")
         findings.append(Finding(subject=record.full_name, ok=ok, detail=detail))
     return findings
+
+
+def _home() -> Finding:
+    """Whether files can be written where models and jobs are kept, which may not exist yet."""
+    home = home_folder()
+    nearest = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            free = human_bytes(shutil.disk_usage(nearest).free)
+    except OSError as error:
+        return Finding(subject="home", ok=False, detail=f"{home} cannot be written: {error.strerror}; see ATTN_HOME")
+    return Finding(subject="home", ok=True, detail=f"{home}, {free} free")
 
 
 def _torch() -> Finding:

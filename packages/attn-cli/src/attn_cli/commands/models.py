@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -34,7 +35,9 @@ class ModelGroup(TyperGroup):
 
 
 PULL = "pull"
-app = typer.Typer(cls=ModelGroup, no_args_is_help=True, help="The models of a server, and of this machine.")
+app = typer.Typer(
+    cls=ModelGroup, add_completion=False, no_args_is_help=True, help="The models of a server, and of this machine."
+)
 
 
 @app.command("list")
@@ -166,7 +169,7 @@ def export_command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `attn models local` lists, or a folder.")],
     target: Annotated[
         Path | None,
-        typer.Argument(metavar="[OUT]", help="The folder or file to write; by default named as the model."),
+        typer.Argument(metavar="OUT", help="The folder or file to write; by default named as the model."),
     ] = None,
     to: Annotated[str, typer.Option(help="hf (a folder for transformers), gguf, onnx or safetensors.")] = "hf",
     quantization: Annotated[
@@ -224,8 +227,38 @@ def _answer(done: dict[str, Any], *, json: bool) -> None:
         typer.echo(f"perplexity {done['perplexity_before']:.4f} -> {done['perplexity_after']:.4f}")
 
 
+@app.command("check")
+def check_command(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model of this machine, a folder, a GGUF file, or OWNER/REPO.")
+    ],
+    json: Json = False,
+) -> None:
+    """Say whether and how a model would load, from its config and the headers of its files alone.
+
+    Prints family, size, cache, the fastest decoding that memory allows, and whose tokens it gets; of a repository no
+    weights are fetched. The exit code is 1 if it would not load.
+
+    Examples: `attn models check HuggingFaceTB/SmolLM2-135M-Instruct`, `attn models check model.gguf`
+    """
+    checked = _store().check(model)
+    if json:
+        print_json(asdict(checked))
+    else:
+        typer.echo("\n".join(f"{name:<11} {said}" for name, said in checked.rows().items()))
+    if checked.refused is not None:
+        raise typer.Exit(1)
+
+
+app.command("show", help="The same as `attn models check`, for a model of this machine.")(check_command)
+
+
 class LocalStore(Protocol):
     """The store of the models on this machine."""
+
+    def check(self, model: str) -> Any:
+        """What is known of a model before it is loaded: a dataclass with `refused`, and `rows()` for people."""
+        ...
 
     def models(self) -> Sequence[LocalModel]:
         """All models, sorted by name."""

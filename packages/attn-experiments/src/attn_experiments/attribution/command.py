@@ -6,16 +6,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import torch
 import typer
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_models.encoder.encoder import TextClassifier
 from attn_models.loading import load_model
 from attn_models.loading.encoders import is_text_classifier, load_classifier
 from attn_models.sources.store import ModelStore
 from attn_models.tokenizers import Tokenizer
-from attn_schema.output import Json, print_json, print_table
+from attn_schema.output import Json, print_json, print_table, waiting
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -65,8 +66,10 @@ def attribute_command(
             raise UnknownName.of("method", name, METHODS)
     folder = ModelStore().find(model)
     read = read_by_classifier if is_text_classifier(folder) else read_by_decoder
-    explained = read(folder, text, target)
-    show(attributed(explained, chosen), explained, html, json)
+    with waiting(f"reading with {model}") as say:
+        explained = read(folder, text, target)
+        found = attributed(explained, chosen, say)
+    show(found, explained.words, explained.title, html, json)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,7 +111,8 @@ def read_by_decoder(folder: Path, text: str, target: str | None) -> Explained:
 
 def read_by_classifier(folder: Path, text: str, target: str | None) -> Explained:
     """The label of a text, the most likely one or `target`, which raises `UnknownName` for one that there is not."""
-    model, labels, tokenizer = load_classifier(folder)
+    loaded, labels, tokenizer = load_classifier(folder)
+    model = cast("TextClassifier", loaded)
     tokens = tokens_of(text, tokenizer)
     with torch.inference_mode():
         chances = model(tokens[None])[0, 0].softmax(-1)
@@ -145,8 +149,13 @@ def words_of(tokens: Tensor, tokenizer: Tokenizer) -> list[str]:
     return [visible(tokenizer.decode([token], skip_special=False)) for token in tokens.tolist()]
 
 
-def attributed(explained: Explained, chosen: tuple[str, ...]) -> dict[str, Attribution]:
-    """The contribution of each token, by method; those of attention are no parts of a sum and have no error (nan)."""
+def attributed(
+    explained: Explained, chosen: tuple[str, ...], say: Callable[[str], None] = lambda _: None
+) -> dict[str, Attribution]:
+    """The contribution of each token, by method; those of attention are no parts of a sum and have no error (nan).
+
+    `say` is called with the name of each method before it is computed.
+    """
     model, score = explained.model.requires_grad_(requires_grad=False), explained.score
     rows, nothing = embedding_of(model)(explained.tokens).detach(), mean_embedding(model, explained.tokens)
     methods: dict[str, Callable[[], Attribution]] = {
@@ -155,13 +164,15 @@ def attributed(explained: Explained, chosen: tuple[str, ...]) -> dict[str, Attri
         "integrated_gradients": lambda: converged_gradients(score, rows, nothing),
         "shapley": lambda: shapley_values(score, rows, nothing),
     }
-    found = {name: methods[name]() for name in chosen}
+    found = {}
+    for name in chosen:
+        say(name)
+        found[name] = methods[name]()
     return {name: Attribution(one.shares.float(), one.missing) for name, one in found.items()}
 
 
-def show(found: dict[str, Attribution], explained: Explained, page: Path | None, json: bool) -> None:  # noqa: FBT001
+def show(found: dict[str, Attribution], tokens: list[str], title: str, page: Path | None, json: bool) -> None:  # noqa: FBT001
     """Print the coloured text, sums and the methods' agreement, and write the HTML page if `page` is given."""
-    tokens = explained.words
     values = {name: one.shares for name, one in found.items()}
     shares = {name: one.tolist() for name, one in values.items()}
     sums = {
@@ -175,21 +186,30 @@ def show(found: dict[str, Attribution], explained: Explained, page: Path | None,
         for other in list(values)[place + 1 :]
     ]
     if page is not None:
-        caption = "Red tokens make it more likely, blue ones less; hover over a token for its number."
+        caption = "Red tokens make it more likely, blue ones less; below each is its number."
         try:
-            page.write_text(as_html(tokens, shares, explained.title, caption), "utf-8")
+            page.write_text(as_html(tokens, shares, title, caption), "utf-8")
         except OSError as error:
             raise InvalidValue.of("--html", str(page), f"a file that can be written ({error})") from error
     if json:
         print_json({"tokens": tokens, "shares": shares, "sums": sums, "agreements": agreements})
         return
     console = Console()
-    console.print(explained.title, markup=False, highlight=False)
-    for name, each in shares.items():
-        own = sums.get(name)
-        total = f": {own['sum']:+.2f} in all, error {own['error']:.2g}" if own else ""
-        console.print(f"\n{name}{total}", highlight=False)
-        console.print(coloured(tokens, each))
+    console.print(title, markup=False, highlight=False)
+    if console.color_system is not None:
+        for name, each in shares.items():
+            console.print(f"\n{name}", highlight=False)
+            console.print(coloured(tokens, each))
+    typer.echo("")
+    numbers: list[dict[str, Any]] = [
+        {"token": token, **{name: f"{each[place]:+.2f}" for name, each in shares.items()}}
+        for place, token in enumerate(tokens)
+    ]
+    numbers += [
+        {"token": row, **{name: f"{sums[name][row]:+.3g}" if name in sums else None for name in shares}}
+        for row in ("sum", "error")
+    ]
+    print_table(numbers, "")
     typer.echo("")
     rows = [{"methods": row["methods"], "Kendall's τ": f"{row['kendall_tau']:.2f}"} for row in agreements]
     print_table(rows, "one method alone is compared with nothing")

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed, UnknownName, UserError
 from attn_schema.home import home_folder, model_folder_name, model_names, models_folder
@@ -26,6 +26,9 @@ from attn_models.weights.manifest import MANIFEST_NAME, read_manifest, read_sour
 from attn_models.weights.quantized_tensors import format_of
 from attn_models.weights.safe_files import read_config
 from attn_models.weights.safetensors_files import INDEX_NAME
+
+if TYPE_CHECKING:
+    from attn_models.sources.check import ModelCheck
 
 
 def model_folder(name: str, home: Path) -> Path:
@@ -102,6 +105,18 @@ class ModelStore:
             if name not in whole
         ]
         return sorted(found, key=lambda model: model.name)
+
+    def check(self, model: str) -> ModelCheck:
+        """Whether and how a model would load, from config and headers: one that `find` takes, or OWNER/REPO of a hub.
+
+        Raises the errors of `find` for what is none of these, and those of `hub.look_up`.
+        """
+        from attn_models.sources.check import check_model
+
+        given = Path(model).expanduser()
+        if model not in self.names() and not given.exists() and hub.is_repository(model):
+            return check_model(model, None)
+        return check_model(model, given if given.is_file() else self.find(model))
 
     def export(
         self, model: str, target: Path | None, to: str, *, quantization: str | None = None, overwrite: bool = False

@@ -132,15 +132,6 @@ def by_heads(rows: Tensor, heads: int) -> Tensor:
     return rows.reshape(*rows.shape[:-1], heads, rows.shape[-1] // heads)
 
 
-def weight_of(linear: nn.Linear) -> Tensor:
-    """The matrix [outputs, inputs] of a linear layer, including its active adapter (`adapted_weight`), if any.
-
-    For code that uses the matrix without calling the layer.
-    """
-    adapted: Callable[[], Tensor] | None = getattr(linear, "adapted_weight", None)
-    return linear.weight if adapted is None else adapted()
-
-
 def fresh_linear(into: int, out: int, *, bias: bool) -> nn.Linear:
     """A linear layer with Glorot-uniform weights and zero biases."""
     linear = nn.Linear(into, out, bias=bias)

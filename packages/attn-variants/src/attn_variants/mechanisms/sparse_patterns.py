@@ -31,6 +31,7 @@ class SlidingWindow(DeclaredMechanism):
 
     name = "sliding_window"
     summary = "attention to the nearest positions only"
+    used_by = ("Mistral 7B", "Phi-3", "ModernBERT")
     paper = Paper(
         title="Longformer: The Long-Document Transformer", authors="Beltagy et al.", year=2020, arxiv="2004.05150"
     )
@@ -149,6 +150,7 @@ class ChunkedAttention(DeclaredMechanism):
 
     name = "chunked"
     summary = "attention within chunks of a fixed size"
+    used_by = ("Llama 4",)
     paper = Paper(
         title="The Llama 4 herd: The beginning of a new era of natively multimodal AI innovation",
         authors="Meta AI",
@@ -336,6 +338,10 @@ class FixedAttention(DeclaredMechanism):
         return Summaries(block=both.block, cells=both.summaries, shift=shift)
 
 
+BIG_BIRD = ("window", "global", "random")
+"""The parts of BigBird's mask."""
+
+
 class BigBirdAttention(DeclaredMechanism):
     """Blocks of tokens attend to their neighbours, to the first and the last block, and to random blocks per head.
 
@@ -360,23 +366,35 @@ class BigBirdAttention(DeclaredMechanism):
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
         """`block` is the number of tokens of a block; `random`, the number of random blocks per block of queries and
-        head, drawn from `seed`, by default the index of the layer."""
+        head, drawn from `seed`, by default the index of the layer. `parts` are those of "window", "global" and "random"
+        that the mask has (table 1 of the paper); without the window a query sees its own block."""
 
         block: int = 64
         random: int = 3
         seed: int | None = None
+        parts: tuple[str, ...] = BIG_BIRD
 
         def __post_init__(self) -> None:
             super().__post_init__()
             require_whole("block", self.block, ge=1, unit="tokens")
             require_whole("random", self.random, ge=0)
             require_whole("seed", self.seed, ge=0, optional=True)
+            listed = isinstance(self.parts, list | tuple)
+            if not listed or any(part not in BIG_BIRD or self.parts.count(part) > 1 for part in self.parts):
+                raise InvalidValue.of("parts", self.parts, f"a list of different ones of {', '.join(BIG_BIRD)}")
+            object.__setattr__(self, "parts", tuple(self.parts))
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The spec; raises `Incompatible` if causal, `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
-        seed = config.layer if options.seed is None else options.seed
-        mask = BigBird(block=options.block, random=options.random, seed=seed, number_of_heads=config.num_heads)
+        mask = BigBird(
+            block=options.block,
+            random=options.random if "random" in options.parts else 0,
+            seed=config.layer if options.seed is None else options.seed,
+            number_of_heads=config.num_heads,
+            window="window" in options.parts,
+            ends="global" in options.parts,
+        )
         return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from attn_core.errors import InvalidValue
 from attn_schema.decoder import DecoderConfig
 from msgspec import Meta
 
@@ -22,3 +23,9 @@ class Gemma4Config(DecoderConfig):
     vocab_size_per_layer_input: Annotated[int, Meta(ge=1)] = 262144
     use_double_wide_mlp: bool = False
     attention_k_eq_v: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hidden_size_per_layer_input and self.vocab_size_per_layer_input < self.vocab_size:
+            allowed = f"at least the vocab_size {self.vocab_size}"
+            raise InvalidValue.of("vocab_size_per_layer_input", self.vocab_size_per_layer_input, allowed)

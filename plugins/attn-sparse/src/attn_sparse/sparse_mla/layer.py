@@ -6,6 +6,7 @@ import torch
 from attn_core import Fields, LayerState, RaggedBatch
 from attn_core.batch import Rows
 from attn_core.errors import InvalidValue
+from attn_core.joint import weight_of
 from attn_core.masking import wide
 from torch import Tensor, nn
 
@@ -22,6 +23,9 @@ class SparseLatentLayer(nn.Module):
     `query_down`, `query_norm`, `query_up`, `latent`, `latent_norm`, `rotary_key`, `key_up`, `value_up` and `output`, as
     in `mla`, and `inner.indexer`, whose queries are computed from the normalised latent of the queries.
     """
+
+    read_weights = ("key_up", "value_up")
+    """The linear layers whose matrices are read by `weight_of`, without calling the layers."""
 
     def __init__(self, options: SparseMlaConfig) -> None:
         super().__init__()
@@ -91,7 +95,7 @@ class SparseLatentLayer(nn.Module):
         """The queries, scaled, and index queries with their weights, of rows [batch, tokens, hidden_size]."""
         latent = self.query_norm(self.query_down(rows))
         query = torch.unflatten(self.query_up(latent), -1, (self.options.num_heads, self.options.key))
-        nope, rotary = query.split([self.options.nope, self.options.rotary_size], dim=-1)
+        nope, rotary = torch.split(query, [self.options.nope, self.options.rotary_size], dim=-1)
         query = torch.cat([nope, self._turned(rotary, places)], dim=-1)
         indexer = self.inner.indexer
         return Tile(wide(query) * self.scale, indexer.queries(latent, places), indexer.weights(rows), places)
@@ -116,11 +120,11 @@ class SparseLatentLayer(nn.Module):
         latent = fields["latent"][..., None, :]
         key = torch.cat([latent, fields["rotary_key"][..., None, :]], dim=-1)
         memory = Memory(key, latent, fields["index"], rows.positions, rows.key_padding_mask)
-        nope, rotary = tile.query.split([self.options.nope, self.options.rotary_size], dim=-1)
-        into = torch.unflatten(wide(self.key_up.weight), 0, (heads, -1))
+        nope, rotary = torch.split(tile.query, [self.options.nope, self.options.rotary_size], dim=-1)
+        into = torch.unflatten(wide(weight_of(self.key_up)), 0, (heads, -1))
         query = torch.cat([torch.einsum("...hn,hnc->...hc", nope, into), rotary], dim=-1)
         absorbed = Tile(query, tile.index, tile.weights, tile.positions)
-        out_of = torch.unflatten(wide(self.value_up.weight), 0, (heads, -1))
+        out_of = torch.unflatten(wide(weight_of(self.value_up)), 0, (heads, -1))
         return torch.einsum("...hc,hvc->...hv", self.inner.read(absorbed, memory, self.absorbed), out_of)
 
     def _turned(self, rows: Tensor, places: Tensor) -> Tensor:
