@@ -224,6 +224,15 @@ def proof(session: nox.Session) -> None:
     run_in("oracles", session, "python", "tools/mechanism_pages.py")
 
 
+@nox.session(python=PYTHON, requires=["dev"], default=False)
+def foreign(session: nox.Session) -> None:
+    """Open every decoder's recipe in an environment that has transformers only, and write docs/foreign-tools.md."""
+    install_torch(session)
+    install(session, "transformers", "accelerate")
+    refuse_cuda(session)
+    run_in("dev", session, "python", "tools/foreign_recipes.py", str(Path(session.bin) / "python"))
+
+
 @nox.session(python=PYTHON)
 def demo(session: nox.Session) -> None:
     """Run the demo, from a fresh environment to a trained and served model; arguments after -- are passed to it."""
