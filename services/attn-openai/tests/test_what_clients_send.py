@@ -252,7 +252,9 @@ async def test_a_keyword_that_cannot_be_constrained_refuses_only_what_is_strict(
     strict = await chat(http, tools=[{"type": "function", "function": function | {"strict": True}}])
     assert strict.status_code == (200 if kind in SUPPORTED else 400), strict.text
     if kind not in SUPPORTED:
-        assert strict.json()["error"]["param"] == "tools"
+        error = strict.json()["error"]
+        assert error["param"] == "tools[0].function.parameters"
+        assert "start:" not in error["message"]
 
 
 async def test_arguments_are_an_object_whether_or_not_the_schema_says_so(http: httpx2.AsyncClient) -> None:
@@ -284,6 +286,7 @@ async def test_a_response_goes_on_by_id_for_its_caller_alone(
 
 async def test_a_failed_stream_of_a_response_is_an_exception_of_the_client(client: Any) -> None:
     openai = pytest.importorskip("openai")
+    await client.responses.create(model="tiny", input="to be?", max_output_tokens=1)  # the template is known
     events = await client.responses.create(
         model="tiny",
         input="to be?",
@@ -342,4 +345,5 @@ async def test_a_message_of_anthropics_format_is_the_chat_completion_of_the_same
     for field, value in (("thinking", {"type": "x"}), ("tools", [{"type": "bash_20250124"}]), ("messages", [{}])):
         refused = await http.post("/v1/messages", json=body | {field: value})
         assert refused.status_code == 400
-        assert refused.json()["error"]["param"].startswith(field)
+        assert refused.json()["type"] == "error"
+        assert refused.json()["error"]["message"].startswith(field)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
 import msgspec
 import structlog
-from attn_core.errors import AttnError, InternalError, InvalidValue, Unavailable, UnknownName, UserError
+from attn_core.errors import InvalidValue, Unavailable, UnknownName, UserError
 from attn_gateway import ServingState
 from attn_gateway.call import request_id_in
 from starlette.applications import Starlette
@@ -20,17 +19,34 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from attn_openai import chat, completions, responses, transcoding
+from attn_openai import completions, ollama, transcoding
 from attn_openai.answers import AnswerStore
-from attn_openai.anthropic_messages import MessagesRequest, count_tokens, make_message, stream_message
+from attn_openai.anthropic_messages import Message, MessagesRequest, count_tokens
 from attn_openai.caller import HttpCaller
-from attn_openai.errors import SlowRequestError, body_of, headers_of, status_of
+from attn_openai.chat import ChatCompletion
+from attn_openai.errors import SlowRequestError, body_of
 from attn_openai.pages import PAGE_PATHS, Pages
-from attn_openai.requests import ChatCompletionRequest, CompletionRequest, EmbeddingsRequest, ResponseRequest
-
-log = structlog.get_logger()
+from attn_openai.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeFields,
+    EmbeddingsRequest,
+    RerankFields,
+    ResponseRequest,
+    ScoreFields,
+    TokenizeFields,
+)
+from attn_openai.responses import ResponseAnswer
+from attn_openai.streams import (
+    CallerGoneError,
+    Fault,
+    JsonLines,
+    error_response,
+    json_response,
+    shown_error,
+    unless_gone,
+)
 
 BODY_SECONDS = 30.0
 """How long a client may take to send the body of a request."""
@@ -41,6 +57,15 @@ PATHS = {
     "POST /v1/messages": "Like chat completions, in the format of Anthropic's Messages API.",
     "POST /v1/messages/count_tokens": "The length of the prompt of a message.",
     "POST /v1/embeddings": "A vector for each text, by an encoder.",
+    "POST /score": "How near in meaning texts are, by an encoder, as in vLLM; also /v1/score.",
+    "POST /rerank": "Documents by how near in meaning they are to a text; also /v1/rerank and /v2/rerank.",
+    "POST /api/chat": "Like chat completions, in the format of Ollama's API.",
+    "POST /api/generate": "The answer to one message, in the format of Ollama's API.",
+    "POST /api/embed": "A vector for each text, in the format of Ollama's API.",
+    "POST /api/show": "What is known of a model, in the format of Ollama's API.",
+    "GET /api/tags": "The models that are loaded, in the format of Ollama's API.",
+    "GET /api/ps": "The same, with their contexts.",
+    "GET /api/version": "The version of this package, in the format of Ollama's API; needs no token.",
     "POST /tokenize": "The token ids of a text or a conversation.",
     "POST /detokenize": "The text of token ids.",
     "GET /v1/models": "The models that are loaded.",
@@ -53,6 +78,9 @@ PATHS = {
 }
 """The method and path of each supported part of OpenAI's and vLLM's interfaces, with its description."""
 
+ALIASES = {"POST /score": ("/score", "/v1/score"), "POST /rerank": ("/rerank", "/v1/rerank", "/v2/rerank")}
+"""All paths of what has several."""
+
 BEARER = re.compile(r"^bearer +", re.IGNORECASE)
 """The scheme of a token, in which HTTP does not distinguish capitals."""
 
@@ -61,8 +89,6 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 CALL_PATH = "/{service}/{method}"
 """The path of a gRPC call."""
 
-DONE = b"data: [DONE]\n\n"
-
 REQUESTS: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
@@ -70,128 +96,17 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": MessagesRequest,
     "/v1/embeddings": EmbeddingsRequest,
+    "/score": ScoreFields,
+    "/rerank": RerankFields,
+    "/tokenize": TokenizeFields,
+    "/detokenize": DetokenizeFields,
+    "/api/chat": ollama.ChatRequest,
+    "/api/generate": ollama.GenerateRequest,
 }
 """The types of request bodies, by path."""
 
 Answer: TypeAlias = Callable[[Any, HttpCaller], Coroutine[Any, Any, dict[str, Any]]]
-Stream: TypeAlias = Callable[[Any, HttpCaller], AsyncGenerator[dict[str, Any], None]]
-
-
-class CallerGoneError(Exception):
-    """The client has disconnected before the response."""
-
-
-def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A response with a value as JSON."""
-    return Response(msgspec.json.encode(value), status, headers, "application/json")
-
-
-def error_response(error: AttnError) -> Response:
-    """A response with an error in OpenAI's format."""
-    return json_response(body_of(error), status_of(error), headers_of(error))
-
-
-def event_of(value: dict[str, Any]) -> bytes:
-    """A value as a server-sent event; events of /v1/responses have a type."""
-    data = b"data: " + msgspec.json.encode(value) + b"\n\n"
-    kind = value.get("type")
-    return f"event: {kind}\n".encode() + data if isinstance(kind, str) else data
-
-
-async def gone(receive: Receive) -> None:
-    """Wait until the client has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of `work`; if the client disconnects, cancels it and raises `CallerGoneError`."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(gone(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise CallerGoneError
-        return working.result()
-    finally:
-        leaving.cancel()
-        working.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-class EventStream:
-    """An ASGI response that streams events; it ends their source when the client disconnects, and sends errors.
-
-    An error before the first event, such as that of an invalid request, gets an HTTP error status; a later one becomes
-    the last event. All events are generated in one task, as calls set context variables of their task.
-    """
-
-    media_type = "text/event-stream; charset=utf-8"
-
-    def __init__(self, events: AsyncGenerator[dict[str, Any], None], request_id: str, *, done: bool = False) -> None:
-        self._events = events
-        self._request_id = request_id
-        self._done = done
-        self._sent = 0
-
-    def piece(self, value: dict[str, Any]) -> bytes:
-        """Encode an event."""
-        self._sent += 1
-        return event_of(value)
-
-    def failure(self, error: AttnError) -> dict[str, Any]:
-        """The event that reports an error to the client: clients raise an exception if it has the key `error`."""
-        body = body_of(error)
-        if self._done:
-            return body
-        facts = {name: body["error"][name] for name in ("code", "message", "param")}
-        return {"type": "error", "sequence_number": self._sent, **facts, **body}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, as an ASGI application."""
-        with contextlib.suppress(CallerGoneError):
-            await unless_gone(receive, self._answer(scope, receive, send))
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self._events):
-            try:
-                value = await anext(self._events, None)
-                first = b"" if value is None else self.piece(value)
-            except Exception as error:  # noqa: BLE001 - the last place that can answer it
-                await error_response(shown_error(error, self._request_id))(scope, receive, send)
-                return
-            await self._send(first, send)
-
-    async def _send(self, first: bytes, send: Send) -> None:
-        headers = [
-            (b"content-type", self.media_type.encode()),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-            (b"x-request-id", self._request_id.encode()),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": first, "more_body": True})
-        try:
-            async for event in self._events:
-                await send({"type": "http.response.body", "body": self.piece(event), "more_body": True})
-        except Exception as error:  # noqa: BLE001 - a stream must not end as if it were whole
-            failure = self.piece(self.failure(shown_error(error, self._request_id)))
-            await send({"type": "http.response.body", "body": failure, "more_body": True})
-        await send({"type": "http.response.body", "body": DONE if self._done else b"", "more_body": False})
-
-
-class LineStream(EventStream):
-    """A stream of JSON lines."""
-
-    media_type = "application/x-ndjson"
-
-    def piece(self, value: dict[str, Any]) -> bytes:
-        """Encode one line."""
-        return msgspec.json.encode(value) + b"\n"
-
-    def failure(self, error: AttnError) -> dict[str, Any]:
-        """The JSON line that reports an error to the client."""
-        return body_of(error)
+Handle: TypeAlias = Callable[[Request, HttpCaller], Awaitable[Any]]
 
 
 def timeout_of(request: Request) -> float | None:
@@ -204,14 +119,6 @@ def timeout_of(request: Request) -> float | None:
     return int(given) / 1000
 
 
-def shown_error(error: Exception, request_id: str) -> AttnError:
-    """The error that a client may see: an `AttnError` as it is; others are logged, and only the request id is shown."""
-    if isinstance(error, AttnError):
-        return error
-    log.error("request failed", exc_info=error)
-    return InternalError(f"internal error, request id {request_id}", request_id=request_id)
-
-
 class HttpApplication:
     """The Starlette application in front of one gateway."""
 
@@ -222,15 +129,24 @@ class HttpApplication:
 
     def _routes(self) -> list[Route]:
         answers = {
-            "POST /v1/chat/completions": self._text(ChatCompletionRequest, chat.complete_chat, chat.stream_chat),
-            "POST /v1/completions": self._text(CompletionRequest, completions.complete, completions.stream_completions),
-            "POST /v1/responses": self._text(ResponseRequest, responses.respond, responses.stream_response, done=False),
-            "POST /v1/messages": self._text(MessagesRequest, make_message, stream_message, done=False),
-            "POST /v1/messages/count_tokens": self._text(MessagesRequest, count_tokens),
-            "POST /v1/embeddings": self._text(EmbeddingsRequest, completions.embed),
-            "POST /tokenize": self._plain(completions.tokenize),
-            "POST /detokenize": self._plain(completions.detokenize),
-            "GET /v1/models": self._guarded(self._models),
+            "POST /v1/chat/completions": self._text(ChatCompletionRequest, ChatCompletion),
+            "POST /v1/completions": self._text(CompletionRequest, completions.Completion),
+            "POST /v1/responses": self._text(ResponseRequest, ResponseAnswer),
+            "POST /v1/messages": self._text(MessagesRequest, Message),
+            "POST /v1/messages/count_tokens": self._json(MessagesRequest, count_tokens, Message.fault),
+            "POST /v1/embeddings": self._json(EmbeddingsRequest, completions.embed),
+            "POST /score": self._json(ScoreFields, completions.score),
+            "POST /rerank": self._json(RerankFields, completions.rerank),
+            "POST /tokenize": self._json(TokenizeFields, completions.tokenize),
+            "POST /detokenize": self._json(DetokenizeFields, completions.detokenize),
+            "POST /api/chat": self._text(ollama.ChatRequest, ollama.OllamaChat),
+            "POST /api/generate": self._text(ollama.GenerateRequest, ollama.OllamaGenerate),
+            "POST /api/embed": self._json(ollama.EmbedRequest, ollama.embed_texts, ollama.error_body),
+            "POST /api/show": self._json(ollama.ShowRequest, ollama.show, ollama.error_body),
+            "GET /api/tags": self._told(ollama.tags, ollama.error_body),
+            "GET /api/ps": self._told(ollama.running, ollama.error_body),
+            "GET /api/version": self._version,
+            "GET /v1/models": self._told(completions.models),
             "GET /v1/models/{name:path}": self._guarded(self._model),
             "GET /metrics": self._guarded(self._metrics),
             "GET /openapi.json": self._openapi,
@@ -246,29 +162,39 @@ class HttpApplication:
             "POST /ui/data/check": self._guarded(self._page_data(pages.check)),
             "GET /ui/{path:path}": pages.file,
         }
-        named = [Route(key.split()[1], answers[key], methods=[key.split()[0]]) for key in PATHS | PAGE_PATHS]
+        paths = {key: (key.split()[1],) for key in PATHS | PAGE_PATHS} | ALIASES
+        named = [Route(path, answers[key], methods=[key.split()[0]]) for key, found in paths.items() for path in found]
         return [*named, Route(CALL_PATH, self._guarded(self._call), methods=["POST"])]
 
-    def _text(self, kind: Any, answer: Answer, stream: Stream | None = None, *, done: bool = True) -> Any:
-        """An endpoint for requests of type `kind`, which responds with one body, or a stream if `stream` is set."""
+    def _text(self, kind: Any, answer: Any) -> Any:
+        """An endpoint for requests of type `kind`, which `answer`, a class, answers with one body or a stream."""
 
         async def handle(request: Request, caller: HttpCaller) -> Any:
             body = kind.read(await self._body(request))
             structlog.contextvars.bind_contextvars(**({"user": body.user} if body.user else {}))
-            timed = caller.until(body.timeout)
-            if stream is None or not body.stream:
-                return json_response(await unless_gone(request.receive, answer(body, timed)))
-            return EventStream(stream(body, timed), caller.request_id, done=done)
+            made = answer(body, caller.until(body.timeout))
+            if body.stream:
+                return answer.stream(made.events(), caller.request_id, answer.fault)
+            return json_response(await unless_gone(request.receive, made.complete()))
 
-        return self._guarded(handle)
+        return self._guarded(handle, answer.fault)
 
-    def _plain(self, answer: Answer) -> Any:
-        """An endpoint for requests of a few fields, which `answer` validates itself."""
+    def _json(self, kind: Any, answer: Answer, fault: Fault = body_of) -> Any:
+        """An endpoint for requests of type `kind`, which is answered with one body."""
 
         async def handle(request: Request, caller: HttpCaller) -> Any:
-            return json_response(await unless_gone(request.receive, answer(await self._body(request), caller)))
+            body = kind.read(await self._body(request))
+            return json_response(await unless_gone(request.receive, answer(body, caller.until(body.timeout))))
 
-        return self._guarded(handle)
+        return self._guarded(handle, fault)
+
+    def _told(self, answer: Callable[[HttpCaller], Coroutine[Any, Any, Any]], fault: Fault = body_of) -> Any:
+        """An endpoint without a body."""
+
+        async def handle(request: Request, caller: HttpCaller) -> Any:
+            return json_response(await unless_gone(request.receive, answer(caller)))
+
+        return self._guarded(handle, fault)
 
     @staticmethod
     def _page_data(answer: Callable[[Request, HttpCaller], Coroutine[Any, Any, Any]]) -> Any:
@@ -277,7 +203,7 @@ class HttpApplication:
 
         return handle
 
-    def _guarded(self, handle: Callable[[Request, HttpCaller], Awaitable[Any]]) -> Any:
+    def _guarded(self, handle: Handle, fault: Fault = body_of) -> Any:
         """An endpoint that responds with the result of `handle`, or with the error that it raises."""
 
         async def endpoint(request: Request) -> Any:
@@ -292,7 +218,7 @@ class HttpApplication:
             except CallerGoneError:
                 return Response(status_code=499)
             except Exception as error:  # noqa: BLE001 - the last place that can answer it
-                response = error_response(shown_error(error, request_id))
+                response = error_response(shown_error(error, request_id), fault)
             if isinstance(response, Response):
                 response.headers["x-request-id"] = request_id
             return response
@@ -339,9 +265,6 @@ class HttpApplication:
             raise InvalidValue.of("body", type(values).__name__, "a JSON object")
         return values
 
-    async def _models(self, request: Request, caller: HttpCaller) -> Response:
-        return json_response(await unless_gone(request.receive, completions.models(caller)))
-
     async def _model(self, request: Request, caller: HttpCaller) -> Response:
         return json_response(completions.model_of(await caller.model(request.path_params["name"])))
 
@@ -355,7 +278,7 @@ class HttpApplication:
         timed = caller.until(timeout_of(request))
         if not row.streams:
             return json_response(await unless_gone(request.receive, transcoding.call(row, message, timed, lists=lists)))
-        return LineStream(transcoding.stream(row, message, timed, lists=lists), caller.request_id)
+        return JsonLines(transcoding.stream(row, message, timed, lists=lists), caller.request_id)
 
     def _document(self) -> Any:
         return transcoding.openapi(self._gateway.calls, PATHS | PAGE_PATHS, REQUESTS, version("attn-openai"))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from attn_core.errors import InvalidValue
+from attn_core.errors import InvalidValue, UserError
 from attn_schema import SamplingParams, StructuredOutput
 from attn_schema.schema import Checked
 from msgspec import Meta
@@ -27,7 +27,6 @@ MAX_PROMPTS = 128
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "background": (False,),
-    "bad_words": ([],),
     "best_of": (1,),
     "chat_template_content_format": ("auto", "string"),
     "continue_final_message": (False,),
@@ -44,7 +43,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
     "store": (False,),
     "suffix": ("",),
     "truncation": ("disabled",),
@@ -64,7 +62,8 @@ IGNORED: Mapping[str, str] = {
 
 SAME_NAMES = (
     "top_p", "n", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p", "repetition_penalty",
-    "ignore_eos", "num_beams", "length_penalty", "early_stopping", "num_speculative_tokens", "skip_special_tokens",
+    "ignore_eos", "stop_token_ids", "allowed_token_ids", "bad_words",
+    "num_beams", "length_penalty", "early_stopping", "num_speculative_tokens", "skip_special_tokens",
 )  # fmt: skip
 """Fields of requests that have the same name in `SamplingParams`."""
 
@@ -137,6 +136,11 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(description="vLLM: above 1 discourages repetition.")] | None = None
     min_tokens: Annotated[int, Meta(description="vLLM: no end of sequence before this many tokens.")] | None = None
     ignore_eos: Annotated[bool, Meta(description="vLLM: generates past end-of-sequence tokens.")] | None = None
+    stop_token_ids: Annotated[tuple[int, ...], Meta(description="vLLM: tokens that end the text.")] | None = None
+    allowed_token_ids: Annotated[tuple[int, ...], Meta(description="vLLM: the only tokens that may come.")] | None = (
+        None
+    )
+    bad_words: Annotated[tuple[str, ...], Meta(description="vLLM: texts that are not generated.")] | None = None
     use_beam_search: Annotated[bool, Meta(description="vLLM: beam search with n beams.")] | None = None
     num_beams: Annotated[int, Meta(description="Beam search with this many beams.")] | None = None
     length_penalty: Annotated[float, Meta(description="vLLM: with beam search.")] | None = None
@@ -218,12 +222,11 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
 UNKNOWN_YET = StructuredOutput(regex=".")
 
 
-def renamed(error: InvalidValue, field: str | None = None) -> InvalidValue:
+def renamed(error: UserError, field: str | None = None) -> InvalidValue:
     """The error with the field's name in requests, or `field`, instead of that in `SamplingParams`."""
-    given = error.metadata.get("field", "")
+    given = str(error.metadata.get("field", ""))
     name = field or OTHER_NAMES.get(given)
-    if name is None:
-        return error
+    name = name or given
     return InvalidValue(error.message.replace(given, name), **error.metadata | {"field": name})
 
 
@@ -344,11 +347,16 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
         int, Meta(ge=0, description="Returns the log probability of each token, and of this many most likely ones.")
     ] | None = None  # fmt: skip
     best_of: Annotated[int, Meta(description="Must equal n.")] | None = None
+    prompt_logprobs: Annotated[
+        int, Meta(ge=0, description="vLLM: the log probabilities of the prompt's tokens, and of this many most likely.")
+    ] | None = None  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise InvalidValue.of("best_of", self.best_of, f"{self.n or 1}, which is n, or left out")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidValue.of("prompt_logprobs", self.prompt_logprobs, "left out with stream")
 
     @property
     def token_limit(self) -> int:
@@ -356,32 +364,80 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
 
-class EmbeddingsRequest(Checked, frozen=True, kw_only=True):
-    """POST /v1/embeddings."""
+class ModelFields(Checked, frozen=True, kw_only=True):
+    """The common fields of small requests."""
 
-    model: Annotated[str, Meta(description="Name of a loaded encoder.")]
-    input: Annotated[Any, Meta(description="A text or a list of texts.")]
-    encoding_format: Annotated[
-        Literal["float", "base64"], Meta(description="Numbers, or float32 in little-endian order as base64.")
-    ] | None = None  # fmt: skip
-    dimensions: Annotated[
-        int, Meta(ge=1, description="Keeps only this many first components of each vector, scaled to length 1.")
-    ] | None = None  # fmt: skip
+    model: Annotated[str, Meta(description="Name of a loaded model.")]
     user: Annotated[str, Meta(description="Name of the end user, for the server's log.")] | None = None
     timeout: Annotated[float, Meta(gt=0, description="Seconds after which the request ends with 504.")] | None = None
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """Parse a decoded body; raises as `SamplingFields.read`."""
-        return cls.from_mapping(values)
+        return cls.from_mapping({name: value for name, value in values.items() if value is not None})
 
-    def texts(self) -> tuple[str, ...]:
-        """The texts to embed; raises `InvalidValue` for anything else."""
-        given = (self.input,) if isinstance(self.input, str) else self.input
-        if not isinstance(given, Sequence) or not given or not all(isinstance(text, str) for text in given):
-            shown = "token ids" if isinstance(given, Sequence) and given else given
-            raise InvalidValue.of("input", shown, "a text or a list of texts")
-        return tuple(given)
+
+class EncoderFields(ModelFields, frozen=True, kw_only=True):
+    """The common fields of requests to an encoder."""
+
+    truncate_prompt_tokens: Annotated[
+        int, Meta(ge=-1, description="vLLM: texts are cut to this many tokens; -1 is the model's context.")
+    ] | None = None  # fmt: skip
+
+
+class EmbeddingsRequest(EncoderFields, frozen=True, kw_only=True):
+    """POST /v1/embeddings."""
+
+    input: Annotated[Any, Meta(description="A text, token ids of the model's own vocabulary, or a list of either.")]
+    encoding_format: Annotated[
+        Literal["float", "base64"], Meta(description="Numbers, or float32 in little-endian order as base64.")
+    ] | None = None  # fmt: skip
+    dimensions: Annotated[
+        int, Meta(ge=1, description="Keeps only this many first components of each vector, scaled to length 1.")
+    ] | None = None  # fmt: skip
+
+
+class ScoreFields(EncoderFields, frozen=True, kw_only=True):
+    """POST /score: how near in meaning texts are."""
+
+    text_1: Annotated[Any, Meta(description="A text, or as many as in text_2.")]
+    text_2: Annotated[Any, Meta(description="A text or a list of texts.")]
+
+
+class RerankFields(EncoderFields, frozen=True, kw_only=True):
+    """POST /rerank: documents by how near in meaning they are to a text."""
+
+    query: Annotated[str, Meta(description="A text.")]
+    documents: Annotated[tuple[str, ...], Meta(min_length=1, description="Texts.")]
+    top_n: Annotated[int, Meta(ge=0, description="Returns only the nearest documents; 0 returns all.")] | None = None
+
+
+class TokenizeFields(ModelFields, frozen=True, kw_only=True):
+    """POST /tokenize: a text, or a conversation as in a chat completion."""
+
+    prompt: Annotated[Any, Meta(description="A text.")] = None
+    messages: Annotated[Any, Meta(description="The conversation, oldest message first.")] = None
+    tools: Annotated[Any, Meta(description="Functions that the model may call.")] = None
+    chat_template_kwargs: Annotated[Any, Meta(description="Further values for the chat template.")] = None
+    add_generation_prompt: Annotated[bool, Meta(description="Begins an answer; true if not given.")] | None = None
+    continue_final_message: Annotated[bool, Meta(description="Continues the last message.")] | None = None
+    add_special_tokens: (
+        Annotated[bool, Meta(description="True with prompt and false with messages, whose template has them.")] | None
+    ) = None
+    return_token_strs: Annotated[bool, Meta(description="Returns the tokens as texts, too.")] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidValue.of("prompt", "given" if self.prompt else None, "one of prompt and messages")
+        if self.add_special_tokens not in {None, self.messages is None}:
+            raise InvalidValue.of("add_special_tokens", self.add_special_tokens, "true with prompt, else false")
+
+
+class DetokenizeFields(ModelFields, frozen=True, kw_only=True):
+    """POST /detokenize: token ids."""
+
+    tokens: Annotated[tuple[int, ...], Meta(description="Token ids.")]
 
 
 class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
@@ -415,6 +471,8 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
         super().__post_init__()
         if self.n not in {None, 1}:
             raise InvalidValue.of("n", self.n, "1, as a response has one completion")
+        if self.max_tokens is not None:
+            raise InvalidValue.of("max_tokens", self.max_tokens, "left out; use max_output_tokens instead")
         if not isinstance(self.metadata, dict | None):
             raise InvalidValue.of("metadata", self.metadata, "an object")
 
