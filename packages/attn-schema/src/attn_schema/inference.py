@@ -433,7 +433,7 @@ class EmbedRequest(Checked, frozen=True, kw_only=True):
         super().__post_init__()
         if bool(self.texts) == bool(self.token_ids):
             given = "texts and token_ids" if self.texts else "nothing"
-            raise InvalidValue.of("texts", given, "at least one text, or else token_ids")
+            raise InvalidValue.of("texts", given, f"1 to {MAX_EMBED_TEXTS} texts, or else token_ids")
 
 
 class AttentionMapsRequest(Checked, frozen=True, kw_only=True):

@@ -32,6 +32,8 @@ BLOCK_FIELDS = {
 """The fields of each type of content block; those of `messages.IGNORED` may be there, too."""
 
 
+HELD = ("system", "tools")
+"""The fields that are kept with a thread."""
 WORDS = {
     r"^(max_completion_tokens|max_new_tokens)$": "max_tokens",
     r"^stop$": "stop_sequences",
@@ -60,6 +62,7 @@ class MessagesRequest(Checked, frozen=True, kw_only=True):
     tools: Annotated[Any, Meta(description="Functions that the model may call.")] = None
     tool_choice: Annotated[Any, Meta(description="The type auto, any, none, or tool with its name.")] = None
     thinking: Annotated[Any, Meta(description="The type enabled, adaptive or disabled.")] = None
+    thread: Annotated[Any, Meta(description="The type create, or continue with previous_message_id.")] = None
     timeout: Annotated[float, Meta(gt=0, description="Seconds after which the request ends with 504.")] | None = None
 
     user = None
@@ -235,8 +238,16 @@ class Message(ChatAnswer):
     def translated(self) -> dict[str, Any]:
         """See `ChatAnswer.translated`."""
         request = self.request
-        if request.system is not None:
-            self.said.say("system", "system", request.system)
+        thread = request.thread if isinstance(request.thread, dict) else {"type": request.thread}
+        if thread.get("type") not in (None, "create", "continue"):
+            raise InvalidValue.of("thread.type", thread["type"], "create or continue")
+        continues = thread.get("type") == "continue"
+        held, messages = self.recalled(thread.get("previous_message_id")) if continues else ({}, [])
+        self._held = {name: given for name in HELD if (given := getattr(request, name) or held.get(name)) is not None}
+        if "system" in self._held:
+            self.said.say("system", "system", self._held["system"])
+        for message in messages:
+            self.said.say("thread", **message)
         read_messages(self.said, request.messages)
         choice, parallel = _choice(request.tool_choice)
         return {
@@ -246,7 +257,7 @@ class Message(ChatAnswer):
             "top_p": request.top_p,
             "top_k": request.top_k,
             "stop": request.stop_sequences,
-            "tools": None if request.tools is None else _tools(request.tools),
+            "tools": _tools(self._held["tools"]) if "tools" in self._held else None,
             "tool_choice": choice,
             "parallel_tool_calls": parallel,
             "enable_thinking": _thinking(request.thinking),
@@ -265,6 +276,8 @@ class Message(ChatAnswer):
         for event in self._blocks.close():
             yield event
         whole = self.whole()
+        if self.request.thread is not None:
+            self.keep(whole["id"], self._held)
         ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
         yield {"type": "message_delta", "delta": ended, "usage": whole["usage"]}
         yield {"type": "message_stop"}

@@ -244,8 +244,8 @@ class HttpApplication:
     async def _body(self, request: Request) -> dict[str, Any]:
         """Read and decode the body; raises `UserError` if it is too long, too slow, or not a JSON object."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            # Pages of other sites can send other content types without a CORS preflight request.
+        if kind != "application/json" and (kind or "origin" in request.headers):
+            # Pages of other sites can send other content types, or none, without a CORS preflight request.
             raise InvalidValue.of("content-type", kind, "application/json")
         limit, parts, size = self._gateway.settings.max_request_bytes, [], 0
         try:

@@ -245,6 +245,16 @@ class ChatAnswer:
         with self.said.sent_names():
             return ChatCompletionRequest(messages=self.said.messages, **fields)
 
+    def recalled(self, name: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The fields and messages that were kept of an earlier answer to this caller; raises `UnknownName`."""
+        fields, *messages = self.caller.answers.get(self.caller.owner, str(name))
+        return fields, messages
+
+    def keep(self, name: str, fields: dict[str, Any]) -> None:
+        """Keep the conversation for later requests, without the system message of this one, and with some fields."""
+        own = self.said.places["messages[0]"] in ("instructions", "system")
+        self.caller.answers.put(self.caller.owner, name, [fields, *self.said.messages[own:], self.choice.message()])
+
     @property
     def choice(self) -> ChoiceState:
         """The only completion of formats that have one."""

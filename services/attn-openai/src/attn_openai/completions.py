@@ -346,8 +346,9 @@ async def rerank(request: RerankFields, caller: HttpCaller) -> dict[str, Any]:
     query, *rows = found.rows()
     scores = [_cosine(query, row) for row in rows]
     order = sorted(range(len(scores)), key=lambda place: -scores[place])[: request.top_n or None]
+    shown = request.documents if request.return_documents else ()
     results = [
-        {"index": place, "document": {"text": request.documents[place]}, "relevance_score": scores[place]}
+        {"index": place, "relevance_score": scores[place]} | ({"document": {"text": shown[place]}} if shown else {})
         for place in order
     ]
     usage = {"total_tokens": found.usage.prompt_tokens}

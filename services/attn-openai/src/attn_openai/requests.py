@@ -410,6 +410,7 @@ class RerankFields(EncoderFields, frozen=True, kw_only=True):
     query: Annotated[str, Meta(description="A text.")]
     documents: Annotated[tuple[str, ...], Meta(min_length=1, description="Texts.")]
     top_n: Annotated[int, Meta(ge=0, description="Returns only the nearest documents; 0 returns all.")] | None = None
+    return_documents: Annotated[bool, Meta(description="Returns the documents, too; true if not given.")] = True
 
 
 class TokenizeFields(ModelFields, frozen=True, kw_only=True):

@@ -133,7 +133,7 @@ class ResponseAnswer(ChatAnswer):
         if request.instructions is not None:
             said.say("instructions", "system", request.instructions)
         if request.previous_response_id is not None:
-            for message in self.caller.answers.get(self.caller.owner, request.previous_response_id):
+            for message in self.recalled(request.previous_response_id)[1]:
                 said.say("previous_response_id", **message)
         read_input(said, request.input)
         return dict(
@@ -276,8 +276,7 @@ class ResponseAnswer(ChatAnswer):
         for event in self.close(status):
             yield event
         if self.request.store is not False:
-            kept = self.said.messages[self.request.instructions is not None :]  # they are those of one request
-            self.caller.answers.put(self.caller.owner, self.id, [*kept, self.choice.message()])
+            self.keep(self.id, {})
         self._ended = self.shown(status)
         yield self.event(f"response.{status}", response=self._ended)
 
