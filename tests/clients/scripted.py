@@ -34,6 +34,7 @@ SCRIPT = {
     "last": "The result is 20.",
     "weather": call("Weather", WEATHER),
     "result": call("final_result", WEATHER),
+    "object": call("json", WEATHER),
     "answer": call("final_answer", {"answer": "20"}),
 }
 """What is said in each state of a conversation."""
@@ -54,7 +55,8 @@ TEMPLATE = (
     "{% if m.role == 'user' and 'JSON' in (m.content or '') %}{% set here.json = true %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>"
     "{% set names = tools | map(attribute='function') | map(attribute='name') | join(' ') if tools else '' %}"
-    "{% if 'Weather' in names %}{{ say('weather') }}{% elif 'final_result' in names %}{{ say('result') }}"
+    "{% if 'Weather' in names %}{{ say('weather') }}{% elif names == 'json' %}{{ say('object') }}"
+    "{% elif 'final_result' in names %}{{ say('result') }}"
     "{% elif 'add' in names and here.results == 0 %}{{ say('first') }}"
     "{% elif 'add' in names and here.results == 1 %}{{ say('second') }}"
     "{% elif 'final_answer' in names %}{{ say('answer') }}{% elif 'add' in names %}{{ say('last') }}"

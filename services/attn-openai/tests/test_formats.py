@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+from attn_gateway import GatewaySettings
 
 SAID = [{"role": "user", "content": "to be?"}]
 CUT = {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"a'}
@@ -187,3 +188,19 @@ async def test_log_probabilities_of_a_prompt_are_those_of_its_echo(http: httpx2.
     assert found == pytest.approx(echo["logprobs"]["token_logprobs"][1 : len(found) + 1])
     assert asked["prompt_logprobs"][0] is None
     assert asked["text"] == "" or not asked["text"].startswith("to be")
+
+
+@pytest.mark.parametrize("settings", [GatewaySettings(port=0, http_port=0, cors_origins=("https://mine.example",))])
+async def test_only_pages_of_the_origins_that_are_named_may_call(
+    http: httpx2.AsyncClient, settings: GatewaySettings
+) -> None:
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "content-type,authorization"}
+    mine, other = ({"origin": origin} for origin in ("https://mine.example", "https://other.example"))
+    allowed = await http.options("/v1/chat/completions", headers=mine | asked)
+    assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, mine["origin"])
+    assert "authorization" in allowed.headers["access-control-allow-headers"].lower()
+    assert (await http.options("/v1/chat/completions", headers=other | asked)).status_code == 400
+    body = json.dumps({"model": "tiny", "messages": SAID, "max_tokens": 1}).encode()
+    for headers, status in ((mine | {"content-type": "application/json"}, 200), (other, 400), ({}, 200)):
+        # A page can send a body without a content type unasked, and then names its origin; other clients do not.
+        assert (await http.post("/v1/chat/completions", content=body, headers=headers)).status_code == status

@@ -6,19 +6,18 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from attn_core.errors import AttnError, InvalidValue
 from attn_schema import Usage
 from attn_schema.schema import Checked
-from msgspec import Meta
 
 from attn_openai.caller import HttpCaller
 from attn_openai.chat import ChatAnswer
 from attn_openai.errors import body_of, message_of, status_of
 from attn_openai.messages import require_known
-from attn_openai.requests import IGNORED, StreamOptions
-from attn_openai.streams import Events, Fault, NamedEvents
+from attn_openai.requests import IGNORED, StreamOptions, says
+from attn_openai.streams import Events, NamedEvents
 from attn_openai.translation import Translation
 
 STOP_REASONS = {None: None, "stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -50,20 +49,20 @@ WORDS = {
 class MessagesRequest(Checked, frozen=True, kw_only=True):
     """POST /v1/messages."""
 
-    model: Annotated[str, Meta(description="Name of a loaded model.")]
-    messages: Annotated[Any, Meta(description="The conversation: texts, images, calls, results and thoughts.")]
-    max_tokens: Annotated[int, Meta(description="Maximum number of tokens to generate.")] | None = None
-    system: Annotated[Any, Meta(description="The system message, a text or blocks of text.")] = None
-    temperature: Annotated[float, Meta(description="Divides the logits; 1 if not given.")] | None = None
-    top_p: Annotated[float, Meta(description="Nucleus sampling.")] | None = None
-    top_k: Annotated[int, Meta(description="Samples from the k most likely tokens.")] | None = None
-    stop_sequences: Annotated[Any, Meta(description="Texts before which the completion ends.")] = None
-    stream: Annotated[bool, Meta(description="Answers with server-sent events.")] | None = None
-    tools: Annotated[Any, Meta(description="Functions that the model may call.")] = None
-    tool_choice: Annotated[Any, Meta(description="The type auto, any, none, or tool with its name.")] = None
-    thinking: Annotated[Any, Meta(description="The type enabled, adaptive or disabled.")] = None
-    thread: Annotated[Any, Meta(description="The type create, or continue with previous_message_id.")] = None
-    timeout: Annotated[float, Meta(gt=0, description="Seconds after which the request ends with 504.")] | None = None
+    model: Annotated[str, says("Name of a loaded model.")]
+    messages: Annotated[Any, says("The conversation: texts, images, calls, results and thoughts.")]
+    max_tokens: Annotated[int, says("Maximum number of tokens to generate.")] | None = None
+    system: Annotated[Any, says("The system message, a text or blocks of text.")] = None
+    temperature: Annotated[float, says("Divides the logits; 1 if not given.")] | None = None
+    top_p: Annotated[float, says("Nucleus sampling.")] | None = None
+    top_k: Annotated[int, says("Samples from the k most likely tokens.")] | None = None
+    stop_sequences: Annotated[Any, says("Texts before which the completion ends.")] = None
+    stream: Annotated[bool, says("Answers with server-sent events.")] | None = None
+    tools: Annotated[Any, says("Functions that the model may call.")] = None
+    tool_choice: Annotated[Any, says("The type auto, any, none, or tool with its name.")] = None
+    thinking: Annotated[Any, says("The type enabled, adaptive or disabled.")] = None
+    thread: Annotated[Any, says("The type create, or continue with previous_message_id.")] = None
+    timeout: Annotated[float, says("Seconds after which the request ends with 504.", gt=0)] | None = None
 
     user = None
 
@@ -227,7 +226,6 @@ def error_body(error: AttnError) -> dict[str, Any]:
 class Message(ChatAnswer):
     """POST /v1/messages."""
 
-    fault: ClassVar[Fault] = staticmethod(error_body)
     stream = NamedEvents
     words = WORDS
 

@@ -7,7 +7,7 @@ import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Coroutine
 from importlib.metadata import version
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import structlog
@@ -16,13 +16,15 @@ from attn_gateway import ServingState
 from attn_gateway.call import request_id_in
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from attn_openai import completions, ollama, transcoding
 from attn_openai.answers import AnswerStore
-from attn_openai.anthropic_messages import Message, MessagesRequest, count_tokens
+from attn_openai.anthropic_messages import Message, MessagesRequest, count_tokens, error_body
 from attn_openai.caller import HttpCaller
 from attn_openai.chat import ChatCompletion
 from attn_openai.errors import SlowRequestError, body_of
@@ -50,24 +52,68 @@ from attn_openai.streams import (
 
 BODY_SECONDS = 30.0
 """How long a client may take to send the body of a request."""
-PATHS = {
-    "POST /v1/chat/completions": "The next message of a conversation, with tools, structured output and streaming.",
-    "POST /v1/completions": "Completions of texts or token ids; with echo their log probabilities.",
-    "POST /v1/responses": "Like chat completions, in the format of OpenAI's Responses API.",
-    "POST /v1/messages": "Like chat completions, in the format of Anthropic's Messages API.",
-    "POST /v1/messages/count_tokens": "The length of the prompt of a message.",
-    "POST /v1/embeddings": "A vector for each text, by an encoder.",
-    "POST /score": "How near in meaning texts are, by an encoder, as in vLLM; also /v1/score.",
-    "POST /rerank": "Documents by how near in meaning they are to a text; also /v1/rerank and /v2/rerank.",
-    "POST /api/chat": "Like chat completions, in the format of Ollama's API.",
-    "POST /api/generate": "The answer to one message, in the format of Ollama's API.",
-    "POST /api/embed": "A vector for each text, in the format of Ollama's API.",
-    "POST /api/show": "What is known of a model, in the format of Ollama's API.",
+
+
+class Endpoint(NamedTuple):
+    """What answers requests of the type `kind`: a class that has events, too, or a function with one body."""
+
+    does: str
+    kind: Any
+    answer: Any
+    fault: Fault = body_of
+    other_paths: tuple[str, ...] = ()
+
+
+POSTS = {
+    "/v1/chat/completions": Endpoint(
+        "The next message of a conversation, with tools, structured output and streaming.",
+        ChatCompletionRequest, ChatCompletion,
+    ),
+    "/v1/completions": Endpoint(
+        "Completions of texts or token ids; with echo their log probabilities.",
+        CompletionRequest, completions.Completion,
+    ),
+    "/v1/responses": Endpoint(
+        "Like chat completions, in the format of OpenAI's Responses API.", ResponseRequest, ResponseAnswer
+    ),
+    "/v1/messages": Endpoint(
+        "Like chat completions, in the format of Anthropic's Messages API.", MessagesRequest, Message, error_body
+    ),
+    "/v1/messages/count_tokens": Endpoint(
+        "The length of the prompt of a message.", MessagesRequest, count_tokens, error_body
+    ),
+    "/v1/embeddings": Endpoint("A vector for each text, by an encoder.", EmbeddingsRequest, completions.embed),
+    "/score": Endpoint(
+        "How near in meaning texts are, by an encoder, as in vLLM.", ScoreFields, completions.score,
+        other_paths=("/v1/score",),
+    ),
+    "/rerank": Endpoint(
+        "Documents by how near in meaning they are to a text.", RerankFields, completions.rerank,
+        other_paths=("/v1/rerank", "/v2/rerank"),
+    ),
+    "/tokenize": Endpoint("The token ids of a text or a conversation.", TokenizeFields, completions.tokenize),
+    "/detokenize": Endpoint("The text of token ids.", DetokenizeFields, completions.detokenize),
+    "/api/chat": Endpoint(
+        "Like chat completions, in the format of Ollama's API.",
+        ollama.ChatRequest, ollama.OllamaChat, ollama.error_body,
+    ),
+    "/api/generate": Endpoint(
+        "The answer to one message, in the format of Ollama's API.",
+        ollama.GenerateRequest, ollama.OllamaGenerate, ollama.error_body,
+    ),
+    "/api/embed": Endpoint(
+        "A vector for each text, in the format of Ollama's API.",
+        ollama.EmbedRequest, ollama.embed_texts, ollama.error_body,
+    ),
+    "/api/show": Endpoint(
+        "What is known of a model, in the format of Ollama's API.", ollama.ShowRequest, ollama.show, ollama.error_body
+    ),
+}  # fmt: skip
+"""The bodies that are answered, by path."""
+PATHS = {f"POST {path}": endpoint.does for path, endpoint in POSTS.items()} | {
     "GET /api/tags": "The models that are loaded, in the format of Ollama's API.",
     "GET /api/ps": "The same, with their contexts.",
     "GET /api/version": "The version of this package, in the format of Ollama's API; needs no token.",
-    "POST /tokenize": "The token ids of a text or a conversation.",
-    "POST /detokenize": "The text of token ids.",
     "GET /v1/models": "The models that are loaded.",
     "GET /v1/models/{name:path}": "One model.",
     "GET /metrics": "The metrics for Prometheus; needs a token if the server has tokens.",
@@ -76,10 +122,7 @@ PATHS = {
     "GET /health": "200 while all services are ready, else 503; needs no token.",
     "GET /version": "The version of this package; needs no token.",
 }
-"""The method and path of each supported part of OpenAI's and vLLM's interfaces, with its description."""
-
-ALIASES = {"POST /score": ("/score", "/v1/score"), "POST /rerank": ("/rerank", "/v1/rerank", "/v2/rerank")}
-"""All paths of what has several."""
+"""The method and path of each supported part of these interfaces, with its description."""
 
 BEARER = re.compile(r"^bearer +", re.IGNORECASE)
 """The scheme of a token, in which HTTP does not distinguish capitals."""
@@ -89,23 +132,6 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 CALL_PATH = "/{service}/{method}"
 """The path of a gRPC call."""
 
-REQUESTS: dict[str, type[msgspec.Struct]] = {
-    "/v1/chat/completions": ChatCompletionRequest,
-    "/v1/completions": CompletionRequest,
-    "/v1/responses": ResponseRequest,
-    "/v1/messages": MessagesRequest,
-    "/v1/messages/count_tokens": MessagesRequest,
-    "/v1/embeddings": EmbeddingsRequest,
-    "/score": ScoreFields,
-    "/rerank": RerankFields,
-    "/tokenize": TokenizeFields,
-    "/detokenize": DetokenizeFields,
-    "/api/chat": ollama.ChatRequest,
-    "/api/generate": ollama.GenerateRequest,
-}
-"""The types of request bodies, by path."""
-
-Answer: TypeAlias = Callable[[Any, HttpCaller], Coroutine[Any, Any, dict[str, Any]]]
 Handle: TypeAlias = Callable[[Request, HttpCaller], Awaitable[Any]]
 
 
@@ -125,24 +151,20 @@ class HttpApplication:
     def __init__(self, gateway: ServingState) -> None:
         self._gateway = gateway
         self._caches: dict[str, Any] = {"kv_tokens": {}, "templates": {}, "answers": AnswerStore()}
-        self.app = Starlette(routes=self._routes(), exception_handlers={HTTPException: _unknown_path})
+        allowed: dict[str, Any] = {
+            "allow_origins": gateway.settings.cors_origins,
+            "allow_methods": ["*"],
+            "allow_headers": ["*"],
+        }
+        middleware = [Middleware(CORSMiddleware, **allowed)] if gateway.settings.cors_origins else []
+        self.app = Starlette(
+            routes=self._routes(),
+            middleware=[pages] if origins else [],
+            exception_handlers={HTTPException: _unknown_path},
+        )
 
     def _routes(self) -> list[Route]:
-        answers = {
-            "POST /v1/chat/completions": self._text(ChatCompletionRequest, ChatCompletion),
-            "POST /v1/completions": self._text(CompletionRequest, completions.Completion),
-            "POST /v1/responses": self._text(ResponseRequest, ResponseAnswer),
-            "POST /v1/messages": self._text(MessagesRequest, Message),
-            "POST /v1/messages/count_tokens": self._json(MessagesRequest, count_tokens, Message.fault),
-            "POST /v1/embeddings": self._json(EmbeddingsRequest, completions.embed),
-            "POST /score": self._json(ScoreFields, completions.score),
-            "POST /rerank": self._json(RerankFields, completions.rerank),
-            "POST /tokenize": self._json(TokenizeFields, completions.tokenize),
-            "POST /detokenize": self._json(DetokenizeFields, completions.detokenize),
-            "POST /api/chat": self._text(ollama.ChatRequest, ollama.OllamaChat),
-            "POST /api/generate": self._text(ollama.GenerateRequest, ollama.OllamaGenerate),
-            "POST /api/embed": self._json(ollama.EmbedRequest, ollama.embed_texts, ollama.error_body),
-            "POST /api/show": self._json(ollama.ShowRequest, ollama.show, ollama.error_body),
+        answers = {f"POST {path}": self._post(endpoint) for path, endpoint in POSTS.items()} | {
             "GET /api/tags": self._told(ollama.tags, ollama.error_body),
             "GET /api/ps": self._told(ollama.running, ollama.error_body),
             "GET /api/version": self._version,
@@ -162,31 +184,24 @@ class HttpApplication:
             "POST /ui/data/check": self._guarded(self._page_data(pages.check)),
             "GET /ui/{path:path}": pages.file,
         }
-        paths = {key: (key.split()[1],) for key in PATHS | PAGE_PATHS} | ALIASES
-        named = [Route(path, answers[key], methods=[key.split()[0]]) for key, found in paths.items() for path in found]
+        named = [Route(key.split()[1], answers[key], methods=[key.split()[0]]) for key in PATHS | PAGE_PATHS]
+        for path, endpoint in POSTS.items():
+            named += [Route(other, answers[f"POST {path}"], methods=["POST"]) for other in endpoint.other_paths]
         return [*named, Route(CALL_PATH, self._guarded(self._call), methods=["POST"])]
 
-    def _text(self, kind: Any, answer: Any) -> Any:
-        """An endpoint for requests of type `kind`, which `answer`, a class, answers with one body or a stream."""
-
+    def _post(self, endpoint: Endpoint) -> Any:
         async def handle(request: Request, caller: HttpCaller) -> Any:
-            body = kind.read(await self._body(request))
+            body = endpoint.kind.read(await self._body(request))
             structlog.contextvars.bind_contextvars(**({"user": body.user} if body.user else {}))
-            made = answer(body, caller.until(body.timeout))
+            timed, answer = caller.until(body.timeout), endpoint.answer
+            if not isinstance(answer, type):
+                return json_response(await unless_gone(request.receive, answer(body, timed)))
+            made: Any = answer(body, timed)
             if body.stream:
-                return answer.stream(made.events(), caller.request_id, answer.fault)
+                return made.stream(made.events(), caller.request_id, endpoint.fault)
             return json_response(await unless_gone(request.receive, made.complete()))
 
-        return self._guarded(handle, answer.fault)
-
-    def _json(self, kind: Any, answer: Answer, fault: Fault = body_of) -> Any:
-        """An endpoint for requests of type `kind`, which is answered with one body."""
-
-        async def handle(request: Request, caller: HttpCaller) -> Any:
-            body = kind.read(await self._body(request))
-            return json_response(await unless_gone(request.receive, answer(body, caller.until(body.timeout))))
-
-        return self._guarded(handle, fault)
+        return self._guarded(handle, endpoint.fault)
 
     def _told(self, answer: Callable[[HttpCaller], Coroutine[Any, Any, Any]], fault: Fault = body_of) -> Any:
         """An endpoint without a body."""
@@ -281,7 +296,8 @@ class HttpApplication:
         return JsonLines(transcoding.stream(row, message, timed, lists=lists), caller.request_id)
 
     def _document(self) -> Any:
-        return transcoding.openapi(self._gateway.calls, PATHS | PAGE_PATHS, REQUESTS, version("attn-openai"))
+        kinds = {path: endpoint.kind for path, endpoint in POSTS.items()}
+        return transcoding.openapi(self._gateway.calls, PATHS | PAGE_PATHS, kinds, version("attn-openai"))
 
     async def _openapi(self, _: Request) -> Response:
         return json_response(self._document())

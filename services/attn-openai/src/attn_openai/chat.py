@@ -14,11 +14,10 @@ from attn_schema import FinishReason, GenerateRequest, OutputDelta, Prompt, Samp
 from attn_schema.methods import GENERATE
 
 from attn_openai.caller import HttpCaller
-from attn_openai.errors import body_of
 from attn_openai.messages import turns_of
 from attn_openai.output_reader import CallArguments, CallBegin, OutputReader, Part, Text, Thought
 from attn_openai.requests import ChatCompletionRequest, answer_schema
-from attn_openai.streams import Chunks, Events, Fault, JsonLines
+from attn_openai.streams import Chunks, Events, JsonLines
 from attn_openai.templates import ChatTemplate, Turn, require_written
 from attn_openai.tools import Choice, OutputGrammar, Tools
 from attn_openai.translation import Translation
@@ -222,7 +221,6 @@ class ChatAnswer:
     a stream, and what the `whole` answer is after the last event.
     """
 
-    fault: ClassVar[Fault] = staticmethod(body_of)
     stream: ClassVar[type[JsonLines]] = Chunks
     words: ClassVar[Mapping[str, str]] = {}
     """The names of fields that are others in a chat completion; see `Translation`."""

@@ -34,7 +34,6 @@ from attn_schema.methods import EMBED, GENERATE, LIST_MODELS, SCORE, ListModelsR
 
 from attn_openai.caller import HttpCaller
 from attn_openai.chat import FINISH_REASONS, Conversation, usage_of
-from attn_openai.errors import body_of
 from attn_openai.messages import turns_of
 from attn_openai.requests import (
     MAX_PROMPTS,
@@ -48,7 +47,7 @@ from attn_openai.requests import (
     TokenizeFields,
     renamed,
 )
-from attn_openai.streams import Chunks, Events, Fault, JsonLines
+from attn_openai.streams import Chunks, Events, JsonLines
 from attn_openai.tools import Tools
 
 PAGE_SIZE = 1000
@@ -142,7 +141,6 @@ class Echo(NamedTuple):
 class Completion:
     """POST /v1/completions; choice i is completion i modulo n of prompt i // n."""
 
-    fault: ClassVar[Fault] = staticmethod(body_of)
     stream: ClassVar[type[JsonLines]] = Chunks
 
     def __init__(self, request: CompletionRequest, caller: HttpCaller) -> None:
@@ -324,11 +322,10 @@ def _cosine(left: Sequence[float], right: Sequence[float]) -> float:
 
 async def score(request: ScoreFields, caller: HttpCaller) -> dict[str, Any]:
     """POST /score, as vLLM with an encoder of texts: the cosine of each pair of vectors."""
-    left, right = ([text] if isinstance(text, str) else list(text or ()) for text in (request.text_1, request.text_2))
-    prompts = [prompts_of(texts, name, MAX_EMBED_TEXTS) for name, texts in (("text_1", left), ("text_2", right))]
+    left, right = (prompts_of(getattr(request, name), name, MAX_EMBED_TEXTS) for name in ("text_1", "text_2"))
     if len(left) not in (1, len(right)):
         raise InvalidValue.of("text_1", f"{len(left)} texts", f"1 or {len(right)}, as many as in text_2")
-    found = await _embedded(request, "text_2", [*prompts[0], *prompts[1]], caller)
+    found = await _embedded(request, "text_2", [*left, *right], caller)
     rows = found.rows()
     firsts, seconds = rows[: len(left)] * (len(right) // len(left)), rows[len(left) :]
     data = [

@@ -7,20 +7,19 @@ import time
 from collections.abc import Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from attn_core.errors import AttnError, InvalidValue
 from attn_schema import ModelInfo
 from attn_schema.schema import Checked
-from msgspec import Meta
 
 from attn_openai.caller import HttpCaller
 from attn_openai.chat import ChatAnswer, logprobs_of
 from attn_openai.completions import embed, loaded_models
 from attn_openai.errors import message_of
 from attn_openai.messages import require_known
-from attn_openai.requests import EmbeddingsRequest, ModelFields, StreamOptions
-from attn_openai.streams import Events, Fault, JsonLines
+from attn_openai.requests import EmbeddingsRequest, ModelFields, StreamOptions, says
+from attn_openai.streams import Events, JsonLines
 from attn_openai.translation import Translation
 
 OPTIONS = {
@@ -53,13 +52,13 @@ WORDS = {rf"^{ours}$": f"options.{theirs}" for theirs, ours in OPTIONS.items()} 
 class OllamaFields(Checked, frozen=True, kw_only=True):
     """The common fields of /api/chat and /api/generate."""
 
-    model: Annotated[str, Meta(description="Name of a loaded model; GET /api/tags lists them.")]
-    stream: Annotated[bool, Meta(description="Answers with lines of JSON.")] = True
-    format: Annotated[Any, Meta(description="The text json, or a JSON schema.")] = None
-    options: Annotated[dict[str, Any], Meta(description="Options of sampling.")] = {}  # noqa: RUF012 - msgspec copies it
-    think: Annotated[bool | str, Meta(description="Thoughts before the answer, or their effort.")] | None = None
-    logprobs: Annotated[bool, Meta(description="Returns the log probability of each token.")] | None = None
-    top_logprobs: Annotated[int, Meta(description="Number of most likely tokens at each position.")] | None = None
+    model: Annotated[str, says("Name of a loaded model; GET /api/tags lists them.")]
+    stream: Annotated[bool, says("Answers with lines of JSON.")] = True
+    format: Annotated[Any, says("The text json, or a JSON schema.")] = None
+    options: Annotated[dict[str, Any], says("Options of sampling.")] = {}  # noqa: RUF012 - msgspec copies it
+    think: Annotated[bool | str, says("Thoughts before the answer, or their effort.")] | None = None
+    logprobs: Annotated[bool, says("Returns the log probability of each token.")] | None = None
+    top_logprobs: Annotated[int, says("Number of most likely tokens at each position.")] | None = None
 
     user = None
     timeout = None
@@ -102,16 +101,16 @@ class OllamaFields(Checked, frozen=True, kw_only=True):
 class ChatRequest(OllamaFields, frozen=True, kw_only=True):
     """POST /api/chat."""
 
-    messages: Annotated[Any, Meta(description="The conversation, oldest message first.")] = ()
-    tools: Annotated[Any, Meta(description="Functions that the model may call.")] = None
+    messages: Annotated[Any, says("The conversation, oldest message first.")] = ()
+    tools: Annotated[Any, says("Functions that the model may call.")] = None
 
 
 class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
     """POST /api/generate: the answer to one message."""
 
-    prompt: Annotated[str, Meta(description="The message.")] = ""
-    system: Annotated[str, Meta(description="The system message.")] | None = None
-    images: Annotated[tuple[str, ...], Meta(description="Images, in base64.")] = ()
+    prompt: Annotated[str, says("The message.")] = ""
+    system: Annotated[str, says("The system message.")] | None = None
+    images: Annotated[tuple[str, ...], says("Images, in base64.")] = ()
 
 
 def read_messages(said: Translation, messages: Any) -> None:
@@ -145,6 +144,8 @@ def add_images(said: Translation, place: str, images: Any) -> None:
     """Add images to the last message, before its text as Ollama does; raises `InvalidValue`."""
     if not images:
         return
+    if not isinstance(images, list | tuple):
+        raise InvalidValue.of(f"{place}images", images, "a list of images in base64")
     text, said.messages[-1]["content"] = said.messages[-1]["content"], []
     for number, image in enumerate(images):
         url = f"data:image/any;base64,{image}"
@@ -160,7 +161,6 @@ def error_body(error: AttnError) -> dict[str, Any]:
 class OllamaChat(ChatAnswer):
     """POST /api/chat."""
 
-    fault: ClassVar[Fault] = staticmethod(error_body)
     stream = JsonLines
     words = WORDS
 
@@ -277,9 +277,9 @@ def _as_response(event: dict[str, Any]) -> dict[str, Any]:
 class EmbedRequest(ModelFields, frozen=True, kw_only=True):
     """POST /api/embed."""
 
-    input: Annotated[Any, Meta(description="A text or a list of texts.")]
-    truncate: Annotated[bool, Meta(description="Cuts texts to the model's context; true if not given.")] = True
-    dimensions: Annotated[int, Meta(ge=1, description="Keeps only this many first components.")] | None = None
+    input: Annotated[Any, says("A text or a list of texts.")]
+    truncate: Annotated[bool, says("Cuts texts to the model's context; true if not given.")] = True
+    dimensions: Annotated[int, says("Keeps only this many first components.", ge=1)] | None = None
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -334,7 +334,7 @@ async def running(caller: HttpCaller) -> dict[str, Any]:
 class ShowRequest(ModelFields, frozen=True, kw_only=True):
     """POST /api/show."""
 
-    verbose: Annotated[bool, Meta(description="Changes nothing.")] = False
+    verbose: Annotated[bool, says("Changes nothing.")] = False
 
 
 async def show(request: ShowRequest, caller: HttpCaller) -> dict[str, Any]:
