@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import string
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from attn_gateway import GatewaySettings
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
-from attn_models.tokenizers import Tokenizer
+from attn_models.tokenizers import Tokenizer, character_tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer
 from attn_schema import EngineConfig
 from attn_schema.decoder import DecoderConfig
@@ -347,3 +348,19 @@ async def test_a_message_of_anthropics_format_is_the_chat_completion_of_the_same
         assert refused.status_code == 400
         assert refused.json()["type"] == "error"
         assert refused.json()["error"]["message"].startswith(field)
+
+
+async def test_tools_are_refused_by_name_where_the_vocabulary_is_too_small_to_know_the_template(
+    http: httpx2.AsyncClient, home: Path, inference: Any
+) -> None:
+    plain = character_tokenizer("".join(sorted(set(string.printable) - set("zq"))))
+    plain.settings = dataclasses.replace(plain.settings, chat_template=TEMPLATE)
+    config = DecoderConfig(
+        vocab_size=plain.vocab_size, max_seq_len=512, hidden_size=32, num_layers=1, num_heads=4, mechanism="mha"
+    )
+    save_model(home / "models" / "characters", Decoder(config), plain)
+    await inference.served.load("characters", "", EngineConfig(num_threads=1))
+    given = {"model": "characters", "enable_thinking": False}
+    assert (await chat(http, **given)).status_code == 200
+    refused = await chat(http, **given, tools=[WEATHER])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")

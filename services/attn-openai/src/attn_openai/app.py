@@ -60,56 +60,29 @@ class Endpoint(NamedTuple):
     does: str
     kind: Any
     answer: Any
-    fault: Fault = body_of
-    other_paths: tuple[str, ...] = ()
 
 
 POSTS = {
-    "/v1/chat/completions": Endpoint(
-        "The next message of a conversation, with tools, structured output and streaming.",
-        ChatCompletionRequest, ChatCompletion,
-    ),
-    "/v1/completions": Endpoint(
-        "Completions of texts or token ids; with echo their log probabilities.",
-        CompletionRequest, completions.Completion,
-    ),
-    "/v1/responses": Endpoint(
-        "Like chat completions, in the format of OpenAI's Responses API.", ResponseRequest, ResponseAnswer
-    ),
-    "/v1/messages": Endpoint(
-        "Like chat completions, in the format of Anthropic's Messages API.", MessagesRequest, Message, error_body
-    ),
-    "/v1/messages/count_tokens": Endpoint(
-        "The length of the prompt of a message.", MessagesRequest, count_tokens, error_body
-    ),
+    "/v1/chat/completions": Endpoint("The next message of a conversation.", ChatCompletionRequest, ChatCompletion),
+    "/v1/completions": Endpoint("Completions of texts or token ids.", CompletionRequest, completions.Completion),
+    "/v1/responses": Endpoint("Like chat completions, in the Responses format.", ResponseRequest, ResponseAnswer),
+    "/v1/messages": Endpoint("Like chat completions, in Anthropic's format.", MessagesRequest, Message),
+    "/v1/messages/count_tokens": Endpoint("The length of the prompt of a message.", MessagesRequest, count_tokens),
     "/v1/embeddings": Endpoint("A vector for each text, by an encoder.", EmbeddingsRequest, completions.embed),
-    "/score": Endpoint(
-        "How near in meaning texts are, by an encoder, as in vLLM.", ScoreFields, completions.score,
-        other_paths=("/v1/score",),
-    ),
-    "/rerank": Endpoint(
-        "Documents by how near in meaning they are to a text.", RerankFields, completions.rerank,
-        other_paths=("/v1/rerank", "/v2/rerank"),
-    ),
+    "/score": Endpoint("How near in meaning texts are, by an encoder.", ScoreFields, completions.score),
+    "/rerank": Endpoint("Documents by how near in meaning they are to a text.", RerankFields, completions.rerank),
     "/tokenize": Endpoint("The token ids of a text or a conversation.", TokenizeFields, completions.tokenize),
     "/detokenize": Endpoint("The text of token ids.", DetokenizeFields, completions.detokenize),
-    "/api/chat": Endpoint(
-        "Like chat completions, in the format of Ollama's API.",
-        ollama.ChatRequest, ollama.OllamaChat, ollama.error_body,
-    ),
-    "/api/generate": Endpoint(
-        "The answer to one message, in the format of Ollama's API.",
-        ollama.GenerateRequest, ollama.OllamaGenerate, ollama.error_body,
-    ),
-    "/api/embed": Endpoint(
-        "A vector for each text, in the format of Ollama's API.",
-        ollama.EmbedRequest, ollama.embed_texts, ollama.error_body,
-    ),
-    "/api/show": Endpoint(
-        "What is known of a model, in the format of Ollama's API.", ollama.ShowRequest, ollama.show, ollama.error_body
-    ),
-}  # fmt: skip
+    "/api/chat": Endpoint("Like chat completions, in Ollama's format.", ollama.ChatRequest, ollama.OllamaChat),
+    "/api/generate": Endpoint("An answer, in Ollama's format.", ollama.GenerateRequest, ollama.OllamaGenerate),
+    "/api/embed": Endpoint("A vector for each text, in Ollama's format.", ollama.EmbedRequest, ollama.embed_texts),
+    "/api/show": Endpoint("What is known of a model, in Ollama's format.", ollama.ShowRequest, ollama.show),
+}
 """The bodies that are answered, by path."""
+ALIASES = {"/v1/score": "/score", "/v1/rerank": "/rerank", "/v2/rerank": "/rerank"}
+"""Further paths."""
+FAULTS = {"/v1/messages": error_body, "/api/": ollama.error_body}
+"""How errors are shown below these paths; elsewhere in OpenAI's format."""
 PATHS = {f"POST {path}": endpoint.does for path, endpoint in POSTS.items()} | {
     "GET /api/tags": "The models that are loaded, in the format of Ollama's API.",
     "GET /api/ps": "The same, with their contexts.",
@@ -151,22 +124,15 @@ class HttpApplication:
     def __init__(self, gateway: ServingState) -> None:
         self._gateway = gateway
         self._caches: dict[str, Any] = {"kv_tokens": {}, "templates": {}, "answers": AnswerStore()}
-        allowed: dict[str, Any] = {
-            "allow_origins": gateway.settings.cors_origins,
-            "allow_methods": ["*"],
-            "allow_headers": ["*"],
-        }
-        middleware = [Middleware(CORSMiddleware, **allowed)] if gateway.settings.cors_origins else []
-        self.app = Starlette(
-            routes=self._routes(),
-            middleware=[pages] if origins else [],
-            exception_handlers={HTTPException: _unknown_path},
-        )
+        origins = gateway.settings.cors_origins
+        cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        around, errors = [cors] if origins else [], {HTTPException: _unknown_path}
+        self.app = Starlette(routes=self._routes(), middleware=around, exception_handlers=errors)
 
     def _routes(self) -> list[Route]:
-        answers = {f"POST {path}": self._post(endpoint) for path, endpoint in POSTS.items()} | {
-            "GET /api/tags": self._told(ollama.tags, ollama.error_body),
-            "GET /api/ps": self._told(ollama.running, ollama.error_body),
+        answers = {f"POST {path}": self._guarded(self._post(endpoint)) for path, endpoint in POSTS.items()} | {
+            "GET /api/tags": self._told(ollama.tags),
+            "GET /api/ps": self._told(ollama.running),
             "GET /api/version": self._version,
             "GET /v1/models": self._told(completions.models),
             "GET /v1/models/{name:path}": self._guarded(self._model),
@@ -185,11 +151,10 @@ class HttpApplication:
             "GET /ui/{path:path}": pages.file,
         }
         named = [Route(key.split()[1], answers[key], methods=[key.split()[0]]) for key in PATHS | PAGE_PATHS]
-        for path, endpoint in POSTS.items():
-            named += [Route(other, answers[f"POST {path}"], methods=["POST"]) for other in endpoint.other_paths]
+        named += [Route(other, answers[f"POST {path}"], methods=["POST"]) for other, path in ALIASES.items()]
         return [*named, Route(CALL_PATH, self._guarded(self._call), methods=["POST"])]
 
-    def _post(self, endpoint: Endpoint) -> Any:
+    def _post(self, endpoint: Endpoint) -> Handle:
         async def handle(request: Request, caller: HttpCaller) -> Any:
             body = endpoint.kind.read(await self._body(request))
             structlog.contextvars.bind_contextvars(**({"user": body.user} if body.user else {}))
@@ -198,18 +163,18 @@ class HttpApplication:
                 return json_response(await unless_gone(request.receive, answer(body, timed)))
             made: Any = answer(body, timed)
             if body.stream:
-                return made.stream(made.events(), caller.request_id, endpoint.fault)
+                return made.stream(made.events(), caller.request_id, fault_of(request))
             return json_response(await unless_gone(request.receive, made.complete()))
 
-        return self._guarded(handle, endpoint.fault)
+        return handle
 
-    def _told(self, answer: Callable[[HttpCaller], Coroutine[Any, Any, Any]], fault: Fault = body_of) -> Any:
+    def _told(self, answer: Callable[[HttpCaller], Coroutine[Any, Any, Any]]) -> Any:
         """An endpoint without a body."""
 
         async def handle(request: Request, caller: HttpCaller) -> Any:
             return json_response(await unless_gone(request.receive, answer(caller)))
 
-        return self._guarded(handle, fault)
+        return self._guarded(handle)
 
     @staticmethod
     def _page_data(answer: Callable[[Request, HttpCaller], Coroutine[Any, Any, Any]]) -> Any:
@@ -218,7 +183,7 @@ class HttpApplication:
 
         return handle
 
-    def _guarded(self, handle: Handle, fault: Fault = body_of) -> Any:
+    def _guarded(self, handle: Handle) -> Any:
         """An endpoint that responds with the result of `handle`, or with the error that it raises."""
 
         async def endpoint(request: Request) -> Any:
@@ -233,7 +198,7 @@ class HttpApplication:
             except CallerGoneError:
                 return Response(status_code=499)
             except Exception as error:  # noqa: BLE001 - the last place that can answer it
-                response = error_response(shown_error(error, request_id), fault)
+                response = error_response(shown_error(error, request_id), fault_of(request))
             if isinstance(response, Response):
                 response.headers["x-request-id"] = request_id
             return response
@@ -317,6 +282,11 @@ class HttpApplication:
         return json_response({"version": version("attn-openai")})
 
 
+def fault_of(request: Request) -> Fault:
+    """How an error is shown below the path of a request."""
+    return next((fault for start, fault in FAULTS.items() if request.url.path.startswith(start)), body_of)
+
+
 def is_own_host(name: str) -> bool:
     """Whether a host name cannot belong to a web site: localhost or an IP address."""
     try:
@@ -332,7 +302,7 @@ async def _unknown_path(request: Request, error: Exception) -> Response:
     named = [route for route in routes if route.path != CALL_PATH]
     if status == 404 or not any(route.path_regex.match(request.url.path) for route in named):
         paths = [route.path for route in named if not route.path.startswith("/ui")]
-        return error_response(UnknownName.of("path", request.url.path, paths))
+        return error_response(UnknownName.of("path", request.url.path, paths), fault_of(request))
     headers = error.headers if isinstance(error, HTTPException) else None  # Allow, with 405
     body = body_of(UserError(f"{request.method} is not allowed for {request.url.path}"))
     return json_response(body, status, dict(headers or {}))

@@ -80,6 +80,9 @@ class Conversation:
 
     async def read(self, model: str, template: ChatTemplate, caller: HttpCaller) -> tuple[Prompt, Tokenization]:
         """The prompt and its tokens; raises `InvalidValue` for what the template leaves out."""
+        if template.unspelled and (self.tools.functions or any(turn.calls for turn in self.turns)):
+            field = "tools" if self.tools.functions else "messages"
+            raise InvalidValue(f"{field}: the vocabulary is too small for calls: {template.unspelled}", field=field)
         prompt = self.prompt(template)
         try:
             found = await caller.tokenize(model, prompt)

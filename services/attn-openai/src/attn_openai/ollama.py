@@ -187,9 +187,9 @@ class OllamaChat(ChatAnswer):
     async def events(self) -> Events:
         """Yield the parts of the message; a call is one part, with all of its arguments."""
         if self._only_loads:
-            self._end = self._shown({}, done=True, done_reason="load")
             await self.caller.model(self.request.model)
-            yield self._end
+            self._end = {"done": True, "done_reason": "load"}
+            yield self._shown({}, **self._end)
             return
         await self.begin()
         async with aclosing(self.steps()) as steps:
@@ -205,8 +205,8 @@ class OllamaChat(ChatAnswer):
                     yield self._shown({}, **logprobs)
                 if delta.finish_reason is not None and choice.calls:
                     yield self._shown({"tool_calls": self._calls()})
-        self._end = self._shown({}, done=True, **self._counts())
-        yield self._end
+        self._end = {"done": True, **self._counts()}
+        yield self._shown({}, **self._end)
 
     def _calls(self) -> list[dict[str, Any]]:
         """The calls that are whole; arguments that were cut off are no object."""
@@ -229,13 +229,13 @@ class OllamaChat(ChatAnswer):
     def whole(self) -> dict[str, Any]:
         """The whole message."""
         if self._only_loads:
-            return self._end
+            return self._shown({}, **self._end)
         choice, calls = self.choice, self._calls()
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text}
+        message: dict[str, Any] = {"content": choice.text}
         message |= {"thinking": choice.thought} if choice.thought else {}
         message |= {"tool_calls": calls} if calls else {}
         logprobs = {"logprobs": logprobs_of(choice.tokens)} if self.request.logprobs else {}
-        return {**self._end, "message": message, **logprobs}
+        return self._shown(message, **self._end, **logprobs)
 
 
 class OllamaGenerate(OllamaChat):
@@ -255,23 +255,10 @@ class OllamaGenerate(OllamaChat):
     def _only_loads(self) -> bool:
         return not self.request.prompt
 
-    async def events(self) -> Events:
-        """Yield the parts of the answer."""
-        async with aclosing(super().events()) as events:
-            async for event in events:
-                yield _as_response(event)
-
-    def whole(self) -> dict[str, Any]:
-        """The whole answer."""
-        return _as_response(super().whole())
-
-
-def _as_response(event: dict[str, Any]) -> dict[str, Any]:
-    """An event of /api/chat as one of /api/generate."""
-    shown = dict(event)
-    message = shown.pop("message")
-    shown["response"] = message["content"]
-    return shown | ({"thinking": message["thinking"]} if "thinking" in message else {})
+    def _shown(self, message: dict[str, Any], **facts: Any) -> dict[str, Any]:
+        shown = super()._shown(message, **facts)
+        said = shown.pop("message")
+        return shown | {"response": said["content"]} | ({"thinking": said["thinking"]} if "thinking" in said else {})
 
 
 class EmbedRequest(ModelFields, frozen=True, kw_only=True):
