@@ -81,9 +81,7 @@ class StreamOptions(Checked, frozen=True, kw_only=True):
 
     include_usage: Annotated[bool, says("Ends the stream with the usage of the whole request.")] = False
     continuous_usage_stats: Annotated[bool, says("vLLM: the usage so far, in every chunk.")] = False
-    include_obfuscation: Annotated[
-        bool, says("Ignored, as no padding against the guessing of lengths is added.")
-    ] = False  # fmt: skip
+    include_obfuscation: Annotated[bool, says("Ignored; no padding is added.")] = False
 
 
 class StructuredOutputs(Checked, frozen=True, kw_only=True):
@@ -125,9 +123,7 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
     user: Annotated[str, says("Name of the end user, for the server's log.")] | None = None
     timeout: Annotated[float, says("Seconds after which the request ends with 504.", gt=0)] | None = None
     top_k: Annotated[int, says("vLLM: samples from the k most likely tokens; 0 or -1 from all.")] | None = None
-    min_p: (
-        Annotated[float, says("vLLM: minimum probability of a token, relative to that of the most likely one.")] | None
-    ) = None
+    min_p: Annotated[float, says("vLLM: least probability, relative to the likeliest token's.")] | None = None
     typical_p: Annotated[float, says("Locally typical sampling.")] | None = None
     repetition_penalty: Annotated[float, says("vLLM: above 1 discourages repetition.")] | None = None
     min_tokens: Annotated[int, says("vLLM: no end of sequence before this many tokens.")] | None = None
@@ -140,9 +136,7 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
     length_penalty: Annotated[float, says("vLLM: with beam search.")] | None = None
     early_stopping: Annotated[Any, says("vLLM: with beam search; false, true or never.")] = None
     num_speculative_tokens: Annotated[int, says("Draft tokens per step.")] | None = None
-    skip_special_tokens: (
-        Annotated[bool, says("vLLM: leaves special tokens out of the text; true if not given.")] | None
-    ) = None
+    skip_special_tokens: Annotated[bool, says("vLLM: leaves them out of the text, as if not given.")] | None = None
     structured_outputs: Annotated[StructuredOutputs, says("vLLM: constrains the text.")] | None = None
 
     def __post_init__(self) -> None:
@@ -273,13 +267,9 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[Any, says("The conversation, oldest message first.")]
-    max_completion_tokens: Annotated[
-        int, says("Maximum number of tokens to generate; by default as many as the context holds.")
-    ] | None = None  # fmt: skip
+    max_completion_tokens: Annotated[int, says("By default as many tokens as the context holds.")] | None = None
     logprobs: Annotated[bool, says("Returns the log probability of each token.")] | None = None
-    top_logprobs: Annotated[
-        int, says("Number of most likely tokens to return at each position, from 0 to 20; needs logprobs.")
-    ] | None = None  # fmt: skip
+    top_logprobs: Annotated[int, says("Most likely tokens to return, from 0 to 20; needs logprobs.")] | None = None
     response_format: Annotated[Any, says("text, json_object or json_schema.")] = None
     tools: Annotated[Any, says("Functions that the model may call.")] = None
     tool_choice: Annotated[Any, says("none, auto, required, or a function that is to be called.")] = None
@@ -289,9 +279,7 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):
     reasoning_effort: Annotated[str, says("For the chat template; none turns thoughts off, if it can.")] | None = None
     enable_thinking: Annotated[bool, says("For the chat template: thoughts before the answer.")] | None = None
     add_generation_prompt: Annotated[bool, says("vLLM: begins an answer; true if not given.")] | None = None
-    continue_final_message: (
-        Annotated[bool, says("vLLM: continues the last message instead of beginning another.")] | None
-    ) = None
+    continue_final_message: Annotated[bool, says("vLLM: continues the last message.")] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -331,13 +319,9 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
 
     prompt: Annotated[Any, says("A text, token ids, or a list of either; at most 128 prompts.")]
     echo: Annotated[bool, says("Returns the prompt before its completion.")] | None = None
-    logprobs: Annotated[
-        int, says("Returns the log probability of each token, and of this many most likely ones.", ge=0)
-    ] | None = None  # fmt: skip
+    logprobs: Annotated[int, says("Also of this many most likely tokens.", ge=0)] | None = None
     best_of: Annotated[int, says("Must equal n.")] | None = None
-    prompt_logprobs: Annotated[
-        int, says("vLLM: the log probabilities of the prompt's tokens, and of this many most likely.", ge=0)
-    ] | None = None  # fmt: skip
+    prompt_logprobs: Annotated[int, says("vLLM: the same of the prompt's tokens.", ge=0)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -369,7 +353,7 @@ class EncoderFields(ModelFields, frozen=True, kw_only=True):
     """The common fields of requests to an encoder."""
 
     truncate_prompt_tokens: Annotated[
-        int, says("vLLM: texts are cut to this many tokens; -1 is the model's context.", ge=-1)
+        int, says("vLLM: the most tokens of a text; -1 as many as fit.", ge=-1)
     ] | None = None  # fmt: skip
 
 
@@ -377,12 +361,8 @@ class EmbeddingsRequest(EncoderFields, frozen=True, kw_only=True):
     """POST /v1/embeddings."""
 
     input: Annotated[Any, says("A text, token ids of the model's own vocabulary, or a list of either.")]
-    encoding_format: Annotated[
-        Literal["float", "base64"], says("Numbers, or float32 in little-endian order as base64.")
-    ] | None = None  # fmt: skip
-    dimensions: Annotated[
-        int, says("Keeps only this many first components of each vector, scaled to length 1.", ge=1)
-    ] | None = None  # fmt: skip
+    encoding_format: Annotated[Literal["float", "base64"], says("As base64: little-endian float32.")] | None = None
+    dimensions: Annotated[int, says("The first components to keep, at length 1.", ge=1)] | None = None
 
 
 class ScoreFields(EncoderFields, frozen=True, kw_only=True):
@@ -410,9 +390,7 @@ class TokenizeFields(ModelFields, frozen=True, kw_only=True):
     chat_template_kwargs: Annotated[Any, says("Further values for the chat template.")] = None
     add_generation_prompt: Annotated[bool, says("Begins an answer; true if not given.")] | None = None
     continue_final_message: Annotated[bool, says("Continues the last message.")] | None = None
-    add_special_tokens: (
-        Annotated[bool, says("True with prompt and false with messages, whose template has them.")] | None
-    ) = None
+    add_special_tokens: Annotated[bool, says("True with prompt, else false.")] | None = None
     return_token_strs: Annotated[bool, says("Returns the tokens as texts, too.")] | None = None
 
     def __post_init__(self) -> None:
@@ -441,7 +419,7 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
     parallel_tool_calls: Annotated[bool, says("Allows several calls at once; true if not given.")] | None = None
     include: Annotated[
         tuple[Literal["message.output_text.logprobs", "reasoning.encrypted_content"], ...],
-        says("Additional data to return; thoughts are always returned, unencrypted."),
+        says("Thoughts are always returned."),
     ] | None = None  # fmt: skip
     previous_response_id: Annotated[str, says("The response whose conversation goes on.")] | None = None
     store: Annotated[bool, says("Keeps the conversation for later requests; true if not given.")] | None = None
