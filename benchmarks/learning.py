@@ -8,9 +8,13 @@ meanings of two given words, in their order. Reports the fraction of correct ans
 `pooling`: a decoder with 8 heads is trained on the characters of Shakespeare. Then its 8 key/value heads are reduced to
 2, as means of neighbours, as the first of each four, or with random weights, and it is trained for another 5 % of the
 steps (Ainslie et al. 2023, arXiv 2305.13245, section 2.1 and figure 4). Reports validation losses, in nats per
-character. Run:
+character.
+
+`performer`: a decoder with softmax attention is trained on the same text, its layers become Performer's (`attn convert
+mechanism`), and it is trained for another tenth of the steps (Choromanski et al. 2020, section 4.3). Run:
 
     python benchmarks/learning.py heads --seeds 3
+    python benchmarks/learning.py performer --seeds 3
     python benchmarks/learning.py pooling --seeds 3
 """
 
@@ -25,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_models.conversion.heads import METHODS, HeadMap, fewer_heads
+from attn_models.conversion import METHODS, HeadMap, fewer_heads, other_mechanism
 from attn_models.decoder.decoder import Decoder
 from attn_schema.decoder import DecoderConfig
 from attn_schema.home import home_folder
@@ -51,6 +55,7 @@ PART = 0.05
 SHARED = 2
 """The number of key/value heads after the conversion."""
 BATCHES = 40
+FEATURES = (16, 256)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +152,28 @@ def pooling(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
         yield {"way": "2 heads from the start", "seed": seed, "recovered": loss_of(trained(fresh, text), text, config)}
 
 
+def performer(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
+    """One row for each seed and number of features: losses before, directly after, and after further training."""
+    text = load_text(DataConfig(dataset="shakespeare"), home_folder(), print)
+    softmax = SHAKESPEARE.replace(positions="learned", num_heads=4)
+    for seed in range(seeds):
+        config = specification(softmax, seed, steps, 1e-3)
+        model = trained(config, text)
+        before = loss_of(model, text, config)
+        after = specification(softmax, seed + 1000, steps // 10, 1e-3)
+        for features in FEATURES:
+            converted, _ = other_mechanism(model, "performer", {"features": features}, seed=seed)
+            row = {"way": f"converted, {features} features", "seed": seed, "before": before}
+            row["converted"] = loss_of(converted, text, config)
+            Trainer(converted, text, after).run(NullReporter(), StopFlag())
+            yield row | {"recovered": loss_of(converted, text, config)}
+        Trainer(model, text, after).run(NullReporter(), StopFlag())
+        yield {"way": "not converted", "seed": seed, "before": before, "recovered": loss_of(model, text, config)}
+        options = {"mechanism": "performer", "options": {"features": FEATURES[-1]}}
+        fresh = specification(softmax.replace(**options), seed, steps + steps // 10, 1e-3)
+        yield {"way": "from the start", "seed": seed, "recovered": loss_of(trained(fresh, text), text, config)}
+
+
 def specification(model: ModelConfig, seed: int, steps: int, rate: float) -> TrainingConfig:
     """The configuration of a run of `steps` steps, in which the learning rate falls to a tenth."""
     optimizer = OptimizerConfig(
@@ -169,11 +196,11 @@ def loss_of(model: Decoder, text: TextDataset, config: TrainingConfig) -> float:
     return float("nan") if loss is None else loss
 
 
-QUESTIONS = {"heads": (two_lookups, 900), "pooling": (pooling, 1000)}
+QUESTIONS = {"heads": (two_lookups, 900), "pooling": (pooling, 1000), "performer": (performer, 1000)}
 
 
 def main() -> None:
-    """Run one of the two experiments."""
+    """Run one of the experiments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("question", choices=QUESTIONS)
     parser.add_argument("--seeds", type=int, default=3)

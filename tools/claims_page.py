@@ -25,7 +25,8 @@ INTRODUCTION = """\
 
 Papers and courses on attention make statements that can be computed. The table says what is claimed, what holds here,
 and what shows it: tests that carry the number, so that `pytest -k cl_24` runs those of CL-24, and experiments, which
-`attn reproduce CL-4` runs on this machine. `attn reproduce --list` says how each is measured and how long that takes.
+`attn reproduce CL-4` runs on this machine; in brackets, how often the verdict was found with other seeds, by `attn
+reproduce CL-4 --repeat 10` or runs of one seed. `attn reproduce` says how each is measured and how long that takes.
 *Holds in part* says that a part of the statement is true, or that it is under a condition which the statement leaves
 out; *not measured* that it needs machines or data which are not here. Where a formula is printed wrongly, see
 [errata.md](errata.md).
@@ -50,7 +51,10 @@ def linked(test: str) -> str:
 
 def row(claim: Claim, tests: list[str]) -> str:
     """The table row of one claim."""
-    shown = [f"`attn reproduce {claim.name}`"] if claim.experiment else []
+    shown = []
+    if claim.experiment is not None:
+        repeated = f" ({claim.experiment.repeated})" if claim.experiment.repeated else ""
+        shown = [f"`attn reproduce {claim.name}`{repeated}"]
     shown += [linked(test) for test in [*tests, *claim.tests]]
     return f"| {claim.name} | {claim.said} | {claim.verdict} | {claim.holds} | {'<br>'.join(shown)} |"
 

@@ -3,7 +3,7 @@
     python tools/course_figures.py            draw all
     python tools/course_figures.py heads      draw some
 
-Diagrams are boxes and arrows; curves and heat maps are computed by the packages themselves.
+The diagrams here are boxes and arrows; curves and heat maps are computed in course_curves.py.
 """
 
 from __future__ import annotations
@@ -12,79 +12,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import attn_variants
+import course_curves as curves
 import matplotlib as mpl
-import torch
 import workspace
-from attn_core import Causal, Window
-from attn_core.masks import BigBird
-from attn_core.rotary import sinusoidal
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from course_board import THEMES, WARM, Board
+from matplotlib.patches import FancyArrowPatch, Rectangle
 
 OUT = workspace.ROOT / "docs" / "course" / "pictures"
-THEMES = {"light": ("#1f2328", "#d0d7de", "#f6f8fa", "#0969da"), "dark": ("#e6edf3", "#484f58", "#161b22", "#58a6ff")}
-"""Ink, lines, fill and accent of each theme; pages are seen through the background."""
-WARM = "#d4791f"
-
-
-class Board:
-    """Axes without frame in units of text, for boxes and arrows, or for curves."""
-
-    def __init__(self, theme: str, width: float, height: float) -> None:
-        self.ink, self.line, self.fill, self.accent = THEMES[theme]
-        self.figure = Figure(figsize=(width, height), layout="constrained")
-        self.figure.patch.set_alpha(0.0)
-        self.axes: Any = self.figure.add_subplot()
-        self.axes.patch.set_alpha(0.0)
-
-    def plain(self, right: float, top: float) -> None:
-        """No axes; x from 0 to `right` and y from 0 to `top`."""
-        self.axes.set(xlim=(0, right), ylim=(0, top))
-        self.axes.axis("off")
-
-    def box(
-        self, x: float, y: float, text: str, *, width: float = 1.6, color: str | None = None
-    ) -> tuple[float, float]:
-        """A box around (x, y) with a text."""
-        edge = color or self.line
-        shape = FancyBboxPatch(
-            (x - width / 2, y - 0.28), width, 0.56, boxstyle="round,pad=0.02,rounding_size=0.1", fc=self.fill, ec=edge
-        )
-        self.axes.add_patch(shape)
-        self.text(x, y, text)
-        return x, y
-
-    def text(self, x: float, y: float, text: str, **kwargs: Any) -> None:
-        """Text around (x, y)."""
-        self.axes.text(x, y, text, **{"ha": "center", "va": "center", "color": self.ink, "fontsize": 9} | kwargs)
-
-    def arrow(
-        self, start: tuple[float, float], end: tuple[float, float], *, color: str | None = None, bend: float = 0.0
-    ) -> None:
-        """An arrow between two points."""
-        style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 9, "color": color or self.ink, "lw": 1.0}
-        self.axes.add_patch(FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", **style))
-
-    def labelled(self, x: str, y: str) -> None:
-        """Axes with these labels, in ink."""
-        self.axes.set(xlabel=x, ylabel=y)
-        self.axes.tick_params(colors=self.ink)
-        for part in (self.axes.xaxis.label, self.axes.yaxis.label, self.axes.title):
-            part.set_color(self.ink)
-        for spine in self.axes.spines.values():
-            spine.set_color(self.line)
-        if self.axes.get_legend_handles_labels()[0]:
-            legend = self.axes.legend(frameon=False, fontsize="small")
-            for text in legend.get_texts():
-                text.set_color(self.ink)
-
-    def map(self, values: torch.Tensor, x: str, y: str) -> None:
-        """A heat map, from the page's background to the accent."""
-        colors = LinearSegmentedColormap.from_list("page", [self.fill, self.accent])
-        self.axes.imshow(values.numpy(), cmap=colors, aspect="auto", interpolation="nearest")
-        self.labelled(x, y)
 
 
 def timeline(theme: str) -> Board:
@@ -174,17 +108,6 @@ def encoder_decoder(theme: str) -> Board:
     return board
 
 
-def softmax_curve(theme: str) -> Board:
-    """The weight of one of two scores by their difference, at three temperatures."""
-    board = Board(theme, 5.2, 3.0)
-    x = torch.linspace(-6, 6, 241)
-    for temperature, color in ((0.3, WARM), (1.0, board.accent), (3.0, board.ink)):
-        pair = torch.stack([x, torch.zeros_like(x)], -1) / temperature
-        board.axes.plot(x.numpy(), pair.softmax(-1)[:, 0].numpy(), color=color, label=f"temperature {temperature:g}")
-    board.labelled("difference of two scores", "weight of the first")
-    return board
-
-
 def heads(theme: str) -> Board:
     """Multi-head attention."""
     board = Board(theme, 6.4, 3.4)
@@ -236,82 +159,6 @@ def transformer(theme: str) -> Board:
     return board
 
 
-def sinusoids(theme: str) -> Board:
-    """Sinusoidal positions as a heat map."""
-    board = Board(theme, 5.6, 3.2)
-    board.map(sinusoidal(torch.arange(64), 64), "element of the encoding", "position")
-    return board
-
-
-def patterns(theme: str) -> Board:
-    """Full, window, dilated, strided, fixed and BigBird masks over 24 tokens, side by side."""
-    board = Board(theme, 8.2, 1.9)
-    at = torch.arange(24)
-    from attn_core.masks import Fixed, Strided
-
-    masks = {
-        "causal": Causal(),
-        "window": Window(left=2, right=2),
-        "dilated": Window(left=2, right=2, dilation=3),
-        "strided": Strided(5),
-        "fixed": Fixed(block=6, summaries=1),
-        "BigBird": BigBird(block=2, random=1).over(24).of_head(0),
-    }
-    gap = torch.full((24, 4), torch.nan)
-    grids = [mask.allows(at[:, None], at).float() for mask in masks.values()]
-    board.map(torch.cat([part for grid in grids for part in (grid, gap)], 1)[:, :-4], "", "")
-    for place, name in enumerate(masks):
-        board.text(28 * place + 11.5, -2.5, name)
-    board.axes.axis("off")
-    return board
-
-
-def memory(theme: str) -> Board:
-    """The addressing of a Neural Turing Machine, in its steps."""
-    board = Board(theme, 6.8, 2.2)
-    names = ("before", "content", "gate", "shift", "sharpen")
-    given = torch.tensor([0.1, 0.7, 0.2, 0.0, 0.0])
-    content = torch.tensor([2.0, 0.5, 0.2, 0.4, 0.1]).softmax(-1)
-    gated = 0.6 * content + 0.4 * given
-    moved = torch.roll(gated, 1) * 0.9 + gated * 0.1
-    sharp = moved**3 / (moved**3).sum()
-    for place, (name, values) in enumerate(zip(names, (given, content, gated, moved, sharp), strict=True)):
-        x = torch.arange(5) + 6.5 * place
-        board.axes.bar(x.tolist(), values.tolist(), color=board.accent, width=0.8)
-        board.text(float(x.mean()), -0.12, name)
-    board.axes.set(ylim=(-0.2, 1.0))
-    board.axes.axis("off")
-    return board
-
-
-def random_features(theme: str) -> Board:
-    """The error of Performer by the number of random features."""
-    from attn_experiments.experiments.numbers import performer_errors
-
-    board = Board(theme, 5.2, 3.0)
-    counts = (16, 64, 256, 1024)
-    found = [performer_errors(0, count, 15) for count in counts]
-    for place, (label, color) in enumerate((("one draw", board.accent), ("mean of 15 draws", WARM))):
-        board.axes.plot(counts, [row[place] for row in found], "o-", color=color, label=label)
-    board.axes.set(xscale="log", yscale="log")
-    board.labelled("random features", "error against softmax attention")
-    return board
-
-
-def singular_values(theme: str) -> Board:
-    """The energy of matrices of attention weights in their largest singular values."""
-    board = Board(theme, 5.2, 3.0)
-    torch.manual_seed(0)
-    layer: Any = attn_variants.layer("mha", hidden_size=64, num_heads=1, causal=False)
-    for scale, color in ((1.0, board.accent), (4.0, WARM)):
-        with torch.no_grad():
-            weights = layer.weights(scale * torch.randn(1, 256, 64))[0, 0]
-        energy = torch.linalg.svdvals(weights).square()
-        board.axes.plot((energy.cumsum(0) / energy.sum()).numpy(), color=color, label=f"inputs of size {scale:g}")
-    board.labelled("number of singular values of 256", "part of the energy")
-    return board
-
-
 def kernels(theme: str) -> Board:
     """The tiles of FlashAttention."""
     board = Board(theme, 6.6, 2.9)
@@ -337,42 +184,104 @@ def kernels(theme: str) -> Board:
     return board
 
 
-def shares(theme: str) -> Board:
-    """The parts of a forward pass of Llama 3 70B by length."""
-    board = Board(theme, 5.8, 3.0)
-    lengths = (1000, 4000, 16_000, 64_000, 128_000)
-    bottom = [0.0] * len(lengths)
-    width, inner, words = 8192, 28_672, 128_256
-    parts: dict[str, list[int]] = {
-        "feed-forward": [6 * width * inner] * 5,
-        "projections": [2 * width * (2 * width + 2048)] * 5,
-        "pairs": [4 * tokens * width for tokens in lengths],
-        "unembedding": [2 * width * words // 80] * 5,
-    }
-    totals = [sum(part) for part in zip(*parts.values(), strict=True)]
-    for (name, costs), color in zip(parts.items(), (board.line, board.accent, WARM, board.ink), strict=True):
-        part = [100 * cost / total for cost, total in zip(costs, totals, strict=True)]
-        board.axes.bar([f"{n // 1000}k" for n in lengths], part, bottom=bottom, color=color, label=name)
-        bottom = [a + b for a, b in zip(bottom, part, strict=True)]
-    board.labelled("tokens", "part of the FLOPs, %")
-    board.axes.get_legend().set(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+def search(theme: str) -> Board:
+    """A query, keys and values as those of a search engine."""
+    board = Board(theme, 6.6, 2.2)
+    board.plain(9.4, 3.2)
+    board.box(1.2, 1.6, "dogs bark", width=1.8, color=board.accent)
+    board.text(1.2, 2.6, "query")
+    for y, key, value, weight in (
+        (2.5, "cats and dogs", "pets", 0.24),
+        (1.6, "dogs bark", "noise", 0.67),
+        (0.7, "stock markets", "money", 0.09),
+    ):
+        board.box(4.5, y, key, width=2.2)
+        board.arrow((2.15, 1.6), (3.35, y))
+        board.axes.add_patch(FancyArrowPatch((5.65, y), (7.2, y), arrowstyle="-", color=WARM, lw=14 * weight))
+        board.text(6.4, y + 0.3, f"{weight:.2f}", fontsize=8)
+        board.box(8.2, y, value, width=1.8)
+    board.text(4.5, 3.05, "keys")
+    board.text(8.2, 3.05, "values")
+    return board
+
+
+def mixing(theme: str) -> Board:
+    """What the last of six tokens reads, and through how many steps, by three kinds of layer."""
+    board = Board(theme, 8.2, 2.2)
+    board.plain(21.5, 3.4)
+    for left, name in ((0.0, "recurrent: n steps"), (7.5, "convolution: log n layers"), (15.0, "attention: 1 step")):
+        board.text(left + 3.0, 3.2, name)
+        for place in range(6):
+            board.axes.plot([left + place + 0.5] * 2, [0.4, 2.4], "o", color=board.ink, ms=4)
+            for near in range(6):
+                linked = near in (place - 1, place, place + 1) if left == 7.5 else place == 5 and left == 15.0
+                if linked or (left == 0.0 and near == place):
+                    board.axes.plot([left + near + 0.5, left + place + 0.5], [0.4, 2.4], color=board.accent, lw=0.8)
+            if left == 0.0 and place < 5:
+                board.arrow((place + 0.6, 2.4), (place + 1.4, 2.4), color=WARM)
+    return board
+
+
+def experts(theme: str) -> Board:
+    """A mixture of experts: a router sends each token to two of four feed-forwards."""
+    board = Board(theme, 6.2, 2.6)
+    board.plain(9.0, 4.0)
+    board.box(4.5, 0.4, "token $x$", width=1.6)
+    board.box(1.2, 1.1, "router: softmax, top 2", width=2.3, color=WARM)
+    board.arrow((3.7, 0.5), (2.3, 0.85))
+    for place, weight in enumerate((None, 0.7, None, 0.3)):
+        x = 1.5 + 2 * place
+        board.box(x, 2.2, f"expert {place + 1}", width=1.6, color=board.accent if weight else None)
+        if weight:
+            board.arrow((4.5, 0.7), (x, 1.9), color=board.accent)
+            board.arrow((x, 2.5), (4.5, 3.3), color=board.accent)
+            board.text(x + 0.55 * (1 if place > 2 else -1), 2.85, f"× {weight}", fontsize=8)
+    board.box(4.5, 3.6, "sum", width=1.2)
+    return board
+
+
+def patches(theme: str) -> Board:
+    """An image of 28 x 28 pixels, cut into patches, which become tokens."""
+    board = Board(theme, 6.6, 1.9)
+    board.plain(9.4, 2.8)
+    for row in range(4):
+        for column in range(4):
+            corner = (0.3 + 0.5 * column, 2.2 - 0.5 * row - 0.1)
+            color = board.accent if (row, column) in {(0, 1), (0, 2), (1, 2), (2, 1), (3, 1)} else board.fill
+            board.axes.add_patch(Rectangle(corner, 0.5, 0.5, fc=color, ec=board.line))
+    board.arrow((2.5, 1.6), (3.2, 1.6))
+    board.box(4.2, 1.6, "times $W$,\n+ position", width=1.7)
+    board.arrow((5.2, 1.6), (5.8, 1.6))
+    for place, name in enumerate(("class", "1", "2", "...", "16")):
+        board.box(6.3 + 0.68 * place, 1.6, name, width=0.6, color=WARM if name == "class" else None)
+    board.text(7.7, 0.8, "17 tokens of an encoder")
+    return board
+
+
+def tokens(theme: str) -> Board:
+    """From a text to the next word."""
+    board = Board(theme, 8.2, 1.5)
+    board.plain(12.0, 2.2)
+    steps = ("text", "pieces", "numbers", "embeddings", "blocks", "logits", "choice")
+    for place, name in enumerate(steps):
+        x = 0.9 + 1.7 * place
+        board.box(x, 1.3, name, width=1.3, color=board.accent if name == "blocks" else None)
+        if place:
+            board.arrow((x - 1.0, 1.3), (x - 0.7, 1.3))
+    board.arrow((11.1, 0.95), (2.6, 0.95), color=WARM, bend=-0.12)
+    board.text(6.9, 0.2, "appended, and again", color=WARM, fontsize=8)
     return board
 
 
 FIGURES: dict[str, Callable[[str], Board]] = {
-    "timeline": timeline,
-    "lstm": lstm,
     "encoder-decoder": encoder_decoder,
-    "softmax": softmax_curve,
-    "heads": heads,
-    "transformer": transformer,
-    "sinusoids": sinusoids,
-    "patterns": patterns,
-    "memory": memory,
-    "random-features": random_features,
-    "singular-values": singular_values,
     "tiles": kernels,
-    "shares": shares,
+    "softmax": curves.softmax_curve,
+    "random-features": curves.random_features,
+    "singular-values": curves.singular_values,
+    **{f.__name__: f for f in (timeline, lstm, heads, transformer, search, mixing, experts, patches, tokens)},
+    **{f.__name__: f for f in (curves.scores, curves.sinusoids, curves.patterns, curves.memory, curves.shares)},
+    **{f.__name__: f for f in (curves.bits, curves.decoding, curves.graph)},
 }
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from attn_core import Causal, Full, Window
-from attn_kernels_triton.attention import backward as attention_backward
 from attn_kernels_triton.attention import tiles
 from attn_kernels_triton.attention.tiles import Choice
 from attn_kernels_triton.tuning import trials as attention
@@ -28,12 +27,10 @@ def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 
 def gradients(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     """Verdicts on band masks with every schedule of the backward pass."""
-    # Use the joined backward kernel even if it occupies few multiprocessors.
-    attention_backward.FILLED = 0.0
-    attention_backward.JOINED = frozenset(BACKWARD)
     for width, backward in BACKWARD.items():
         for both in backward:
-            tiles.DENSE_BACKWARD[width] = smaller(both) if small and device == "cpu" else both
+            tried = smaller(both) if small and device == "cpu" else both
+            tiles.DENSE_BACKWARD[width] = tiles.DENSE_BACKWARD_BOUNDED[width] = tried
             yield from verdicts_of(cases(f"{width}, gradients, {said(both)}", width, device, small=small), device)
 
 

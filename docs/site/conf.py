@@ -44,6 +44,10 @@ suppress_warnings = ["ref.python"]
 html_extra_path = ["root"]
 """Where the site begins for who opens its folder."""
 
+html_static_path = ["../../packages/attn-cli/src/attn_cli/pages/assets/vendor"]
+html_css_files = ["math.css"]
+"""The font of the equations."""
+
 html_theme = "furo"
 html_title = "attn"
 html_copy_source = False

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from attn_models.decoder.decoder import Decoder
+from attn_models.loading import save_model
+from attn_models.tokenizers import character_tokenizer
+from attn_schema.decoder import DecoderConfig
 
 Answer = Callable[..., Any]
 
@@ -134,3 +139,15 @@ def test_every_named_dataset_and_recipe_is_listed_and_recipes_name_listed_data(a
     rows = answer("list", "recipes")
     assert all(row["summary"] for row in rows)
     assert {read_recipe(row["name"]).data.name for row in rows} <= datasets | {"", None}
+
+
+def test_a_quantized_model_is_said_to_be_of_its_types(answer: Answer, tmp_path: Path) -> None:
+    tokenizer = character_tokenizer("abc \n")
+    config = DecoderConfig(vocab_size=tokenizer.vocab_size, max_seq_len=32, hidden_size=32, num_layers=1, num_heads=2,
+                           mechanism="mha", norm="rms", feed_forward="swiglu", positions="rotary")  # fmt: skip
+    save_model(tmp_path / "own", Decoder(config), tokenizer)
+    (tmp_path / "text").write_text("abc cab\n" * 30)
+    target = str(tmp_path / "x.gguf")
+    said = answer("models", "quantize", str(tmp_path / "own"), target, "--text", str(tmp_path / "text"))
+    assert (said["path"], said["layout"], said["types"]["attn_q"]) == (target, "llama", "q8_0")
+    assert said["perplexity_after"] == pytest.approx(said["perplexity_before"], rel=0.01)

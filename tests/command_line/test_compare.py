@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from attn_cli.commands.costs import with_powers_of_two
 from attn_cli.pictures import View, as_text, grid_figure, influence_grid, sample_grid, view_of
 from attn_core import Capability, Mechanism, MechanismConfig, configure, installed
 from attn_core.errors import Incompatible
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 Run = Callable[..., Any]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -34,6 +37,20 @@ def test_linear_attention_costs_in_proportion_and_full_attention_in_the_square(a
     growth = {name: found[name, 131072]["flops"] / found[name, 65536]["flops"] for name in ("mha", "linear")}
     assert growth["linear"] == pytest.approx(2.0, rel=1e-3)
     assert growth["mha"] > 3.8
+
+
+def test_layers_without_attention_cost_what_torch_counts_and_wait_for_each_token_or_for_none(answer: Run) -> None:
+    found = prices(answer, "lstm", "convolution", "mha", "lsh", "lstmn", "--seq", "32,64", "--hidden-size", "16")
+    cell, kernel = nn.LSTM(16, 16), nn.Conv1d(16, 16, 3, padding=1)
+    for name, layer in (("lstm", cell), ("convolution", kernel)):
+        assert found[name, 64]["parameters"] == sum(weight.numel() for weight in layer.parameters())
+    with FlopCounterMode(display=False) as counted:
+        kernel(torch.randn(1, 16, 64))
+    assert found["convolution", 64]["flops"] == counted.get_total_flops()
+    products = sum(weight.numel() for name, weight in cell.named_parameters() if "weight" in name)
+    assert found["lstm", 64]["flops"] == 64 * 2 * products
+    waiting = {name: [found[name, n]["sequential_operations"] for n in (32, 64)] for name, _ in found}
+    assert waiting == {"lstm": [32, 64], "convolution": [1, 1], "mha": [1, 1], "lsh": [5, 6], "lstmn": [32, 64]}
 
 
 def test_curves_and_masks_are_drawn_as_pictures(attn: Run, tmp_path: Path) -> None:

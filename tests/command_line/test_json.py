@@ -76,6 +76,7 @@ ELSEWHERE = {
     "conformance": "packages/attn-testing/tests/test_foreign.py",
     "embed": "packages/attn-engine/tests/local/test_embed.py",
     "models export": "packages/attn-models/tests/export/test_exports.py",
+    "models quantize": "tests/command_line/test_answers.py",
     "transcribe": "packages/attn-engine/tests/local/test_transcribe.py",
     "translate": "packages/attn-engine/tests/local/test_translate.py",
 }

@@ -16,6 +16,7 @@ import shipping
 import workspace
 from attn_cli.main import ELSEWHERE
 from attn_core import installed
+from attn_core.errors import how_to_install
 from attn_kernels_cpu import chip
 
 ATTN = str(Path(sys.executable).with_name("attn"))
@@ -86,7 +87,8 @@ def test_what_readme_installs_brings_the_commands_that_it_promises(line: shippin
 def test_a_command_of_a_missing_package_says_what_to_install() -> None:
     answer = attn("train", ATTN_PLUGINS="attn-cli")
     assert answer.returncode == 2
-    said = "the command 'train' is in the package attn-client, which is not installed here: pip install attn-client"
+    where = how_to_install("attn-client")
+    said = f"the command 'train' is in the package attn-client, which is not installed here: {where}"
     assert answer.stderr.splitlines() == [f"attn: {said}"]
 
 

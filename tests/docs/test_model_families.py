@@ -138,7 +138,7 @@ def test_a_saved_folder_says_which_package_reads_it_and_missing_it_is_told(site,
     for kept in ("saved", "ours"):
         with pytest.raises(UnknownName, match=r"made with attn-layerscale 0\.1\.0; pip install attn-layerscale$"):
             load_model(tmp_path / kept)
-    with pytest.raises(UnknownName, match=r"'layerscale'; known: .*llama"):
+    with pytest.raises(UnknownName, match=r"'layerscale'.*model-families"):
         load_model(folder)
 
 

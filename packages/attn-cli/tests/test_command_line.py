@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from attn_core.errors import how_to_install
+
 ATTN = Path(sys.executable).with_name("attn")
 
 
-def attn(*words: str, plugins: str | None = None) -> subprocess.CompletedProcess[str]:
+def attn(*words: str, plugins: str | None = None, home: str | None = None) -> subprocess.CompletedProcess[str]:
     environ = dict(os.environ, COLUMNS="200") | ({} if plugins is None else {"ATTN_PLUGINS": plugins})
+    environ |= {} if home is None else {"ATTN_HOME": home}
     return subprocess.run([ATTN, *words], capture_output=True, text=True, env=environ, check=False, timeout=60)
 
 
@@ -72,6 +75,21 @@ def test_the_doctor_reports_python_and_every_plugin() -> None:
     subjects = {finding["subject"]: finding for finding in findings}
     assert subjects["python"]["ok"]
     assert subjects["attn-cli/cli"]["ok"]
+    assert subjects["home"]["ok"]
+
+
+def test_the_doctor_says_where_a_home_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    answer = attn("doctor", "--json", plugins="attn-cli", home=str(tmp_path / "file" / "home"))
+    (home,) = [finding for finding in json.loads(answer.stdout) if finding["subject"] == "home"]
+    assert not home["ok"]
+    assert "ATTN_HOME" in home["detail"]
+    assert answer.returncode == 1
+
+
+def test_what_is_shown_of_a_mechanism_are_the_options_that_are_given() -> None:
+    shown = json.loads(attn("show", "sliding_window", "--option", "window=4", "--json").stdout)
+    assert shown["options"]["window"] == 4
 
 
 def test_explain_says_who_computes_an_operation_on_rows_and_refuses_forms_that_it_has_not() -> None:
@@ -85,7 +103,9 @@ def test_explain_says_who_computes_an_operation_on_rows_and_refuses_forms_that_i
 
 def test_a_price_without_known_models_says_which_package_has_them() -> None:
     answer = attn("cost", "gpt2", plugins="attn-cli")
-    assert answer.stderr.splitlines() == ["attn: the price of a known model needs attn-models: pip install attn-models"]
+    assert answer.stderr.splitlines() == [
+        f"attn: the price of a known model needs attn-models: {how_to_install('attn-models')}"
+    ]
 
 
 def test_explain_linear_refuses_formats_that_do_not_exist_and_outputs_of_anything_else() -> None:

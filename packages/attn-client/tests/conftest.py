@@ -164,6 +164,12 @@ class Shelf:
         page, following = page_of(list(self.models.values()), request)
         return rows.ListModelsResponse(models=tuple(page), next_page_token=following)
 
+    async def get_model(self, request: Any, _: Any) -> rows.GetModelResponse:
+        known = {**self.models, "words": ModelInfo(name="words", chat=True)}
+        if request.name not in known:
+            raise errors.UnknownName.of("model", request.name, known)
+        return rows.GetModelResponse(model=known[request.name])
+
     async def load_model(self, request: Any, _: Any) -> rows.LoadModelResponse:
         if request.name in self.models:
             raise errors.AlreadyExists(f"{request.name} is loaded from another source")

@@ -18,6 +18,7 @@ from attn_core import errors
 from attn_gateway import GatewaySettings, TlsFiles
 from attn_schema import (
     ConnectionOptions,
+    DeploymentConfig,
     Embeddings,
     EngineConfig,
     FinishReason,
@@ -74,7 +75,7 @@ def test_a_conversation_goes_to_the_models_template(client: Client) -> None:
 def test_what_is_not_given_is_left_to_the_server_and_zero_is_sent(client: Client, server: Any) -> None:
     client.complete("words", "a", SamplingParams(max_new_tokens=1))
     sent = server.words.requests[-1].sampling
-    assert sent == SamplingParams(max_new_tokens=1)
+    assert sent == SamplingParams(max_new_tokens=1, seed=sent.seed)
     options = SamplingParams(max_new_tokens=1, temperature=0.0, seed=2**64 - 1, top_k=0, min_p=0.5, stop=["x", "y"])
     client.complete("words", "a", options)
     sent = server.words.requests[-1].sampling
@@ -175,7 +176,7 @@ def test_an_error_of_the_server_is_the_same_error_here(client: Client) -> None:
 
 def test_a_service_that_the_server_lacks_is_said_so(client: Client) -> None:
     with pytest.raises(errors.Incompatible):
-        client.models.get("m000")
+        client.models.scale("m000", DeploymentConfig(replicas=2))
 
 
 def test_a_server_that_is_not_there_is_one_line_that_helps() -> None:
@@ -208,6 +209,9 @@ def test_token_and_tls_let_in(start: Any, tmp_path: Path) -> None:
             else:
                 with pytest.raises(expected):
                     client.tokenize("words", "a b")
+    plain = ClientSettings(address=server.address, timeout=10)
+    with Client(plain) as client, pytest.raises(errors.Unavailable, match="--tls-ca"):
+        client.tokenize("words", "a b")
     untrusting = ClientSettings(address=server.address, token="right", tls=True, timeout=10)
     with Client(untrusting) as client, pytest.raises(errors.Unavailable):
         client.tokenize("words", "a b")

@@ -165,6 +165,16 @@ def test_generate_sends_every_option(shell: Shell, server: Any) -> None:
     assert [turn.role for turn in request.prompt.chat] == ["system", "user"]
 
 
+def test_score_ranks_texts_by_what_a_server_says(shell: Shell) -> None:
+    code, out, _ = shell.run("score", "words", "a b c", "d", "e f", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert [row["text"] for row in found] == ["d", "e f", "a b c"]
+    assert [row["nats"] for row in found] == [0, -1, -3]
+    assert [row["nats_a_token"] for row in found] == [0, -1, -1.5]
+    assert shell.run("score", "words")[0] == 2
+
+
 def test_embed_asks_a_server_and_shows_how_near_texts_are(shell: Shell) -> None:
     code, out, _ = shell.run("embed", "words", "a", "ab", "-", text="abc\n")
     assert (code, [line.split() for line in out.splitlines()]) == (
@@ -178,7 +188,7 @@ def test_embed_asks_a_server_and_shows_how_near_texts_are(shell: Shell) -> None:
     for words in (["words"], ["words", "-"]):
         code, _, err = shell.run("embed", *words)
         assert code == 2
-        assert "a server's encoder, or --model, and at least one text" in err
+        assert "a server's model, or --model, and at least one text" in err
 
 
 def test_an_error_is_one_line_and_two(shell: Shell) -> None:
@@ -291,7 +301,7 @@ def test_a_failed_job_fails_the_command_with_its_reason(shell: Shell, server: An
     assert (code, err) == (1, "attn: the disk is full\n")
 
 
-def test_jobs_can_be_read_by_programs(shell: Shell) -> None:
+def test_jobs_can_be_read_by_programs(shell: Shell, server: Any) -> None:
     assert json.loads(shell.run("jobs", "list", "--json")[1])[0]["last_metrics"] == {
         "loss": 1.5,
         "validation_loss": 1.25,
@@ -299,7 +309,10 @@ def test_jobs_can_be_read_by_programs(shell: Shell) -> None:
     listed = shell.run("jobs", "list")[1]
     assert "validation loss" in listed
     assert re.search(r"1\.5000\s+1\.2500", listed)
-    assert json.loads(shell.run("jobs", "show", "job-1")[1])["state"] == "succeeded"
+    assert json.loads(shell.run("jobs", "show", "job-1", "--json")[1])["state"] == "succeeded"
+    shown = dict(line.split(maxsplit=1) for line in shell.run("jobs", "show", "job-1")[1].splitlines())
+    assert shown["state"] == "succeeded"
+    assert shown["config.optimizer.steps"] == str(server.book.config.optimizer.steps)
     events = [
         json.loads(line) for line in shell.run("jobs", "watch", "job-1", "--after", "10", "--json")[1].splitlines()
     ]

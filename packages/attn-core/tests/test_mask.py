@@ -70,10 +70,14 @@ patterns = st.one_of(
         small,
     ),
     st.builds(
-        lambda block, number, head: BigBird(block=block, random=number, seed=7, number_of_heads=3).of_head(head),
+        lambda block, number, head, window, ends: BigBird(
+            block=block, random=number, seed=7, number_of_heads=3, window=window, ends=ends
+        ).of_head(head),
         st.integers(1, 2),
         st.integers(0, 2),
         st.integers(0, 2),
+        st.booleans(),
+        st.booleans(),
     ),
     st.builds(Segments, st.lists(st.integers(0, 6), max_size=4).map(tuple)),
     st.builds(lambda found: Graph.of(8, found), edges),

@@ -7,26 +7,27 @@ import dataclasses
 import pytest
 import torch
 from attn_core.kernels.sampling import TokenCounts
-from attn_engine import SamplingParams, batch_sampler
+from attn_engine import batch_sampler
 from attn_engine.batch_sampler import choose_together, draw, may_fall_short
 from attn_engine.batch_scores import BatchRow, TokenTally
 from attn_engine.sampler import SamplingRow, choose_tokens, log_probabilities
+from attn_schema.sampling import ResolvedSamplingParams as Params
 
 PARAMS = [
-    SamplingParams(temperature=0),
-    SamplingParams(temperature=1.0),
-    SamplingParams(temperature=1e-30),
-    SamplingParams(temperature=0.6, min_p=0.03),
-    SamplingParams(temperature=0.8, top_k=40),
-    SamplingParams(temperature=0.8, top_k=1),
-    SamplingParams(temperature=1.0, top_p=0.9),
-    SamplingParams(temperature=2.0, top_p=0.999),
-    SamplingParams(temperature=1.5, top_k=300, top_p=0.97, min_p=0.001),
-    SamplingParams(temperature=0.9, typical_p=0.6),
-    SamplingParams(temperature=0.9, typical_p=0.6, top_k=50),
-    SamplingParams(temperature=0, logit_bias={3: 50.0, 4: 40.0}),
-    SamplingParams(temperature=1.0, logit_bias={3: 5.0}),
-    SamplingParams(temperature=0.7, repetition_penalty=1.7, frequency_penalty=0.4, presence_penalty=0.3),
+    Params(temperature=0),
+    Params(temperature=1.0),
+    Params(temperature=1e-30),
+    Params(temperature=0.6, min_p=0.03),
+    Params(temperature=0.8, top_k=40),
+    Params(temperature=0.8, top_k=1),
+    Params(temperature=1.0, top_p=0.9),
+    Params(temperature=2.0, top_p=0.999),
+    Params(temperature=1.5, top_k=300, top_p=0.97, min_p=0.001),
+    Params(temperature=0.9, typical_p=0.6),
+    Params(temperature=0.9, typical_p=0.6, top_k=50),
+    Params(temperature=0, logit_bias={3: 50.0, 4: 40.0}),
+    Params(temperature=1.0, logit_bias={3: 5.0}),
+    Params(temperature=0.7, repetition_penalty=1.7, frequency_penalty=0.4, presence_penalty=0.3),
 ]
 
 
@@ -42,7 +43,7 @@ def single(row: BatchRow, size: int) -> SamplingRow:
     return SamplingRow(row.params, row.seed, row.position, occurred, allowed)
 
 
-def rows_of(params: list[SamplingParams], size: int, seed: int) -> list[BatchRow]:
+def rows_of(params: list[Params], size: int, seed: int) -> list[BatchRow]:
     """Rows with the penalties and constraints that their parameters ask for, and for some a constraint."""
     generator = torch.Generator().manual_seed(seed)
     found = []
@@ -90,7 +91,7 @@ def test_a_batch_of_all_kinds_of_rows_gets_the_tokens_that_each_would_get_alone(
 
 def test_tallies_that_are_kept_from_step_to_step_give_what_new_ones_give():
     size, generator = 40, torch.Generator().manual_seed(8)
-    params = [*PARAMS[-3:], PARAMS[-1].replace(seed=4), SamplingParams(temperature=0, presence_penalty=0.9)]
+    params = [*PARAMS[-3:], PARAMS[-1].replace(seed=4), Params(temperature=0, presence_penalty=0.9)]
     rows = rows_of(params, size, 1)
     tokens = [list(row.tokens) for row in rows]
     rows = [dataclasses.replace(row, tokens=known) for row, known in zip(rows, tokens, strict=True)]
@@ -119,7 +120,7 @@ def test_tallies_that_are_kept_from_step_to_step_give_what_new_ones_give():
 def test_log_probabilities_come_with_the_tokens(monkeypatch, beside):
     monkeypatch.setattr(batch_sampler, "CANDIDATES", 4)
     asked = {0: 3, 2: 0, 3: 20, 5: 1}
-    params = [SamplingParams(temperature=1.0, top_p=0.95, top_logprobs=asked.get(place)) for place in range(6)]
+    params = [Params(temperature=1.0, top_p=0.95, top_logprobs=asked.get(place)) for place in range(6)]
     logits = torch.randn(6, 15, generator=torch.Generator().manual_seed(3)) / 4
     logits[5, 7] = torch.nan
     rows = [BatchRow(one, place, place, [1] * place) for place, one in enumerate(params)]
@@ -145,7 +146,10 @@ def test_a_batch_of_one_kind_of_rows_gets_the_same_tokens_too(params):
 def test_rows_for_which_the_candidates_do_not_suffice_are_chosen_among_all_tokens(monkeypatch):
     monkeypatch.setattr(batch_sampler, "CANDIDATES", 4)
     logits = torch.randn(8, 200, generator=torch.Generator().manual_seed(2)) / 4
-    params = [SamplingParams(temperature=1.0, top_p=0.95), SamplingParams(temperature=0.7, top_k=60)] * 4
+    params = [
+        Params(temperature=1.0, top_p=0.95),
+        Params(temperature=0.7, top_k=60),
+    ] * 4
     rows = [BatchRow(one, seed, seed, [1] * seed) for seed, one in enumerate(params)]
     found = chosen(logits, rows)
     assert found == one_by_one(logits, rows)

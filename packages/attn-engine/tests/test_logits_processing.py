@@ -8,8 +8,8 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_core.kernels.sampling import TokenCounts
-from attn_engine import SamplingParams
 from attn_engine.sampler import SamplingRow, process_logits
+from attn_schema.sampling import ResolvedSamplingParams as Params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import make_engine, run, some_requests
@@ -28,7 +28,7 @@ SIZE = 12
 )
 def test_penalties_and_biases_are_those_of_the_definition(generated, frequency, presence, bias, seed):
     logits = 3 * torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
-    sampling = SamplingParams(frequency_penalty=frequency, presence_penalty=presence, logit_bias=bias)
+    sampling = Params(frequency_penalty=frequency, presence_penalty=presence, logit_bias=bias)
     found = process_logits(logits, SamplingRow(sampling, 0, 0, TokenCounts(generated=generated)))
     for token in range(SIZE):
         times = generated.count(token)
@@ -86,7 +86,7 @@ def test_no_end_token_comes_before_the_least_number_of_tokens():
     model = small_model("paged")
     end = 63
     (request,) = some_requests(model, 1, seed=2)
-    task = SamplingParams(max_new_tokens=20, min_new_tokens=7, logit_bias={end: 100.0})
+    task = Params(max_new_tokens=20, min_new_tokens=7, logit_bias={end: 100.0})
     outcome = run(make_engine(model), [type(request)(id="r", token_ids=request.token_ids, params=task)])["r"]
     assert len(outcome.ids) == 8
     assert outcome.ids[-1] == end

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from attn_engine import SamplingParams
-from attn_engine.sampler import argmax, sample_token
+import torch
+from attn_engine.sampler import sample_token
+from attn_schema.sampling import ResolvedSamplingParams as Params
 
 
 def kept_by_the_definition(scores, sampling):
@@ -32,17 +33,17 @@ def kept_by_the_definition(scores, sampling):
 @pytest.mark.parametrize(
     "sampling",
     [
-        SamplingParams(temperature=1.0),
-        SamplingParams(temperature=0.6, min_p=0.03),
-        SamplingParams(temperature=0.8, top_k=40),
-        SamplingParams(temperature=1.0, top_p=0.9),
-        SamplingParams(temperature=2.0, top_p=0.999),
-        SamplingParams(temperature=1.5, top_k=900, top_p=0.97, min_p=0.001),
+        Params(temperature=1.0),
+        Params(temperature=0.6, min_p=0.03),
+        Params(temperature=0.8, top_k=40),
+        Params(temperature=1.0, top_p=0.9),
+        Params(temperature=2.0, top_p=0.999),
+        Params(temperature=1.5, top_k=900, top_p=0.97, min_p=0.001),
     ],
     ids=["plain", "min_p", "top_k", "top_p", "nearly all", "all filters"],
 )
 def test_a_point_falls_on_the_token_at_which_the_sum_passes_it(size, sampling):
-    scores = (2 * np.random.default_rng(size).standard_normal(size)).astype(np.float32)
+    scores = 2 * torch.randn(size, generator=torch.Generator().manual_seed(size))
     ids, shares = kept_by_the_definition(scores, sampling)
     ends = np.cumsum(shares)
     for point in np.linspace(0, 1, 97, endpoint=False):
@@ -52,16 +53,15 @@ def test_a_point_falls_on_the_token_at_which_the_sum_passes_it(size, sampling):
 
 
 def test_what_has_no_weight_is_not_drawn_even_at_the_very_end():
-    scores = np.full(1000, -np.inf, dtype=np.float32)
+    scores = torch.full((1000,), -torch.inf)
     scores[[3, 700]] = 1.0
-    drawn = {sample_token(scores, SamplingParams(temperature=1.0), point) for point in (0.0, 0.4, 0.6, 1 - 2**-53)}
+    drawn = {sample_token(scores, Params(temperature=1.0), point) for point in (0.0, 0.4, 0.6, 1 - 2**-53)}
     assert drawn == {3, 700}
 
 
-@pytest.mark.parametrize("sick", [np.nan, np.inf])
-@pytest.mark.parametrize("sampling", [SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=2)])
+@pytest.mark.parametrize("sick", [torch.nan, torch.inf])
+@pytest.mark.parametrize("sampling", [Params(temperature=1.0), Params(temperature=1.0, top_k=2)])
 def test_scores_that_are_no_numbers_give_no_token(sick, sampling):
-    scores = np.array([0.0, sick, 1.0], dtype=np.float32)
+    scores = torch.tensor([0.0, sick, 1.0])
     assert sample_token(scores, sampling, 0.5) == -1
-    assert argmax(scores) == -1
-    assert sample_token(np.full(3, -np.inf, dtype=np.float32), sampling, 0.5) == -1
+    assert sample_token(torch.full((3,), -torch.inf), sampling, 0.5) == -1

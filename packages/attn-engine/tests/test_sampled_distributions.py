@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.kernels.sampling import TokenCounts
-from attn_engine import SamplingParams
 from attn_engine.sampler import SamplingRow, choose_tokens, process_logits
+from attn_schema.sampling import ResolvedSamplingParams as Params
 
 transformers = pytest.importorskip("transformers")
 
@@ -24,12 +24,12 @@ def chi_square(tokens: list[int], expected: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     ("sampling", "warpers"),
     [
-        (SamplingParams(temperature=1.0), lambda t: []),
-        (SamplingParams(temperature=0.7), lambda t: [t.TemperatureLogitsWarper(0.7)]),
-        (SamplingParams(temperature=1.0, typical_p=0.6), lambda t: [t.TypicalLogitsWarper(0.6)]),
-        (SamplingParams(temperature=1.0, typical_p=0.2), lambda t: [t.TypicalLogitsWarper(0.2)]),
+        (Params(temperature=1.0), lambda t: []),
+        (Params(temperature=0.7), lambda t: [t.TemperatureLogitsWarper(0.7)]),
+        (Params(temperature=1.0, typical_p=0.6), lambda t: [t.TypicalLogitsWarper(0.6)]),
+        (Params(temperature=1.0, typical_p=0.2), lambda t: [t.TypicalLogitsWarper(0.2)]),
         (
-            SamplingParams(temperature=1.4, top_k=8, top_p=0.9, min_p=0.05, typical_p=0.8),
+            Params(temperature=1.4, top_k=8, top_p=0.9, min_p=0.05, typical_p=0.8),
             lambda t: [
                 t.TemperatureLogitsWarper(1.4),
                 t.TopKLogitsWarper(8),
@@ -53,9 +53,7 @@ def test_sampled_tokens_pass_a_chi_square_test(sampling, warpers):
 
 def test_a_wrong_distribution_fails_the_chi_square_test():
     logits = 1.5 * torch.randn(1, 13, generator=torch.Generator().manual_seed(2))
-    tokens = choose_tokens(
-        logits.expand(6000, -1), [SamplingRow(SamplingParams(temperature=1.1), 5, i) for i in range(6000)]
-    )
+    tokens = choose_tokens(logits.expand(6000, -1), [SamplingRow(Params(temperature=1.1), 5, i) for i in range(6000)])
     assert chi_square(tokens, logits.double().softmax(-1)[0]) > CHI_SQUARE_999
 
 
@@ -65,7 +63,7 @@ def test_typical_sampling_keeps_what_transformers_keeps(mass):
     for seed in range(8):
         logits = 2 * torch.randn(1, 700, generator=torch.Generator().manual_seed(seed))
         kept = warper(None, logits.double())[0].isfinite()
-        draws = [SamplingRow(SamplingParams(temperature=1.0, typical_p=mass), seed, i) for i in range(60)]
+        draws = [SamplingRow(Params(temperature=1.0, typical_p=mass), seed, i) for i in range(60)]
         chosen = choose_tokens(logits.expand(60, -1), draws)
         assert all(kept[token] for token in chosen)
 
@@ -79,6 +77,6 @@ def test_repetition_penalties_and_the_least_length_are_those_of_transformers(pen
     allowed[5] = False
     expected = process.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
     expected = process.MinNewTokensLengthLogitsProcessor(4, 3, 5)(ids, expected)[0]
-    occurred, params = TokenCounts(prompt=ids[0].tolist()), SamplingParams(repetition_penalty=penalty)
+    occurred, params = TokenCounts(prompt=ids[0].tolist()), Params(repetition_penalty=penalty)
     found = process_logits(logits[0], SamplingRow(params, 0, 0, occurred, allowed))
     assert torch.allclose(found, expected)

@@ -3,15 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.kernels.sampling import TokenCounts
-from attn_engine import Request, SamplingParams
+from attn_engine import Request
 from attn_engine.sampler import SamplingRow, choose_tokens, uniform
+from attn_schema.sampling import ResolvedSamplingParams as Params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import make_engine, run, some_requests
 from small_models import VOCABULARY, small_model
 
 SETTINGS = st.builds(
-    SamplingParams,
+    Params,
     temperature=st.floats(0.05, 3),
     top_k=st.integers(0, 70),
     top_p=st.floats(0.01, 1),
@@ -20,7 +21,7 @@ SETTINGS = st.builds(
 )
 
 
-def kept_by_the_definitions(logits, sampling: SamplingParams, seen) -> torch.Tensor:
+def kept_by_the_definitions(logits, sampling: Params, seen) -> torch.Tensor:
     """Probabilities [vocabulary] after each filter in turn, sorted and cut in plain Python."""
     scores = logits.double().clone()
     if sampling.repetition_penalty != 1:
@@ -63,7 +64,7 @@ def test_only_tokens_that_all_filters_keep_are_chosen(sampling, seed, draw_seed,
         assert expected[token] > 0 or abs(float(expected.sum()) - 1) > 1e-9 or _at_an_edge(expected, sampling)
 
 
-def _at_an_edge(expected: torch.Tensor, sampling: SamplingParams) -> bool:
+def _at_an_edge(expected: torch.Tensor, sampling: Params) -> bool:
     ranked = expected.sort(descending=True).values.cumsum(0)
     return bool(((ranked - sampling.top_p).abs() < 1e-5).any())
 
@@ -71,11 +72,11 @@ def _at_an_edge(expected: torch.Tensor, sampling: SamplingParams) -> bool:
 @pytest.mark.parametrize(
     "sampling",
     [
-        SamplingParams(temperature=1.0),
-        SamplingParams(temperature=0.7, top_k=4),
-        SamplingParams(temperature=1.3, top_p=0.8),
-        SamplingParams(temperature=1.0, min_p=0.2),
-        SamplingParams(temperature=0.9, top_k=9, top_p=0.9, min_p=0.05),
+        Params(temperature=1.0),
+        Params(temperature=0.7, top_k=4),
+        Params(temperature=1.3, top_p=0.8),
+        Params(temperature=1.0, min_p=0.2),
+        Params(temperature=0.9, top_k=9, top_p=0.9, min_p=0.05),
     ],
     ids=["plain", "top_k", "top_p", "min_p", "all"],
 )
@@ -94,12 +95,12 @@ def test_a_row_is_chosen_the_same_alone_and_beside_any_others():
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(40, 400, generator=generator)
     kinds = [
-        SamplingParams(),
-        SamplingParams(temperature=1.0),
-        SamplingParams(temperature=3.0, top_p=0.999),
-        SamplingParams(temperature=0.8, top_k=5),
-        SamplingParams(temperature=1.0, min_p=0.1),
-        SamplingParams(repetition_penalty=1.5),
+        Params(),
+        Params(temperature=1.0),
+        Params(temperature=3.0, top_p=0.999),
+        Params(temperature=0.8, top_k=5),
+        Params(temperature=1.0, min_p=0.1),
+        Params(repetition_penalty=1.5),
     ]
     occurred = TokenCounts((torch.rand(400, generator=generator) < 0.5).nonzero().flatten().tolist())
     draws = [SamplingRow(kinds[i % len(kinds)], i, 5, occurred) for i in range(40)]
@@ -110,7 +111,7 @@ def test_a_row_is_chosen_the_same_alone_and_beside_any_others():
 @pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e9])
 def test_extreme_temperatures_choose_a_token(temperature):
     logits = torch.tensor([[1.0, 5.0, 3.0]])
-    (token,) = choose_tokens(logits, [SamplingRow(SamplingParams(temperature=temperature), 1, 1)])
+    (token,) = choose_tokens(logits, [SamplingRow(Params(temperature=temperature), 1, 1)])
     assert token == 1 if temperature < 1 else token in {0, 1, 2}
 
 
@@ -120,7 +121,7 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_crowd_and_after_preemption():
         Request(
             id=r.id,
             token_ids=r.token_ids,
-            params=SamplingParams(max_new_tokens=20, temperature=1.5, seed=i, ignore_eos=True),
+            params=Params(max_new_tokens=20, temperature=1.5, seed=i, ignore_eos=True),
         )
         for i, r in enumerate(some_requests(model, 10, seed=6))
     ]
@@ -134,7 +135,7 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_crowd_and_after_preemption():
 
 def test_without_a_seed_two_runs_differ():
     model = small_model("paged")
-    task = SamplingParams(max_new_tokens=30, temperature=2.0, ignore_eos=True)
+    task = Params(max_new_tokens=30, temperature=2.0, ignore_eos=True)
     outcomes = run(make_engine(model), [Request(id=name, token_ids=(1, 2), params=task) for name in ("a", "b")])
     assert outcomes["a"].ids != outcomes["b"].ids
 
@@ -142,7 +143,9 @@ def test_without_a_seed_two_runs_differ():
 def test_a_large_repetition_penalty_never_repeats():
     model = small_model("paged")
     request = Request(
-        id="x", token_ids=(1, 2, 3), params=SamplingParams(max_new_tokens=50, repetition_penalty=1000, ignore_eos=True)
+        id="x",
+        token_ids=(1, 2, 3),
+        params=Params(max_new_tokens=50, repetition_penalty=1000, ignore_eos=True),
     )
     ids = run(make_engine(model), [request])["x"].ids
     # Logits that are negative for every unseen token would make a seen one win; these are not.
@@ -154,7 +157,7 @@ def test_log_probabilities_are_those_of_log_softmax():
     kept = []
     logits_of = model.logits
     model.logits = lambda hidden: kept.append(logits_of(hidden)) or kept[-1]
-    task = SamplingParams(max_new_tokens=8, temperature=1.2, top_k=20, seed=3, top_logprobs=4, ignore_eos=True)
+    task = Params(max_new_tokens=8, temperature=1.2, top_k=20, seed=3, top_logprobs=4, ignore_eos=True)
     outcome = run(make_engine(model), [Request(id="x", token_ids=(5, 6), params=task)])["x"]
     for token, logits in zip(outcome.tokens, kept, strict=True):
         expected = torch.log(logits[0].exp() / logits[0].exp().sum())
@@ -170,7 +173,7 @@ def test_log_probabilities_come_only_where_asked_for():
     outcomes = run(
         make_engine(model),
         [
-            Request(id=n, token_ids=(1,), params=SamplingParams(max_new_tokens=2, top_logprobs=a, ignore_eos=True))
+            Request(id=n, token_ids=(1,), params=Params(max_new_tokens=2, top_logprobs=a, ignore_eos=True))
             for n, a in tasks.items()
         ],
     )
@@ -197,12 +200,17 @@ def test_the_greedy_token_is_the_first_of_the_most_likely(size, dtype):
     # Few different values, so that most rows have ties.
     logits = torch.randint(-2, 2, (30, size), generator=torch.Generator().manual_seed(size)).to(dtype)
     expected = [row.index(max(row)) for row in logits.tolist()]
-    assert choose_tokens(logits, [SamplingRow(SamplingParams(), 0, 0)] * 30) == expected
+    assert choose_tokens(logits, [SamplingRow(Params(), 0, 0)] * 30) == expected
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
-    "sampling", [SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)]
+    "sampling",
+    [
+        Params(),
+        Params(temperature=1.0),
+        Params(temperature=1.0, top_p=0.5),
+    ],
 )
 def test_a_row_that_is_not_numbers_is_told_apart_from_its_neighbours(bad, sampling):
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0))
@@ -213,7 +221,7 @@ def test_a_row_that_is_not_numbers_is_told_apart_from_its_neighbours(bad, sampli
 
 def test_every_position_has_its_own_chance():
     model = small_model("paged")
-    task = SamplingParams(max_new_tokens=60, temperature=1e9, seed=1, ignore_eos=True)
+    task = Params(max_new_tokens=60, temperature=1e9, seed=1, ignore_eos=True)
     ids = run(make_engine(model), [Request(id="x", token_ids=(1,), params=task)])["x"].ids
     # 60 even draws of 64 tokens show 39 different ones on average, with a deviation of 3.
     assert 24 < len(set(ids)) < 54

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 import torch
 from attn_core import installed
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_experiments.attribution.command import show
 from attn_experiments.attribution.comparison import (
     adversarial_weights,
     jensen_shannon,
@@ -16,6 +18,7 @@ from attn_experiments.attribution.comparison import (
     total_variation,
 )
 from attn_experiments.attribution.methods import (
+    Attribution,
     attention_maps,
     converged_gradients,
     embedding_of,
@@ -28,6 +31,8 @@ from attn_experiments.attribution.methods import (
     shapley_values,
 )
 from attn_experiments.attribution.text_map import as_html, colour, coloured
+from attn_models.loading.encoders import load_classifier, save_classifier
+from attn_models.tokenizers.learned import word_tokenizer
 
 SIZES = {"vocab_size": 30, "max_seq_len": 12, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
 TOKENS = torch.tensor([3, 1, 4, 1, 5])
@@ -212,3 +217,45 @@ def test_a_page_escapes_what_a_model_says():
     assert "<script>" not in page
     assert "&lt;b&gt;" in page
     assert 'title="0.5"' in page
+
+
+def test_a_classifiers_label_is_explained_by_its_weights_and_by_parts_that_add_up(attn, tmp_path):
+    torch.manual_seed(0)
+    family, tokenizer = installed().models.get("text_classifier"), word_tokenizer(["did you see it she saw it"])
+    sizes = SIZES | {"vocab_size": tokenizer.vocab_size, "intermediate_size": 16, "classes": 2}
+    built = family.build(family.configure(sizes)).eval()
+    with torch.no_grad():
+        built.classifier.weight.mul_(50)
+    folder = save_classifier(tmp_path / "m", built, ["question", "statement"], tokenizer)
+    page = tmp_path / "why.html"
+    found = json.loads(attn("attribute", str(folder), "did you see it", "--html", str(page), "--json"))
+    assert [token.strip() for token in found["tokens"]] == ["did", "you", "see", "it"]
+    tokens = torch.tensor([tokenizer.encode("did you see it")])
+    with torch.no_grad():
+        chances = load_classifier(folder)[0](tokens)[0, 0].log_softmax(-1)
+        assert found["shares"]["attention"] == pytest.approx(built.weights(tokens)[0].tolist(), abs=1e-6)
+    assert sum(found["shares"]["attention"]) == pytest.approx(1, abs=1e-6)
+    assert sum(found["shares"]["rollout"]) == pytest.approx(1, abs=1e-5)
+    for name in ("integrated_gradients", "shapley"):
+        assert abs(found["sums"][name]["error"]) < 0.05 * max(0.1, abs(found["sums"][name]["sum"]))
+    assert ["question", "statement"][int(chances.argmax())] in page.read_text()
+    other = json.loads(attn("attribute", str(folder), "did you see it", "--target", "question", "--json"))
+    same = json.loads(attn("attribute", str(folder), "did you see it", "--target", "statement", "--json"))
+    signs = [one["shares"]["shapley"][0] for one in (other, same)]
+    assert signs[0] * signs[1] < 0
+    with pytest.raises(UnknownName, match="answer"):
+        attn("attribute", str(folder), "did you see it", "--target", "answer")
+
+
+def test_shares_are_told_in_numbers_where_there_are_no_colours(capsys):
+    found = {
+        "attention": Attribution(torch.tensor([0.25, 0.75]), math.nan),
+        "shapley": Attribution(torch.tensor([-1.5, 2.0]), 0.0),
+    }
+    show(found, ["one", "two"], "one two three", None, json=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["one", "+0.25", "-1.50"] in lines
+    assert ["two", "+0.75", "+2.00"] in lines
+    assert ["sum", "+0.5"] in lines
+    page = as_html(["one", "two"], {"shapley": [-1.5, 2.0]}, "", "")
+    assert "-1.50</small>" in page

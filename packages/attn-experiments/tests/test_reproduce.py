@@ -26,6 +26,14 @@ def test_every_experiment_runs_and_answers_at_a_small_share(name, tmp_path):
     assert all(path.stat().st_size > 100 for path in written)
 
 
+@pytest.mark.parametrize("name", ["CL-12", "CL-19", "CL-22"])
+def test_repeats_draw_other_numbers_and_the_same_seeds_the_same(name):
+    experiment = claim(name).experiment.load()
+    first, again, other = (experiment(Settings(seeds=1, share=0.01, first_seed=seed)).rows for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", [found.name for found in claims().values() if found.experiment])
 def test_every_experiment_gives_the_verdict_on_record(name):
@@ -147,11 +155,14 @@ def test_curves_in_characters_rise_where_the_numbers_do():
 
 
 def test_the_command_lists_runs_and_refuses(attn, tmp_path):
-    listed = json.loads(attn("reproduce", "--list", "--json"))
+    listed = json.loads(attn("reproduce", "--json"))
     assert len(listed) == len(claims())
     shown = attn("reproduce", "CL-13", "--share", "0.1", "--out", str(tmp_path))
     assert "Verdict: " in shown
     assert "On record: " in shown
     assert (tmp_path / "CL-13.png").exists()
+    repeated = json.loads(attn("reproduce", "CL-12", "--share", "0.05", "--seeds", "1", "--repeat", "2", "--json"))
+    assert [row["repeat"] for row in repeated] == [1, 2]
+    assert repeated[0]["because"] != repeated[1]["because"]
     with pytest.raises(Incompatible, match="pytest -k cl_6"):
         attn("reproduce", "CL-6")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 from attn_core.kernels.linear import LinearProblem
 from attn_kernels_cpu import chip, library
 from attn_kernels_cpu.compiling import why_not
 from attn_kernels_cpu.linears import AmxBfloat16
 
+sys.path.insert(0, str(Path(__file__).parent))
 PROBLEM = LinearProblem(weights="bfloat16", inputs=32, outputs=32, dtype="bfloat16")
 
 

@@ -12,20 +12,21 @@ from attn_kernels_cpu import library
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import quantize_model
 from attn_schema.decoder import DecoderConfig
+from attn_schema.sampling import ResolvedSamplingParams as Params
+from sampling_definition import defined_tokens
 
 PARAMS = [
-    SamplingParams(temperature=0, logit_bias={1: 50.0, 2: 40.0}),
-    SamplingParams(temperature=0, repetition_penalty=1.3),
-    SamplingParams(temperature=1.0),
-    SamplingParams(temperature=1e-30),
-    SamplingParams(temperature=0.6, min_p=0.03),
-    SamplingParams(temperature=0.8, top_k=40),
-    SamplingParams(temperature=0.8, top_k=1),
-    SamplingParams(temperature=1.0, top_p=0.9),
-    SamplingParams(temperature=2.0, top_p=0.999),
-    SamplingParams(temperature=1.5, top_k=900, top_p=0.97, min_p=0.001),
-    SamplingParams(temperature=0.9, typical_p=0.6),
-    SamplingParams(temperature=0.7, repetition_penalty=1.7, frequency_penalty=0.4, presence_penalty=0.3, top_p=0.9),
+    Params(temperature=0, logit_bias={1: 50.0, 2: 40.0}),
+    Params(temperature=0, repetition_penalty=1.3),
+    Params(temperature=1.0),
+    Params(temperature=1e-30),
+    Params(temperature=0.6, min_p=0.03),
+    Params(temperature=0.8, top_k=40),
+    Params(temperature=0.8, top_k=1),
+    Params(temperature=1.0, top_p=0.9),
+    Params(temperature=2.0, top_p=0.999),
+    Params(temperature=1.5, top_k=900, top_p=0.97, min_p=0.001),
+    Params(temperature=0.7, repetition_penalty=1.7, frequency_penalty=0.4, presence_penalty=0.3, top_p=0.9),
 ]
 
 
@@ -57,7 +58,7 @@ def kernel(size):
 def test_the_kernel_draws_the_tokens_of_the_definition(size):
     for seed in range(9):
         logits, rows = rows_of(size, seed)
-        assert choose_tokens(logits, rows, kernel(size)) == choose_tokens(logits, rows)
+        assert choose_tokens(logits, rows, kernel(size)) == defined_tokens(logits, rows)
 
 
 @pytest.mark.usefixtures("_kernels")
@@ -97,7 +98,7 @@ def test_rows_without_a_finite_number_get_no_token(params):
 
 @pytest.mark.usefixtures("_best_kernels")
 def test_a_bias_of_a_token_that_is_not_there_is_refused():
-    rows = [SamplingRow(SamplingParams(temperature=1.0, logit_bias={50: 1.0}), 1, 1)]
+    rows = [SamplingRow(Params(temperature=1.0, logit_bias={50: 1.0}), 1, 1)]
     with pytest.raises(InvalidValue, match=r"logit_bias.*tokens from 0 to 49"):
         choose_tokens(torch.zeros(1, 50), rows, kernel(50))
 

@@ -12,7 +12,6 @@ pytest.importorskip("triton")
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Window
 from attn_kernels_triton.attention import backward, forward, tiles
-from attn_kernels_triton.attention.backward import MEMORY, parts_of
 from attn_kernels_triton.attention.plan import plan_of
 from attn_kernels_triton.paged import attend as paged
 from attn_kernels_triton.paged.tiles import PAGED_CHOICES
@@ -40,9 +39,9 @@ def folder(tmp_path, monkeypatch):
     store.measured.cache_clear()
 
 
-def plan(mask, length: int = 64, batch: int = 1):
+def plan(mask, length: int = 64):
     heads = Heads(query=1, key_value=1, key_size=128, value_size=128)
-    rows = torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16).expand(batch, length, 1, 128)
+    rows = torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16).expand(1, length, 1, 128)
     return plan_of(AttentionSpec(heads=heads, mask=mask), AttentionInputs(query=rows, key=rows, value=rows))
 
 
@@ -51,7 +50,7 @@ def test_what_is_shipped_is_the_first_candidate():
 
 
 def test_what_is_shipped_is_the_first_candidate_of_backward_passes_decoding_and_recurrences():
-    assert {width: choices[0] for width, choices in BACKWARD.items()} == tiles.DENSE_APART
+    assert {width: choices[0] for width, choices in BACKWARD.items()} == tiles.DENSE_BACKWARD
     assert all(choices[0] == PAGED_CHOICES[16, True, width] for width, choices in PAGED.items())
     for (program, channels), choices in RECURRENCES.items():
         assert choices[0] == scan_choice(program, ScanSizes(torch.bfloat16, 128, 128, 4096, channels))
@@ -70,16 +69,13 @@ def test_what_was_measured_of_other_programs_is_kept_as_it_was(name):
     assert store.read(DEVICE) == {name: candidate}
 
 
-def test_gradients_take_what_was_measured_and_are_joined_only_where_heads_fill_the_chip(monkeypatch):
+def test_gradients_take_what_was_measured(monkeypatch):
     monkeypatch.setattr(store, "name_of", lambda device: DEVICE)
-    few, many = plan(Causal(), 5000), plan(Causal(), 5000, batch=132)
-    shipped = tiles.DENSE_APART_BOUNDED[128]
-    assert backward.chosen_backward(few, CPU) == backward.chosen_backward(many, CPU) == shipped
-    for candidate, by_few in ((BACKWARD[128][0], BACKWARD[128][0]), (tiles.DENSE_BACKWARD[128], shipped)):
-        store.add(DEVICE, {"backward 128 causal long": candidate})
-        store.measured.cache_clear()
-        assert backward.chosen_backward(few, CPU) == by_few
-        assert backward.chosen_backward(many, CPU) == candidate
+    long = plan(Causal(), 5000)
+    assert backward.chosen_backward(long, CPU) == tiles.DENSE_BACKWARD_BOUNDED[128] != BACKWARD[128][0]
+    store.add(DEVICE, {"backward 128 causal long": BACKWARD[128][0]})
+    store.measured.cache_clear()
+    assert backward.chosen_backward(long, CPU) == BACKWARD[128][0]
 
 
 def test_paired_programs_are_taken_for_whole_tiles_where_they_run(monkeypatch):
@@ -93,7 +89,7 @@ def test_paired_programs_are_taken_for_whole_tiles_where_they_run(monkeypatch):
 
 def test_programs_of_keys_are_others_where_masks_leave_pairs_out():
     full, causal = (backward.chosen_backward(plan(mask, 5000), CPU) for mask in (Full(), Causal()))
-    assert (full, causal) == (tiles.DENSE_APART[128], tiles.DENSE_APART_BOUNDED[128])
+    assert (full, causal) == (tiles.DENSE_BACKWARD[128], tiles.DENSE_BACKWARD_BOUNDED[128])
     assert full != causal
 
 
@@ -119,15 +115,6 @@ def test_recurrences_take_what_was_measured_for_two_byte_numbers(monkeypatch):
     assert recurrence.chosen_scan("recall", given) == RECURRENCES["recall", False][1]
     wide = Given(*(part if part is None else part.float() for part in given))
     assert recurrence.chosen_scan("recall", wide) == scan_choice("recall", wide.sizes)
-
-
-def test_parts_are_the_fewest_that_keep_most_of_the_chip_at_work_and_fit():
-    found = [parts_of(plan(Causal(), 8192, batch=batch), 64, CPU) for batch in (1, 16, 64, 132, 1000)]
-    assert [one.number for one in found] == [8, 8, 2, 1, 1]
-    assert [round(one.filled, 2) for one in found] == [0.06, 0.97, 0.97, 1.0, 0.95]
-    assert parts_of(plan(Causal(), 8192, batch=16), 3, CPU).number == 3
-    long = plan(Causal(), 1 << 16, batch=16)
-    assert parts_of(long, 512, CPU).number * long.batch * (1 << 16) * 128 * 4 <= MEMORY
 
 
 def test_what_was_measured_is_kept_and_added_to():

@@ -39,7 +39,7 @@ async def test_every_service_and_the_server_say_that_they_serve(channel: grpc.ai
 
 async def test_a_model_that_no_installed_service_can_load_is_an_error_not_an_empty_server(tmp_path: Path) -> None:
     cluster = ClusterSettings(home=tmp_path, models=(ModelToLoad.parse("mine=./folder"),))
-    with pytest.raises(MissingPackage, match="pip install attn-serve"):
+    with pytest.raises(MissingPackage, match="attn-serve"):
         await serve(ServeSettings(gateway=GatewaySettings(port=0), cluster=cluster), print, lambda _: [])
 
 
@@ -137,9 +137,13 @@ async def test_the_port_is_free_again_after_the_server(words: Any) -> None:
         pass
 
 
-async def test_a_port_in_use_is_named(words: Any) -> None:
+async def test_a_port_in_use_is_named(words: Any, tmp_path: Path) -> None:
     async with serving([words]) as gateway:
         port = int(gateway.address.rpartition(":")[2])
+        for taken in (GatewaySettings(port=port), GatewaySettings(port=0, http_port=port)):
+            settings = ServeSettings(gateway=taken, cluster=ClusterSettings(home=tmp_path))
+            with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is in use"):
+                await serve(settings, print, lambda _: pytest.fail("it starts services before it looks"))
         with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is in use"):
             async with serving([words], GatewaySettings(port=port)):
                 pass

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -10,6 +12,7 @@ import pytest
 from attn.v1 import common_pb2, inference_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn_gateway import Gateway
+from attn_schema import EngineConfig
 
 openai = pytest.importorskip("openai")
 
@@ -230,3 +233,25 @@ async def test_errors_are_the_classes_that_the_client_knows(client: Any) -> None
     with pytest.raises(openai.BadRequestError) as field:
         await client.chat.completions.create(model="tiny", messages=ASKED, extra_body={"min_tokens": -1})
     assert field.value.param == "min_tokens"
+
+
+async def test_what_a_request_leaves_out_is_as_the_model_recommends_and_else_openais(
+    client: Any, inference: Any, home: Path, tmp_path: Path
+) -> None:
+    advised = shutil.copytree(home / "models" / "tiny", tmp_path / "advised")
+    (advised / "manifest.json").unlink()  # it would not list the file
+    (advised / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.4, "top_p": 0.8}')
+    await inference.served.load("advised", str(advised), EngineConfig(num_threads=1))
+
+    async def texts(model: str, **given: Any) -> tuple[str, str]:
+        asked = {"model": model, "seed": 5, **given}
+        chat = await client.chat.completions.create(messages=ASKED, max_completion_tokens=12, **asked)
+        plain = await client.completions.create(prompt="to be", max_tokens=12, **asked)
+        return chat.choices[0].message.content, plain.choices[0].text
+
+    advice = {"temperature": 0.4, "top_p": 0.8}
+    assert await texts("advised") == await texts("tiny", **advice)
+    assert await texts("advised", temperature=2, top_p=1) == await texts("tiny", temperature=2) != await texts("tiny")
+    assert await texts("tiny") == await texts("tiny", temperature=1)
+    answer = await client.responses.create(model="advised", input="to be?", max_output_tokens=4)
+    assert (answer.temperature, answer.top_p) == (0.4, 0.8)

@@ -92,28 +92,49 @@ def schema_of(properties: int) -> str:
     return json.dumps({"type": "object", "properties": {f"property{i}": inner for i in range(properties)}})
 
 
-def requests() -> dict[str, tuple[str, Any]]:
-    """What is large or slow, by what it is: the method and the request."""
-    long_text = common_pb2.Prompt(text="a" * MESSAGE)
-    long_ids = common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=[5] * (MESSAGE - 10)))
+def long_text() -> common_pb2.Prompt:
+    """The longest text that a message holds."""
+    return common_pb2.Prompt(text="a" * MESSAGE)
+
+
+def long_ids() -> common_pb2.Prompt:
+    """The most token ids that a message holds."""
+    return common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=[5] * (MESSAGE - 10)))
+
+
+def long_chat() -> common_pb2.Prompt:
+    """The most turns that a message holds."""
     turns = [common_pb2.ChatMessage(role="user", content="hi")] * (MESSAGE // 16)
-    chat = common_pb2.Prompt(chat=common_pb2.Chat(messages=turns))
-    grammar = inference_pb2.StructuredOutput(json_schema=schema_of(1530))
-    biases = inference_pb2.SamplingParams(logit_bias=dict.fromkeys(range(300_000), 1.0))
-    maps = common_pb2.Prompt(text="a" * 250)
-    return {
-        "a long prompt": ("Generate", inference_pb2.GenerateRequest(model="tiny", prompt=long_text)),
-        "many token ids": ("Generate", inference_pb2.GenerateRequest(model="tiny", prompt=long_ids)),
-        "a long conversation": ("Generate", inference_pb2.GenerateRequest(model="tiny", prompt=chat)),
-        "many biases": ("Generate", inference_pb2.GenerateRequest(model="tiny", prompt=maps, sampling=biases)),
-        "a large schema": ("Generate", ask(structured_output=grammar, max_new_tokens=8)),
-        "many ids to tokenise": ("Tokenize", inference_pb2.TokenizeRequest(model="tiny", prompt=long_ids)),
-        "many prompts to score": ("Score", inference_pb2.ScoreRequest(model="tiny", prompts=[maps] * 16)),
-        "long prompts to score": ("Score", inference_pb2.ScoreRequest(model="tiny", prompts=[long_text])),
-        "many texts to embed": ("Embed", inference_pb2.EmbedRequest(model="tiny-bert", texts=["ab"] * 1024)),
-        "too many texts to embed": ("Embed", inference_pb2.EmbedRequest(model="tiny-bert", texts=["ab"] * 500_000)),
-        "attention maps": ("AttentionMaps", inference_pb2.AttentionMapsRequest(model="tiny", prompt=maps)),
-    }
+    return common_pb2.Prompt(chat=common_pb2.Chat(messages=turns))
+
+
+def generate(prompt: common_pb2.Prompt, **fields: Any) -> inference_pb2.GenerateRequest:
+    """A request for tokens of the tiny model."""
+    return inference_pb2.GenerateRequest(model="tiny", prompt=prompt, **fields)
+
+
+SHORT = common_pb2.Prompt(text="a" * 250)
+GRAMMAR, BIASES = inference_pb2.StructuredOutput, inference_pb2.SamplingParams
+REQUESTS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "a long prompt": ("Generate", lambda: generate(long_text())),
+    "many token ids": ("Generate", lambda: generate(long_ids())),
+    "a long conversation": ("Generate", lambda: generate(long_chat())),
+    "many biases": (
+        "Generate",
+        lambda: generate(SHORT, sampling=BIASES(logit_bias=dict.fromkeys(range(300_000), 1.0))),
+    ),
+    "a large schema": (
+        "Generate",
+        lambda: ask(structured_output=GRAMMAR(json_schema=schema_of(1530)), max_new_tokens=8),
+    ),
+    "many ids to tokenise": ("Tokenize", lambda: inference_pb2.TokenizeRequest(model="tiny", prompt=long_ids())),
+    "many prompts to score": ("Score", lambda: inference_pb2.ScoreRequest(model="tiny", prompts=[SHORT] * 16)),
+    "long prompts to score": ("Score", lambda: inference_pb2.ScoreRequest(model="tiny", prompts=[long_text()])),
+    "many texts to embed": ("Embed", lambda: inference_pb2.EmbedRequest(model="tiny-bert", texts=["ab"] * 1024)),
+    "too many texts to embed": ("Embed", lambda: inference_pb2.EmbedRequest(model="tiny-bert", texts=["ab"] * 500_000)),
+    "attention maps": ("AttentionMaps", lambda: inference_pb2.AttentionMapsRequest(model="tiny", prompt=SHORT)),
+}
+"""What is large or slow, by what it is: the method, and what makes the request."""
 
 
 def answered(channel: grpc.Channel, method: str, request: Any) -> None:
@@ -156,9 +177,10 @@ async def encoder(inference: Any, gateway: Gateway) -> None:
 
 
 @pytest.mark.usefixtures("encoder")
-@pytest.mark.parametrize("kind", requests())
+@pytest.mark.parametrize("kind", REQUESTS)
 async def test_no_request_holds_up_the_loop(kind: str, gateway: Gateway) -> None:
-    method, request = requests()[kind]
+    method, make = REQUESTS[kind]
+    request = make()
     with callback_seconds() as found:
         await apart(gateway, lambda channel: answered(channel, method, request))
     assert heavy(found) == {}, kind

@@ -256,6 +256,8 @@ async def test_an_adapter_of_one_tenant_does_not_exist_for_another(
     await models.LoadModel(load("tuned", "of-bob"), **by("two"))
     assert await answer("two") != anns
     assert (await names(models, "one"), await names(models, "two")) == (["tiny", "tuned"], ["tiny", "tuned"])
+    listed = await models.ListModels(model_pb2.ListModelsRequest(with_local=True), **by("one"))
+    assert {"tiny", "tiny-linear"} <= set(listed.local_models)
     await models.UnloadModel(model_pb2.UnloadModelRequest(name="tuned"), **by("two"))
     assert await answer("one") == await answer("spare") == anns
     await models.UnloadModel(model_pb2.UnloadModelRequest(name="tuned"), **by("one"))
@@ -276,6 +278,7 @@ async def test_every_name_and_link_of_a_tenants_model_is_hidden_from_others(home
             with pytest.raises(UnknownName):
                 await sources.find(name, "bob")
         assert await sources.find("tiny", "bob") == home / "models" / "tiny"
+        assert set(await sources.names("ann")) - set(await sources.names("bob")) == {"x/y", "alias"}
 
 
 async def test_an_artifact_published_anew_is_never_taken_for_the_one_that_is_served(

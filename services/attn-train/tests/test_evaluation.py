@@ -83,7 +83,7 @@ def test_masked_tokens_are_guessed_and_the_command_says_how_well(files, capsys):
     assert 0 <= found["masked_accuracy"] <= 1
     assert found == evaluate(folder, str(files / "words.txt"), files)
     (files / "short.txt").write_text("key")
-    with pytest.raises(InvalidValue, match="context"):
+    with pytest.raises(InvalidValue, match="more tokens"):
         evaluate(folder, str(files / "short.txt"), files)
 
 

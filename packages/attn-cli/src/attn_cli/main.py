@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import shutil
 import sys
 import time
 import traceback
@@ -15,13 +16,16 @@ from typing import Annotated, Any
 
 import typer
 from attn_core import installed
-from attn_core.errors import AttnError, InvalidValue, UnknownName, UserError
+from attn_core.errors import AttnError, InvalidValue, UnknownName, UserError, how_to_install
 from attn_core.plugins.hooks import Command
 from attn_schema.output import Verbosity, detail, set_verbosity, verbosity
 from typer.core import TyperCommand, TyperGroup
 
 ELSEWHERE: dict[str, tuple[str, ...]] = {
-    "attn-client": ("bench", "chat", "embed", "generate", "jobs", "map", "models", "top", "train", "translate"),
+    "attn-client": (
+        *("bench", "chat", "embed", "generate", "jobs", "map", "models"),
+        *("score", "top", "train", "translate"),
+    ),
     "attn-experiments": ("attribute", "energy", "reproduce", "roofline", "worked"),
     "attn-engine": ("run", "transcribe"),
     "attn-models": ("convert", "pull", "tokenize"),
@@ -30,6 +34,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "attn-variants": ("tune",),
 }
 """The subcommands by the package that provides them; a test compares this with the packages."""
+
+PANELS = 110
+"""The least width, in characters, of a terminal whose help has panels: in narrower ones, they would cut off names."""
 
 
 class CommandElsewhere(UnknownName):
@@ -41,7 +48,7 @@ class CommandElsewhere(UnknownName):
         for package, commands in ELSEWHERE.items():
             if command in commands:
                 message = f"the command {command!r} is in the package {package}, which is not installed here"
-                return cls(f"{message}: pip install {package}", command=command, package=package)
+                return cls(f"{message}: {how_to_install(package)}", command=command, package=package)
         return None
 
 
@@ -102,7 +109,15 @@ def load(command: Command) -> Any:
     loaded = typer.main.get_command(target)
     loaded.name = command.name
     _give_global_options(loaded)
+    if shutil.get_terminal_size().columns < PANELS:
+        _without_panels(loaded)
     return loaded
+
+
+def _without_panels(command: Any) -> None:
+    command.rich_markup_mode = None
+    for inner in getattr(command, "commands", {}).values():
+        _without_panels(inner)
 
 
 def _give_global_options(command: Any) -> None:

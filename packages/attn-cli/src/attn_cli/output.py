@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from attn_schema.output import UNWRAPPED
 from attn_schema.text_files import lines_of
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Print names, with spaces for underscores, and values in two columns; further lines of a value are indented."""
+    """Print names, with spaces for underscores, and values in two columns; further lines of a value are indented.
+
+    On a terminal, lines are wrapped between words.
+    """
     facts = {name.replace("_", " "): value for name, value in facts.items()}
     width = max(map(len, facts), default=0)
+    room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else UNWRAPPED
     for name, value in facts.items():
-        first, *rest = lines_of(str(value)) or [""]
+        lines = [part for line in lines_of(str(value)) for part in _wrapped(line, max(room, 20))]
+        first, *rest = lines or [""]
         print(f"{name:<{width}}  {first}")
         for line in rest:
             print(f"{'':<{width}}  {line}")
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    return textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def human_bytes(count: int) -> str:

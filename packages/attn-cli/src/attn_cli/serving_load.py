@@ -93,7 +93,7 @@ class AttnBackend(AbstractAsyncContextManager["AttnBackend"]):
 
     async def __call__(self, request: LoadRequest, times: RequestTimes) -> None:
         """Send one request and record its times."""
-        sampling = SamplingParams(max_new_tokens=request.output_len, ignore_eos=self._ignore_eos)
+        sampling = SamplingParams(temperature=0, max_new_tokens=request.output_len, ignore_eos=self._ignore_eos)
         async with aclosing(self._client.generate(self._model, request.prompt, sampling)) as deltas:
             async for delta in deltas:
                 if delta.tokens:

@@ -142,6 +142,10 @@ class AsyncClient:
         )
         return [layer async for layer in self._connection.stream(rows.ATTENTION_MAPS, request, timeout)]
 
+    async def model_info(self, model: str, *, timeout: float | None = None) -> ModelInfo:
+        """The description of one model; raises `UnknownName`."""
+        return await self.models.get(model, timeout=timeout)
+
     async def engine_stats(self, model: str, *, timeout: float | None = None) -> EngineStats:
         """The load and the counters of a model's engine."""
         return await self._connection.unary(rows.GET_ENGINE_STATS, rows.GetEngineStatsRequest(model=model), timeout)

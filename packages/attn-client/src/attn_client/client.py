@@ -116,6 +116,10 @@ class Client(TextClient):
         )
         return list(self._connection.stream(rows.ATTENTION_MAPS, request, timeout))
 
+    def model_info(self, model: str, *, timeout: float | None = None) -> ModelInfo:
+        """The description of one model; raises `UnknownName`."""
+        return self.models.get(model, timeout=timeout)
+
     def engine_stats(self, model: str, *, timeout: float | None = None) -> EngineStats:
         """The load and the counters of a model's engine."""
         return self._connection.unary(rows.GET_ENGINE_STATS, rows.GetEngineStatsRequest(model=model), timeout)

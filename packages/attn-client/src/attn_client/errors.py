@@ -47,8 +47,7 @@ def error_of(failure: grpc.RpcError, address: str) -> errors.AttnError:
     if status is not None:
         return from_status(status)
     if code is grpc.StatusCode.UNAVAILABLE:
-        message = f"no attn server answers at {address}; start one with: attn serve"
-        return NoServer(message, address=address, cause=text)
+        return NoServer(_unreachable(address, text), address=address, cause=text)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
         return errors.UserError(f"the message is too large for the connection: {text}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -56,6 +55,17 @@ def error_of(failure: grpc.RpcError, address: str) -> errors.AttnError:
         return errors.DeadlineExceeded(message, address=address, cause=text)
     kind = BY_CODE.get(code, errors.InternalError)
     return kind(text or f"the call ended with {code.name}", code=code.name)
+
+
+def _unreachable(address: str, cause: str) -> str:
+    """Why no server is reached, from gRPC's description of the cause."""
+    if "CERTIFICATE_VERIFY_FAILED" in cause:
+        return f"the certificate of {address} is not trusted by the authority that --tls-ca names"
+    if "Tls handshake failed" in cause:
+        return f"what listens at {address} does not speak TLS; leave out --tls-ca for a server without TLS"
+    if "failed to connect" in cause and ("Socket closed" in cause or "Failed parsing HTTP/2" in cause):
+        return f"what listens at {address} is no attn server without TLS; for one with TLS, name its --tls-ca"
+    return f"no attn server answers at {address}; start one with: attn serve"
 
 
 def from_status(status: Status) -> errors.AttnError:

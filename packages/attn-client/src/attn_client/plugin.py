@@ -9,6 +9,7 @@ COMMANDS = {
     "chat": ("Talk with a model, here or on a server.", "chat:chat_command"),
     "translate": ("Translate with an encoder-decoder model, and measure BLEU.", "translate:translate_command"),
     "embed": ("Embed texts and compare them.", "embed:embed_command"),
+    "score": ("Rank texts by their probability.", "embed:score_command"),
     "train": ("Train a model on the server and watch it.", "train:train_command"),
     "jobs": ("List, show, watch, cancel and resume training jobs.", "jobs:app"),
     "models": ("List, load and unload the models of a server; list and remove those of this machine.", "models:app"),

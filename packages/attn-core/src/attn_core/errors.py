@@ -198,6 +198,13 @@ class NotGraphSafe(AttnError):
     reason = "NOT_GRAPH_SAFE"
 
 
+def how_to_install(package: str) -> str:
+    """The command that installs a package; those of attn itself are on no index: they are built into a folder."""
+    if package.startswith("attn-") and "[" not in package:
+        return f"pip install --find-links dist {package} (nox -s wheels builds dist)"
+    return f"pip install {package!r}" if "[" in package else f"pip install {package}"
+
+
 class MissingPackage(AttnError):
     """The operation needs an optional package that is not installed."""
 
@@ -206,7 +213,7 @@ class MissingPackage(AttnError):
     @classmethod
     def of(cls, package: str, purpose: str) -> Self:
         """The error that says how to install what `purpose` needs."""
-        return cls(f"{purpose} needs {package}: pip install {package}", package=package)
+        return cls(f"{purpose} needs {package}: {how_to_install(package)}", package=package)
 
 
 class OutOfCapacity(AttnError):

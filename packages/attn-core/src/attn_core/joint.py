@@ -34,3 +34,12 @@ def joint_outputs(rows: Tensor, layers: Sequence[Any], joins: Joins | None) -> l
     """The outputs [..., outputs] of these layers for rows [..., inputs], in one product where `joins` supports it."""
     found = None if joins is None else joins(rows, layers)
     return [layer(rows) for layer in layers] if found is None else found
+
+
+def weight_of(linear: nn.Linear) -> Tensor:
+    """The matrix [outputs, inputs] of a linear layer, including its active adapter (`adapted_weight`), if any.
+
+    For code that uses the matrix without calling the layer, which a module lists in `read_weights`.
+    """
+    adapted: Callable[[], Tensor] | None = getattr(linear, "adapted_weight", None)
+    return linear.weight if adapted is None else adapted()

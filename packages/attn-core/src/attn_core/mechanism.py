@@ -16,6 +16,7 @@ from attn_core.batch import Fields, LayerState, RaggedBatch
 from attn_core.computation import Computation
 from attn_core.config import MechanismConfig, check_config_type
 from attn_core.cost import Cost, Shape, Step
+from attn_core.display import mechanism_card
 from attn_core.errors import Incompatible, InvalidValue, MechanismInvalid, Undeclared
 from attn_core.state_faults import described
 from attn_core.states import Field, Paged, StateSpecs
@@ -152,6 +153,15 @@ class Mechanism(ABC):
         if "cost" in vars(cls):
             cls.cost = priced(cls.cost)  # type: ignore[method-assign,assignment]
 
+    def __repr__(self) -> str:
+        return f"<mechanism {self.name!r}: {self.summary}>"
+
+    def _repr_html_(self) -> str:
+        causal = self.can(Capability.CAUSAL) and not self.only_cross
+        sizes = {"hidden_size": 64, "num_heads": 4, "causal": causal, "cross": self.only_cross}
+        spec = self.spec(self.Config(**sizes, **self.sketch))
+        return mechanism_card(self, None if spec is None else spec.mask, ", ".join(sorted(self.capabilities)))
+
     @property
     def idea(self) -> tuple[str, ...]:
         """An explanation of the mechanism in paragraphs of Markdown, the last of which says when to use it.
@@ -165,6 +175,11 @@ class Mechanism(ABC):
         sections = re.split(r"^## ", text.read_text("utf-8"), flags=re.MULTILINE) if text.is_file() else []
         found = [section.partition("\n")[2] for section in sections if section.partition("\n")[0].strip() == self.name]
         return tuple(part.strip() for part in found[0].split("\n\n") if part.strip()) if found else ()
+
+    def sequential_operations(self, length: int) -> int:
+        """The number of operations that must wait for one another in a forward pass over `length` tokens; those of any
+        size that compute all tokens at once count as one (Vaswani et al. 2017, table 1)."""
+        return length if self.sequential else 1
 
     @property
     def drops_weights(self) -> bool:

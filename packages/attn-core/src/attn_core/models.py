@@ -143,7 +143,8 @@ class ModelFamily(ABC):
     class `Config`, whose method `plain` returns the values that `configure` takes.
 
     `learns` is the kind of training data: "text" (or pairs of source and target, if the config has a
-    `max_encoder_len`), to predict the next token; "masked" text, "tags" of words, or "images".
+    `max_encoder_len`), to predict the next token; "masked" text, "tags" of words, "labels" of
+    texts, or "images".
     """
 
     name: ClassVar[str]

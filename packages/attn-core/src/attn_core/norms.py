@@ -29,6 +29,13 @@ class QkNorm(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class QkvNorm(QkNorm):
+    """As `QkNorm`, and values are divided by their root mean square too, without a gain (Gemma 4)."""
+
+    kind = "qkv_norm"
+
+
+@dataclass(frozen=True, kw_only=True)
 class QkNormAllHeads(QkNorm):
     """As `QkNorm`, but the mean square is that of all heads together (OLMo 2, arXiv 2501.00656, section 3.1).
 

@@ -154,6 +154,28 @@ class LongRope(RotaryScaling):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Proportional(RotaryScaling):
+    """Of the pairs of a whole head only the first `fraction` turn; the others keep their place in pairs, unturned.
+
+    Frequencies are those of a head that turns completely, divided by `factor` (Gemma 4). `Rotary.fraction`, in
+    contrast, makes pairs of the first part of a head only.
+    """
+
+    fraction: float
+    factor: float = 1.0
+    kind = "proportional"
+
+    def __post_init__(self) -> None:
+        require_number("proportional.fraction", self.fraction, ge=0, le=1)
+        require_number("proportional.factor", self.factor, ge=1)
+
+    def frequencies(self, base: float, rotated: int) -> list[float]:
+        turned = int(self.fraction * rotated // 2)
+        found = [frequency / self.factor for frequency in unscaled(base, rotated)[:turned]]
+        return found + [0.0] * (rotated // 2 - turned)
+
+
 def unscaled(base: float, rotated: int) -> list[float]:
     """The frequency base^(-2p/d) of each pair p of d = `rotated` elements."""
     return [base ** (-2 * pair / rotated) for pair in range(rotated // 2)]
@@ -260,7 +282,7 @@ def layer_rotary(model: Rotary | None, words: object) -> Rotary:
 
 
 KINDS: Mapping[str, type[RotaryScaling]] = {
-    scaling.kind: scaling for scaling in (LinearScaling, DynamicNtk, Yarn, Llama3Scaling, LongRope)
+    scaling.kind: scaling for scaling in (LinearScaling, DynamicNtk, Yarn, Llama3Scaling, LongRope, Proportional)
 }
 WHOLE = ("original_max_position_embeddings", "length")
 

@@ -1,45 +1,35 @@
 """Samples the next tokens of a whole batch on the device that holds its logits, with one copy to it and one back.
 
 The rules are those of `attn_engine.sampler`, which processes one row after the other on a CPU; here, too, the choice
-for a row depends on that row alone. Where filters need ranked tokens, only the most likely ones are ranked first; a row
-for which these do not suffice is sampled again over the whole vocabulary, for which the host waits once more.
+for a row depends on that row alone. A row for which the most likely tokens do not suffice is sampled again over the
+whole vocabulary, for which the host waits once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
-import torch
-from attn_schema import SamplingParams
+from attn_schema.sampling import ResolvedSamplingParams
 from torch import Tensor
 
 from attn_engine.batch_scores import BatchRow, note_changes, process_together
 from attn_engine.host_numbers import HostNumbers, fetched
-from attn_engine.sampler import MIN_TEMPERATURE, Choice, likeliest, uniform
-
-CANDIDATES = 1024
-"""The number of most likely tokens that are ranked first."""
-UNKNOWN = -2
-"""The token value that marks a row which needs more candidates."""
-
-
-class RowParameters(NamedTuple):
-    """The sampling parameters of rows, [rows] float64 each: `inverse` is 1 / temperature, `points` are uniform random
-    numbers in [0, 1), and the others are fields of `SamplingParams`."""
-
-    inverse: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    typical_p: Tensor
-    points: Tensor
-
-
-TokenChooser = Callable[[Tensor, RowParameters, int], Tensor]
-"""Chooses tokens [rows] for scores [rows, vocab_size] among the given number of candidates."""
+from attn_engine.sampler import (
+    CANDIDATES,
+    UNKNOWN,
+    Choice,
+    RowParameters,
+    TokenChooser,
+    chooser_of,
+    greedy,
+    likeliest,
+    parameters_of,
+    ranked,
+    uniform,
+)
 
 
 @dataclass(eq=False)
@@ -127,7 +117,7 @@ def draw(logits: Tensor, rows: Sequence[BatchRow], last: Tensor | None = None) -
     return SampledTokens(parts, logprob_counts)
 
 
-def may_fall_short(params: SamplingParams) -> bool:
+def may_fall_short(params: ResolvedSamplingParams) -> bool:
     """Whether the `CANDIDATES` most likely tokens may not suffice, so that a row may have to be sampled again."""
     return chooser_of(params) is ranked and not 0 < params.top_k <= CANDIDATES
 
@@ -171,15 +161,6 @@ def _choices(
     return choices
 
 
-def chooser_of(params: SamplingParams) -> TokenChooser:
-    """The function that chooses tokens under these parameters."""
-    if params.temperature == 0:
-        return greedy
-    if params.typical_p < 1:
-        return typical
-    return ranked if params.top_k or params.top_p < 1 else weighted
-
-
 def _rows_by_chooser(rows: Sequence[BatchRow]) -> dict[TokenChooser, list[int]]:
     """The rows of each `TokenChooser`, except those that take the most likely token."""
     found: dict[TokenChooser, list[int]] = {}
@@ -200,97 +181,5 @@ def _add_numbers(numbers: HostNumbers, rows: Sequence[BatchRow], vocab_size: int
 
 def _parameter_columns(rows: Sequence[BatchRow]) -> list[tuple[float, ...]]:
     """The parameters of the rows, one tuple for each field of `RowParameters`."""
-    lines = [
-        (
-            1 / max(row.params.temperature, MIN_TEMPERATURE),
-            row.params.top_k,
-            row.params.top_p,
-            row.params.min_p,
-            row.params.typical_p,
-            uniform(row.seed, row.position),
-        )
-        for row in rows
-    ]
+    lines = [parameters_of(row.params, uniform(row.seed, row.position)) for row in rows]
     return list(zip(*lines, strict=True))
-
-
-def greedy(scores: Tensor, parameters: RowParameters, candidates: int) -> Tensor:
-    """The most likely tokens [rows] of scores [rows, vocab_size]."""
-    del parameters, candidates
-    return scores.argmax(-1)
-
-
-def weighted(scores: Tensor, parameters: RowParameters, candidates: int) -> Tensor:
-    """Sample tokens [rows] from scores [rows, vocab_size]: inverse transform sampling at `points`, with min_p."""
-    del candidates
-    weights = weights_of(scores, scores.amax(-1, keepdim=True), parameters)
-    weights = weights.masked_fill(weights < parameters.min_p[:, None], 0)
-    return pick(weights, parameters)
-
-
-def ranked(scores: Tensor, parameters: RowParameters, candidates: int) -> Tensor:
-    """Like `weighted`, among the tokens that all filters keep; `UNKNOWN` where some of these are not candidates."""
-    everything = weights_of(scores, scores.amax(-1, keepdim=True), parameters).sum(-1)
-    best, ids = most_likely(scores, candidates)
-    best = best.double()
-    weights = weights_of(best, best[:, :1], parameters)
-    known = weights.sum(-1)
-    among = torch.arange(weights.shape[1], device=weights.device)
-    limited = parameters.top_k > 0
-    weights = weights.masked_fill(limited[:, None] & (among >= parameters.top_k[:, None]), 0)
-    mass = torch.where(limited, weights.sum(-1), everything.double())
-    enough = torch.where(limited, parameters.top_k <= weights.shape[1], known >= parameters.top_p * mass)
-    enough |= weights.shape[1] == scores.shape[-1]
-    before = weights.cumsum(-1) - weights
-    dropped = (parameters.top_p < 1)[:, None] & (before >= (parameters.top_p * mass)[:, None]) & (among > 0)
-    weights = weights.masked_fill(dropped, 0)
-    weights = weights.masked_fill(weights < parameters.min_p[:, None] * weights[:, :1], 0)
-    weights = keep_typical(weights, parameters)
-    return ids.gather(1, pick(weights, parameters)[:, None])[:, 0].where(enough, UNKNOWN)
-
-
-def typical(scores: Tensor, parameters: RowParameters, candidates: int) -> Tensor:
-    """Like `ranked`, over the whole vocabulary, as typical_p may keep any token."""
-    del candidates
-    return ranked(scores, parameters, scores.shape[-1])
-
-
-def weights_of(scores: Tensor, highest: Tensor, parameters: RowParameters) -> Tensor:
-    """The weights exp((score - highest) / temperature) of scores [rows, tokens]."""
-    return ((scores - highest) * parameters.inverse[:, None].to(scores.dtype)).exp()
-
-
-def most_likely(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest scores of each row and their token ids, largest first; equal scores in order of token id."""
-    if count >= scores.shape[-1]:
-        return scores.sort(dim=-1, descending=True, stable=True)
-    best, ids = scores.topk(count, -1, sorted=False)
-    ids, order = ids.sort(-1)
-    best, order = best.gather(1, order).sort(dim=-1, descending=True, stable=True)
-    return best, ids.gather(1, order)
-
-
-def keep_typical(weights: Tensor, parameters: RowParameters) -> Tensor:
-    """Set the weights that typical_p drops to 0; equally likely tokens are kept or dropped together."""
-    if weights.shape[-1] == 0:
-        return weights
-    probabilities = weights / weights.sum(-1, keepdim=True)
-    surprise = -probabilities.log()
-    entropy = torch.where(probabilities > 0, probabilities * surprise, 0).sum(-1, keepdim=True)
-    distance = (surprise - entropy).abs()
-    ordered, order = distance.sort(dim=-1, stable=True)
-    mass = probabilities.gather(1, order).cumsum(-1)
-    last = (mass < parameters.typical_p[:, None]).sum(-1, keepdim=True).clamp(max=weights.shape[1] - 1)
-    dropped = (distance > ordered.gather(1, last)) & (parameters.typical_p < 1)[:, None]
-    return weights.masked_fill(dropped, 0)
-
-
-def pick(weights: Tensor, parameters: RowParameters) -> Tensor:
-    """The first index [rows] at which the cumulative sum of weights [rows, tokens] exceeds point * total."""
-    sums = weights.cumsum(-1, dtype=torch.float64)
-    target = parameters.points[:, None] * sums[:, -1:]
-    place = torch.searchsorted(sums, target, right=True)[:, 0]
-    # Rounding can put the target at the very end, after the last token with a positive weight.
-    among = torch.arange(weights.shape[1], device=weights.device)
-    last = torch.where(weights > 0, among, 0).amax(-1)
-    return torch.minimum(place, last)

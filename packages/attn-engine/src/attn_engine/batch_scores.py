@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attn_schema import SamplingParams
+from attn_schema.sampling import ResolvedSamplingParams
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -37,7 +37,7 @@ class BatchRow:
     `after` is its index among the tokens that the previous step has chosen.
     """
 
-    params: SamplingParams
+    params: ResolvedSamplingParams
     seed: int
     position: int
     tokens: Sequence[int]

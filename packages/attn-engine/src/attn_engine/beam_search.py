@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from attn_schema import EarlyStopping, SamplingParams, Token
+from attn_schema import EarlyStopping, Token
+from attn_schema.sampling import ResolvedSamplingParams
 from torch import Tensor
 
 from attn_engine.sampler import SamplingRow, log_probabilities, process_logits
@@ -40,7 +41,7 @@ EndsBeam = Callable[[int, int], bool]
 class BeamHypotheses:
     """The running beams and the best finished hypotheses, best first. `end_ids` are the end-of-sequence tokens."""
 
-    def __init__(self, params: SamplingParams, max_new_tokens: int, end_ids: Collection[int]) -> None:
+    def __init__(self, params: ResolvedSamplingParams, max_new_tokens: int, end_ids: Collection[int]) -> None:
         self._num_beams = params.num_beams
         self._length_penalty = params.length_penalty
         self._early_stopping = params.early_stopping
@@ -148,7 +149,7 @@ class ForksStates(Protocol):
 class BeamSearch:
     """One beam search. Each sequence in `running` holds one beam; they are scheduled together."""
 
-    def __init__(self, params: SamplingParams, sequences: list[Sequence], end_ids: Collection[int]) -> None:
+    def __init__(self, params: ResolvedSamplingParams, sequences: list[Sequence], end_ids: Collection[int]) -> None:
         self.leader, *self._spare = sequences
         self.running = [self.leader]
         self._params = params

@@ -12,6 +12,7 @@ from attn_core.errors import DeadlineExceeded, InvalidValue, Unavailable, UserEr
 from attn_core.models import LanguageModel, MixesAdapters, TakesEmbeddings, Tokenizer
 from attn_core.stores import BranchingStore, StateStore, TreeStore
 from attn_schema import EngineConfig, EngineStats, OutputDelta, SamplingParams
+from attn_schema.sampling import ResolvedSamplingParams
 from torch import Tensor
 
 from attn_engine.admission import AdmissionControl
@@ -301,7 +302,7 @@ class Engine:
 
     def _beam_search(self, request: Request) -> BeamSearch | None:
         params = request.params
-        if not isinstance(params, SamplingParams) or params.num_beams == 1:
+        if not isinstance(params, ResolvedSamplingParams) or params.num_beams == 1:
             return None
         return BeamSearch(params, [self._sequence(request, 0) for _ in range(params.num_beams)], self._end_ids)
 

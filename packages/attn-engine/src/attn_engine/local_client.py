@@ -21,10 +21,13 @@ from attn_schema import (
     AttentionMap,
     AttentionMapsRequest,
     EngineConfig,
+    ModelInfo,
     OutputDelta,
     Prompt,
     PromptLike,
     SamplingParams,
+    ScoringParams,
+    SequenceScore,
     Tokenization,
 )
 from attn_schema.text_client import TextClient
@@ -63,7 +66,8 @@ class LocalClient(TextClient):
 
     A model is given by its name in the store under `home`, or by its folder or GGUF file. It is loaded with the config
     `engine` on first use, and stays loaded. `progress` returns a context manager whose value is called with the
-    progress of reading a file. Threads may share a client. Raises the errors of `attn_core.errors`.
+    progress of reading a file; one of `waiting` surrounds the loading of a model. Threads may share a client. Raises
+    the errors of `attn_core.errors`.
     """
 
     def __init__(
@@ -71,10 +75,12 @@ class LocalClient(TextClient):
         home: Path | None = None,
         engine: EngineConfig | None = None,
         progress: Callable[[], AbstractContextManager[Report]] = lambda: nullcontext(silent),
+        waiting: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
     ) -> None:
         self._home = home
         self._store = ModelStore(home)
         self._progress = progress
+        self._waiting = waiting
         self._folders: dict[str, Path] = {}
         self._config = engine or EngineConfig()
         self._engines: dict[Path, InProcess] = {}
@@ -123,6 +129,16 @@ class LocalClient(TextClient):
     def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:  # noqa: ARG002
         """The tokens that the model would read for a prompt; `timeout` is not used, as there is no server."""
         return self._wait(self.engine(model).tokenize(Prompt.of(prompt)))
+
+    def score(self, model: str, prompts: Sequence[PromptLike], *, top_logprobs: int = 0) -> list[SequenceScore]:
+        """The log probabilities of the tokens of each sequence; with an encoder prompt, those of an output given it."""
+        params = ScoringParams(top_logprobs=top_logprobs)
+        tasks = [TextTask(prompt=Prompt.of(prompt), params=params) for prompt in prompts]
+        return self._wait(self.engine(model).score(tasks))
+
+    def model_info(self, model: str, *, timeout: float | None = None) -> ModelInfo:  # noqa: ARG002
+        """The description of a model, which is loaded on first use; `timeout` is not used, as there is no server."""
+        return self.engine(model).host.info
 
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
         """A vector of length 1 for each text, from an encoder; raises `InvalidValue` for a text that does not fit."""
@@ -184,7 +200,8 @@ class LocalClient(TextClient):
                 if config.draft_model is not None:
                     config = config.replace(draft_model=str(self._found(config.draft_model)))
                 engine = InProcess(folder, config)
-                engine.load(self._loop.loop)
+                with self._waiting(f"loading {model}"):
+                    engine.load(self._loop.loop)
                 self._engines[folder] = engine
             return self._engines[folder]
 

@@ -55,7 +55,7 @@ class ModelRunner:
         self._greedy_head = model if isinstance(model, GreedyHead) else None
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.sampling = sampling_kernel(model.vocab_size, self.device.type)
-        """The kernel that samples tokens; None for the reference implementation in `attn_engine.sampler`."""
+        """The kernel that samples tokens; None where torch samples."""
         dtype = "" if parameter is None else f" {parameter.dtype}".replace("torch.", "")
         self.numerics = f"{_chip(self.device)}{dtype}, {options}, torch {torch.__version__}"
         states = [spec for specs in model.state_specs().values() for spec in specs.values()]

@@ -18,10 +18,11 @@ def attn_local_clients() -> list[Callable[[Any], Any]]:
 def local_client(engine: Any) -> Any:
     """A `LocalClient` for the models of this machine, run with the `attn_schema.EngineConfig` `engine`."""
     from attn_models.sources.progress import shown_progress
+    from attn_schema.output import waiting
 
     from attn_engine.local_client import LocalClient
 
-    return LocalClient(engine=engine, progress=shown_progress)
+    return LocalClient(engine=engine, progress=shown_progress, waiting=waiting)
 
 
 @hookimpl

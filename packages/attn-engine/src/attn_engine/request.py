@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attn_core.errors import AttnError, ContextLengthExceeded, InvalidValue
 from attn_core.models import RequestAdapter
 from attn_schema import OutputDelta, Resumption, SamplingParams, ScoringParams
-from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS
+from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS, ResolvedSamplingParams
 
 from attn_engine.state_transfer import PromptState, prompt_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-GREEDY = SamplingParams()
+GREEDY = SamplingParams().resolved()
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,13 @@ class PromptEmbeddings:
 class Request:
     """A prompt to complete (`params` are `SamplingParams`) or to score (`params` are `ScoringParams`).
 
-    `token_ids` is the prompt; `encoder_token_ids` is the input of the encoder of an encoder-decoder model, or
-    `encoder_features` [frames, size], floating point, if it takes audio; `prompt_embeddings` replaces the embeddings of
-    some tokens, for a model that takes images. `deadline` is a time of `time.monotonic()`, in seconds. Requests are
-    scheduled by `priority`, highest first, then by `tenant` (fair queueing, see `EngineConfig.tenant_weights`), then by
-    deadline and arrival. `adapter` is applied by the model. The KV cache of equal prefixes is shared between requests
-    of the same `scope`, such as a tenant's, and the same adapter; a `scope` of None shares nothing.
+    `params` are resolved without a model's recommendation, unless they are already. `token_ids` is the prompt;
+    `encoder_token_ids` is the input of the encoder of an encoder-decoder model, or `encoder_features` [frames, size],
+    floating point, if it takes audio; `prompt_embeddings` replaces the embeddings of some tokens, for a model that
+    takes images. `deadline` is a time of `time.monotonic()`, in seconds. Requests are scheduled by `priority`, highest
+    first, then by `tenant` (fair queueing, see `EngineConfig.tenant_weights`), then by deadline and arrival. `adapter`
+    is applied by the model. The KV cache of equal prefixes is shared between requests of the same `scope`, such as a
+    tenant's, and the same adapter; a `scope` of None shares nothing.
 
     `suppress_tokens` are never generated, and `begin_suppress_tokens` not as the first token; of the tokens of each of
     `bad_words` the last is not generated behind the others.
@@ -82,6 +83,8 @@ class Request:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", tuple(self.token_ids))
+        if isinstance(self.params, SamplingParams) and not isinstance(self.params, ResolvedSamplingParams):
+            object.__setattr__(self, "params", self.params.resolved())
         if self.encoder_token_ids is not None:
             object.__setattr__(self, "encoder_token_ids", tuple(self.encoder_token_ids))
 
@@ -221,7 +224,7 @@ class ModelLimits:
         if not request.open_indices:
             raise InvalidValue.of("resume", "completions that have all ended", "at least one that has not")
         params = request.params
-        if isinstance(params, SamplingParams) and params.temperature > 0 and params.seed is None:
+        if isinstance(params, ResolvedSamplingParams) and params.temperature > 0 and params.seed is None:
             raise InvalidValue.of("seed", None, "the seed of the original request, as it is resumed")
         for partial in resume.received:
             field, received = f"resume[{partial.index}].token_ids", len(partial.token_ids)

@@ -2,47 +2,33 @@
 
 Penalties, biases and constraints change the logits of a row; temperature, top_k, top_p, min_p and typical_p turn them
 into a distribution; a random number that depends only on seed and position samples from it, so batching and preemption
-change no token. Rows are processed one by one, so that a row stays in the CPU cache from its maximum to its sums.
-
-Weights are integers, whose sums are all exact (`attn_core.kernels.sampling`), so that a kernel, where one is given,
-chooses the same tokens.
+change no token. On a CPU rows are processed one by one, so that the choice for a row depends on that row alone;
+`batch_sampler` processes a whole batch on a device. Where filters need ranked tokens, only the most likely ones are
+ranked first.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from attn_core.kernels.sampling import Draw, LogProbability, SamplingKernel, TokenCounts
-from attn_schema import SamplingParams
-from numpy.typing import NDArray
+from attn_schema.sampling import ResolvedSamplingParams
 from torch import Tensor
 
-Floats = NDArray[Any]
 Choice = tuple[int, float | None, Sequence[tuple[int, float]]]
 """A token id (-1 if there is none), its log probability, and the most likely (id, logprob) pairs, if requested."""
 BLOCK = 256
 """The number of logits that are reduced together to find a maximum or a sum."""
-CANDIDATES = (256, 4096)
-"""The numbers of most likely tokens that are ranked first; all tokens are ranked only if these do not suffice."""
+CANDIDATES = 1024
+"""The number of most likely tokens that are ranked first."""
+UNKNOWN = -2
+"""The token value that marks a row which needs more candidates."""
 MIN_TEMPERATURE = 1e-30
 """Below this temperature all probability is on the most likely tokens; its inverse still fits a float32."""
-WEIGHT_BITS = 32
-ONE_WEIGHT = 2.0**WEIGHT_BITS
-"""The weight of the most likely token."""
-LEAST_EXPONENT = np.float32(-30)
-"""Exponents are clamped to this value, at which the weight rounds to 0."""
-LOG2_E, LN2_UPPER, LN2_LOWER = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
-EXPONENTIAL = np.array(
-    [1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1],
-    dtype=np.float32,
-)
-"""Coefficients of (e^x - 1 - x) / x², the highest first (Moshier's Cephes library, expf)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +39,7 @@ class SamplingRow:
     the tokens that may come next; None for all.
     """
 
-    params: SamplingParams
+    params: ResolvedSamplingParams
     seed: int
     position: int
     token_counts: TokenCounts | None = None
@@ -87,7 +73,7 @@ def choose_tokens(logits: Tensor, rows: Sequence[SamplingRow], kernel: SamplingK
 def _draw(row: SamplingRow) -> Draw:
     params = row.params
     return Draw(
-        inverse_temperature=_inverse(params.temperature) if params.temperature else 0.0,
+        inverse_temperature=1 / max(params.temperature, MIN_TEMPERATURE) if params.temperature else 0.0,
         point=uniform(row.seed, row.position) if params.temperature else 0.0,
         top_k=params.top_k,
         top_p=params.top_p,
@@ -102,10 +88,24 @@ def _draw(row: SamplingRow) -> Draw:
 
 
 def _choose(logits: Tensor, row: SamplingRow) -> int:
-    scores = (logits if row.unchanged else process_logits(logits, row)).float().cpu().numpy()
+    scores = (logits if row.unchanged else process_logits(logits, row)).float()
     if row.params.temperature == 0:
-        return argmax(scores)
-    return sample_token(scores, row.params, uniform(row.seed, row.position))
+        return int(likeliest(scores[None]))
+    return sample_token(scores.cpu(), row.params, uniform(row.seed, row.position))
+
+
+def sample_token(scores: Tensor, params: ResolvedSamplingParams, point: float) -> int:
+    """The token at `point`, in [0, 1), of the cumulative distribution of logits [vocab_size], float32, on the CPU.
+
+    Returns -1 if the logits are not finite.
+    """
+    if not scores.max().isfinite():
+        return -1
+    choose, size = chooser_of(params), len(scores)
+    columns = torch.tensor(parameters_of(params, point), dtype=torch.float64)[:, None]
+    parameters, row = RowParameters(*columns.unbind(0)), scores[None]
+    token = int(choose(row, parameters, CANDIDATES))
+    return int(choose(row, parameters, size)) if token == UNKNOWN else token
 
 
 def greedy_tokens(logits: Tensor) -> list[int]:
@@ -157,7 +157,7 @@ def process_logits(logits: Tensor, row: SamplingRow) -> Tensor:
     return logits
 
 
-def _penalized(logits: Tensor, params: SamplingParams, occurred: TokenCounts) -> Tensor:
+def _penalized(logits: Tensor, params: ResolvedSamplingParams, occurred: TokenCounts) -> Tensor:
     # An embedding may have more rows than there are logits.
     known = [(token, count) for token, count in zip(occurred.ids, occurred.counts, strict=True) if token < len(logits)]
     ids = torch.tensor([token for token, _ in known], dtype=torch.int64, device=logits.device)
@@ -176,145 +176,114 @@ def uniform(seed: int, position: int) -> float:
     return bits / 2**53
 
 
-def argmax(scores: Floats) -> int:
-    """The index of the largest of scores [vocab_size], the first of equal ones; -1 if it is not finite."""
-    place = int(scores.argmax())
-    return place if np.isfinite(scores[place]) else -1
+class RowParameters(NamedTuple):
+    """The sampling parameters of rows, [rows] float64 each: `inverse` is 1 / temperature, `points` are uniform random
+    numbers in [0, 1), and the others are fields of `SamplingParams`."""
+
+    inverse: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    typical_p: Tensor
+    points: Tensor
 
 
-def sample_token(scores: Floats, params: SamplingParams, point: float) -> int:
-    """The token at `point`, in [0, 1), of the cumulative distribution of logits [vocab_size], float32.
-
-    Returns -1 if the logits are not finite.
-    """
-    highest = scores.max()
-    if not np.isfinite(highest):
-        return -1
-    if params.top_k or params.top_p < 1 or params.typical_p < 1:
-        return _sample_ranked(scores, params, point)
-    weights = _weights(scores, highest, params.temperature)
-    weights[weights < _least(params)] = 0
-    return _pick_in_blocks(weights, point)
+TokenChooser = Callable[[Tensor, RowParameters, int], Tensor]
+"""Chooses tokens [rows] for scores [rows, vocab_size] among the given number of candidates."""
 
 
-def _sample_ranked(scores: Floats, params: SamplingParams, point: float) -> int:
-    """Like `sample_token`, with filters that need ranked tokens: ranks enough of the most likely tokens to include all
-    that the filters keep."""
-    total = None if params.top_k else _sum(_weights(scores, scores.max(), params.temperature))
-    ids, weights = np.arange(0), np.empty(0)
-    for count in (*CANDIDATES, len(scores)):
-        if count < len(scores) and (count < params.top_k or params.typical_p < 1):
-            continue
-        ids = _most_likely(scores, count)
-        weights = _weights(scores[ids], scores[ids[0]], params.temperature)
-        if params.top_k or count >= len(scores) or _sum(weights) >= params.top_p * (total or 0.0):
-            break
-    kept = _filter_typical(_filter(weights, total, params), params.typical_p)
-    return int(ids[_pick(kept, point)])
+def parameters_of(params: ResolvedSamplingParams, point: float) -> tuple[float, ...]:
+    """The fields of `RowParameters` of one row."""
+    inverse = 1 / max(params.temperature, MIN_TEMPERATURE)
+    return inverse, params.top_k, params.top_p, params.min_p, params.typical_p, point
 
 
-def _weights(scores: Floats, highest: Any, temperature: float) -> Floats:
-    """The weights round(2^32 · e^((score - highest) / temperature)), float32; kernels compute them bit for bit."""
-    # Subtracting the highest score first prevents overflow at tiny temperatures; scores far below it get weight 0.
-    with np.errstate(over="ignore"):
-        x = (scores - highest) * np.float32(_inverse(temperature))
-    np.maximum(x, LEAST_EXPONENT, out=x)
-    power = np.rint(x * LOG2_E)
-    x -= power * LN2_UPPER
-    x -= power * LN2_LOWER
-    found: Floats = np.full_like(x, EXPONENTIAL[0])
-    for coefficient in EXPONENTIAL[1:]:
-        found *= x
-        found += coefficient
-    found *= x * x
-    x += np.float32(1)
-    found += x
-    # The bits of a float32 that is a power of two are its biased exponent alone.
-    bits = power.astype(np.int32)
-    bits += 127 + WEIGHT_BITS
-    bits <<= 23
-    found *= bits.view(np.float32)
-    return np.rint(found, out=found)
+def chooser_of(params: ResolvedSamplingParams) -> TokenChooser:
+    """The function that chooses tokens under these parameters."""
+    if params.temperature == 0:
+        return greedy
+    if params.typical_p < 1:
+        return typical
+    return ranked if params.top_k or params.top_p < 1 else weighted
 
 
-def _inverse(temperature: float) -> float:
-    return 1 / max(temperature, MIN_TEMPERATURE)
+def greedy(scores: Tensor, parameters: RowParameters, candidates: int) -> Tensor:
+    """The most likely tokens [rows] of scores [rows, vocab_size]."""
+    del parameters, candidates
+    return scores.argmax(-1)
 
 
-def _least(params: SamplingParams) -> Any:
-    """The smallest weight that min_p keeps."""
-    return np.float32(params.min_p * ONE_WEIGHT)
+def weighted(scores: Tensor, parameters: RowParameters, candidates: int) -> Tensor:
+    """Sample tokens [rows] from scores [rows, vocab_size]: inverse transform sampling at `points`, with min_p."""
+    del candidates
+    weights = weights_of(scores, scores.amax(-1, keepdim=True), parameters)
+    weights = weights.masked_fill(weights < parameters.min_p[:, None], 0)
+    return pick(weights, parameters)
 
 
-def _sum(weights: Floats) -> float:
-    """The exact sum of integer weights, which float64 does not round."""
-    return float(weights.sum(dtype=np.float64))
+def ranked(scores: Tensor, parameters: RowParameters, candidates: int) -> Tensor:
+    """Like `weighted`, among the tokens that all filters keep; `UNKNOWN` where some of these are not candidates."""
+    everything = weights_of(scores, scores.amax(-1, keepdim=True), parameters).sum(-1)
+    best, ids = most_likely(scores, candidates)
+    best = best.double()
+    weights = weights_of(best, best[:, :1], parameters)
+    known = weights.sum(-1)
+    among = torch.arange(weights.shape[1], device=weights.device)
+    limited = parameters.top_k > 0
+    weights = weights.masked_fill(limited[:, None] & (among >= parameters.top_k[:, None]), 0)
+    mass = torch.where(limited, weights.sum(-1), everything.double())
+    enough = torch.where(limited, parameters.top_k <= weights.shape[1], known >= parameters.top_p * mass)
+    enough |= weights.shape[1] == scores.shape[-1]
+    before = weights.cumsum(-1) - weights
+    dropped = (parameters.top_p < 1)[:, None] & (before >= (parameters.top_p * mass)[:, None]) & (among > 0)
+    weights = weights.masked_fill(dropped, 0)
+    weights = weights.masked_fill(weights < parameters.min_p[:, None] * weights[:, :1], 0)
+    weights = keep_typical(weights, parameters)
+    return ids.gather(1, pick(weights, parameters)[:, None])[:, 0].where(enough, UNKNOWN)
 
 
-def _most_likely(scores: Floats, count: int) -> NDArray[np.int64]:
-    """The indices of the `count` largest scores and of ties with the smallest of them; largest first, stable."""
-    ids = np.arange(len(scores))
-    if count < len(scores):
-        least = np.partition(scores, len(scores) - count)[len(scores) - count]
-        ids = np.flatnonzero(scores >= least)
-    return ids[np.argsort(-scores[ids], kind="stable")]
+def typical(scores: Tensor, parameters: RowParameters, candidates: int) -> Tensor:
+    """Like `ranked`, over the whole vocabulary, as typical_p may keep any token."""
+    del candidates
+    return ranked(scores, parameters, scores.shape[-1])
 
 
-def _filter(weights: Floats, total: float | None, params: SamplingParams) -> Floats:
-    """Set the weights, sorted in descending order, that top_k, top_p and min_p drop to 0.
-
-    `total` is the sum of the weights over the whole vocabulary, None with top_k.
-    """
-    if params.top_k:
-        weights[params.top_k :] = 0
-    # Probabilities for top_p are those after top_k; without it, those over the whole vocabulary.
-    mass = _sum(weights) if total is None else total
-    before = weights.cumsum(dtype=np.float64) - weights
-    if params.top_p < 1:
-        dropped = before >= params.top_p * mass
-        dropped[0] = False
-        weights[dropped] = 0
-    weights[weights < _least(params)] = 0
-    return weights
+def weights_of(scores: Tensor, highest: Tensor, parameters: RowParameters) -> Tensor:
+    """The weights exp((score - highest) / temperature) of scores [rows, tokens]."""
+    return ((scores - highest) * parameters.inverse[:, None].to(scores.dtype)).exp()
 
 
-def _filter_typical(weights: Floats, mass: float) -> Floats:
+def most_likely(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest scores of each row and their token ids, largest first; equal scores in order of token id."""
+    if count >= scores.shape[-1]:
+        return scores.sort(dim=-1, descending=True, stable=True)
+    best, ids = scores.topk(count, -1, sorted=False)
+    ids, order = ids.sort(-1)
+    best, order = best.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    return best, ids.gather(1, order)
+
+
+def keep_typical(weights: Tensor, parameters: RowParameters) -> Tensor:
     """Set the weights that typical_p drops to 0; equally likely tokens are kept or dropped together."""
-    if mass == 1:
+    if weights.shape[-1] == 0:
         return weights
-    probabilities = weights / _sum(weights)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        surprise = -np.log(probabilities)
-        entropy = np.where(probabilities > 0, probabilities * surprise, 0).sum()
-    distance = np.abs(surprise - entropy)
-    order = np.argsort(distance, kind="stable")
-    last = min(int((probabilities[order].cumsum() < mass).sum()), len(probabilities) - 1)
-    return np.where(distance <= distance[order[last]], weights, 0)
+    probabilities = weights / weights.sum(-1, keepdim=True)
+    surprise = -probabilities.log()
+    entropy = torch.where(probabilities > 0, probabilities * surprise, 0).sum(-1, keepdim=True)
+    distance = (surprise - entropy).abs()
+    ordered, order = distance.sort(dim=-1, stable=True)
+    mass = probabilities.gather(1, order).cumsum(-1)
+    last = (mass < parameters.typical_p[:, None]).sum(-1, keepdim=True).clamp(max=weights.shape[1] - 1)
+    dropped = (distance > ordered.gather(1, last)) & (parameters.typical_p < 1)[:, None]
+    return weights.masked_fill(dropped, 0)
 
 
-def _pick(weights: Floats, point: float) -> int:
-    """The first index at which the cumulative probability exceeds the point."""
-    sums = weights.cumsum(dtype=np.float64)
-    return _first_beyond(weights, sums, point * sums[-1])
-
-
-def _pick_in_blocks(weights: Floats, point: float) -> int:
-    """Like `_pick`, for many float32 weights: the block is found first, then the index within it."""
-    blocks = np.add.reduceat(weights, _starts(len(weights)), dtype=np.float64)
-    sums = blocks.cumsum()
-    target = point * sums[-1]
-    block = _first_beyond(blocks, sums, target)
-    inside = weights[block * BLOCK : (block + 1) * BLOCK]
-    before = sums[block] - blocks[block]
-    return block * BLOCK + _first_beyond(inside, before + inside.cumsum(dtype=np.float64), target)
-
-
-def _first_beyond(weights: Floats, sums: Floats, target: float) -> int:
-    place = int(np.searchsorted(sums, target, side="right"))
-    # Rounding can put the target at the very end, after the last positive weight.
-    return place if place < len(sums) else int(np.flatnonzero(weights)[-1])
-
-
-@cache
-def _starts(size: int) -> NDArray[np.int64]:
-    return np.arange(0, size, BLOCK)
+def pick(weights: Tensor, parameters: RowParameters) -> Tensor:
+    """The first index [rows] at which the cumulative sum of weights [rows, tokens] exceeds point * total."""
+    sums = weights.cumsum(-1, dtype=torch.float64)
+    target = parameters.points[:, None] * sums[:, -1:]
+    place = torch.searchsorted(sums, target, right=True)[:, 0]
+    # Rounding can put the target at the very end, after the last token with a positive weight.
+    among = torch.arange(weights.shape[1], device=weights.device)
+    last = torch.where(weights > 0, among, 0).amax(-1)
+    return torch.minimum(place, last)

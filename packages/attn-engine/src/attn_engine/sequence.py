@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from attn_core.errors import InternalError, InvalidValue, UserError
 from attn_core.kernels.sampling import TokenCounts
-from attn_schema import FinishReason, SamplingParams, ScoringParams, Token, TopLogprob
+from attn_schema import FinishReason, ScoringParams, Token, TopLogprob
+from attn_schema.sampling import ResolvedSamplingParams
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -61,7 +62,7 @@ class Sequence:
     scoring: ScoringParams | None = field(init=False)
     id: str = field(init=False)
     """The id of the request."""
-    params: SamplingParams = field(init=False)
+    params: ResolvedSamplingParams = field(init=False)
     """The sampling parameters of the request; not set for scoring."""
     greedy: bool = field(init=False)
     """Whether the most likely token is always taken, independently of earlier tokens."""
@@ -111,7 +112,7 @@ class Sequence:
         self.greedy, self.needs_logits, self.penalizes_counts = False, True, False
         seed: int | None = None
         stop: tuple[str, ...] = ()
-        if isinstance(params, SamplingParams):
+        if isinstance(params, ResolvedSamplingParams):
             self.params, seed, stop = params, params.seed, params.stop
             self.greedy = params.greedy and not (self.request.suppress_tokens | self.request.begin_suppress_tokens)
             self.needs_logits = not self.greedy or params.top_logprobs is not None or params.num_beams > 1

@@ -40,7 +40,7 @@ def attn(home):
 def test_generate_runs_a_model_here(attn, client):
     done = attn("generate", "--model", "writer", "to be or ", "--max-new-tokens", "12")
     assert done.stdout == client.complete("writer", "to be or ", SamplingParams(max_new_tokens=12)).text + "\n"
-    assert done.stderr == ""
+    assert done.stderr == "attn: loading writer ...\n"
 
 
 def test_the_engine_is_configured_where_no_server_is(attn, home):
@@ -74,7 +74,7 @@ def test_a_chat_remembers_what_was_said(attn, client):
         )
         expected += turns[-1].content + "\n"
     assert done.stdout == expected + turns[1].content + "\n"
-    assert done.stderr == ""
+    assert done.stderr == "attn: loading talker ...\n"
 
 
 def test_a_chat_that_outgrows_the_context_forgets_its_oldest_turns(attn):

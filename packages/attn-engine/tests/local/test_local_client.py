@@ -42,6 +42,17 @@ def test_the_completion_is_what_the_model_finds_likeliest(client, home):
     assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (9, 20)
 
 
+def test_the_score_of_a_text_is_the_sum_of_its_tokens_log_probabilities(client, home):
+    loaded = load_model(home / "models" / "writer")
+    texts = ["to be or not", "or not", "x"]
+    for text, score in zip(texts, client.score("writer", texts), strict=True):
+        ids = torch.tensor(loaded.tokenizer.encode(text))
+        with torch.inference_mode():
+            expected = loaded.model(ids[None])[0, :-1].log_softmax(-1).gather(1, ids[1:, None]).sum()
+        assert score.sum_logprob == pytest.approx(expected.item(), abs=1e-4)
+        assert [token.id for token in score.tokens] == ids.tolist()
+
+
 def test_a_folder_does_as_well_as_a_name(client, home):
     folder = str(home / "models" / "writer")
     sampling = SamplingParams(max_new_tokens=5)

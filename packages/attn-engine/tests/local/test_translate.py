@@ -13,8 +13,9 @@ from attn_cli.main import load
 from attn_core import installed
 from attn_core.errors import InvalidValue
 from attn_engine import LocalClient
-from attn_models.loading import save_model
+from attn_models.loading import load_model, save_model
 from attn_models.tokenizers.learned import word_tokenizer
+from attn_models.tokenizers.tokenizer import encoder_input_ids
 from attn_schema import Prompt, SamplingParams
 from click.testing import CliRunner
 
@@ -48,6 +49,24 @@ def attn(shelf):
         return CliRunner().invoke(command, words, input=text, env=environment, catch_exceptions=False)
 
     return run
+
+
+def test_translations_are_ranked_by_their_probability_given_the_source(attn, shelf):
+    source, texts = LINES[0], ["der hund sieht die katze", "katze rennt", "hund"]
+    found = json.loads(attn("score", "--model", "searcher", *texts, "--encoder-prompt", source, "--json").stdout)
+    loaded = load_model(shelf / "models" / "searcher")
+    read = torch.tensor([encoder_input_ids(loaded.tokenizer, source)])
+    for row in found:
+        with LocalClient(shelf) as client:
+            (score,) = client.score("searcher", [Prompt.of(row["text"], source)])
+        ids = torch.tensor([token.id for token in score.tokens])
+        with torch.inference_mode():
+            logits = loaded.model(ids[None], read)[0].log_softmax(-1)
+        expected = logits[:-1].gather(1, ids[1:, None]).sum().item()
+        assert row["nats"] == pytest.approx(expected, abs=1e-4)
+    assert sorted((row["nats"] for row in found), reverse=True) == [row["nats"] for row in found]
+    other = json.loads(attn("score", "--model", "searcher", *texts, "--encoder-prompt", LINES[1], "--json").stdout)
+    assert {row["text"]: row["nats"] for row in other} != {row["text"]: row["nats"] for row in found}
 
 
 def test_each_line_is_translated_in_order_whatever_runs_beside_it(attn, shelf):
@@ -101,7 +120,8 @@ def test_words_that_the_model_does_not_know_are_named_and_the_others_translated(
     assert len(done.stdout.splitlines()) == 4
     assert "'zebra', 'yak'" in done.stderr
     assert "searcher" in done.stderr
-    assert not attn("translate", "--model", "searcher", "-", text="\n".join(LINES)).stderr
+    quiet = attn("translate", "--model", "searcher", "-", text="\n".join(LINES))
+    assert quiet.stderr == "attn: loading searcher ...\n"
     with LocalClient(shelf) as client:
         assert client.tokenize("searcher", sourced("a yak, no cat")).unknown == ("yak,", "no")
 
@@ -130,7 +150,7 @@ def test_bleu_is_sacrebleus(attn, tmp_path):
     file = tmp_path / "references"
     file.write_text("\n".join(ours))
     done = attn("translate", "--model", "searcher", "-", "--references", str(file), text=text)
-    assert done.stderr.startswith("BLEU 100.00 (nrefs:1|case:mixed")
+    assert done.stderr.splitlines()[1].startswith("BLEU 100.00 (nrefs:1|case:mixed")
     others = [ours[0], "x y z w v", ours[2]]
     file.write_text("\n".join(others))
     told = json.loads(

@@ -20,11 +20,15 @@ from attn_experiments.report import VERDICTS, Result, Settings, Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """An experiment: how a claim is measured, the approximate minutes on one core, and the "module:function" to run."""
+    """An experiment: how a claim is measured, the approximate minutes on one core, and the "module:function" to run.
+
+    `repeated` says how often the verdict on record was found with other seeds.
+    """
 
     measured: str
     minutes: float
     target: str
+    repeated: str = ""
 
     def load(self) -> Callable[[Settings], Result]:
         """Import and return the experiment's function."""

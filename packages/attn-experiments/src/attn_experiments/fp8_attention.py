@@ -161,7 +161,7 @@ def rotations(settings: Settings) -> Result:
     for law in LAWS:
         for usual, size in SHAPES:
             tokens = settings.steps(usual)
-            found = [gains(law, tokens, size, seed) for seed in range(settings.seeds)]
+            found = [gains(law, tokens, size, seed) for seed in settings.runs]
             means = {name: mean(one[name] for one in found) for name in WAYS}
             rows.append({"inputs": law, "tokens": tokens, "size": size} | {n: f"{g:.2f}" for n, g in means.items()})
             shipped[law].append(means["rotated, 128 rows a scale"])

@@ -26,11 +26,12 @@ def quiet(words: str) -> None:
 class Settings:
     """The size of an experiment.
 
-    `seeds` is the number of runs of each kind; `share`, above 0, is the fraction of the usual steps or samples: less is
-    faster and less certain. `say` is called with progress messages, one line each.
+    `seeds` is the number of runs of each kind, with seeds from `first_seed`; `share`, above 0, is the fraction of the
+    usual steps or samples: less is faster and less certain. `say` is called with progress messages, one line each.
     """
 
     seeds: int = 3
+    first_seed: int = 0
     share: float = 1.0
     say: Callable[[str], None] = quiet
 
@@ -39,6 +40,11 @@ class Settings:
             raise InvalidValue.of("seeds", self.seeds, "a whole number from 1")
         if not 0 < self.share <= 10:
             raise InvalidValue.of("share", self.share, "a number above 0, at most 10")
+
+    @property
+    def runs(self) -> range:
+        """The seed of each run."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     def steps(self, usual: int) -> int:
         """`share` times the usual number of steps, at least 1."""

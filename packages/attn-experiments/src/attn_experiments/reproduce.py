@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,25 +18,28 @@ from attn_experiments.report import Result, Settings, as_text, plain, quiet, sav
 
 def reproduce_command(
     *,
-    name: Annotated[str | None, typer.Argument(help="A claim, such as CL-4.")] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List all claims with their verdicts.")] = False,
+    name: Annotated[str | None, typer.Argument(help="A claim, such as CL-4; without one, all are listed.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Measure every claim that has an experiment.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs of each kind, with different seeds.")] = 3,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Measure so many times, each with other seeds, and count the verdicts.")
+    ] = 1,
     share: Annotated[float, typer.Option(help="Fraction of the usual steps; less is faster and less certain.")] = 1.0,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write JSON and a picture there.")] = None,
     json: Json = False,
 ) -> None:
     """Measure a claim about attention on this machine: what is claimed, how it is measured, table, picture, verdict.
 
-    With `--all`, a row for each claim that has an experiment: the verdict found, the one on record, and the seconds.
+    With `--all`, a row for each claim that has an experiment: the verdict found, the one on record, and the seconds of
+    processor time. With `--repeat` the seeds of no two measurements are the same.
 
-    Examples: `attn reproduce --list`, `attn reproduce CL-4 --out results`, `attn reproduce CL-58 --seeds 1`
+    Examples: `attn reproduce`, `attn reproduce CL-4 --out results`, `attn reproduce CL-12 --repeat 10`
     """
-    if name is not None and (listed or every):
-        raise InvalidValue.of("claim", name, "no claim with --list or --all")
+    if name is not None and every:
+        raise InvalidValue.of("claim", name, "no claim with --all")
     settings = Settings(seeds=seeds, share=share, say=quiet if json else progress)
     if every:
-        print_rows(reproduce_all(settings, out), "no claim has an experiment", json=json)
+        print_rows(reproduce_all(settings, repeat, out), "no claim has an experiment", json=json)
         return
     if name is None:
         print_rows([row_of(found) for found in claims().values()], "no claim is known", json=json)
@@ -45,7 +50,12 @@ def reproduce_command(
         raise Incompatible(f"{asked.name} has no experiment: {asked.holds}. It is shown by {shown}", claim=asked.name)
     if not json:
         typer.echo(introduction(asked))
-    result, seconds = timed(asked.experiment, settings)
+    if repeat > 1:
+        results, _ = timed(asked.experiment, settings, repeat)
+        rows = [{"repeat": n, "verdict": r.verdict, "because": r.because} for n, r in enumerate(results, 1)]
+        print_rows(rows, "nothing was measured", json=json)
+        return
+    (result,), seconds = timed(asked.experiment, settings)
     written = [] if out is None else save(result, asked.name, out)
     if json:
         print_json(plain(result) | {"claim": asked.name, "seconds": seconds, "recorded": asked.verdict})
@@ -53,16 +63,20 @@ def reproduce_command(
     show(asked, result, seconds, written)
 
 
-def timed(experiment: Experiment, settings: Settings) -> tuple[Result, float]:
-    """The result of an experiment, and the seconds that it took."""
-    began = time.perf_counter()
-    result = experiment.load()(settings)
-    return result, time.perf_counter() - began
+def timed(experiment: Experiment, settings: Settings, repeat: int = 1) -> tuple[list[Result], float]:
+    """The results of an experiment, each with seeds of its own, and the seconds of processor time of one of them."""
+    began = time.process_time()
+    firsts = (settings.first_seed + settings.seeds * number for number in range(repeat))
+    results = [experiment.load()(replace(settings, first_seed=first)) for first in firsts]
+    return results, (time.process_time() - began) / repeat
 
 
-def reproduce_all(settings: Settings, out: Path | None) -> list[dict[str, Any]]:
-    """Run every experiment once, also where several claims share it, and save each into `out`; a row for each claim."""
-    found: dict[str, tuple[Result, float]] = {}
+def reproduce_all(settings: Settings, repeat: int, out: Path | None) -> list[dict[str, Any]]:
+    """Run every experiment `repeat` times, once for claims that share it, and save the first results into `out`.
+
+    Returns a row for each claim: how often each verdict was found, and why in the first of them.
+    """
+    found: dict[str, tuple[list[Result], float]] = {}
     rows = []
     for asked in claims().values():
         if asked.experiment is None:
@@ -70,12 +84,14 @@ def reproduce_all(settings: Settings, out: Path | None) -> list[dict[str, Any]]:
         target = asked.experiment.target
         if target not in found:
             settings.say(asked.name)
-            found[target] = timed(asked.experiment, settings)
-        result, seconds = found[target]
+            found[target] = timed(asked.experiment, settings, repeat)
+        results, seconds = found[target]
         if out is not None:
-            save(result, asked.name, out)
-        verdicts = {"verdict": result.verdict, "on record": asked.verdict}
-        rows.append({"claim": asked.name} | verdicts | {"seconds": round(seconds, 1), "because": result.because})
+            save(results[0], asked.name, out)
+        counted = Counter(result.verdict for result in results).most_common()
+        said = ", ".join(verdict if repeat == 1 else f"{verdict}: {times}" for verdict, times in counted)
+        verdicts = {"verdict": said, "on record": asked.verdict}
+        rows.append({"claim": asked.name} | verdicts | {"seconds": round(seconds, 1), "because": results[0].because})
     return rows
 
 

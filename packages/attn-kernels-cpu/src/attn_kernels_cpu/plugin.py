@@ -5,12 +5,14 @@ Nothing here imports torch, and nothing is compiled before a kernel is used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from attn_core import hookimpl
 from attn_core.kernels.base import Kernel
 from attn_core.kernels.block import BlockKernel
 from attn_core.kernels.linear import LinearKernel
+from attn_core.plugins.hooks import Finding
 
 
 @hookimpl
@@ -47,6 +49,21 @@ def attn_versions() -> list[str]:
     from attn_kernels_cpu.chip import statement
 
     return [statement()]
+
+
+@hookimpl
+def attn_doctor_checks() -> list[Callable[[], list[Finding]]]:
+    """Whether the kernels can be loaded; they are compiled for that if the wheel has none for this processor."""
+    return [_loads]
+
+
+def _loads() -> list[Finding]:
+    from attn_kernels_cpu.chip import statement
+    from attn_kernels_cpu.library import trouble
+
+    why = trouble()
+    detail = statement().partition(": ")[2] if why is None else f"PyTorch computes instead: {why}"
+    return [Finding(subject="cpu kernels", ok=why is None, detail=detail)]
 
 
 @hookimpl

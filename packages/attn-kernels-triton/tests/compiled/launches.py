@@ -21,8 +21,6 @@ NAMES = {
     "gradient_to_dense_queries": "to_queries",
     "gradient_to_keys": "to_keys",
     "gradient_to_dense_keys": "to_keys",
-    "gradients_joined": "joined",
-    "join": "join",
 }
 """What each backward program is for."""
 

@@ -9,8 +9,8 @@ from attn_core.dropout import Dropout
 from attn_core.kernels.attend import Varlen
 from attn_core.masks import Prefix
 from attn_core.modifiers import Alibi, SoftCap, T5Bias
-from attn_kernels_triton.attention import backward, tiles
 from attn_kernels_triton.attention import forward as dense
+from attn_kernels_triton.attention import tiles
 from attn_kernels_triton.tuning.candidates import CANDIDATES, PAIRED
 from launches import launches
 
@@ -20,17 +20,6 @@ REGISTERS = 255
 SHAPES = {"64": {"size": 64}, "128": {"size": 128}}
 WINDOW = {"size": 128, "mask": Window(left=512), "distribution": SoftmaxWithSink()}
 CAPPED = {"size": 128, "modifiers": (SoftCap(cap=30.0),)}
-FILLING = {"heads": (64, 64)}
-RAGGED = {"heads": (64, 32), "length": 2000}
-BANDS = {
-    "full": {"mask": Full()},
-    "window and sinks": {"mask": Window(left=512), "distribution": SoftmaxWithSink()},
-    "causal, ragged": RAGGED,
-    "full, ragged": {**RAGGED, "mask": Full()},
-    "two-sided window, ragged": {**RAGGED, "mask": Window(left=512, right=9)},
-}
-CROWDED = {"window and sinks", "full, ragged", "two-sided window, ragged"}
-"""Of heads of 128 elements."""
 LISTED = {"size": 128, "mask": Causal() | Prefix(100)}
 PACKED = {"size": 128, "varlen": Varlen.of((700, 48, 1300))}
 DROPPED = {"size": 128, "dropout": Dropout(probability=0.1, seed=3)}
@@ -112,82 +101,23 @@ def test_on_hopper_tiles_of_bands_are_copied_by_the_chip(size, program):
     assert found.count("LDGSTS") == 0
 
 
-@pytest.fixture
-def joined(monkeypatch):
-    """Gradients are joined wherever they can be."""
-    monkeypatch.setattr(backward, "JOINED", frozenset(tiles.DENSE_BACKWARD))
-
-
-def require_joined(size: int, shape: dict) -> None:
-    """Fail unless one program of Hopper computes all gradients from five products, and adds four numbers at once."""
-    found = artefact(launches(**{**FILLING, **shape, "size": size})["joined"])
-    assert (found.spills, found.count("LDGSTS")) == (0, 0)
-    assert found.shared <= SHARED_MEMORY
-    assert min(found.count("HGMMA"), found.count("UTMALDG")) > 0
-    assert found.count(r"REDG?\.E\.ADD\.F32x4") > 0
-    assert found.count("ATOM") == 0
-
-
-@pytest.mark.usefixtures("joined")
-@pytest.mark.parametrize("size", [64, 128])
-def test_on_hopper_gradients_of_many_heads_are_joined_in_one_program_that_does_not_spill(size):
-    require_joined(size, {})
-
-
-@pytest.mark.usefixtures("joined")
-@pytest.mark.slow
-@pytest.mark.sweep(3)
-def test_joined_gradients_ask_for_keys_behind_the_last_one_only_where_there_are_such():
-    whole, ragged = (
-        artefact(launches(64, mask=Full(), length=length, **FILLING)["joined"]).count("FSEL") for length in (2048, 2000)
-    )
-    assert whole < ragged
-
-
-@pytest.mark.usefixtures("joined")
-@pytest.mark.slow
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("filled", [0.0, 1.1])
-def test_gradients_of_one_head_whose_numbers_are_constants_compile(monkeypatch, filled):
-    monkeypatch.setattr(backward, "FILLED", filled)
-    found = launches(64, heads=(1, 1))
-    assert ("joined" in found) == (filled == 0.0)
-    assert {compiled(launch, HOPPER).metadata.target for launch in found.values()} == {HOPPER}
-
-
-@pytest.mark.usefixtures("joined")
-@pytest.mark.slow
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize(
-    ("size", "band"), [(size, band) for size in (64, 128) for band in BANDS if size == 64 or band not in CROWDED]
-)
-def test_on_hopper_joined_gradients_of_bands_do_not_spill(size, band):
-    require_joined(size, BANDS[band])
-
-
-@pytest.mark.usefixtures("joined")
-@pytest.mark.parametrize("band", sorted(CROWDED))
-def test_gradients_of_wide_heads_that_would_spill_are_not_joined(band):
-    assert set(PROGRAMS) == set(launches(**{**FILLING, **BANDS[band], "size": 128})) & {*PROGRAMS, "joined"}
-
-
 @pytest.mark.slow
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("mask", [Full(), Window(left=512)], ids=lambda mask: mask.kind)
 @pytest.mark.parametrize("program", ["to_queries", "to_keys"])
 @pytest.mark.parametrize("size", [64, 128])
-def test_on_hopper_gradients_that_are_not_joined_do_not_spill_either(size, program, mask):
+def test_on_hopper_gradients_of_bands_do_not_spill(size, program, mask):
     require_ships(program, {"size": size, "mask": mask})
 
 
 @pytest.mark.skipif(tiles.NEWER, reason="Gluon of another Triton is another one")
 @pytest.mark.parametrize("mask", [Full(), Causal(), Window(left=512, right=9)], ids=lambda mask: mask.kind)
-@pytest.mark.parametrize(("width", "choice"), [(width, choice) for width, all_ in PAIRED.items() for choice in all_])
-def test_on_hopper_a_warp_that_fetches_gives_its_registers_to_those_that_compute(monkeypatch, width, choice, mask):
-    monkeypatch.setitem(tiles.DENSE_CHOICES, width, choice)
+@pytest.mark.parametrize("choice", PAIRED)
+def test_on_hopper_a_warp_that_fetches_gives_its_registers_to_those_that_compute(monkeypatch, choice, mask):
+    monkeypatch.setitem(tiles.DENSE_CHOICES, 128, choice)
     monkeypatch.setattr(dense, "pairs", lambda device: True)
     monkeypatch.setattr(dense, "known", lambda kind, name, device: choice)
-    launch = launches(width, mask=mask, distribution=SoftmaxWithSink())["forward"]
+    launch = launches(128, mask=mask, distribution=SoftmaxWithSink())["forward"]
     found = artefact(launch)
     assert launch.program.__name__ == "attend_paired"
     assert (found.spills, found.count("LDGSTS")) == (0, 0)
@@ -220,19 +150,17 @@ def test_on_hopper_wide_heads_and_windows_do_not_spill_either(name):
 
 @pytest.mark.slow
 @pytest.mark.sweep(3)
+def test_programs_of_one_head_whose_numbers_are_constants_compile():
+    assert {compiled(launch, HOPPER).metadata.target for launch in launches(64, heads=(1, 1)).values()} == {HOPPER}
+
+
+@pytest.mark.slow
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("target", OTHERS)
 def test_every_program_compiles_for_other_gpus(target, copier):
     copier(present=target == "sm_100")
     found = [compiled(launch, OTHERS[target]).metadata.target for launch in launches(64).values()]
     assert found == [OTHERS[target]] * 4
-
-
-@pytest.mark.usefixtures("joined")
-@pytest.mark.slow
-@pytest.mark.sweep(3)
-def test_joined_gradients_compile_for_the_next_chip():
-    launch = launches(64, **FILLING)["joined"]
-    assert compiled(launch, OTHERS["sm_100"]).metadata.target == OTHERS["sm_100"]
 
 
 @pytest.mark.slow

@@ -82,14 +82,12 @@ def test_bands_whose_tiles_the_chip_copies_are_as_right(monkeypatch, call):
     require_right(attend, call)
 
 
-def small_backward(monkeypatch, *, joined: bool) -> None:
-    """Small tiles for backward programs of bands, whose gradients are joined or not."""
-    both = [tiles.Choice(16, 32, 4, 1, schedule) for schedule in ("joined", "descriptors")]
-    monkeypatch.setitem(tiles.DENSE_BACKWARD, 64, (both[0],))
-    for apart in (tiles.DENSE_APART, tiles.DENSE_APART_BOUNDED):
-        monkeypatch.setitem(apart, 64, (both[1], both[1]))
-    monkeypatch.setattr(backward, "JOINED", frozenset({64}))
-    monkeypatch.setattr(backward, "FILLED", 0.0 if joined else 1.1)
+@pytest.fixture
+def small_backward(monkeypatch):
+    """Small tiles for the backward programs of bands."""
+    small = tiles.Choice(16, 32, 4, 1, "descriptors")
+    for shipped in (tiles.DENSE_BACKWARD, tiles.DENSE_BACKWARD_BOUNDED):
+        monkeypatch.setitem(shipped, 64, (small, small))
     monkeypatch.delattr(backward, "pointer_launches")
 
 
@@ -102,24 +100,22 @@ BANDS = [
 ]
 
 
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.usefixtures("small_backward")
 @pytest.mark.parametrize("call", BANDS, ids=lambda call: f"{call.mask.kind}, {call.queries}, {call.keys}")
-def test_gradients_of_bands_whose_tiles_the_chip_copies_are_as_right(monkeypatch, call, joined):
-    small_backward(monkeypatch, joined=joined)
+def test_gradients_of_bands_whose_tiles_the_chip_copies_are_as_right(call):
     require_right(attend, call)
 
 
-def test_keys_that_do_not_exist_change_no_gradient_however_low_all_logits_are(monkeypatch):
-    small_backward(monkeypatch, joined=True)
+@pytest.mark.usefixtures("small_backward")
+def test_keys_that_do_not_exist_change_no_gradient_however_low_all_logits_are():
     call = Call(Full(), 5, 33, dtype=HALF)
     operands = call.operands()
     low = dataclasses.replace(operands, query=operands.query + 20, key=operands.key / 8 - 20)
     require_right(attend, call, low)
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_queries_of_bands_that_see_nothing_get_no_gradient_and_give_none(monkeypatch, joined):
-    small_backward(monkeypatch, joined=joined)
+@pytest.mark.usefixtures("small_backward")
+def test_queries_of_bands_that_see_nothing_get_no_gradient_and_give_none():
     call, few = Call(Causal(), 50, 20, dtype=HALF), Call(Causal(), 20, 20, dtype=HALF)
     operands = call.operands()
     found = results(attend, call.spec, operands)

@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 TEXT = torch.arange(2 * 18).view(2, 18) * 7 % VOCABULARY
-OF_GRADIENTS = ("attend_delta", "gradient", "join", "pad", "un")
+OF_GRADIENTS = ("attend_delta", "gradient", "pad", "un")
 """How the names of backward programs begin, but for rotations, of which one program turns both ways."""
 KERNELS = {"gqa": "triton_attend", "t5_bias": "triton_attend", "gla": "triton_chunked", "deltanet": "triton_chunked"}
 

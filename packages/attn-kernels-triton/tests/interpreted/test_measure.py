@@ -43,7 +43,8 @@ def test_every_candidate_of_a_forward_pass_runs_and_one_is_the_fastest(monkeypat
 
 def test_every_candidate_of_a_backward_pass_runs_and_one_is_the_fastest(monkeypatch):
     small_calls(monkeypatch)
-    candidates = (tile("joined"),), (tile("descriptors"), tile("descriptors"))
+    first, other = tile("descriptors"), tile("descriptors")._replace(keys=32)
+    candidates = (first, first), (first, other)
     monkeypatch.setattr(trials, "BACKWARD", {64: candidates})
     require_measured(monkeypatch, trials.backward_trials, {"backward 64 causal short": candidates})
 

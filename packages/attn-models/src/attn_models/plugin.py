@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attn_core import ModelFamily, hookimpl
 from attn_core.kernels.linear import LinearKernel
 from attn_core.models import ModelShape
-from attn_core.plugins.hooks import Command, NamedDataset
+from attn_core.plugins.hooks import Command, Finding, NamedDataset
 
 if TYPE_CHECKING:
     from attn_models.adapters.base import Layout
@@ -44,6 +44,22 @@ def attn_gguf_architectures() -> list[GgufArchitecture]:
     from attn_models.weights.gguf_joined import JOINED_FAMILIES
 
     return [*ARCHITECTURES.values(), *(family.architecture() for family in (*GGUF_FAMILIES, *JOINED_FAMILIES))]
+
+
+@hookimpl
+def attn_doctor_checks() -> list[Callable[[], list[Finding]]]:
+    """The device that `auto` is, and why a GPU of this machine is not used."""
+    return [_device]
+
+
+def _device() -> list[Finding]:
+    from attn_schema.device import NVIDIA_GPUS
+
+    from attn_models.device import cuda_problem, resolve_device
+
+    chosen, why = resolve_device("auto"), cuda_problem()
+    unused = chosen.type != "cuda" and NVIDIA_GPUS.exists()
+    return [Finding(subject="device", ok=not unused, detail=f"{chosen}{f': {why}' if why else ''}")]
 
 
 @hookimpl

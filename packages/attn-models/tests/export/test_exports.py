@@ -16,6 +16,7 @@ from attn_models.tokenizers.learned import byte_pair_tokenizer, character_tokeni
 from attn_models.weights.manifest import TRAINING, record_source
 from attn_schema.decoder import DecoderConfig
 from attn_testing.families import FAMILIES
+from gguf import GGUFReader
 from safetensors.torch import load_file
 
 TEXT = "To be, or not to be: that is the question. naïve 日本\n"
@@ -78,15 +79,17 @@ def test_transformers_and_the_reader_of_gguf_compute_what_the_model_computes(nam
         assert again.tokenizer.encode(TEXT) == tokenizer.encode(TEXT)
 
 
-@pytest.mark.parametrize("quantization", ["f16", "q8_0", "q4_k"])
+@pytest.mark.parametrize("quantization", ["f16", "q8_0", "q6_k", "q5_k", "q4_k"])
 def test_quantized_matrices_differ_by_their_rounding_alone(quantization, tmp_path):
     tokenizer = byte_pair_tokenizer([TEXT], 280)
     folder, model = made(tmp_path / "own", MODELS["llama"] | {"hidden_size": 256}, tokenizer)
-    export_model(folder, tmp_path / "x.gguf", "gguf", quantization=quantization)
+    done = export_model(folder, tmp_path / "x.gguf", "gguf", quantization=quantization)
+    stored = {each.name: each.tensor_type.name.lower() for each in GGUFReader(tmp_path / "x.gguf").tensors}
+    assert {(name.split(".")[-2], kind) for name, kind in stored.items() if kind != "f32"} == set(done.types.items())
     again = load_model(tmp_path / "x.gguf")
     assert again.tokenizer.encode(TEXT) == tokenizer.encode(TEXT)
     wide, exact = ({n: p.detach().float() for n, p in each.named_parameters()} for each in (again.model, model))
-    bound = {"f16": 3e-4, "q8_0": 0.01, "q4_k": 0.08}[quantization]
+    bound = {"f16": 3e-4, "q8_0": 0.01, "q6_k": 0.02, "q5_k": 0.04, "q4_k": 0.08}[quantization]
     for name, weight in exact.items():
         error = (wide[name] - weight).norm() / weight.norm()
         assert error <= (bound if weight.ndim == 2 else 0), name

@@ -250,7 +250,7 @@ def test_a_gguf_file_becomes_a_model_and_of_several_one_is_chosen(served, tiny_l
 def test_an_unknown_family_is_refused_before_its_weights_are_fetched(served, published, tmp_path):
     config = json.loads(served.files["config.json"])
     served.files["config.json"] = json.dumps(config | {"model_type": "never_heard_of"}).encode()
-    with pytest.raises(UnknownName, match=r"'never_heard_of'; known: .*llama"):
+    with pytest.raises(UnknownName, match=r"'never_heard_of'.*model-families"):
         pull_repository(REPO, home=tmp_path / "home")
     assert "model.safetensors" not in served.fetched()
 
@@ -387,3 +387,19 @@ def test_a_damaged_model_is_listed_as_such(published, tmp_path):
     (folder / "config.json").write_text("{")
     (found,) = ModelStore(tmp_path / "home").models()
     assert "not JSON" in found.origin
+
+
+def test_a_repository_is_checked_without_its_weights(served, published, tmp_path):
+    found = ModelStore(tmp_path / "home").check(REPO)
+    assert found.refused is None
+    assert (found.parameters, found.max_seq_len) == (sum(p.numel() for p in published.parameters()), 32)
+    asked = [(given, path) for method, path, given in served.requests if method == "GET"]
+    ranges = [given for given, path in asked if path.endswith("model.safetensors")]
+    assert ranges
+    assert all(given is not None and given != "bytes=0-" for given in ranges)
+    config = json.loads(served.files["config.json"])
+    served.files["config.json"] = json.dumps(config | {"intermediate_size": config["intermediate_size"] - 1}).encode()
+    assert "its model needs" in ModelStore(tmp_path / "home").check(REPO).refused
+    served.gated = True
+    with pytest.raises(Unauthenticated):
+        ModelStore(tmp_path / "home").check(REPO)

@@ -7,9 +7,10 @@ from enum import StrEnum
 from math import prod
 from typing import Annotated, Any, TypeAlias, cast
 
-from attn_core.errors import InternalError, InvalidValue
+from attn_core.errors import InternalError, InvalidValue, MissingPackage
 from msgspec import Meta
 
+from attn_schema.drawing import completion_html, figure, map_html
 from attn_schema.sampling import MAX_N, MAX_TOP_LOGPROBS, SamplingParams
 from attn_schema.schema import MAX_INT32, Checked, Schema
 
@@ -243,6 +244,16 @@ class Completion(Schema, frozen=True, kw_only=True):
             score=last.score,
         )
 
+    def __repr__(self) -> str:
+        return f"Completion({self.text!r}, {self._facts})"
+
+    def _repr_html_(self) -> str:
+        return completion_html(self.text, self._facts)
+
+    @property
+    def _facts(self) -> str:
+        return f"{len(self.tokens)} tokens, finish_reason={self.finish_reason}"
+
 
 class SequenceScore(Schema, frozen=True, kw_only=True):
     """The log probabilities of a given sequence."""
@@ -305,6 +316,20 @@ class Tensor(Schema, frozen=True, kw_only=True):
         shaped: memoryview[Any] = flat.cast(code, self.shape) if self.data else flat.cast(code)
         return shaped
 
+    def numpy(self) -> Any:
+        """The elements as a `numpy.ndarray` of this shape, read-only, without a copy.
+
+        Raises `MissingPackage` without numpy, and as `view`.
+        """
+        try:
+            import numpy as np
+        except ImportError as error:
+            raise MissingPackage.of("numpy", "arrays") from error
+        return np.asarray(self.view()).reshape(self.shape)
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.element_type}, shape={list(self.shape)})"
+
 
 class AttentionMap(Schema, frozen=True, kw_only=True):
     """The attention weights of one layer."""
@@ -332,6 +357,21 @@ class AttentionMap(Schema, frozen=True, kw_only=True):
     cross_attention: Annotated[
         bool, Meta(description="Whether the keys are the tokens that the encoder reads, not the queries' own sequence.")
     ] = False
+
+    def numpy(self) -> Any:
+        """The weights as a `numpy.ndarray` [heads, query tokens, key tokens], float32; raises as `Tensor.numpy`."""
+        return self.attention_weights.numpy()
+
+    def plot(self, title: str | None = None) -> Any:
+        """A `matplotlib.figure.Figure` with a heat map for each head; raises `MissingPackage` without matplotlib."""
+        return figure(self, f"layer {self.layer}, {self.mechanism}" if title is None else title)
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.heads)} heads, {len(self.query_tokens)} queries, {len(self.key_tokens)} keys"
+        return f"AttentionMap(layer {self.layer}, {self.mechanism}: {sizes})"
+
+    def _repr_html_(self) -> str:
+        return map_html(self)
 
 
 class Embeddings(Schema, frozen=True, kw_only=True):

@@ -99,6 +99,7 @@ class ListModelsRequest(Schema, frozen=True, kw_only=True):
 
     page_size: PageSize = 0
     page_token: PageToken = ""
+    with_local: Annotated[bool, Meta(description="Whether to name the models in the server's home, too.")] = False
 
 
 class ListModelsResponse(Schema, frozen=True, kw_only=True):
@@ -106,6 +107,9 @@ class ListModelsResponse(Schema, frozen=True, kw_only=True):
 
     models: Annotated[tuple[ModelInfo, ...], Meta(description="The models.")] = ()
     next_page_token: NextPage = ""
+    local_models: Annotated[
+        tuple[str, ...], Meta(description="With with_local, names in the server's home that the caller may load.")
+    ] = ()  # fmt: skip
 
 
 class GetModelRequest(Schema, frozen=True, kw_only=True):

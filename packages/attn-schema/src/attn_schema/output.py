@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Annotated, Any
 
@@ -59,6 +60,22 @@ def detail(text: str) -> None:
     """Write a message to standard error, only with `--verbose`."""
     if verbosity() >= Verbosity.VERBOSE:
         typer.echo(text, err=True)
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """Say on standard error what is being waited for: on a terminal until it is done, else by one line at the start.
+
+    What it gives says how far the work is, on a terminal.
+    """
+    if verbosity() > Verbosity.QUIET and sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status(text) as status:
+            yield lambda step: status.update(f"{text}: {step}")
+    else:
+        note(f"attn: {text} ...")
+        yield lambda _: None
 
 
 def to_json(value: Any) -> str:
@@ -124,7 +141,9 @@ def _paragraphs(columns: Sequence[str], cells: Sequence[Sequence[str]], width: i
     """Lines with each row's first cell, then its other cells with their columns, indented."""
     lines: list[str] = []
     for first, *others in cells:
-        said = "; ".join(f"{column}: {text}" for column, text in zip(columns[1:], others, strict=True) if text)
+        said = "; ".join(
+            f"{column}: {text.removesuffix('.')}" for column, text in zip(columns[1:], others, strict=True) if text
+        )
         lines.append(first)
         lines += textwrap.wrap(said, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     return lines

@@ -97,6 +97,6 @@ class StreamProgress:
 
 def seeded(params: SamplingParams) -> SamplingParams:
     """A copy with a random seed if the request samples and has none, since resumption requires a seed."""
-    if params.temperature == 0 or params.seed is not None:
+    if params.temperature == 0 or params.seed is not None or params.num_beams > 1:
         return params
     return params.replace(seed=random.getrandbits(64))

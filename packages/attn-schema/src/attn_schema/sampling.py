@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any, Self
 
 from attn_core.errors import InvalidValue
 from msgspec import Meta
@@ -76,8 +78,54 @@ class StructuredOutput(Checked, frozen=True, kw_only=True):
         return str(getattr(self, self.kind))
 
 
+Temperature = Annotated[
+    float,
+    Meta(
+        ge=0,
+        description="Divides the logits; 0 takes the most likely token (greedy decoding). If neither given nor "
+        "recommended by the model: 1 with n, top_k, top_p, min_p or typical_p, else 0.",
+    ),
+]
+TopK = Annotated[int, Meta(ge=0, le=MAX_INT32, description="Samples from the k most likely tokens; 0 from all.")]
+TopP = Annotated[
+    float,
+    Meta(
+        gt=0, le=1,
+        description="Nucleus sampling: samples from the smallest set of most likely tokens whose probabilities sum to "
+        "at least this (Holtzman et al. 2020).",
+    ),
+]  # fmt: skip
+MinP = Annotated[
+    float,
+    Meta(
+        ge=0, le=1,
+        description="Samples from tokens with at least this fraction of the most likely token's probability (Nguyen et "
+        "al. 2024).",
+    ),
+]  # fmt: skip
+TypicalP = Annotated[
+    float,
+    Meta(
+        gt=0, le=1,
+        description="Locally typical sampling: samples from the smallest set of tokens, closest to the entropy first, "
+        "whose probabilities sum to at least this (Meister et al. 2023).",
+    ),
+]  # fmt: skip
+RepetitionPenalty = Annotated[
+    float,
+    Meta(
+        ge=0.001, le=1000,
+        description="Divides positive and multiplies negative logits of tokens in prompt and completion; above 1 "
+        "discourages repetition (Keskar et al. 2019).",
+    ),
+]  # fmt: skip
+
+
 class SamplingParams(Checked, frozen=True, kw_only=True):
     """How the tokens of a completion are chosen.
+
+    Of temperature, top_k, top_p, min_p, typical_p and repetition_penalty, those that are not given are as the model's
+    generation_config.json recommends; without a recommendation they change nothing.
 
     Logits are processed in this order: repetition_penalty, frequency_penalty and presence_penalty, logit_bias,
     min_new_tokens, allowed_token_ids and bad_words, structured_output, temperature, top_k, top_p, min_p, typical_p.
@@ -95,47 +143,15 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=MAX_INT32, description="No end-of-sequence token is generated before this many tokens."),
     ] = 0
-    temperature: Annotated[
-        float, Meta(ge=0, description="Divides the logits; 0 takes the most likely token (greedy decoding).")
-    ] = 0.0
-    top_k: Annotated[
-        int, Meta(ge=0, le=MAX_INT32, description="Samples from the k most likely tokens; 0 from all.")
-    ] = 0
-    top_p: Annotated[
-        float,
-        Meta(
-            gt=0, le=1,
-            description="Nucleus sampling: samples from the smallest set of most likely tokens whose probabilities sum "
-            "to at least this (Holtzman et al. 2020).",
-        ),
-    ] = 1.0  # fmt: skip
-    min_p: Annotated[
-        float,
-        Meta(
-            ge=0, le=1,
-            description="Samples from tokens with at least this fraction of the most likely token's probability "
-            "(Nguyen et al. 2024).",
-        ),
-    ] = 0.0  # fmt: skip
-    typical_p: Annotated[
-        float,
-        Meta(
-            gt=0, le=1,
-            description="Locally typical sampling: samples from the smallest set of tokens, closest to the entropy "
-            "first, whose probabilities sum to at least this (Meister et al. 2023).",
-        ),
-    ] = 1.0  # fmt: skip
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP | None = None
+    typical_p: TypicalP | None = None
     seed: Annotated[
         int, Meta(ge=0, le=2**64 - 1, description="Makes sampling reproducible; a random seed if not given.")
     ] | None = None  # fmt: skip
-    repetition_penalty: Annotated[
-        float,
-        Meta(
-            ge=0.001, le=1000,
-            description="Divides positive and multiplies negative logits of tokens in prompt and completion; above 1 "
-            "discourages repetition (Keskar et al. 2019).",
-        ),
-    ] = 1.0  # fmt: skip
+    repetition_penalty: RepetitionPenalty | None = None
     frequency_penalty: Annotated[
         float,
         Meta(ge=-2, le=2, description="Subtracted from a token's logit for each time it has been generated."),
@@ -227,6 +243,55 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
         if self.num_beams > 1:
             self._check_beam_search()
 
+    @classmethod
+    def recommended(cls, config: Mapping[str, Any]) -> Self:
+        """What a generation_config.json recommends: a penalty and, only with `do_sample`, as in transformers, sampling.
+
+        Raises `InvalidValue` for values that are not allowed.
+        """
+        names = RECOMMENDED if config.get("do_sample") is True else ("repetition_penalty",)
+        given = {name: value for name in names if (value := config.get(name)) is not None}
+        if given.get("top_k") == -1:
+            given["top_k"] = 0
+        return cls(**{"temperature": 1.0} | given) if len(names) > 1 else cls(**given)
+
+    @property
+    def recommendation(self) -> dict[str, float]:
+        """The given ones of the fields that a model may recommend, by name."""
+        return {name: value for name in RECOMMENDED if (value := getattr(self, name)) is not None}
+
+    def resolved(self, recommended: Mapping[str, float] = MappingProxyType({})) -> ResolvedSamplingParams:
+        """The same with every such field given: those that are not are as recommended, else change nothing.
+
+        Beam search does not sample, and follows only the recommended penalty.
+        """
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        beams = self.num_beams > 1
+        wished = {name: value for name, value in recommended.items() if not beams or name == "repetition_penalty"}
+        asks = self.n > 1 or any(given[name] not in (None, NEUTRAL[name]) for name in FILTERS)
+        drawn = {"temperature": 1.0} if asks and not beams else {}
+        filled = {name: default for name, default in (NEUTRAL | drawn | wished).items() if given[name] is None}
+        return ResolvedSamplingParams(**given | filled)
+
+    def _check_beam_search(self) -> None:
+        if self.n > self.num_beams:
+            raise InvalidValue.of("n", self.n, f"at most {self.num_beams}, num_beams")
+        for name in ("temperature", *FILTERS, "seed"):
+            value = getattr(self, name)
+            if value not in (None, NEUTRAL.get(name)):
+                raise InvalidValue.of(name, value, "left out with num_beams, as beam search does not sample")
+
+
+class ResolvedSamplingParams(SamplingParams, frozen=True, kw_only=True):
+    """Sampling parameters of which every field is given that a model may recommend."""
+
+    temperature: Temperature = 0.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
+    typical_p: TypicalP = 1.0
+    repetition_penalty: RepetitionPenalty = 1.0
+
     @property
     def greedy(self) -> bool:
         """Whether each token is the argmax of the model's logits, with no penalty, bias or constraint."""
@@ -234,13 +299,19 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
         constraints = (self.logit_bias, self.structured_output, self.min_new_tokens, self.allowed_token_ids)
         return self.temperature == 0 and not any((*edits, *constraints, self.bad_words))
 
-    def _check_beam_search(self) -> None:
-        if self.n > self.num_beams:
-            raise InvalidValue.of("n", self.n, f"at most {self.num_beams}, num_beams")
-        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed"):
-            value = getattr(self, name)
-            if value != _DEFAULTS[name]:
-                raise InvalidValue.of(name, value, "left out with num_beams, as beam search does not sample")
+
+FILTERS = ("top_k", "top_p", "min_p", "typical_p")
+"""The fields that choose from which tokens is drawn."""
+RECOMMENDED = ("temperature", *FILTERS, "repetition_penalty")
+"""The fields that a model's generation_config.json may recommend."""
+NEUTRAL: dict[str, float] = {
+    name: default
+    for name, default in zip(
+        ResolvedSamplingParams.__struct_fields__, ResolvedSamplingParams.__struct_defaults__, strict=True
+    )
+    if name in RECOMMENDED
+}
+"""Their values that change nothing."""
 
 
 class ScoringParams(Checked, frozen=True, kw_only=True):
@@ -257,4 +328,3 @@ class ScoringParams(Checked, frozen=True, kw_only=True):
 
 OTHER_CONSTRAINTS = ("ignore_eos", "min_new_tokens", "stop_token_ids", "allowed_token_ids", "bad_words")
 """The fields that do what a grammar does."""
-_DEFAULTS = dict(zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True))

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
-from attn_schema import AttentionMap, ChatMessage, Completion, OutputDelta, PromptLike, SamplingParams, Tokenization
+from attn_schema import (
+    AttentionMap,
+    ChatMessage,
+    Completion,
+    ModelInfo,
+    OutputDelta,
+    PromptLike,
+    SamplingParams,
+    Tokenization,
+)
 
 
 class TextClient(Protocol):
-    """A text generator. Subclasses implement `generate`, `tokenize` and `attention_maps`. `timeout` is in seconds."""
+    """A text generator. Subclasses implement all but the last three methods. `timeout` is in seconds."""
 
     def generate(
         self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
@@ -19,6 +28,10 @@ class TextClient(Protocol):
 
     def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:
         """Tokenise a prompt as the model would read it."""
+        ...
+
+    def model_info(self, model: str, *, timeout: float | None = None) -> ModelInfo:
+        """The description of a model; raises `UnknownName` for one that there is not."""
         ...
 
     def attention_maps(

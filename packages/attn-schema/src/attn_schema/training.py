@@ -27,15 +27,15 @@ _data, _optimizer, _run, _workers = map(in_panel, ("Data", OPTIMIZER_PANEL, "Che
 
 
 class DataConfig(Checked, frozen=True, kw_only=True):
-    """The training data: text, sentence pairs, tagged sentences or images, depending on the model family."""
+    """The training data: text, pairs, tagged sentences, labelled texts or images, depending on the model family."""
 
     dataset: Annotated[
         str,
         _data(
             "Dataset by name, or the path of a file or folder on the server (it has a slash): UTF-8 "
             "text; for pairs a file SOURCE<tab>TARGET or a folder with train.LANGUAGE and "
-            "val.LANGUAGE; for tags a .conllu file or a folder of them; for images a .npz file or a "
-            "folder CLASS/IMAGE.",
+            "val.LANGUAGE; for tags a .conllu file or a folder of them; for labels a file LABEL<tab>TEXT or "
+            "a folder with train.tsv and val.tsv; for images a .npz file or a folder CLASS/IMAGE.",
             metavar="NAME|PATH",
             names=DATASET,
         ),
@@ -44,7 +44,7 @@ class DataConfig(Checked, frozen=True, kw_only=True):
         str,
         _data(
             "character, word, byte_pairs:N (trained on the data), or the name or folder of a tokenizer on the server. "
-            "For pairs and tags, character selects word or byte_pairs.",
+            "For pairs, tags and labels, character selects word or byte_pairs.",
             names=TOKENIZER,
         ),
     ] = "character"

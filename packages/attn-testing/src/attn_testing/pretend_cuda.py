@@ -416,7 +416,7 @@ def pretended_gpu(gpu: devices.Gpu = H200) -> Iterator[PretendCuda]:
         if find_spec("triton") and find_spec("attn_kernels_triton"):
             launches = importlib.import_module("attn_kernels_triton.launch")
             stack.enter_context(patch.object(launches.Launch, "run", run))
-            for module in ("launch", "paged.step", "products", "attention.backward"):
+            for module in ("launch", "paged.step", "products"):
                 owner = importlib.import_module(f"attn_kernels_triton.{module}")
                 stack.enter_context(patch.object(owner, "processors", lambda _: launches.USUAL))
         # Clear what was cached for a machine without a GPU, or with another one.

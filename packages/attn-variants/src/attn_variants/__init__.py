@@ -5,6 +5,7 @@
   tensors, like `torch.nn.functional.scaled_dot_product_attention`, with any mask, score, modifier and distribution of
   `attn_core`.
 - `MultiheadAttention(embed_dim, num_heads, mechanism="mha")`: a replacement for `torch.nn.MultiheadAttention`.
+- `replace(model, "sparsemax")`: exchanges the `torch.nn.MultiheadAttention` modules of a model, with their weights.
 
 These names are loaded on first use: importing the package does not import torch.
 """
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from attn_variants.functional import attend
     from attn_variants.layers import layer
     from attn_variants.multihead_attention import MultiheadAttention
+    from attn_variants.replacement import replace
 
-__all__ = ["MultiheadAttention", "attend", "layer"]
+__all__ = ["MultiheadAttention", "attend", "layer", "replace"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -28,5 +30,6 @@ __getattr__, __dir__ = lazy_names(
         "multihead_attention": ("MultiheadAttention",),
         "functional": ("attend",),
         "layers": ("layer",),
+        "replacement": ("replace",),
     },
 )

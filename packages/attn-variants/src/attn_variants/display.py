@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attn_core import AttentionSpec, Capability, Mask, Mechanism, MechanismConfig
+from attn_core import AttentionSpec, Capability, Mechanism, MechanismConfig
+from attn_core.display import mask_text, mechanism_card
 
 if TYPE_CHECKING:
     from torch import nn
-
-TOKENS = 16
-"""The number of queries and of keys in the picture of a mask."""
-
-PIXELS = 10
-"""The side of the square of one query-key pair in the picture, in pixels."""
 
 
 def describe(module: nn.Module, mechanism: Mechanism, config: MechanismConfig) -> None:
@@ -79,41 +73,5 @@ def markdown(mechanism: Mechanism, config: MechanismConfig) -> str:
 
 def page(mechanism: Mechanism, config: MechanismConfig) -> str:
     """The summary, equation, paper and mask of a layer, in HTML: LaTeX between $$ and an SVG picture."""
-    paper, spec = mechanism.paper, mechanism.spec(config)
-    title = html.escape(paper.title)
-    if paper.url:
-        title = f'<a href="{html.escape(paper.url)}">{title}</a>'
-    parts = [
-        f"<p><b>{html.escape(mechanism.name)}</b>: {html.escape(mechanism.summary)}</p>",
-        f"<p><code>{html.escape(summary(mechanism, config))}</code></p>",
-        f"<p>$${html.escape(mechanism.equation)}$$</p>",
-        f"<p>{title}, {html.escape(paper.authors)} {paper.year}</p>",
-    ]
-    if spec is not None:
-        parts.append(mask_svg(spec.mask))
-    return f"<div>{''.join(parts)}</div>"
-
-
-def mask_grid(mask: Mask, tokens: int = TOKENS) -> list[list[bool]]:
-    """Whether query i may attend to key j, [query][key], over `tokens` tokens; of the first head if heads differ."""
-    resolved = mask.over(tokens)
-    resolved = resolved if resolved.heads is None else resolved.of_head(0)
-    return [[bool(resolved.allows(query, key)) for key in range(tokens)] for query in range(tokens)]
-
-
-def mask_text(mask: Mask) -> str:
-    """The mask in characters, one line per query, one column per key."""
-    return "\n".join(" ".join("■" if allowed else "·" for allowed in row) for row in mask_grid(mask))
-
-
-def mask_svg(mask: Mask) -> str:
-    """The mask as a picture: rows are queries, columns keys, filled where a query may attend to a key."""
-    grid = mask_grid(mask)
-    side = len(grid) * PIXELS
-    squares = "".join(
-        f'<rect x="{column * PIXELS}" y="{row * PIXELS}" width="{PIXELS - 1}" height="{PIXELS - 1}" fill="{fill}"/>'
-        for row, entries in enumerate(grid)
-        for column, fill in enumerate("#2a6fb0" if allowed else "#e6e6e6" for allowed in entries)
-    )
-    title = "<title>mask: rows are queries, columns are keys</title>"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{side}" height="{side}">{title}{squares}</svg>'
+    spec = mechanism.spec(config)
+    return mechanism_card(mechanism, None if spec is None else spec.mask, summary(mechanism, config))

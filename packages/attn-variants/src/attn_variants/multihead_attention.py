@@ -43,7 +43,8 @@ class MultiheadAttention(nn.Module):
     - `batch_first` is True by default.
     - A query that may attend to no key gives zeros, not NaN.
     - `is_causal=True` needs no `attn_mask`. Queries are then aligned with the last keys.
-    - State dicts of PyTorch's module (`in_proj_weight`, ...) can be loaded; this module saves other parameter names.
+    - State dicts of PyTorch's module (`in_proj_weight`, ...) can be loaded; this module saves other parameter names,
+      which `attn_variants.replacement.torch_state_dict` turns back.
 
     Mechanisms that are computed from a spec alone (`Mechanism.spec`, the softmax family) accept every argument of
     `forward`. Others, such as "linear" or "mla", compute self-attention: `query`, `key` and `value` must be the same

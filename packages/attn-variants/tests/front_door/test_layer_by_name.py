@@ -71,6 +71,14 @@ def test_notebooks_show_equation_paper_and_mask():
     assert "<svg" not in attn_variants.layer("performer", hidden_size=32, num_heads=4)._repr_html_()
 
 
+def test_every_mechanism_shows_its_equation():
+    for name in installed().mechanisms.names():
+        mechanism = installed().mechanisms.get(name)
+        assert "$$" in mechanism._repr_html_(), name
+        assert mechanism.name in repr(mechanism)
+        assert "0x" not in repr(mechanism)
+
+
 def test_a_copy_of_a_layer_shows_the_same_and_computes_the_same():
     layer = attn_variants.layer("gqa", hidden_size=32, num_heads=4)
     other, rows = copy.deepcopy(layer), torch.randn(1, 5, 32)

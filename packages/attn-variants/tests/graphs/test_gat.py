@@ -1,3 +1,4 @@
+import attn_variants
 import pytest
 import torch
 from attn_core import Shape, configure, installed
@@ -80,6 +81,13 @@ def test_a_token_without_neighbours_gets_zeros_and_no_gradient(build):
     assert not out[0, 2].any()
     out[0, 2].sum().backward()
     assert not rows.grad.any()
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(0, 3), (2, 0)])
+def test_no_graphs_and_graphs_without_nodes_give_no_rows(batch, tokens):
+    layer = attn_variants.layer("gat", hidden_size=8, num_heads=2, causal=False)
+    edges = [torch.empty(0, 2, dtype=torch.int64)] * batch
+    assert layer(torch.randn(batch, tokens, 8), edges=edges).shape == (batch, tokens, 8)
 
 
 def test_the_price_grows_linearly_with_the_length_along_edges():

@@ -183,3 +183,12 @@ def test_longrope_wants_a_factor_for_each_pair():
     scaling = LongRope(short=(1.0,), long=(1.0,), original_max_position_embeddings=8, length=16)
     with pytest.raises(InvalidValue, match="1 factors"):
         Rotary(scaling=scaling).frequencies(SIZE)
+
+
+def test_proportional_turns_the_first_pairs_of_a_whole_head_and_leaves_the_rest():
+    rotary = Rotary(base=100.0, scaling=rotary_scaling({"kind": "proportional", "fraction": 0.3, "factor": 2.0}))
+    assert rotary.frequencies(16) == pytest.approx([0.5, 0.5 * 100 ** (-1 / 8), *[0.0] * 6])
+    whole = Rotary(base=100.0, scaling=rotary_scaling({"kind": "proportional", "fraction": 1.0}))
+    assert whole.frequencies(16) == Rotary(base=100.0).frequencies(16)
+    with pytest.raises(InvalidValue, match="fraction"):
+        rotary_scaling({"kind": "proportional", "fraction": 1.5})

@@ -15,6 +15,7 @@ from attn_core import hookimpl
 def attn_adapters() -> list[Any]:
     """The adapters of the families."""
     from attn_gated.afmoe import AfmoeAdapter
+    from attn_gated.diffllama import DiffLlamaAdapter
     from attn_gated.laguna import LagunaAdapter
 
-    return [AfmoeAdapter(), LagunaAdapter()]
+    return [AfmoeAdapter(), DiffLlamaAdapter(), LagunaAdapter()]

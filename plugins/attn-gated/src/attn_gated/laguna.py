@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_models.adapters.base import require_allowed, required_count
+from attn_models.adapters.base import required_count
 from attn_models.adapters.family import (
     FULL,
     GROUPED,
@@ -16,8 +16,10 @@ from attn_models.adapters.family import (
     FamilyAdapter,
     kind_keys,
     listed_kinds,
+    rope_keys_by_kind,
+    ropes_by_kind,
 )
-from attn_models.adapters.hf_config import Rope, objects_of, rope_of, rope_parameters
+from attn_models.adapters.hf_config import Rope
 from attn_models.attention import layer_attentions
 
 MATRICES = ("gate", "up", "down")
@@ -88,7 +90,7 @@ class LagunaAdapter(FamilyAdapter):
                 raise InvalidValue.of("num_attention_heads_per_layer", heads, f"a number for each of {layers} layers")
             own = required_count({"num_attention_heads_per_layer": heads[layer]}, "num_attention_heads_per_layer")
             options |= {} if own == values["num_attention_heads"] else {"num_heads": own}
-        model, mine = self.rope(values), self._ropes(values)[kind]
+        model, mine = self.rope(values), ropes_by_kind(values, ROPES)[kind]
         if mine != model:
             options["rotary"] = {"base": mine.base, "fraction": mine.fraction, "scaling": mine.scaling}
         return options
@@ -108,17 +110,11 @@ class LagunaAdapter(FamilyAdapter):
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
         """The rotary positions of full layers; those of windows are an option of each layer."""
-        return self._ropes(values)[FULL]
+        return ropes_by_kind(values, ROPES)[FULL]
 
     def rope_keys(self, config: Any) -> dict[str, Any]:
         """`rope_parameters` with one object for each kind of layer."""
-        model = Rope(base=config.rope_theta, fraction=config.partial_rotary_factor, scaling=config.rope_scaling)
-        found = {FULL: model, SLIDING: model}
-        for layer in range(config.num_layers):
-            options = config.choice(layer).options
-            if options.get("rotary") is not None:
-                found[SLIDING if options.get("window") else FULL] = Rope(**options["rotary"])
-        return {"rope_parameters": {kind: rope_parameters(rope) for kind, rope in found.items()}}
+        return rope_keys_by_kind(config)
 
     def own_keys(self, config: Any) -> dict[str, Any]:
         """The gate, the heads of each layer, the kinds of layers, and the width of the shared expert."""
@@ -130,15 +126,3 @@ class LagunaAdapter(FamilyAdapter):
             "mlp_layer_types": ["dense"] * dense + ["sparse"] * (config.num_layers - dense),
             SHARED: (config.n_shared_experts or 0) * config.expert_width,
         }
-
-    def _ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:
-        given = objects_of(values, "rope_parameters")["rope_parameters"] or ROPES
-        if given.keys() != ROPES.keys():
-            raise InvalidValue.of("rope_parameters", dict(given), f"an object for each of {' and '.join(ROPES)}")
-        context = {"original_max_position_embeddings": values.get("max_position_embeddings")}
-        kinds = objects_of(given, *ROPES)
-        for kind, own in kinds.items():
-            require_allowed(own, {"type": (own.get("rope_type"), None)})
-            if "rope_theta" not in own:
-                raise InvalidValue.of(f"rope_parameters.{kind}", dict(own), "an object with a rope_theta")
-        return {kind: rope_of({**context, **own}) for kind, own in kinds.items()}

@@ -8,13 +8,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_core import hookimpl
+from attn_core import ModelFamily, hookimpl
 
 
 @hookimpl
 def attn_adapters() -> list[Any]:
     """The adapters of the families."""
+    from attn_sparse.deepseek_v32 import DeepseekV32Adapter, GlmMoeDsaAdapter
     from attn_sparse.flint import FlintAdapter
+    from attn_sparse.gemma4.adapter import Gemma4Adapter, Gemma4VisionAdapter
     from attn_sparse.granite_swa import GraniteSwaAdapter
+    from attn_sparse.minimax import MiniMaxM2Adapter, MiniMaxM3Adapter, MiniMaxM3VisionAdapter
 
-    return [FlintAdapter(), GraniteSwaAdapter()]
+    return [
+        DeepseekV32Adapter(),
+        FlintAdapter(),
+        Gemma4Adapter(),
+        Gemma4VisionAdapter(),
+        GlmMoeDsaAdapter(),
+        GraniteSwaAdapter(),
+        MiniMaxM2Adapter(),
+        MiniMaxM3Adapter(),
+        MiniMaxM3VisionAdapter(),
+    ]
+
+
+@hookimpl
+def attn_models() -> list[ModelFamily]:
+    """The families that can be trained."""
+    from attn_sparse.gemma4 import Gemma4Family
+
+    return [Gemma4Family()]

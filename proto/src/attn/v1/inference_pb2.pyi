@@ -80,6 +80,9 @@ Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
 class SamplingParams(_message.Message):
     """How the tokens of a completion are chosen; an absent field has its default. Bounds, defaults and meanings are those of
     `attn_schema.SamplingParams`, which every server checks.
+
+    Of temperature, top_k, top_p, min_p, typical_p and repetition_penalty, those that are absent are as the model's
+    generation_config.json recommends (`ModelInfo.recommended_sampling`); without a recommendation they change nothing.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -134,19 +137,21 @@ class SamplingParams(_message.Message):
     min_new_tokens: _builtins.int
     """No end-of-sequence token is generated before this many tokens."""
     temperature: _builtins.float
-    """Divides the logits; 0 takes the most likely token (greedy decoding)."""
+    """Divides the logits; 0 takes the most likely token (greedy decoding). If neither given nor recommended: 1 with n, top_k,
+    top_p, min_p or typical_p, else 0.
+    """
     top_k: _builtins.int
     """Samples from the k most likely tokens; 0 from all."""
     top_p: _builtins.float
-    """Nucleus sampling, in (0, 1]; absent means 1."""
+    """Nucleus sampling, in (0, 1]."""
     min_p: _builtins.float
     """Samples from tokens with at least this fraction of the most likely token's probability, in [0, 1]."""
     typical_p: _builtins.float
-    """Locally typical sampling, in (0, 1]; absent means 1."""
+    """Locally typical sampling, in (0, 1]."""
     seed: _builtins.int
     """Makes sampling reproducible: equal request, model and seed give equal tokens. Absent means a random seed."""
     repetition_penalty: _builtins.float
-    """Divides positive and multiplies negative logits of tokens in prompt and completion, above 0; absent means 1."""
+    """Divides positive and multiplies negative logits of tokens in prompt and completion, above 0."""
     frequency_penalty: _builtins.float
     """Subtracted from a token's logit for each time it has been generated, from -2 to 2."""
     presence_penalty: _builtins.float
@@ -198,10 +203,10 @@ class SamplingParams(_message.Message):
         *,
         max_new_tokens: _builtins.int | None = ...,
         min_new_tokens: _builtins.int = ...,
-        temperature: _builtins.float = ...,
-        top_k: _builtins.int = ...,
+        temperature: _builtins.float | None = ...,
+        top_k: _builtins.int | None = ...,
         top_p: _builtins.float | None = ...,
-        min_p: _builtins.float = ...,
+        min_p: _builtins.float | None = ...,
         typical_p: _builtins.float | None = ...,
         seed: _builtins.int | None = ...,
         repetition_penalty: _builtins.float | None = ...,
@@ -222,14 +227,16 @@ class SamplingParams(_message.Message):
         allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         bad_words: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_n", b"_n", "_num_beams", b"_num_beams", "_num_speculative_tokens", b"_num_speculative_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "n", b"n", "num_beams", b"num_beams", "num_speculative_tokens", b"num_speculative_tokens", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "structured_output", b"structured_output", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_p", b"_min_p", "_n", b"_n", "_num_beams", b"_num_beams", "_num_speculative_tokens", b"_num_speculative_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_p", b"min_p", "n", b"n", "num_beams", b"num_beams", "num_speculative_tokens", b"num_speculative_tokens", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_n", b"_n", "_num_beams", b"_num_beams", "_num_speculative_tokens", b"_num_speculative_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "n", b"n", "num_beams", b"num_beams", "num_speculative_tokens", b"num_speculative_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_p", b"_min_p", "_n", b"_n", "_num_beams", b"_num_beams", "_num_speculative_tokens", b"_num_speculative_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "n", b"n", "num_beams", b"num_beams", "num_speculative_tokens", b"num_speculative_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
     _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__num_beams: _TypeAlias = _typing.Literal["num_beams"]  # noqa: Y015
@@ -242,6 +249,10 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
@@ -252,6 +263,8 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
@@ -264,6 +277,10 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
     @_typing.overload

@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from attn.v1 import inference_pb2 as _inference_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -77,6 +78,8 @@ class ModelInfo(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    RECOMMENDED_SAMPLING_FIELD_NUMBER: _builtins.int
+    MAX_ENCODER_LEN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name requests use."""
     source: _builtins.str
@@ -111,6 +114,8 @@ class ModelInfo(_message.Message):
     """Of an adapter, the loaded model that it changes; else empty."""
     replicas: _builtins.int
     """Engines that answer for it now."""
+    max_encoder_len: _builtins.int
+    """Maximum length of an encoder's input, in tokens; 0 for a model that reads none beside its prompt."""
     @_builtins.property
     def mechanisms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Mechanisms of its attention layers, each once, in the order of their first layer."""
@@ -118,6 +123,10 @@ class ModelInfo(_message.Message):
     @_builtins.property
     def load_time(self) -> _timestamp_pb2.Timestamp:
         """When loading began."""
+
+    @_builtins.property
+    def recommended_sampling(self) -> _inference_pb2.SamplingParams:
+        """What its generation_config.json recommends: what requests to it leave out is so; absent where it recommends nothing."""
 
     def __init__(
         self,
@@ -141,10 +150,12 @@ class ModelInfo(_message.Message):
         note: _builtins.str = ...,
         base_model: _builtins.str = ...,
         replicas: _builtins.int = ...,
+        recommended_sampling: _inference_pb2.SamplingParams | None = ...,
+        max_encoder_len: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time", "recommended_sampling", b"recommended_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "base_model", b"base_model", "chat", b"chat", "device", b"device", "dtype", b"dtype", "load_time", b"load_time", "max_seq_len", b"max_seq_len", "mechanisms", b"mechanisms", "name", b"name", "note", b"note", "num_heads", b"num_heads", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "quantization", b"quantization", "replicas", b"replicas", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "base_model", b"base_model", "chat", b"chat", "device", b"device", "dtype", b"dtype", "load_time", b"load_time", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanisms", b"mechanisms", "name", b"name", "note", b"note", "num_heads", b"num_heads", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "quantization", b"quantization", "recommended_sampling", b"recommended_sampling", "replicas", b"replicas", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -378,19 +389,23 @@ class ListModelsRequest(_message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    WITH_LOCAL_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """The most models to return, at most 1000; 0 means 100."""
     page_token: _builtins.str
     """`next_page_token` of the page before; empty for the first page."""
+    with_local: _builtins.bool
+    """Also name the models in the server's home, for which LoadModel takes their names."""
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        with_local: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "with_local", b"with_local"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -404,21 +419,27 @@ class ListModelsResponse(_message.Message):
 
     MODELS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    LOCAL_MODELS_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """Give this as `page_token` for the next page; empty on the last page."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInfo]:
         """Models sorted by name."""
 
+    @_builtins.property
+    def local_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With `with_local`, the names of the models in the server's home that the caller may load, sorted."""
+
     def __init__(
         self,
         *,
         models: _abc.Iterable[Global___ModelInfo] | None = ...,
         next_page_token: _builtins.str = ...,
+        local_models: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "next_page_token", b"next_page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["local_models", b"local_models", "models", b"models", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

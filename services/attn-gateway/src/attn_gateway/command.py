@@ -30,7 +30,7 @@ def serve_command(  # noqa: PLR0913 - options, given by name
     *,
     context: typer.Context,
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME|PATH|NAME=PATH]...", help="Models to serve, as with --model.")
+        list[str] | None, typer.Argument(metavar="NAME|PATH|NAME=PATH", help="Models to serve, as with --model.")
     ] = None,
     model: Annotated[
         list[str] | None,

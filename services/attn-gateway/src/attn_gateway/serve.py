@@ -18,7 +18,7 @@ from attn_core.errors import AttnError, MissingPackage, cleaning_up
 from attn_core.plugins.loader import PluginStatus
 
 from attn_gateway.cluster import Cluster, ClusterSettings, ModelToLoad
-from attn_gateway.gateway import Gateway
+from attn_gateway.gateway import Gateway, probe
 from attn_gateway.gc_heap import freeze_gc_heap
 from attn_gateway.ready_file import ReadyFile
 from attn_gateway.records.database import Database, database_url
@@ -56,11 +56,14 @@ async def serve(
 ) -> signal.Signals:
     """Serve until SIGINT or SIGTERM, which is returned; `announce` is called when the server is ready.
 
-    Raises `MissingPackage` if models are configured and no service can serve them.
+    Raises `UserError` for a port in use, `MissingPackage` if models are configured and no service can serve them.
 
     The services are those of all plugins, or those that `offer` returns. A second signal does not wait: it kills all
     child processes and ends this process with code 130.
     """
+    for port in (settings.gateway.port, settings.gateway.http_port):
+        if port is not None:
+            probe(settings.gateway.host, port)  # before anything is imported or started
     ready = ReadyFile(settings.ready_file)
     ready.clear()
     cluster = Cluster(settings.cluster)

@@ -53,7 +53,7 @@ class MessagesRequest(Checked, frozen=True, kw_only=True):
     messages: Annotated[Any, says("The conversation: texts, images, calls, results and thoughts.")]
     max_tokens: Annotated[int, says("Maximum number of tokens to generate.")] | None = None
     system: Annotated[Any, says("The system message, a text or blocks of text.")] = None
-    temperature: Annotated[float, says("Divides the logits; 1 if not given.")] | None = None
+    temperature: Annotated[float, says("If not given as the model recommends, else 1.")] | None = None
     top_p: Annotated[float, says("Nucleus sampling.")] | None = None
     top_k: Annotated[int, says("Samples from the k most likely tokens.")] | None = None
     stop_sequences: Annotated[Any, says("Texts before which the completion ends.")] = None

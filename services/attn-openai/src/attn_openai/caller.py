@@ -13,7 +13,7 @@ from typing import Any
 from attn_core.errors import ContextLengthExceeded, DeadlineExceeded
 from attn_gateway import Call, Calls, Metadata
 from attn_gateway.call import tenant_of
-from attn_schema import ModelInfo, Prompt, Tokenization, TokenizeRequest
+from attn_schema import ModelInfo, Prompt, SamplingParams, Tokenization, TokenizeRequest
 from attn_schema.methods import (
     GET_ENGINE_STATS,
     GET_MODEL,
@@ -23,9 +23,12 @@ from attn_schema.methods import (
     Method,
     Response,
 )
+from attn_schema.sampling import ResolvedSamplingParams
 
 from attn_openai.answers import AnswerStore
 from attn_openai.templates import ChatTemplate, inspect
+
+DEFAULT_TEMPERATURE = 1.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,12 @@ class HttpCaller:
     async def model(self, name: str) -> ModelInfo:
         """One model; raises `UnknownName`."""
         return (await self.unary(GET_MODEL, GetModelRequest(name=name))).model
+
+    async def resolved(self, model: str, sampling: SamplingParams) -> ResolvedSamplingParams:
+        """Sampling parameters with what the request leaves out: as the model recommends, else OpenAI's temperature."""
+        found = (await self.model(model)).recommended_sampling
+        wished = {} if found is None else found.recommendation
+        return sampling.resolved({"temperature": DEFAULT_TEMPERATURE} | wished)
 
     async def tokenize(self, model: str, prompt: Prompt) -> Tokenization:
         """The tokens of a prompt."""

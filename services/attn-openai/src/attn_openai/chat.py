@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from attn_core.errors import InvalidValue, UserError
-from attn_schema import FinishReason, GenerateRequest, OutputDelta, Prompt, SamplingParams, Token, Tokenization, Usage
+from attn_schema import FinishReason, GenerateRequest, OutputDelta, Prompt, Token, Tokenization, Usage
 from attn_schema.methods import GENERATE
+from attn_schema.sampling import ResolvedSamplingParams
 
 from attn_openai.caller import HttpCaller
 from attn_openai.messages import turns_of
@@ -113,7 +114,7 @@ class ChatTask:
 
     model: str
     prompt: Prompt
-    sampling: SamplingParams
+    sampling: ResolvedSamplingParams
     tools: Tools
     template: ChatTemplate
     grammar: OutputGrammar
@@ -145,7 +146,8 @@ class ChatTask:
             changes["structured_output"] = wanted
         if template.thoughts is not None or tools.choice is not Choice.NONE:
             changes["skip_special_tokens"] = False  # marks may be special tokens
-        return cls(request.model, prompt, sampling.replace(**changes), tools, template, grammar, thinking, length)
+        sampling = await caller.resolved(request.model, sampling.replace(**changes))
+        return cls(request.model, prompt, sampling, tools, template, grammar, thinking, length)
 
     async def deltas(self, caller: HttpCaller) -> AsyncGenerator[OutputDelta, None]:
         """The deltas of the completions; raises `InvalidValue` for a schema that cannot be followed."""

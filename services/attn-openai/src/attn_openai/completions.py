@@ -169,7 +169,8 @@ class Completion:
     async def _steps(self) -> AsyncGenerator[tuple[CompletionState, OutputDelta], None]:
         """Yield the deltas of all prompts as they arrive."""
         request = self._request
-        sampling = request.sampling(request.token_limit, top_logprobs=request.logprobs)
+        given = request.sampling(request.token_limit, top_logprobs=request.logprobs)
+        sampling = await self._caller.resolved(request.model, given)
         asked = [GenerateRequest(model=request.model, prompt=prompt, sampling=sampling) for prompt in self._prompts]
         async with aclosing(merged([self._caller.stream(GENERATE, each) for each in asked])) as outputs:
             async for place, delta in outputs:

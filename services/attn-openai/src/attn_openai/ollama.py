@@ -29,8 +29,6 @@ OPTIONS = {
     )},
 }  # fmt: skip
 """The options that are fields of a chat completion, with their names there."""
-DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-"""Ollama's own defaults of sampling."""
 IGNORED_OPTIONS = frozenset(
     ["embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu", "num_keep",
      "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only"]
@@ -73,7 +71,7 @@ class OllamaFields(Checked, frozen=True, kw_only=True):
     def fields(self) -> dict[str, Any]:
         """The fields of the chat completion, but for its messages; raises `InvalidValue`."""
         options = {name: value for name, value in self.options.items() if value is not None}
-        fields: dict[str, Any] = dict(DEFAULTS)
+        fields: dict[str, Any] = {}
         for name, value in options.items():
             if name in OPTIONS:
                 fields[OPTIONS[name]] = value

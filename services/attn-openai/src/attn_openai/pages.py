@@ -54,7 +54,7 @@ class Pages:
         """Return a file of the pages, or status 304 if the browser's copy is still valid."""
         asset = assets().get(request.path_params["path"] or INDEX)
         if asset is None:
-            return Response("there is no such page", 404, {"content-type": "text/plain"})
+            return Response("there is no such page; all are at /ui/", 404, {"content-type": "text/plain"})
         headers = {**HEADERS, "etag": asset.etag}
         if request.headers.get("if-none-match") == asset.etag:
             return Response(status_code=304, headers=headers)

@@ -17,8 +17,6 @@ from msgspec import Meta
 
 from attn_openai.schemas import compact_schema, schema_of
 
-DEFAULT_TEMPERATURE = 1.0
-"""OpenAI's default temperature; that of `SamplingParams` is greedy."""
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for `max_tokens` of /v1/completions."""
 MAX_PROMPTS = 128
@@ -61,9 +59,9 @@ IGNORED: Mapping[str, str] = {
 """Fields that are accepted with any value and ignored, with the reason."""
 
 SAME_NAMES = (
-    "top_p", "n", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p", "repetition_penalty",
-    "ignore_eos", "stop_token_ids", "allowed_token_ids", "bad_words",
-    "num_beams", "length_penalty", "early_stopping", "num_speculative_tokens", "skip_special_tokens",
+    "temperature", "top_p", "n", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p",
+    "repetition_penalty", "ignore_eos", "stop_token_ids", "allowed_token_ids", "bad_words", "num_beams",
+    "length_penalty", "early_stopping", "num_speculative_tokens", "skip_special_tokens",
 )  # fmt: skip
 """Fields of requests that have the same name in `SamplingParams`."""
 
@@ -110,7 +108,7 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
 
     model: Annotated[str, says("Name of a loaded model; GET /v1/models lists them.")]
     max_tokens: Annotated[int, says("Maximum number of tokens to generate.")] | None = None
-    temperature: Annotated[float, says("Divides the logits; 1 if not given, 0 is greedy.")] | None = None
+    temperature: Annotated[float, says("0 is greedy. If not given as the model recommends, else 1.")] | None = None
     top_p: Annotated[float, says("Nucleus sampling.")] | None = None
     n: Annotated[int, says("Number of completions of each prompt.")] | None = None
     stop: Annotated[Any, says("Stop string, or a list of stop strings; the completion ends before the first.")] = None
@@ -185,8 +183,6 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
             values["top_k"] = 0
         if self.use_beam_search and self.num_beams is None:
             values["num_beams"] = self.n or 1
-        if self.temperature is not None or values.get("num_beams", 1) == 1:
-            values["temperature"] = DEFAULT_TEMPERATURE if self.temperature is None else self.temperature
         if self.seed is not None:
             values["seed"] = self.seed % 2**64
         if self.structured_outputs is not None:

@@ -19,7 +19,7 @@ from attn_openai.streams import Events, NamedEvents
 from attn_openai.translation import Translation
 
 COPIED = (
-    *SAME_NAMES, "model", "temperature", "stop", "seed", "logit_bias", "user", "timeout", "min_tokens",
+    *SAME_NAMES, "model", "stop", "seed", "logit_bias", "user", "timeout", "min_tokens",
     "use_beam_search", "structured_outputs", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",
 )  # fmt: skip
 """Fields that have the same meaning in a chat completion request."""
@@ -174,7 +174,7 @@ class ResponseAnswer(ChatAnswer):
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
-            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "top_p": self.task.sampling.top_p,
             "truncation": "disabled",
             "usage": None if status == "in_progress" else _usage(self.usage, self.choice.thought_tokens),
         }

@@ -261,9 +261,7 @@ async def _rendered(render: Render, messages: Sequence[ChatMessage], *, tools: b
     try:
         return (await render(Prompt(chat=tuple(messages), chat_template_kwargs=kwargs))).text
     except UserError as error:
-        if str(error.metadata.get("field")).startswith(
-            "text"
-        ):  # which the vocabulary cannot spell
+        if str(error.metadata.get("field")).startswith("text"):  # which the vocabulary cannot spell
             raise
         return ""
 

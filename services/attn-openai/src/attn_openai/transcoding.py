@@ -210,14 +210,8 @@ def _descriptions() -> dict[str, dict[str, str]]:
     return found
 
 
-STYLE = (
-    "body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
-    "pre{overflow:auto}"
-)
-
-
 def page(document: dict[str, Any]) -> str:
-    """The document as one HTML page that needs no network."""
+    """The document as one HTML page, in the style of the web pages."""
     paths = [
         _details(f"{method.upper()} {path}", entry.get("requestBody", {}).get("content", {}), entry["summary"])
         for path, methods in document["paths"].items()
@@ -225,10 +219,12 @@ def page(document: dict[str, Any]) -> str:
     ]
     schemas = [_details(name, schema) for name, schema in sorted(document["components"]["schemas"].items())]
     return (
-        "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-        f"<title>attn over HTTP</title><style>{STYLE}</style><h1>attn over HTTP</h1>"
-        f"<p>The same as data: <a href='/openapi.json'>openapi.json</a>.</p><h2>Paths</h2>{''.join(paths)}"
-        f"<h2>Schemas</h2>{''.join(schemas)}"
+        "<!doctype html><html lang='en'><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'><title>attn over HTTP</title>"
+        "<link rel='icon' href='/ui/icon.svg'><link rel='stylesheet' href='/ui/style.css'><main><h1>attn over HTTP</h1>"
+        "<p>The same as data: <a href='/openapi.json'>openapi.json</a>. The pages: <a href='/ui/'>/ui</a>.</p>"
+        f"<section class='card'><h2>Paths</h2>{''.join(paths)}</section>"
+        f"<section class='card'><h2>Schemas</h2>{''.join(schemas)}</section></main>"
     )
 
 

@@ -101,7 +101,8 @@ class InferenceHandlers:
     async def embed(self, request: EmbedRequest, call: Call) -> Embeddings:
         """Return the embeddings of texts."""
         engine = self._serving(request.model, call).engine
-        texts = request.texts or tuple(text.ids for text in request.token_ids)
+        ids = tuple(text.ids for text in request.token_ids)
+        texts: tuple[str | tuple[int, ...], ...] = request.texts or ids
         call.charge.reserve(sum(estimated_tokens(Prompt.of(text)) for text in texts))
         found = await engine.embed(EmbedTask(texts=texts, timeout=call.remaining(), max_tokens=request.max_tokens))
         call.charge.prompt_tokens = found.usage.prompt_tokens
@@ -137,7 +138,8 @@ class ModelHandlers:
     async def list_models(self, request: ListModelsRequest, call: Call) -> ListModelsResponse:
         """List the models that the caller may see, sorted by name."""
         page, following = page_of(self._served.listed(call.caller.sees), request)
-        return ListModelsResponse(models=tuple(page), next_page_token=following)
+        local = await self._served.local_names(call.caller.sees) if request.with_local else ()
+        return ListModelsResponse(models=tuple(page), next_page_token=following, local_models=tuple(local))
 
     async def get_model(self, request: GetModelRequest, call: Call) -> GetModelResponse:
         """Return one model."""

@@ -170,6 +170,10 @@ class ServedModels:
         """The infos of all models that the tenant may see, sorted by name."""
         return [model.now() for model in self.models(tenant)]
 
+    async def local_names(self, tenant: str | None = None) -> list[str]:
+        """See `ModelSources.names`."""
+        return await self._sources.names(tenant)
+
     def described(self, name: str, tenant: str | None = None) -> ModelInfo:
         """The info of one model; raises as `find`."""
         return self.find(name, tenant).now()

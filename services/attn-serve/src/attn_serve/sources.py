@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 from attn_core.errors import CheckpointInvalid, InvalidValue, OutOfCapacity, Unavailable, UnknownName, UserError
 from attn_gateway.records import ArtifactStore, ModelRecords, Owners
@@ -15,6 +16,8 @@ from attn_models.weights.manifest import fingerprint
 from attn_schema import DeploymentConfig, EngineConfig
 from attn_schema.engine import KV_CACHE_BYTES
 from attn_schema.home import model_folder_name, model_names, models_folder
+
+Result = TypeVar("Result")
 
 CONFIGS = ("config.json", ADAPTER_CONFIG_NAME)
 """The files of which a folder of a model, or of an adapter, has one."""
@@ -51,13 +54,20 @@ class ModelSources:
         """
         if tenant is not None and path_of(source).is_absolute():
             raise InvalidValue.of("source", source, "the name of a model; paths are for admins")
-        if self._records is None:
-            found = await asyncio.get_running_loop().run_in_executor(WAITING, self._found, source, tenant)
-        else:
-            found = await self._records.database.read(self._found, source, tenant)
+        found = await self._read(self._found, source, tenant)
         if isinstance(found, Path) or self._artifacts is None:
             return Path(found)
         return await asyncio.get_running_loop().run_in_executor(WAITING, self._artifacts.fetch, found)
+
+    async def names(self, tenant: str | None = None) -> list[str]:
+        """The names in the home for which `find` returns a folder, sorted; raises `Unavailable` like it."""
+        return await self._read(lambda: sorted({*model_names(self._home, CONFIGS)} - self._hidden(tenant)))
+
+    async def _read(self, look: Callable[..., Result], *arguments: Any) -> Result:
+        """The result of a function that reads the home and the records, without blocking the event loop."""
+        if self._records is None:
+            return await asyncio.get_running_loop().run_in_executor(WAITING, look, *arguments)
+        return await self._records.database.read(look, *arguments)
 
     async def current(self, source: str, tenant: str | None = None) -> str:
         """The fingerprint of the files that `find` would return now; empty if it finds none."""

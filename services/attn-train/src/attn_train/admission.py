@@ -9,11 +9,12 @@ from pathlib import Path
 from attn_core.errors import AlreadyExists, InvalidValue
 from attn_schema.training import TrainingConfig
 
-from attn_train.data.load import IMAGES, MASKED, PAIRS, TAGS, TEXT, data_kind_of, tokenizer_folder
+from attn_train.data.load import IMAGES, LABELS, MASKED, PAIRS, TAGS, TEXT, data_kind_of, tokenizer_folder
 from attn_train.data.synthetic import TASKS
 from attn_train.data_checks import (
     check_conversations,
     check_images,
+    check_labels,
     check_masked,
     check_pairs,
     check_prepared,
@@ -25,7 +26,14 @@ from attn_train.settings import Layout
 from attn_train.tasks.distillation import check_teacher
 from attn_train.tasks.seq2seq import require_bleu
 
-CHECKS = {PAIRS: check_pairs, TEXT: check_text, MASKED: check_masked, TAGS: check_tags, IMAGES: check_images}
+CHECKS = {
+    PAIRS: check_pairs,
+    TEXT: check_text,
+    MASKED: check_masked,
+    TAGS: check_tags,
+    LABELS: check_labels,
+    IMAGES: check_images,
+}
 """The function that checks a dataset, by the kind of data."""
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

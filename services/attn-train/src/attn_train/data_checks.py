@@ -11,6 +11,8 @@ from attn_schema.training import DataConfig, TrainingConfig
 
 from attn_train.data.conversations import checked_chats, checked_preferences, require_template
 from attn_train.data.images import known_images, picture_files
+from attn_train.data.labels import INCLUDED as LABELLED
+from attn_train.data.labels import label_files
 from attn_train.data.load import TEXT, data_kind_of, default_tokenizer, require_known_text, tokenizer_folder
 from attn_train.data.pairs import known_pair_sets, pair_paths
 from attn_train.data.shapes import Notes
@@ -134,6 +136,17 @@ def check_tags(data: DataConfig, *, home: Path) -> None:
     check_path(path)
     for files in treebank_files(path):
         for file in files:
+            check_path(file)
+    check_tokenizer(data, home)
+
+
+def check_labels(data: DataConfig, *, home: Path) -> None:
+    """Raise an error for the first problem that would keep the labelled texts from being read; they are not read."""
+    if data.name is not None and data.name not in LABELLED:
+        raise UnknownName.of("set of labelled texts", data.name, list(LABELLED))
+    if data.path is not None:
+        check_path(Path(data.path))
+        for file in [file for files in label_files(Path(data.path)) for file in files]:
             check_path(file)
     check_tokenizer(data, home)
 

@@ -13,7 +13,7 @@ from attn_models.adapters.registry import installed_adapters
 from attn_models.adapters.vit import VitAdapter
 from attn_models.evaluation import MAX_WINDOW, text_loss
 from attn_models.loading import load_model
-from attn_models.loading.encoders import load_image_classifier, load_masked, load_tagger
+from attn_models.loading.encoders import is_text_classifier, load_classifier, load_image_classifier, load_masked
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import read_folder
 from attn_models.weights.safe_files import read_config
@@ -23,12 +23,12 @@ from attn_schema.training import DataConfig
 from torch import Tensor
 
 from attn_train.data.images import known_images, load_images
+from attn_train.data.labels import QUESTIONS, questions, read_labels, shortened, tokenize_labels
 from attn_train.data.load import text_path
 from attn_train.data.treebank import read_sentences, tokenize_sentences
-from attn_train.tasks.base import VALIDATION_SEED, parts_of
 from attn_train.tasks.image_classification import LabelledImages, classification_metrics
 from attn_train.tasks.language_modeling import read_text
-from attn_train.tasks.masked_language_modeling import FINAL_BATCHES, Masking, masked_metrics
+from attn_train.tasks.masked_language_modeling import FINAL_BATCHES, MaskedText, masked_metrics
 from attn_train.tasks.token_classification import tagging_accuracy
 
 BATCH = 32
@@ -37,10 +37,11 @@ BATCH = 32
 def evaluate(folder: Path, data: str, home: Path, where: DeviceConfig = DeviceConfig()) -> dict[str, float]:  # noqa: B008  (frozen)
     """Evaluate the model in `folder` on `data`, and return its metrics by name, as at the end of training.
 
-    `data` is a file or known set of images for an image classifier, a .conllu file for a tagger, and a text for a
-    masked or causal language model. `where` is the device and element type; all models but causal language models run
-    in float32. Raises `CheckpointInvalid` for a damaged folder, `Incompatible` for an unsupported kind of model, and
-    `InvalidValue` for data that cannot be read or do not fit the model, and for an unavailable device or element type.
+    `data` is a file or known set of images for an image classifier, a .conllu file for a tagger, a file of
+    LABEL<tab>TEXT or known labelled texts for a text classifier, and a text for a masked or causal language model.
+    `where` is the device and element type; all models but causal language models run in float32. Raises
+    `CheckpointInvalid` for a damaged folder, `Incompatible` for an unsupported kind of model, and `InvalidValue` for
+    data that cannot be read or do not fit the model, and for an unavailable device or element type.
     """
     return _measure(folder)(folder, data, home, where)
 
@@ -55,10 +56,8 @@ def _measure(folder: Path) -> Callable[[Path, str, Path, DeviceConfig], dict[str
     if "cls.predictions.bias" in names:
         return _masked_language_model
     if "classifier.weight" in names:
-        return _tagger
-    raise Incompatible(
-        f"{folder}: only encoders for token classification or masked language modelling can be evaluated"
-    )
+        return _text_classifier if is_text_classifier(folder) else _tagger
+    raise Incompatible(f"{folder}: only encoders for classification or masked language modelling can be evaluated")
 
 
 def _image_classifier(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[str, float]:  # noqa: ARG001 - the signature of all of these functions
@@ -76,7 +75,7 @@ def _image_classifier(folder: Path, data: str, home: Path, where: DeviceConfig) 
 
 def _tagger(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[str, float]:  # noqa: ARG001 - the signature of all of these functions
     _float32(where)
-    tagger, names, tokenizer = load_tagger(folder, device=where.device)
+    tagger, names, tokenizer = load_classifier(folder, device=where.device)
     kept = tokenize_sentences(read_sentences([Path(data)]), tokenizer, names, tagger.encoder.max_seq_len)
     accuracy = tagging_accuracy(tagger, kept, BATCH)
     if accuracy is None:
@@ -85,12 +84,27 @@ def _tagger(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[st
     return {"sentences": float(len(kept)), "accuracy": accuracy}
 
 
+def _text_classifier(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[str, float]:  # noqa: ARG001 - the signature of all of these functions
+    _float32(where)
+    classifier, names, tokenizer = load_classifier(folder, device=where.device)
+    texts = questions() if data == QUESTIONS else read_labels([Path(data)])
+    context = classifier.encoder.max_seq_len
+    accuracy = tagging_accuracy(
+        classifier, [shortened(one, context) for one in tokenize_labels(texts, tokenizer, names)], BATCH
+    )
+    if accuracy is None:
+        raise InvalidValue.of("data", data, "a file with at least one text")
+    return {"texts": float(len(texts)), "accuracy": accuracy}
+
+
 def _masked_language_model(folder: Path, data: str, home: Path, where: DeviceConfig) -> dict[str, float]:
     _float32(where)
     model, tokenizer = load_masked(folder, device=where.device)
     _, ids = _read(data, tokenizer, home)
-    masking = Masking(ids, tokenizer, context=model.encoder.max_seq_len, batch=BATCH, seed=VALIDATION_SEED)
-    metrics = masked_metrics(model, parts_of(masking.next_batch, FINAL_BATCHES, BATCH))
+    text = MaskedText(ids.long(), tokenizer)
+    metrics = masked_metrics(model, text.batches(FINAL_BATCHES, model.encoder.max_seq_len, BATCH))
+    if not metrics:
+        raise InvalidValue.of("data", f"{len(ids)} tokens", "more tokens, of which some are chosen to be masked")
     return {"tokens": float(len(ids)), "loss": metrics["loss"], "masked_accuracy": metrics["accuracy"]}
 
 

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from attn_train.base_model import shapes_of_base
 from attn_train.checking import require_wanted
-from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of, family_named
+from attn_train.data.load import IMAGES, LABELS, PAIRS, TAGS, TEXT, data_kind_of, family_named
 from attn_train.layout import check_layout
 from attn_train.least_memory import least_batch_bytes, least_parameters, require_few_experts
 from attn_train.precision import check_blocks
@@ -215,7 +215,7 @@ def _sample_fields(model: ModelConfig, data: DataConfig) -> Mapping[str, int]:
 
         return load_images(data).model_fields
     vocab_size = SAMPLE_VOCAB_SIZE if model.family == DECODER else VOCABULARY
-    return {"vocab_size": vocab_size} | ({"classes": SAMPLE_TAGS} if kind == TAGS else {})
+    return {"vocab_size": vocab_size} | ({"classes": SAMPLE_TAGS} if kind in {TAGS, LABELS} else {})
 
 
 def _not_causal(mechanism: Mechanism) -> Incompatible:

@@ -8,7 +8,7 @@ import typer
 from attn_core.plugins.hooks import Command, NamedDataset, hookimpl
 from attn_schema import DeviceConfig
 from attn_schema.flags import with_flags
-from attn_schema.output import Json, print_json
+from attn_schema.output import Json, print_json, waiting
 
 if TYPE_CHECKING:
     from attn_gateway import Cluster
@@ -25,13 +25,15 @@ def attn_services(cluster: Cluster) -> list[Service]:
 
 @hookimpl
 def attn_datasets() -> list[NamedDataset]:
-    """Return the synthetic tasks and the included images."""
+    """Return the synthetic tasks and what is included."""
     from attn_train.data.images import DIGITS
+    from attn_train.data.labels import INCLUDED as LABELLED
     from attn_train.data.pairs import INCLUDED
     from attn_train.data.synthetic import TASKS
 
     images = NamedDataset(name=DIGITS, kind="images", summary="handwritten digits of 8 x 8 pixels")
-    return [images, *(NamedDataset(name=name, kind="pairs", summary=what) for name, what in (TASKS | INCLUDED).items())]
+    others = [("pairs", TASKS | INCLUDED), ("labels", LABELLED)]
+    return [images, *(NamedDataset(name=n, kind=k, summary=what) for k, own in others for n, what in own.items())]
 
 
 @hookimpl
@@ -61,7 +63,7 @@ def evaluate_command(
     *,
     model: Annotated[str, typer.Argument(help="Name of a model on this machine, or a model folder.")],
     dataset: Annotated[
-        str, typer.Option(help="Data: a text, a .conllu file, an image folder or .npz file, or a dataset name.")
+        str, typer.Option(help="Data: a text, a .conllu or .tsv file, an image folder or .npz file, or a dataset name.")
     ],
     json: Json = False,
     engine: DeviceConfig,
@@ -74,10 +76,12 @@ def evaluate_command(
     from attn_models.sources.store import ModelStore
     from attn_schema.home import home_folder
 
-    from attn_train.evaluation import evaluate
+    folder = ModelStore().find(model)
+    with waiting(f"evaluating {model}"):
+        from attn_train.evaluation import evaluate
 
-    found = evaluate(ModelStore().find(model), dataset, home_folder(), engine)
+        found = evaluate(folder, dataset, home_folder(), engine)
     if json:
         print_json(found)
     else:
-        typer.echo("\n".join(f"{name:14} {value:.4f}" for name, value in found.items()))
+        typer.echo("\n".join(f"{name:16} {value:.6g}" for name, value in found.items()))

@@ -42,7 +42,10 @@ from attn_train.sharded_checkpoint import Held, Parts, read_shards, read_whole, 
 from attn_train.tasks.base import (
     Dataset,
     after_update,
+    auxiliary_losses,
     batch_weight,
+    count_load,
+    counting,
     derived,
     left_out,
     on_host,
@@ -55,8 +58,8 @@ from attn_train.weight_average import WeightAverage
 
 Read = TypeVar("Read")
 NAMED = 5
-NO_DIGEST = torch.tensor([], dtype=torch.uint8)
 """The number of weights that are named in a message."""
+NO_DIGEST = torch.tensor([], dtype=torch.uint8)
 
 
 class Reporter(Protocol):
@@ -84,23 +87,8 @@ class Reporter(Protocol):
         ...
 
 
-class NullReporter:
+class NullReporter(Reporter):
     """A reporter that discards everything."""
-
-    def heartbeat(self) -> None:
-        """Do nothing."""
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Do nothing."""
-
-    def checkpoint(self, step: int, where: str, size: int) -> None:
-        """Do nothing."""
-
-    def log(self, text: str) -> None:
-        """Do nothing."""
-
-    def flush(self) -> None:
-        """Do nothing."""
 
 
 class TrainingDiverged(UserError):  # noqa: N818 - named, as all errors here, for what happened
@@ -450,23 +438,29 @@ class Trainer:
     def _accumulated(self) -> Tensor:
         """Compute the batches of a step and accumulate their gradients; return the mean loss, as of one large batch."""
         batches = [self._task.next_batch() for _ in range(self.config.optimizer.gradient_accumulation_steps)]
-        several = len(batches) > 1 or self._group.workers > 1
         # At least 1, as all targets of a step may be ignored: its loss is 0 then.
-        everything = max(1, sum(batch_weight(self._task, batch) for batch in batches)) if several else 1
+        everything = max(1, sum(batch_weight(self._task, batch) for batch in batches))
         total = torch.zeros((), device=self._device)
         if self._halves is not None:
             self._halves.refresh()
-        for batch in batches:
-            mine = self._group.share(batch)
-            there = to_device(mine, self._device, on_host(self._task))
+        parts = [self._group.share(batch) for batch in batches]
+        if len(parts) > 1:
+            count_load(self.model, lambda: [self._loss(part, 1.0) for part in parts])
+        for part in parts:
             with self._group.updating():
-                with forward_precision(self.config.precision, self._device, self._halves):
-                    loss = self._task.loss(self.model, there)
-                if several:
-                    loss = loss * (batch_weight(self._task, mine) / everything)
+                loss = self._loss(part, batch_weight(self._task, part) / everything)
                 loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
         return self._group.summed(total)
+
+    def _loss(self, part: tuple[Tensor, ...], share: float) -> Tensor:
+        """Return the loss of a part of a step's batch, with the auxiliary losses; `share` is its share of the step."""
+        there = to_device(part, self._device, on_host(self._task))
+        with counting(self.model, there), forward_precision(self.config.precision, self._device, self._halves):
+            loss = self._task.loss(self.model, there)
+            extra = auxiliary_losses(self.model, share)
+            loss = loss if share == 1 else loss * share
+            return loss + extra if isinstance(extra, Tensor) else loss
 
     def _speed(self) -> dict[str, float]:
         speed = (self._task.tokens - self._throughput.tokens) / self._throughput.seconds

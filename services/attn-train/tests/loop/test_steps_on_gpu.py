@@ -10,7 +10,7 @@ import pytest
 import torch
 from attn_schema.training import TrainingConfig
 from attn_testing.pretend_cuda import PretendCuda, PretendCudaTensor
-from attn_train.tasks.base import VALIDATION_ROWS
+from attn_train.tasks.base import validation_windows
 from attn_train.tasks.language_modeling import TextDataset
 from attn_train.trainer import NullReporter, Trainer
 from pretended_steps import LAYERS, MODELS, PRODUCTS, Seen, gpu, stepped
@@ -146,8 +146,9 @@ def test_an_evaluation_attends_by_fused_kernels_and_waits_once_a_batch_for_its_l
     training = trainer(name)
     with Seen() as seen:
         found = training._validation_losses(NullReporter())
-    parts = -(-VALIDATION_ROWS // training.config.optimizer.batch_size)
-    batches = training.config.evaluation.eval_batches * parts
+    text, config = training._task._text.validation, training.config
+    windows = validation_windows(len(text) - 1, config.evaluation.eval_batches, config.model.sequence_length)
+    batches = -(-len(windows) // config.optimizer.batch_size)
     assert "validation_loss" in found
     assert gpu.syncs == Counter({"item": batches})
     assert gpu.copies == 2 * batches

@@ -7,7 +7,7 @@ import gzip
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_models.loading.encoders import load_tagger
+from attn_models.loading.encoders import load_classifier
 from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.treebank import heads_of_pieces, load_tags, read_sentences, treebank_files
 from attn_train.records import StopFlag
@@ -101,7 +101,7 @@ def test_tags_are_learned_and_the_folder_tags_alike(treebank, record, tmp_path, 
     model = build_model(config, dataset)
     Trainer(model, dataset, config).run(record(), StopFlag())
     assert dataset.task(config).final_metrics(model, lambda: None) == {"accuracy": 1.0}
-    again, names, tokenizer = load_tagger(dataset.save(tmp_path / "m", model))
+    again, names, tokenizer = load_classifier(dataset.save(tmp_path / "m", model))
     assert names == dataset.names
     assert tokenizer.encode("dogs run") == dataset.tokenizer.encode("dogs run")
     batch = collate(dataset.validation)

@@ -13,7 +13,8 @@ BATCHES = 2
 
 
 @pytest.mark.parametrize("made", EVERY, ids=lambda made: made.__name__)
-def test_every_batch_size_measures_the_same_tokens(words, tmp_path, made):
+def test_every_batch_size_measures_the_same_tokens(words, tmp_path, monkeypatch, made):
+    monkeypatch.setattr("attn_train.tasks.base.VALIDATION_TOKENS", 100)
     model_config, dataset = made(words, tmp_path)
 
     def measured(batch_size, accumulated=1):

@@ -17,6 +17,7 @@ from attn_train.data.treebank import load_tags, read_sentences, tokenize_sentenc
 from attn_train.model import configured
 from attn_train.tasks.instruction_tuning import chat_dataset
 from attn_train.tasks.language_modeling import tokenize
+from attn_train.tasks.masked_language_modeling import MaskedTextDataset
 from attn_train.tasks.seq2seq import tokenize_pairs
 from attn_train.tasks.token_classification import tagging_accuracy
 from attn_train.worker import build_model
@@ -43,6 +44,40 @@ def test_conversations_are_measured_alike_whatever_the_length_of_training_sequen
     task.validation_loss(model, 10, lambda: None)
     longer = sum(len(chat.inputs) > 12 for chat in dataset.validation)
     assert task.validation_left_out == longer > 0
+
+
+@pytest.mark.parametrize("batches", [1, 3, 100])
+def test_the_same_tokens_of_a_text_are_measured_whatever_the_length_of_training_sequences(
+    words, monkeypatch, bigram, batches
+):
+    """By a model whose prediction depends on one token only; all of a short text is measured, each token once."""
+    monkeypatch.setattr("attn_train.tasks.base.VALIDATION_TOKENS", 90)
+    text, model = tokenize(words), bigram().eval()
+
+    class Copies(torch.nn.Module):
+        """Answers a masked token by what is shown there."""
+
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.linspace(0, 1, 40))
+
+        def encoder(self, tokens):
+            return torch.nn.functional.one_hot(tokens, 40) * self.scale
+
+        def logits(self, rows):
+            return rows
+
+    found, masked = [], []
+    for length in (7, 24, 90, 1000):
+        changed = config(DECODER.replace(max_seq_len=length))
+        found.append(text.task(changed).validation_loss(model, batches, lambda: None))
+        masked.append(MaskedTextDataset.of(text).task(changed).validation_loss(Copies(), batches, lambda: None))
+    assert found == pytest.approx([found[0]] * 4, abs=1e-6)
+    assert masked == pytest.approx([masked[0]] * 4, abs=1e-6)
+    if batches == 100:
+        ids = text.validation.long()
+        whole = torch.nn.functional.cross_entropy(model(ids[None, :-1])[0], ids[1:])
+        assert found[0] == pytest.approx(whole.item(), abs=1e-6)
 
 
 def test_a_text_shorter_than_a_window_is_measured(words):

@@ -138,7 +138,10 @@ OF_TWO = {
     "recurrence-shards": ({"model": {"mechanism": "retnet"}}, {"dp_shard": 2}),
     "shared-kv-heads": ({"model": {"num_layers": 2, "kv_sharing": "cla:2"}}, {"tp": 2}),
     "experts-copies": ({"model": {**MOE, "routing": "mixtral"}}, {}),
-    "experts-shards": ({"model": {**MOE, "routing": "deepseek_v3"}}, {"dp_shard": 2}),
+    "experts-shards": (
+        {"model": {**MOE, "routing": "deepseek_v3"}, "optimizer": {"gradient_accumulation_steps": 2}},
+        {"dp_shard": 2},
+    ),
     "experts-heads": ({"model": {**MOE, "routing": "switch"}}, {"tp": 2}),
     "encoder-decoder-copies": (PAIRS, {}),
     "encoder-decoder-shards": (PAIRS, {"dp_shard": 2}),

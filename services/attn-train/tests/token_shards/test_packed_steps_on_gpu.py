@@ -9,7 +9,7 @@ import torch
 from attn_schema.prepared import prepared_sources
 from attn_schema.training import CheckpointConfig, DataConfig, EvaluationConfig, OptimizerConfig, TrainingConfig
 from attn_testing.pretend_cuda import PretendCudaTensor
-from attn_train.tasks.base import VALIDATION_ROWS
+from attn_train.tasks.base import validation_windows
 from attn_train.tasks.packed import lengths_of, open_prepared
 from attn_train.trainer import NullReporter
 from pretended_steps import LAYERS, MODELS, PRODUCTS, Seen, gpu, stepped
@@ -89,9 +89,9 @@ def test_an_evaluation_waits_once_a_batch_for_its_loss_and_makes_no_gradients(na
     found = training._validation_losses(NullReporter())
     assert "validation_loss" in found
     task, config = training._task, training.config
-    (rows,) = (task._data.reader_of(held, task._context).items for held in task._data.validation_sets().values())
-    rows = min(rows, config.evaluation.eval_batches * VALIDATION_ROWS)
-    batches = -(-rows // config.optimizer.batch_size)
+    (held,) = task._data.validation_sets().values()
+    windows = validation_windows(held.tokens - 1, config.evaluation.eval_batches, task._context)
+    batches = -(-len(windows) // config.optimizer.batch_size)
     assert gpu.syncs == Counter({"item": batches})
     assert gpu.programs["attend_forward"] == batches * LAYERS
     assert not any(gpu.programs[name] for name in BACKWARD)

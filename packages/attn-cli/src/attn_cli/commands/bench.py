@@ -31,7 +31,9 @@ from attn_cli.serving_load import (
 )
 
 app = typer.Typer(
-    no_args_is_help=True, help="Measure the performance of an attn server, or of any with an OpenAI-compatible API."
+    add_completion=False,
+    no_args_is_help=True,
+    help="Measure the performance of an attn server, or of any with an OpenAI-compatible API.",
 )
 
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)

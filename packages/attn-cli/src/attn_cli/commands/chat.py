@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from attn_schema.text_client import TextClient
 from msgspec import Meta
 
 from attn_cli.commands.conversation import Conversation
-from attn_cli.commands.options import Images, LocalClient, ModelHere, read_images, writer_for
+from attn_cli.commands.options import Images, LocalClient, ModelHere, described, read_images, writer_for
 from attn_cli.conversations import FORMAT, ConversationStore, KeptConversation, KeptTurn
 
 MAX_NEW_TOKENS = 512
@@ -67,7 +68,7 @@ class Keeper:
 @with_flags
 def chat_command(
     *,
-    served: Annotated[str | None, typer.Argument(metavar="[SERVED]", help="Name of a server's model.")] = None,
+    served: Annotated[str | None, typer.Argument(metavar="SERVED", help="Name of a server's model.")] = None,
     model: ModelHere = None,
     system: Annotated[str | None, typer.Option(help="System message before the conversation.")] = None,
     image: Images = None,
@@ -79,7 +80,7 @@ def chat_command(
     """Chat with a model: one that runs on this machine without a server or, if SERVED is given, a server's model.
 
     Each line is a message. Ctrl-C stops an answer; at the prompt, Ctrl-C or Ctrl-D ends the conversation; `/new` starts
-    another. `/image FILE` adds an image to the next message, for vision-language models; `--image` to the first.
+    another; `/image FILE` adds an image to the next message, for vision-language models; `--image` to the first.
     Conversations are saved in $ATTN_HOME/conversations, readable only by you; `--resume` continues one.
     Engine options apply only to a model that runs on this machine. By default an answer has at most 512 tokens.
 
@@ -136,6 +137,7 @@ def talk(
     """
     if sampling.max_new_tokens is None:
         sampling = sampling.replace(max_new_tokens=MAX_NEW_TOKENS)
+    described(writer, name, sampling, chat=True)
     conversation = Conversation(writer, name, sampling, before, keeper.keep if keeper else None)
     person = sys.stdin.isatty()
     if person:
@@ -151,6 +153,9 @@ def talk(
             conversation.forget()
             if keeper is not None:
                 keeper.begin_anew()
+        elif (command := re.match(r"/\w+(?=\s|$)", line)) is not None:
+            known = f"{FORGET}, {LEAVE}, {SHOW}FILE"
+            typer.echo(f"attn: unknown command {command[0]!r}; known: {known}; a message begins with a space", err=True)
         elif line.strip():
             conversation.answer(line, _write, shown)
             shown.clear()

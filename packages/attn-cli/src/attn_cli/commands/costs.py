@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from dataclasses import dataclass, replace
@@ -12,9 +13,11 @@ import typer
 from attn_core import (
     Capability,
     Cost,
+    Field,
     Mechanism,
     MechanismConfig,
     Shape,
+    Slot,
     StateSpecs,
     Step,
     installed,
@@ -44,10 +47,39 @@ from attn_cli.output import human_bytes, human_count, print_facts
 from attn_cli.pictures import draw_curves
 
 CURVES = {"allowed_flops": "FLOPs of a forward pass", "state_bytes": "bytes of state"}
-COUNTS = {"weights": "parameters", "flops": "flops", "allowed": "allowed_flops"}
+COUNTS = {
+    "weights": "parameters",
+    "flops": "flops",
+    "allowed": "allowed_flops",
+    "in sequence": "sequential_operations",
+}
 TRAINING = "compare-training"
 """The command that compares by training, in a package that may not be installed."""
 SIZES = {"state": "state_bytes", "per token": "state_bytes_per_token"}
+
+
+KERNEL = 3
+"""The number of tokens that a convolution reads."""
+
+
+def lstm(sizes: Sizes, length: int) -> tuple[Cost, int, int]:
+    """The cost of an LSTM layer as wide as its input, the elements of its state, h and c, and the operations that must
+    wait for one another: a step for each token (Vaswani et al. 2017, table 1)."""
+    width = sizes.hidden_size
+    flops = length * 2 * 8 * width**2
+    return Cost(flops=flops, allowed_flops=flops, parameters=8 * width**2 + 8 * width), 2 * width, length
+
+
+def convolution(sizes: Sizes, length: int) -> tuple[Cost, int, int]:
+    """As `lstm`, of a convolution of `KERNEL` tokens, which computes all tokens at once; its state is the last ones."""
+    width = sizes.hidden_size
+    flops = length * 2 * KERNEL * width**2
+    parameters = KERNEL * width**2 + width
+    return Cost(flops=flops, allowed_flops=flops, parameters=parameters), (KERNEL - 1) * width, 1
+
+
+WITHOUT_ATTENTION = {"lstm": lstm, "convolution": convolution}
+"""The layers without attention that `attn compare` also prices."""
 
 
 class CompareCommand(FlagCommand):
@@ -73,7 +105,10 @@ compare_app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @compare_app.command(name="compare", cls=CompareCommand)
 def compare_command(
-    names: Annotated[list[str], typer.Argument(help="Names of mechanisms; see `attn list mechanisms`.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Names of mechanisms, as in `attn list mechanisms`, or lstm or convolution."),
+    ],
     seq: Annotated[str, typer.Option(metavar="N,N,...", help="Sequence lengths in tokens.")] = "1024,4096,16384",
     hidden_size: HiddenSize = 512,
     num_heads: NumHeads = 8,
@@ -90,6 +125,8 @@ def compare_command(
 
     Example: `attn compare mha sliding_window linear --seq 1024,16384 --draw curves.png`. `--num-kv-heads` applies
     only to mechanisms that can share key/value heads; a mechanism without a causal form is priced as bidirectional.
+    "In sequence" are the operations that must wait for one another: an LSTM's steps, or a sort's; 1 where all tokens
+    are computed at once.
 
     With `--train NAMES --budget flops=1e12`, mechanisms are trained with equal budgets and compared: see
     `attn compare --train mha --help`.
@@ -119,11 +156,17 @@ def priced(names: list[str], sizes: Sizes, lengths: list[int], dtype: str) -> li
 
 def row(name: str, sizes: Sizes, length: int, dtype: str) -> dict[str, Any]:
     """The costs of one mechanism at one length."""
-    mechanism = installed().mechanisms.get(name)
-    fitted = own_groups(supported_sizes(sizes, mechanism), mechanism, {})
-    facts = price(mechanism, fitted.config(mechanism, {}), length, dtype)
+    if name in WITHOUT_ATTENTION and name not in installed().mechanisms.names():
+        cost, elements, waiting = WITHOUT_ATTENTION[name](sizes, length)
+        state = state_bytes({"state": Slot(fields={"h": Field((elements,))})}, tokens=length, dtype=dtype)
+        facts = dataclasses.asdict(cost) | {"tokens": length, "state_bytes": state, "state_bytes_per_token": 0}
+    else:
+        mechanism = installed().mechanisms.get(name)
+        fitted = own_groups(supported_sizes(sizes, mechanism), mechanism, {})
+        facts = price(mechanism, fitted.config(mechanism, {}), length, dtype)
+        waiting = mechanism.sequential_operations(length)
     kept = ("tokens", "parameters", "flops", "allowed_flops", "state_bytes", "state_bytes_per_token")
-    return {"name": name} | {key: facts[key] for key in kept}
+    return {"name": name} | {key: facts[key] for key in kept} | {"sequential_operations": waiting}
 
 
 def curves(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:

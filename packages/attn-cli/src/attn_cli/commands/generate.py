@@ -24,7 +24,7 @@ from attn_schema import (
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, detail, print_json
 
-from attn_cli.commands.options import Images, ModelHere, read_images, writer_for
+from attn_cli.commands.options import Images, ModelHere, described, read_images, writer_for
 
 WORDS_HELP = "Name of a server's model (see `attn models list`) unless --model is given, and the prompt; - reads it."
 
@@ -63,6 +63,7 @@ def generate_command(
     asked = _prompt(text, system, encoder_prompt, read_images(image or ()), chat=chat)
     with ExitStack() as stack:
         writer = writer_for(stack, local=model is not None, connection=connection, engine=engine)
+        described(writer, name, sampling)
         deltas = writer.generate(name, asked, sampling, timeout=timeout)
         # Closing cancels the request, on a server too; also at Ctrl-C.
         with closing(deltas):

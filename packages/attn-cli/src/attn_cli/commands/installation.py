@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -16,9 +18,11 @@ from attn_core.plugins.hooks import Finding
 from attn_core.plugins.loader import PluginStatus
 from attn_core.plugins.registry import Registry
 from attn_schema.cores import usable_cores
+from attn_schema.home import home_folder
 from attn_schema.output import Json, print_json, print_rows, print_table
 
 from attn_cli.main import FlagCommand, FlagGroup
+from attn_cli.output import human_bytes
 from attn_cli.recipe import recipe_names, recipe_summary
 
 
@@ -199,12 +203,25 @@ def own_findings() -> list[Finding]:
     findings = [
         Finding(subject="python", ok=python, detail=f"{platform.python_version()}, {usable_cores()} cores"),
         _torch(),
+        _home(),
     ]
     for record in installed().plugins:
         ok = record.status in (PluginStatus.OK, PluginStatus.NOT_SELECTED)
         detail = f"{record.version} {record.status}" + (f": {record.reason}" if record.reason else "")
         findings.append(Finding(subject=record.full_name, ok=ok, detail=detail))
     return findings
+
+
+def _home() -> Finding:
+    """Whether files can be written where models and jobs are kept, which may not exist yet."""
+    home = home_folder()
+    nearest = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            free = human_bytes(shutil.disk_usage(nearest).free)
+    except OSError as error:
+        return Finding(subject="home", ok=False, detail=f"{home} cannot be written: {error.strerror}; see ATTN_HOME")
+    return Finding(subject="home", ok=True, detail=f"{home}, {free} free")
 
 
 def _torch() -> Finding:

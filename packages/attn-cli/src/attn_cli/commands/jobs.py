@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 from attn_schema import ConnectionOptions
 from attn_schema.flags import with_flags
@@ -13,8 +14,9 @@ from attn_schema.training import JobEvent, TrainingJob
 
 from attn_cli.commands.follow import follow
 from attn_cli.commands.options import connect
+from attn_cli.output import print_facts
 
-app = typer.Typer(no_args_is_help=True, help="The training jobs of a server.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="The training jobs of a server.")
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job; see `attn jobs list`.")]
 
 
@@ -32,10 +34,14 @@ def list_command(*, json: Json = False, connection: ConnectionOptions) -> None:
 
 @app.command("show")
 @with_flags
-def show_command(*, job: JobId, connection: ConnectionOptions) -> None:
-    """Show all fields of a job, as JSON."""
+def show_command(*, job: JobId, json: Json = False, connection: ConnectionOptions) -> None:
+    """Show a job: its state, its newest metrics, and what its config gives."""
     with connect(connection) as client:
-        print_json(client.jobs.get(job))
+        found = client.jobs.get(job)
+    if json:
+        print_json(found)
+    else:
+        print_facts({name: value for name, value in _row(found).items() if value} | _given(msgspec.to_builtins(found)))
 
 
 @app.command("watch")
@@ -113,6 +119,17 @@ def metrics_command(*, job: JobId, connection: ConnectionOptions) -> None:
                     print_json({"event": update.id, "attempt": update.attempt, "step": found.step} | found.values)
                 if update.id >= end:
                     break
+
+
+def _given(values: dict[str, Any], within: str = "") -> dict[str, Any]:
+    """The values that are not empty by their paths, such as config.data.dataset."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= _given(value, f"{within}{name}.")
+        elif value not in (None, [], ""):
+            found[f"{within}{name}"] = value
+    return found
 
 
 def _row(job: TrainingJob) -> dict[str, str]:

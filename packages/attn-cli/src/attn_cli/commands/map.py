@@ -91,7 +91,7 @@ def map_command(
             }
         )
         return
-    from attn_cli.drawing import draw
+    from attn_schema.drawing import draw
 
     draw(drawn, name, out)
     typer.echo(f"{len(drawn.heads)} heads of layer {drawn.layer}: {out.resolve()}")

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 from attn_core import Mechanism, MechanismConfig, installed
 from attn_core.computation import WholeCall
-from attn_core.errors import Incompatible, InvalidValue, MissingPackage
+from attn_core.errors import Incompatible, InvalidValue, MissingPackage, how_to_install
 from attn_core.kernels.rowwise import ROW_FORMS
 from attn_core.options import parse_options
 from attn_core.states import dtype_name
 from attn_schema.device import DEVICES
-from attn_schema.output import Json, note, print_json, print_rows
+from attn_schema.output import Json, note, print_json, print_rows, waiting
 
 from attn_cli.equations import as_text as equation_text
 from attn_cli.facts import (
@@ -86,7 +86,9 @@ def show_command(
     if draw is not None:
         draw_grid(view_of(mechanism, sketched, DRAWN, shown), mechanism.name, draw)
     kernels = verdicts(mechanism, config, WholeCall(dtype=dtype_name(dtype), tokens=seq))
-    facts = describe(mechanism) | {"padding": padding_statement(mechanism, config)}
+    facts = describe(mechanism)
+    facts["options"] = {name: getattr(config, name) for name in facts["options"]}
+    facts |= {"padding": padding_statement(mechanism, config)}
     facts |= price(mechanism, config, seq, dtype)
     facts |= {"weights": weights_statement(mechanism), "kernels": kernels}
     if json:
@@ -234,7 +236,7 @@ def beyond_a_step(call: WholeCall) -> bool:
 
 def show(found: list[dict[str, Any]], *, json: bool) -> None:
     """Print the verdicts as a table or as JSON."""
-    empty = "no kernel is installed; pip install attn-variants"
+    empty = f"no kernel is installed; {how_to_install('attn-variants')}"
     print_rows(found if json else [row | {"cost": _short(row["cost"])} for row in found], empty, json=json)
 
 
@@ -262,7 +264,8 @@ def check_command(
     except ModuleNotFoundError as error:
         raise MissingPackage.of("attn-testing", "attn check") from error
     longest = {} if tokens is None else {"tokens": tokens}
-    results = check(installed().mechanisms.get(name), parse_options(option), **longest)
+    with waiting(f"checking {name}"):
+        results = check(installed().mechanisms.get(name), parse_options(option), **longest)
     rows = [
         {
             "law": result.law,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -34,7 +35,9 @@ class ModelGroup(TyperGroup):
 
 
 PULL = "pull"
-app = typer.Typer(cls=ModelGroup, no_args_is_help=True, help="The models of a server, and of this machine.")
+app = typer.Typer(
+    cls=ModelGroup, add_completion=False, no_args_is_help=True, help="The models of a server, and of this machine."
+)
 
 
 @app.command("list")
@@ -166,11 +169,12 @@ def export_command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `attn models local` lists, or a folder.")],
     target: Annotated[
         Path | None,
-        typer.Argument(metavar="[OUT]", help="The folder or file to write; by default named as the model."),
+        typer.Argument(metavar="OUT", help="The folder or file to write; by default named as the model."),
     ] = None,
     to: Annotated[str, typer.Option(help="hf (a folder for transformers), gguf, onnx or safetensors.")] = "hf",
     quantization: Annotated[
-        str | None, typer.Option(help="Type of a GGUF file's matrices: f32, f16 (the default), q8_0 or q4_k.")
+        str | None,
+        typer.Option(help="Type of GGUF matrices: f32, f16 (the default), q8_0, q6_k, q5_k or q4_k."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file or model folder at OUT.")] = False,
     json: Json = False,
@@ -182,15 +186,94 @@ def export_command(
 
     Examples: `attn models export shakespeare`, `attn models export shakespeare --to gguf --quantization q8_0`
     """
-    path, layout = _store().export(model, target, to, quantization=quantization, overwrite=overwrite)
+    _answer(_store().export(model, target, to, quantization=quantization, overwrite=overwrite), json=json)
+
+
+@app.command("quantize")
+def quantize_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `attn models local` lists, or a folder.")],
+    text: Annotated[Path, typer.Option(help="A text like those that the model will read; its last fifth is judged.")],
+    target: Annotated[
+        Path | None,
+        typer.Argument(metavar="[OUT]", help="The folder or file to write; by default named as the model."),
+    ] = None,
+    to: Annotated[
+        str, typer.Option(help="gptq or awq (a folder), q4_k, q5_k or q6_k (a GGUF file with an importance matrix).")
+    ] = "q4_k",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file or model folder at OUT.")] = False,
+    json: Json = False,
+) -> None:
+    """Store the weights of a model in fewer bits, with the errors where a text needs the weights least.
+
+    Prints the type of each kind of matrix, and the perplexity of the text's last fifth before and after.
+
+    Example: `attn models quantize smollm2-135m-instruct --text play.txt --to gptq`
+    """
+    _answer(_store().quantize(model, target, to, text, overwrite=overwrite), json=json)
+
+
+def _answer(done: dict[str, Any], *, json: bool) -> None:
+    """Print where a written model is, its layout, the types of its matrices and its perplexities."""
     if json:
-        print_json({"path": str(path), "layout": layout})
+        print_json({**done, "path": str(done["path"])})
+        return
+    typer.echo(f"{done['path']} ({done['layout']})" if done["layout"] else str(done["path"]))
+    kinds: dict[str, list[str]] = {}
+    for kind, found in done["types"].items():
+        kinds.setdefault(found, []).append(kind)
+    for found, names in kinds.items():
+        typer.echo(f"{found}: {', '.join(names)}")
+    if "perplexity_before" in done:
+        typer.echo(f"perplexity {done['perplexity_before']:.4f} -> {done['perplexity_after']:.4f}")
+
+
+@app.command("check")
+def check_command(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model of this machine, a folder, a GGUF file, or OWNER/REPO.")
+    ],
+    json: Json = False,
+) -> None:
+    """Say whether and how a model would load, from its config and the headers of its files alone.
+
+    Prints family, size, cache, the fastest decoding that memory allows, and whose tokens it gets; of a repository no
+    weights are fetched. The exit code is 1 if it would not load.
+
+    Examples: `attn models check HuggingFaceTB/SmolLM2-135M-Instruct`, `attn models check model.gguf`
+    """
+    if not _describe(model, json=json):
+        raise typer.Exit(1)
+
+
+@app.command("show")
+def show_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `attn models local` lists, or a folder.")],
+    json: Json = False,
+) -> None:
+    """Show what is known of a model of this machine: how it is built, its sizes, and whose tokens it gets.
+
+    Example: `attn models show smollm2-135m-instruct`
+    """
+    _describe(model, json=json)
+
+
+def _describe(model: str, *, json: bool) -> bool:
+    """Print what is known of a model; returns whether it would load."""
+    checked = _store().check(model)
+    if json:
+        print_json(asdict(checked))
     else:
-        typer.echo(f"{path} ({layout})" if layout else str(path))
+        for name, said in checked.rows().items():
+            typer.echo(f"{name:<11} {said}")
+    return checked.refused is None
 
 
 class LocalStore(Protocol):
     """The store of the models on this machine."""
+
+    def check(self, model: str) -> Any:
+        """What is known of a model before it is loaded: a dataclass with `refused`, and `rows()` for people."""
+        ...
 
     def models(self) -> Sequence[LocalModel]:
         """All models, sorted by name."""
@@ -198,8 +281,12 @@ class LocalStore(Protocol):
 
     def export(
         self, model: str, target: Path | None, to: str, *, quantization: str | None, overwrite: bool
-    ) -> tuple[Path, str]:
-        """Write a model for other programs; returns the path, and the layout or architecture."""
+    ) -> dict[str, Any]:
+        """Write a model for other programs; returns `path`, `layout` (or architecture) and `types` of matrices."""
+        ...
+
+    def quantize(self, model: str, target: Path | None, method: str, text: Path, *, overwrite: bool) -> dict[str, Any]:
+        """Quantise a model; returns what `export` does, and `perplexity_before` and `perplexity_after`."""
         ...
 
     def remove(self, name: str) -> int:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Protocol, Self
 import typer
 from attn_core import installed
 from attn_core.errors import InvalidValue, MissingPackage
-from attn_schema import ConnectionOptions, DeviceConfig, EngineConfig, SamplingParams
+from attn_schema import ConnectionOptions, DeviceConfig, EngineConfig, PromptLike, SamplingParams, SequenceScore
 from attn_schema.flags import flag_fields
+from attn_schema.output import note
 from attn_schema.text_client import TextClient
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class LocalClient(TextClient, AbstractContextManager["LocalClient"], Protocol):
 
     def __enter__(self) -> Self:
         """Return the client itself; leaving the context stops its models."""
+        ...
+
+    def score(self, model: str, prompts: Sequence[PromptLike]) -> list[SequenceScore]:
+        """The log probabilities of the tokens of each sequence."""
         ...
 
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
@@ -87,6 +92,20 @@ def writer_for(stack: ExitStack, *, local: bool, connection: ConnectionOptions, 
     """
     refuse_options_of_the_other(local=local, connection=connection, engine=engine)
     return stack.enter_context(here(engine) if local else connect(connection))
+
+
+def described(client: TextClient, model: str, sampling: SamplingParams, *, chat: bool = False) -> None:
+    """Find a model, which is loaded if it runs here, and say which recommendations of it `sampling` leaves to it.
+
+    Raises `UnknownName` for a model that there is not, and `InvalidValue` for one without a chat template if `chat`.
+    """
+    info = client.model_info(model)
+    if chat and not info.chat:
+        raise InvalidValue.of("model", model, "a model with a chat template; without one: attn generate")
+    wished = {} if info.recommended_sampling is None else info.recommended_sampling.recommendation
+    followed = [f"{name} {value:g}" for name, value in wished.items() if getattr(sampling, name) is None]
+    if followed and sampling.num_beams == 1:
+        note(f"attn: as {model} recommends: {', '.join(followed)}")
 
 
 def refuse_options_of_the_other(*, local: bool, connection: ConnectionOptions, engine: DeviceConfig) -> None:

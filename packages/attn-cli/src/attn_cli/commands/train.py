@@ -12,7 +12,7 @@ import typer
 from attn_schema import ConnectionOptions
 from attn_schema.estimate import JobEstimate
 from attn_schema.flags import with_flags
-from attn_schema.output import Json, print_json, print_table
+from attn_schema.output import Json, print_json, print_table, waiting
 from attn_schema.prepared import PreparedSource
 from attn_schema.training import TrainingConfig
 
@@ -57,7 +57,9 @@ def train_command(
     )
     with connect(connection) as client:
         if dry_run:
-            show_estimate(client.jobs.estimate(config, job_id=job), json=json)
+            with waiting("estimating the job"):
+                estimate = client.jobs.estimate(config, job_id=job)
+            show_estimate(estimate, json=json)
             return
         submitted = client.jobs.submit(config, job_id=job, priority=priority)
         if not detach:

@@ -119,7 +119,7 @@ def _draw(writer: TextClient, name: str, translation: Prompt, path: Path) -> Non
     if path.suffix == ".html":
         AttentionPage([(name, maps)]).save(path)
     else:
-        from attn_cli.drawing import draw
+        from attn_schema.drawing import draw
 
         draw(maps[-1], name, path)
     note(f"attention: {path.resolve()}")

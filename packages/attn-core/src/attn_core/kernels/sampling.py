@@ -3,8 +3,8 @@
 Tokens are drawn with integer weights, so that the result does not depend on the implementation nor on the order of
 summation: with the highest score h, a token of score s has the weight round(2^32 · e^((s - h) · inverse_temperature)),
 where e^x is a polynomial in float32 without fused operations; sums of up to 2^21 such weights are exact in float64.
-`attn_engine.sampler` is the definition, in NumPy; a kernel returns the same tokens. A token whose weight is below one
-half before rounding, e^-22.9 times that of the most likely token, is never drawn.
+All kernels return the same tokens. A token whose weight is below one half before rounding, e^-22.9 times that of the
+most likely token, is never drawn.
 """
 
 from __future__ import annotations
@@ -95,6 +95,6 @@ class SamplingKernel(Kernel[SamplingProblem]):
 
 
 def sampling_kernel(vocab_size: int, device: str) -> SamplingKernel | None:
-    """The kernel for float32 logits on this type of device; None if the caller is to compute the definition."""
+    """The kernel for float32 logits on this type of device; None if torch is to draw."""
     operation: Operation[Any] = Operation(installed().kernels, SamplingKernel)
     return operation.find(vocab_size=vocab_size, device=device)

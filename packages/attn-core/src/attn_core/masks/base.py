@@ -18,6 +18,7 @@ from operator import or_
 from typing import Any, ClassVar, Self
 
 from attn_core.checks import keep_tuples, require_no_module
+from attn_core.display import mask_card
 from attn_core.errors import InvalidValue
 from attn_core.masks.ranges import Runs, complement, intersect, of_keys, size, unite
 from attn_core.masks.reach import Reach
@@ -126,6 +127,9 @@ class Mask(ABC):
     def __invert__(self) -> Mask:
         return Not(self)
 
+    def _repr_html_(self) -> str:
+        return mask_card(self)
+
 
 @dataclass(frozen=True)
 class Pair(Mask):
@@ -180,9 +184,12 @@ class Pair(Mask):
         return sum(self.of_head(head).count(queries, keys) for head in range(self.heads))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Both(Pair):
     """Allows the pairs that both masks allow."""
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({part!r})" if isinstance(part, Either) else repr(part) for part in self.parts)
 
     def allows(self, query: Positions, key: Positions) -> Any:
         return self.one.allows(query, key) & self.other.allows(query, key)
@@ -210,9 +217,12 @@ class Both(Pair):
         return intersect(self.one.runs(query, keys), self.other.runs(query, keys))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Either(Pair):
     """Allows the pairs that at least one of the masks allows."""
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.parts))
 
     def allows(self, query: Positions, key: Positions) -> Any:
         return self.one.allows(query, key) | self.other.allows(query, key)
@@ -236,12 +246,15 @@ class Either(Pair):
         return unite(self.one.runs(query, keys), self.other.runs(query, keys))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Not(Mask):
     """Allows the pairs that the mask does not allow."""
 
     mask: Mask
     kind = "composite"
+
+    def __repr__(self) -> str:
+        return f"~({self.mask!r})" if isinstance(self.mask, Pair) else f"~{self.mask!r}"
 
     def allows(self, query: Positions, key: Positions) -> Any:
         # `^ True` negates Python booleans and boolean tensors alike; `~True` would be -2.

@@ -24,13 +24,16 @@ class BigBird(Mask):
     nor global are divided into `random` equal shares, of each of which `seed` draws one block per row, so that the
     random blocks never overlap with those nor with each other. They depend on the number of keys `length` (see `over`)
     and on the `head` (see `of_head`). Up to (5 + 2 random) blocks of keys, every query sees all, as in the authors'
-    code.
+    code. Without `window` a query sees its own block instead of three, and without `ends` no block is global; then
+    short sequences are not dense (the paper's table 1).
     """
 
     block: int = 64
     random: int = 3
     seed: int = 0
     number_of_heads: int = 1
+    window: bool = True
+    ends: bool = True
     head: int | None = None
     length: Positions | None = None
     kind = "big_bird"
@@ -58,13 +61,15 @@ class BigBird(Mask):
     @property
     def dense_below(self) -> int:
         """The largest number of keys for which every query sees all keys."""
-        return (5 + 2 * self.random) * self.block
+        return (5 + 2 * self.random) * self.block if self.window and self.ends else 0
 
     def allows(self, query: Positions, key: Positions) -> Any:
         length = told("big_bird.length", self.length)
         row, column, last = query // self.block, key // self.block, (length - 1) // self.block
         near = (column - row <= 1) & (row - column <= 1)
-        seen = near | (column == 0) | (column == last) | (row == 0) | (row == last)
+        seen = near if self.window else column == row
+        if self.ends:
+            seen = seen | (column == 0) | (column == last) | (row == 0) | (row == last)
         inner = (column >= 1) & (column < last) & (row >= 1) & (row < last) & (near ^ True)
         # Blocks that may be drawn are ranked: those right of the window move up by the excluded blocks.
         rank = column - 1 - (column > row) * self._num_excluded(row, last)
@@ -79,13 +84,14 @@ class BigBird(Mask):
     def runs_of_row(self, row: int, keys: int, length: int) -> Runs:
         """The keys, of `keys` in all, that every query of a row of blocks sees in a sequence of `length`."""
         last = (length - 1) // self.block
-        if length <= self.dense_below or row in {0, last}:
+        if length <= self.dense_below or (self.ends and row in {0, last}):
             return run(0, keys)
-        columns = {0, last, row - 1, row, row + 1}
+        columns = ({0, last} if self.ends else set()) | ({row - 1, row, row + 1} if self.window else {row})
         for share in range(self.random if 0 < row < last else 0):
             rank = self._drawn_rank(row, last, share)
-            column = rank + 1
-            columns.add(column if column < row - 1 else column + self._num_excluded(row, last))
+            column = rank + 1 if rank + 1 < row - 1 else rank + 1 + self._num_excluded(row, last)
+            if 0 < column < last and abs(column - row) > 1:
+                columns.add(column)
         places = sorted(column for column in columns if 0 <= column <= last)
         return merged((column * self.block, min(keys, (column + 1) * self.block)) for column in places)
 

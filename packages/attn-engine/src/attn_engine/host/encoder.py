@@ -70,7 +70,7 @@ class EncoderHost(ModelHost):
         config, parameter = model.config, next(model.parameters())
         return ModelInfo(
             architecture="encoder",
-            mechanisms=config.mechanisms,
+            mechanisms=tuple(dict.fromkeys(config.mechanisms)),
             num_parameters=self._encoder.parameters,
             max_seq_len=config.max_seq_len,
             vocab_size=config.vocab_size,

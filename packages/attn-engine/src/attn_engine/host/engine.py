@@ -9,7 +9,16 @@ from pathlib import Path
 import torch
 from attn_core.errors import Incompatible, InvalidValue, cleaning_up
 from attn_models.loading import LoadedModel
-from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, EngineStats, ModelInfo, Prompt, Tokenization
+from attn_schema import (
+    AttentionMap,
+    AttentionMapsRequest,
+    EngineConfig,
+    EngineStats,
+    ModelInfo,
+    Prompt,
+    SamplingParams,
+    Tokenization,
+)
 
 from attn_engine.build import build_engine
 from attn_engine.client import TextTask
@@ -17,7 +26,7 @@ from attn_engine.host.adapters import LoadedAdapters
 from attn_engine.host.attention_maps import compute_maps
 from attn_engine.host.host import Deliver, ModelHost, with_process
 from attn_engine.host.image_rows import ImageRows
-from attn_engine.host.loading import load_draft_model, quantization_of, use_kernel
+from attn_engine.host.loading import load_draft_model, quantization_of, recommended_sampling, use_kernel
 from attn_engine.host.memory import explain_too_small, with_kv_cache_memory
 from attn_engine.host.rank_processes import local_ranks
 from attn_engine.host.ranks import RankGroup, load_part, rank_threads, require_tensor_parallel
@@ -64,6 +73,7 @@ class EngineHost(ModelHost):
         if self._ranks is not None:
             self._ranks.wait_until_ready(self._loaded.device)
         use_kernel(model, config.kernel)
+        self._recommended = recommended_sampling(self._loaded)
         self._images = ImageRows.of(self._loaded)
         self._tokenizer = PromptTokenizer(
             tokenizer,
@@ -92,6 +102,7 @@ class EngineHost(ModelHost):
             mechanisms=tuple(dict.fromkeys(mechanisms)),
             num_parameters=self._loaded.parameters,
             max_seq_len=model.max_seq_len,
+            max_encoder_len=self._loaded.max_encoder_len or 0,
             vocab_size=model.vocab_size,
             num_layers=len(mechanisms),
             num_heads=getattr(self._loaded.config, "num_heads", 0),
@@ -100,6 +111,7 @@ class EngineHost(ModelHost):
             device=str(parameter.device),
             chat=self._tokenizer.chat,
             note=self._note,
+            recommended_sampling=self._recommended if self._recommended.recommendation else None,
         )
 
     def submit(self, task: TextTask, state: PromptState | None = None) -> None:
@@ -111,13 +123,15 @@ class EngineHost(ModelHost):
         self._loop.submit(self._request(task).prefill())
 
     def _request(self, task: TextTask, state: PromptState | None = None) -> Request:
-        prompt = self._tokenizer.with_images(task.prompt)
+        prompt, params = self._tokenizer.with_images(task.prompt), task.params
+        if isinstance(params, SamplingParams):
+            params = params.resolved(self._recommended.recommendation)
         return Request(
             id=task.id,
             token_ids=prompt.token_ids,
             prompt_embeddings=None if self._images is None else self._images.embeddings(prompt),
             encoder_token_ids=self._tokenizer.encoder_ids(task.prompt),
-            params=task.params,
+            params=params,
             bad_words=self._tokenizer.words(task.params),
             deadline=None if task.timeout is None else time.monotonic() + task.timeout,
             scope=task.tenant,

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core.errors import Incompatible
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from attn_core.models import LanguageModel
 from attn_models.loading import LoadedModel, load_draft
-from attn_schema import EngineConfig
+from attn_models.tokenizers.settings import GENERATION_NAME
+from attn_schema import EngineConfig, SamplingParams
 
 
 def quantization_of(model: Any) -> str:
@@ -47,6 +48,14 @@ def use_kernel(model: Any, name: str | None) -> None:
         detail = " ".join(str(error).split())[:200]
         message = f"{device} lacks an operation that this model needs; use device cpu: {detail}"
         raise Incompatible(message, field="device", device=device) from error
+
+
+def recommended_sampling(loaded: LoadedModel) -> SamplingParams:
+    """What the folder's generation_config.json recommends; raises `CheckpointInvalid` for bad values."""
+    try:
+        return SamplingParams.recommended(loaded.generation)
+    except InvalidValue as error:
+        raise CheckpointInvalid.of(GENERATION_NAME, error.message) from error
 
 
 def load_draft_model(served: LoadedModel, config: EngineConfig) -> LanguageModel | None:

@@ -43,12 +43,22 @@ def embedding_of(model: nn.Module) -> nn.Embedding:
 
 def next_token_score(model: nn.Module, tokens: Tensor, target: int) -> Score:
     """The log-probability of the token `target` after tokens [tokens], as a function of their embeddings."""
+    return _log_probability(model, tokens, -1, target)
+
+
+def label_score(model: nn.Module, tokens: Tensor, label: int) -> Score:
+    """The log-probability of a text classifier's `label` of tokens [tokens], as a function of their embeddings."""
+    return _log_probability(model, tokens, 0, label)
+
+
+def _log_probability(model: nn.Module, tokens: Tensor, row: int, target: int) -> Score:
+    """The log-probability of the class `target` in a row of the logits [batch, rows, classes]."""
     embedding = embedding_of(model)
 
     def score(rows: Tensor) -> Tensor:
         with replaced_embeddings(embedding, rows):
             logits = model(tokens[None].expand(len(rows), -1))
-        return torch.log_softmax(logits[:, -1].float(), -1)[:, target]
+        return torch.log_softmax(logits[:, row].float(), -1)[:, target]
 
     return score
 

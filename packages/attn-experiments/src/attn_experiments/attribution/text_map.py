@@ -11,7 +11,8 @@ from rich.text import Text
 
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{title}</title>
-<style>body{{font:16px/1.9 sans-serif;margin:2em}}span{{padding:.15em .1em;white-space:pre-wrap}}
+<style>body{{font:16px/1.3 sans-serif;margin:2em}}small{{display:block;font-size:.7em}}
+span{{display:inline-block;margin:.15em 0;padding:.1em .2em;text-align:center;white-space:pre}}
 th{{text-align:left;font-weight:normal;color:#555;padding-right:1em;vertical-align:top;white-space:nowrap}}</style>
 <h1 style="font-size:1.1em">{title}</h1><p>{caption}</p><table>
 {rows}
@@ -48,13 +49,13 @@ def visible(token: str) -> str:
 
 
 def as_html(tokens: Sequence[str], methods: Mapping[str, Sequence[float]], title: str, caption: str) -> str:
-    """An HTML page with the text once for each method, and each token's number in a tooltip. Texts are escaped."""
+    """An HTML page with the text once for each method, and each token's number below it. Texts are escaped."""
     rows = []
     for name, shares in methods.items():
         words = []
         for token, share, intensity in zip(tokens, shares, intensities(shares), strict=True):
             red, green, blue = colour(intensity)
-            style, tip = f"background:rgb({red},{green},{blue})", f"{share:.4g}"
-            words.append(f'<span style="{style}" title="{tip}">{html.escape(visible(token))}</span>')
+            style, number = f"background:rgb({red},{green},{blue})", f"<small>{share:+.2f}</small>"
+            words.append(f'<span style="{style}" title="{share:.4g}">{html.escape(visible(token))}{number}</span>')
         rows.append(f"<tr><th>{html.escape(name)}</th><td>{''.join(words)}</td></tr>")
     return PAGE.format(title=html.escape(title), caption=html.escape(caption), rows="\n".join(rows))

@@ -132,7 +132,7 @@ def residuals(settings: Settings) -> Result:
     for name, residual in (("with residuals", True), ("without", False)):
         runs, ratios, bends = [], [], []
         course: list[float] = []
-        for seed in range(settings.seeds):
+        for seed in settings.runs:
             model = stack(seed, residual=residual)
             ratios.append(gradient_ratio(model))
             course = losses_of(model, steps, 1000 + seed)
@@ -192,7 +192,7 @@ def pre_norm(settings: Settings) -> Result:
     for place in ("pre", "post"):
         for warmup in (0, 50):
             ends = []
-            for seed in range(settings.seeds):
+            for seed in settings.runs:
                 course = losses_of(decoder(seed, norm_place=place), steps, 1000 + seed, warmup=warmup, rate=5e-3)
                 ends.append(sum(course[-10:]) / len(course[-10:]))
             finals[place, warmup] = ends
@@ -212,7 +212,7 @@ def pre_norm(settings: Settings) -> Result:
 def rms_norm(settings: Settings) -> Result:
     """CL-30: RMSNorm in place of LayerNorm, in decoders of twelve blocks."""
     ends: dict[str, list[float]] = {"layer": [], "rms": []}
-    for seed in range(settings.seeds):
+    for seed in settings.runs:
         for norm, found in ends.items():
             course = losses_of(decoder(seed, norm=norm), settings.steps(150), 1000 + seed)
             found.append(sum(course[-10:]) / len(course[-10:]))

@@ -226,7 +226,7 @@ def attention_is_not_explanation(settings: Settings) -> Result:
     steps, tokens = settings.steps(STEPS), texts(TESTED, torch.Generator().manual_seed(7))[0]
     methods: list[Mapping[str, tuple[float, float]]] = []
     numbers: list[dict[str, float]] = []
-    for seed in range(settings.seeds):
+    for seed in settings.runs:
         torch.manual_seed(seed)
         model = AttentionClassifier()
         fit(model, seed, steps)

@@ -23,9 +23,9 @@ def weights_of(mechanism: str, size: int, keys: int, pairs: int, generator: torc
     return found / found.sum(-1, keepdim=True)
 
 
-def variance_with_means(size: int, query_mean: float, key_mean: float, pairs: int) -> tuple[float, float]:
+def variance_with_means(size: int, query_mean: float, key_mean: float, pairs: int, seed: int) -> tuple[float, float]:
     """The measured variance of products of vectors of variance 1 with these means, and d ((1 + μ²)(1 + ν²) - μ²ν²)."""
-    query, key = torch.randn(2, pairs, size, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
+    query, key = torch.randn(2, pairs, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     products = ((query + query_mean) * (key + key_mean)).sum(-1)
     expected = size * ((1 + query_mean**2) * (1 + key_mean**2) - query_mean**2 * key_mean**2)
     return products.var().item(), expected
@@ -38,7 +38,7 @@ def scaling(settings: Settings) -> Result:
     for size in SIZES:
         row: dict[str, object] = {"elements of a head": size}
         for name, mechanism in (("not scaled", "dot"), ("scaled by 1/√d", "mha")):
-            generator = torch.Generator().manual_seed(size)
+            generator = torch.Generator().manual_seed(1000 * settings.first_seed + size)
             two = weights_of(mechanism, size, 2, settings.steps(4000), generator).clamp(min=1e-300)
             many = weights_of(mechanism, size, 16, settings.steps(500), generator)
             variance = (two[:, 0] / two[:, 1]).log().var().item() / 2
@@ -47,7 +47,10 @@ def scaling(settings: Settings) -> Result:
             row |= {f"variance, {name}": f"{variance:.2f}", f"gradient, {name}": f"{slope:.3f}"}
             lines[name].append((float(size), slope))
         rows.append(row)
-    moved = [variance_with_means(size, 1.0, -2.0, settings.steps(20_000)) for size in SIZES]
+    moved = [
+        variance_with_means(size, 1.0, -2.0, settings.steps(20_000), 1000 * settings.first_seed + size)
+        for size in SIZES
+    ]
     first, last = (dict(found) for found in lines.values())
     verdict, because = judged(
         all_of={
@@ -75,10 +78,10 @@ def performer_errors(weights: int, features: int, draws: int) -> tuple[float, fl
     sizes: dict[str, Any] = {"hidden_size": 16, "num_heads": 1, "causal": False}
     torch.manual_seed(weights)
     exact = layer("mha", **sizes).double()
-    given = torch.randn(4, 32, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 2
+    given = torch.randn(4, 32, 16, generator=torch.Generator().manual_seed(weights), dtype=torch.float64) / 2
     errors, sums = [], torch.zeros_like(given)
     for seed in range(draws):
-        torch.manual_seed(seed)
+        torch.manual_seed(1000 * weights + seed)
         drawn = layer("performer", **sizes, options={"features": features}).double()
         drawn.load_state_dict(exact.state_dict(), strict=False)
         with torch.no_grad():
@@ -95,7 +98,7 @@ def performer(settings: Settings) -> Result:
     falls: list[float] = []
     before: list[float] = []
     for features in (16, 64, 256, 1024):
-        found = [performer_errors(seed, features, settings.steps(30)) for seed in range(settings.seeds)]
+        found = [performer_errors(seed, features, settings.steps(30)) for seed in settings.runs]
         error, bias = (mean(parts) for parts in zip(*found, strict=True))
         falls += [old / new for old, (new, _) in zip(before, found, strict=False)]
         before = [new for new, _ in found]

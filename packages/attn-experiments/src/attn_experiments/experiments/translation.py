@@ -93,7 +93,7 @@ def right(model: Any, language: Language, length: int) -> float:
 def measured(names: Sequence[str], language: Language, settings: Settings) -> dict[str, list[dict[int, float]]]:
     """The fraction of correct words by sentence length, for each model and seed."""
     found: dict[str, list[dict[int, float]]] = {name: [] for name in names}
-    for seed in range(settings.seeds):
+    for seed in settings.runs:
         for name in names:
             model = trained(name, language, seed, settings.steps(STEPS))
             found[name].append({length: right(model, language, length) for length in LENGTHS})
@@ -127,6 +127,7 @@ def fixed_vector(settings: Settings) -> Result:
     verdict, because = judged(
         all_of={
             f"the fixed vector falls from 4 to {TRAINED} words": middle(vector, TRAINED) < 0.7 * middle(vector, 4),
+            "RNNsearch is ahead at every length": all(middle(search, n) > middle(vector, n) for n in LENGTHS),
             f"RNNsearch stays to {TRAINED} words, the longest it was trained on": middle(search, TRAINED)
             > 0.85 * middle(search, 4),
             f"RNNsearch stays beyond that, at {LENGTHS[-1]}": middle(search, LENGTHS[-1]) > 0.85 * middle(search, 4),
@@ -203,8 +204,8 @@ def found_alignments(model: Any, language: Language, length: int, sentences: int
 
 def alignments(settings: Settings) -> Result:
     """CL-5: the attention weights of RNNsearch, compared with the known alignment."""
-    language, rows, shares = Language(exchanged=True), [], []
-    for seed in range(settings.seeds):
+    language, rows, shares, even = Language(exchanged=True), [], [], list[float]()
+    for seed in settings.runs:
         model = trained("RNNsearch", language, seed, settings.steps(STEPS))
         for length in (6, TRAINED):
             hits, weight = found_alignments(model, language, length)
@@ -219,10 +220,12 @@ def alignments(settings: Settings) -> Result:
                 }
             )
             shares.append((hits, said))
+            even.append(weight * length)
         settings.say(f"seed {seed}: {rows[-1]}")
     learned = [hits for hits, said in shares if said > 0.9]
     verdict, because = judged(
         all_of={
+            "the translated word has more than 1.5 times the mean weight, in every run": min(even) > 1.5,
             "where translation is right (above 0.9), more than nine in ten of the most attended words are": bool(
                 learned
             )

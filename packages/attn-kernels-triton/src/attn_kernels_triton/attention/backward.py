@@ -6,16 +6,14 @@ import math
 from typing import NamedTuple
 
 import torch
-import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attn_kernels_triton.attention.forward import Attended, Inputs, copied, described
 from attn_kernels_triton.attention.plan import Plan
 from attn_kernels_triton.attention.tiles import (
-    DENSE_APART,
-    DENSE_APART_BOUNDED,
     DENSE_BACKWARD,
+    DENSE_BACKWARD_BOUNDED,
     NARROWEST,
     Choice,
     choice_of,
@@ -23,17 +21,15 @@ from attn_kernels_triton.attention.tiles import (
     tile_of,
 )
 from attn_kernels_triton.attention.varlen import Listed, whole_texts
-from attn_kernels_triton.kernels.arguments import NO_BLOCKS, NO_TILE, Backward, Diagonals, Padded, Parts
+from attn_kernels_triton.kernels.arguments import NO_BLOCKS, NO_TILE, Backward, Diagonals, Padded
 from attn_kernels_triton.kernels.attention_backward import attend_delta, gradient_to_keys, gradient_to_queries
 from attn_kernels_triton.kernels.attention_backward_bias import gradient_to_biases
 from attn_kernels_triton.kernels.attention_backward_tma import (
     gradient_to_dense_keys,
     gradient_to_dense_queries,
-    gradients_joined,
-    join,
     pad,
 )
-from attn_kernels_triton.launch import Launch, laid_like, power_of_two, processors, rows
+from attn_kernels_triton.launch import Launch, laid_like, rows
 from attn_kernels_triton.tuning.candidates import kind_of
 from attn_kernels_triton.tuning.store import known
 
@@ -79,67 +75,16 @@ def call_of(plan: Plan, work: Backwards) -> Backward:
     )
 
 
-MOST = 8
-"""The largest number of parts (split buffers of the gradient of queries)."""
-MEMORY = 1 << 30
-"""The largest size of all parts in bytes."""
-FILLED = 0.75
-"""The share of multiprocessors that the joined kernel must occupy: below 5/7, two kernels with seven products are
-faster than one with five."""
-
-
-class Division(NamedTuple):
-    """The number of parts, and the share of multiprocessors that are occupied, averaged over whole waves."""
-
-    number: int
-    filled: float
-
-
-def parts_of(plan: Plan, tiles: int, device: torch.device) -> Division:
-    """The smallest number of parts, at most that of key tiles, that occupies the most multiprocessors."""
-    owner_programs, multiprocessors = plan.batch * plan.shape.heads // plan.shape.group, processors(device)
-    each = plan.batch * plan.shape.heads * plan.shape.queries * power_of_two(plan.sizes.key_size) * 4
-    most = max(1, min(MOST, tiles, MEMORY // max(1, each)))
-    found = [Division(count, share(count * owner_programs, multiprocessors)) for count in range(1, most + 1)]
-    return max(found, key=lambda one: (round(one.filled, 2), -one.number))
-
-
-def share(programs: int, multiprocessors: int) -> float:
-    """The share of `multiprocessors` multiprocessors that are occupied, with one program on each at a time."""
-    return programs / (max(1, -(-programs // multiprocessors)) * multiprocessors)
-
-
 PADDED = 128
 """The multiple to which lse and delta are padded, so that every kernel reads whole tiles."""
-FIRSTS = 4
-"""The number of int32 elements between the arguments `first` of two launches: all are aligned to 16 bytes, so that
-Triton compiles one specialization."""
-
-
-WIDE = 128
-JOINED: frozenset[int] = frozenset()
-"""The head widths for which one kernel computes all gradients by default: none, see `DENSE_APART`."""
 
 
 def chosen_backward(plan: Plan, device: torch.device) -> tuple[Choice, ...]:
-    """The launch parameters of the TMA backward kernels: measured, else the default; the joined kernel is chosen only
-    if it occupies the GPU, see `FILLED`."""
-    width = max(NARROWEST, plan.sizes.width)
+    """The launch parameters of the TMA backward kernels: measured, else the default."""
     bounded = plan.rule.left is not None or plan.rule.right is not None
-    apart = (DENSE_APART_BOUNDED if bounded else DENSE_APART)[width]
-    shipped: tuple[Choice, ...] = DENSE_BACKWARD[width] if width in JOINED else apart
-    found = known(tuple, kind_of(plan.sizes, plan.rule).backward, device) or shipped
-    if found[0].schedule == "joined":
-        tiles = -(-plan.sizes.keys // no_larger(found[0], plan.sizes).keys)
-        if crowded(plan) or parts_of(plan, tiles, device).filled < FILLED:
-            found = apart
-    return tuple(no_larger(choice, plan.sizes) for choice in found)
-
-
-def crowded(plan: Plan) -> bool:
-    """Whether the joined kernel has too few registers: wide heads together with a left bound or a ragged last tile."""
-    ragged = plan.rule.right is None and plan.sizes.keys % DENSE_BACKWARD[WIDE][0].keys != 0
-    return plan.sizes.width >= WIDE and (plan.rule.left is not None or ragged)
+    shipped = DENSE_BACKWARD_BOUNDED if bounded else DENSE_BACKWARD
+    measured: tuple[Choice, ...] | None = known(tuple, kind_of(plan.sizes, plan.rule).backward, device)
+    return tuple(no_larger(choice, plan.sizes) for choice in measured or shipped[max(NARROWEST, plan.sizes.width)])
 
 
 class Dense(NamedTuple):
@@ -164,13 +109,10 @@ class Dense(NamedTuple):
 
 
 def dense_launches(plan: Plan, work: Backwards, choices: tuple[Choice, ...]) -> list[Launch]:
-    """The launches in order, after one that writes `delta`: with one choice the joined kernel, with two one kernel for
-    queries and one for keys."""
+    """The launches in order: one that writes `delta`, one that owns queries, one that owns keys."""
     batch, heads, queries = work.result.lse.shape
     kept = work.result.lse.new_empty(2, batch * heads, -(-queries // PADDED) * PADDED)
     dense = Dense(plan, work, kept[0], kept[1])
-    if choices[0].schedule == "joined":
-        return [pad_launch(dense), *joined_launches(dense, choices[0])]
     by_query, by_key = choices
     return [pad_launch(dense), query_launch(dense, by_query), key_launch(dense, by_key)]
 
@@ -195,28 +137,6 @@ def key_launch(dense: Dense, choice: Choice) -> Launch:
     shape = dense.plan.shape
     count = -(-shape.keys // choice.keys) * dense.plan.batch * (shape.heads // shape.group)
     return launched(gradient_to_dense_keys, count, to_keys(dense, choice), dense, choice)
-
-
-def joined_launches(dense: Dense, choice: Choice) -> list[Launch]:
-    """The launches of the joined kernel, each over one key tile for every part, then one that adds the parts."""
-    plan, shape, device = dense.plan, dense.plan.shape, dense.lse.device
-    owners, tiles = plan.batch * shape.heads // shape.group, -(-shape.keys // choice.keys)
-    count = parts_of(plan, tiles, device).number
-    call = to_keys(dense, choice)
-    # At least two heads: an integer argument of 1 becomes a constant, which Triton 3.6 loses inside loops.
-    heads = max(2, dense.lse.shape[0])
-    sums = dense.lse.new_zeros(count, heads, dense.lse.shape[1], call.tile.key_width.value)
-    firsts = torch.full((-(-tiles // count), FIRSTS), shape.group, dtype=torch.int32, device=device)
-    firsts[:, 0] = torch.arange(0, tiles, count, device=device)
-    parts = Parts(sums, tl.constexpr(count), heads, firsts, tl.constexpr(1) if shape.keys % choice.keys else None)
-    found = [
-        launched(gradients_joined, count * owners, call._replace(parts=parts._replace(first=first)), dense, choice)
-        for first in firsts
-    ]
-    tile = tile_of(choice, plan.sizes)
-    last = dense.call._replace(first=rows(dense.work.gradients.query), parts=parts, tile=tile)
-    programs = -(-shape.queries // choice.queries) * dense.lse.shape[0]
-    return [*found, Launch(program=join, programs=programs, call=last, warps=choice.warps, stages=1)]
 
 
 def to_keys(dense: Dense, choice: Choice) -> Backward:

@@ -11,9 +11,9 @@ import triton.language as tl
 from attn_kernels_triton.kernels.arguments import Tile
 from attn_kernels_triton.launch import power_of_two
 
-Schedule = Literal["pointers", "descriptors", "paired", "joined"]
+Schedule = Literal["pointers", "descriptors", "paired"]
 """How a kernel reads tiles: "pointers", by the loads of its threads; "descriptors", by TMA; "paired", by TMA from a
-producer warp for two consumer warp groups (forward only); "joined", by TMA in one backward kernel for all gradients."""
+producer warp for two consumer warp groups (forward only)."""
 
 
 NEWER = tuple(map(int, triton.__version__.split(".")[:2])) > (3, 6)
@@ -100,26 +100,22 @@ PAIRED_CHOICES: dict[int, Choice] = {128: Choice(128, 128, 4, 2, "paired")}
 """For the paired kernel, over full and causal masks and whole tiles: on an H200 692 TFLOP/s over 8192 full and 642
 causal, 1.01 and 1.05 of cuDNN. At width 64 it was slower than the other kernels."""
 
-DENSE_BACKWARD: dict[int, tuple[Choice, ...]] = {
-    64: (Choice(64, 128, 8, 3, "joined"),),
-    128: (Choice(64, 128, 8, 2, "joined"),),
-}
-"""For the backward kernel with TMA that computes all gradients, by width."""
-
-DENSE_APART: dict[int, tuple[Choice, Choice]] = {
+DENSE_BACKWARD: dict[int, tuple[Choice, Choice]] = {
     64: (Choice(128, 64, 8, 3, "descriptors"), Choice(64, 64, 4, 3, "descriptors")),
     128: (Choice(128, 64, 8, 3, "descriptors"), Choice(64, 128, 8, 3, "descriptors")),
 }
-"""For the two backward kernels with TMA, the one that owns queries and the one that owns keys; these are the default.
-On an H200 both together took 0.86 of the time of the joined kernel over 4096 full and 0.7 causal, at width 128; at
-width 64 the one that owns keys took 0.67 of the time of tiles of 64 by 128, over 8192."""
+"""For the two backward kernels with TMA, the one that owns queries and the one that owns keys.
 
-DENSE_APART_BOUNDED: dict[int, tuple[Choice, Choice]] = {
-    **DENSE_APART,
+On an H200 both together took 0.86 of the time of one kernel for all gradients, which adds those of queries in several
+buffers, over 4096 full and 0.7 causal, at width 128; at width 64 the one that owns keys took 0.67 of the time of tiles
+of 64 by 128, over 8192."""
+
+DENSE_BACKWARD_BOUNDED: dict[int, tuple[Choice, Choice]] = {
+    **DENSE_BACKWARD,
     64: (Choice(128, 64, 8, 3, "descriptors"), Choice(64, 64, 4, 2, "descriptors")),
     128: (Choice(128, 64, 8, 3, "descriptors"), Choice(64, 64, 4, 2, "descriptors")),
 }
-"""Like `DENSE_APART`, for causal masks and windows."""
+"""Like `DENSE_BACKWARD`, for causal masks and windows."""
 
 LISTED_CHOICES: dict[tuple[str, bool, int], Choice] = {
     ("forward", True, 128): Choice(128, 128, 8, 2),

@@ -180,24 +180,6 @@ class Padded(NamedTuple):
 NOT_PADDED = Padded(None, None, None)
 
 
-class Parts(NamedTuple):
-    """The buffers in which the joined kernel accumulates the gradient of queries: `sums` [part, batch * head, row,
-    key_width], float32, of `count` parts (a constant) and `heads` heads of all batches; rows as in `Padded`.
-
-    `first` [2 or more], int32, holds the first key tile of a launch, whose programs own one tile for each part, and the
-    number of query heads per key/value head. `ragged` is None if all key tiles are whole.
-    """
-
-    sums: Any
-    count: Any
-    heads: Any
-    first: Any
-    ragged: Any
-
-
-NO_PARTS = Parts(None, None, None, None, None)
-
-
 class Backward(NamedTuple):
     """The argument of the backward kernels; `out` is the gradient of the output, `lse` and `delta` are [batch, heads,
     queries], `first` and `second` the gradients that the kernel writes; `texts` as in `Forward`."""
@@ -219,4 +201,3 @@ class Backward(NamedTuple):
     dropout: Dropped = NOTHING_DROPPED
     diagonals: Diagonals = NO_DIAGONALS
     padded: Padded = NOT_PADDED
-    parts: Parts = NO_PARTS

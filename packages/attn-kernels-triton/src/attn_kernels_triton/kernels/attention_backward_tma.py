@@ -1,8 +1,4 @@
-"""The backward kernels of attention that read tiles by TMA, for masks that are bands.
-
-There are two forms: one kernel for queries and one for keys (seven matrix products per pair of tiles), or one for all
-three gradients (five products), which accumulates gradients of queries in several split buffers.
-"""
+"""The backward kernels of attention that read tiles by TMA, for masks that are bands: one owns queries, one keys."""
 
 from __future__ import annotations
 
@@ -11,9 +7,6 @@ import triton.language as tl
 
 from attn_kernels_triton.kernels.attention_backward import query_tiles_of
 from attn_kernels_triton.kernels.common import LOG2_E, owned_keys, owned_queries, read, spans, start_of, write
-
-NEVER = tl.constexpr(2**31 - 1)
-"""A query number that does not occur."""
 
 
 @triton.jit
@@ -57,9 +50,7 @@ def gradient_to_dense_keys(call, queries, changes, lse, delta, keys, values):
         place = batch, first_head + group_head, (start + step - group_head * in_a_row) * call.tile.queries
         query = tile_at(queries, place, call.tile.queries, call.tile.key_width)
         change = tile_at(changes, place, call.tile.queries, call.tile.value_width)
-        weights = weights_of(
-            call, (key, query), place, (first, line_at(lse, call, first_line + group_head, place[2])), ragged=False
-        )
+        weights = weights_of(call, (key, query), place, (first, line_at(lse, call, first_line + group_head, place[2])))
         to_value = tl.dot(weights.to(change.dtype), change, to_value)
         # The accumulator starts at -delta, so that delta takes no registers of its own.
         below = (
@@ -87,23 +78,16 @@ def line_at(sums, call, number, row):
 
 
 @triton.jit
-def weights_of(call, tiles, place, here, ragged: tl.constexpr):
+def weights_of(call, tiles, place, here):
     """The attention weights [key, query] of a tile of keys, from row `here[0]` on, and a tile of queries with lse
-    `here[1]`.
-
-    Keys behind the last one are masked only if tiles are `ragged`: otherwise their sums are not written.
-    """
+    `here[1]`. Keys behind the last one are not masked: their sums are not written."""
     shape = call.shape
     products = tl.dot(tiles[0], tl.trans(tiles[1]))
     # Recomputed for each tile: as loop invariants they would take registers.
     column = (place[2] + tl.arange(0, call.tile.queries))[None, :]
-    keys = here[0] + tl.arange(0, call.tile.keys)
-    at = keys - (shape.keys - shape.queries)
-    if call.rule.right is not None or ragged:
-        first = tl.zeros_like(at) if call.rule.right is None else at - call.rule.right
-        if ragged:
-            first = tl.where(keys < shape.keys, first, NEVER)
-        products = tl.where(column >= first[:, None], products, float("-inf"))
+    at = here[0] + tl.arange(0, call.tile.keys) - (shape.keys - shape.queries)
+    if call.rule.right is not None:
+        products = tl.where(column >= (at - call.rule.right)[:, None], products, float("-inf"))
     if call.rule.left is not None:
         products = tl.where(column <= (at + call.rule.left)[:, None], products, float("-inf"))
     return tl.exp2(products * (call.rule.scale * LOG2_E) - here[1][None, :])
@@ -163,80 +147,3 @@ def add_query_gradient(call, here, there, summed, masked: tl.constexpr):
     weights = tl.exp2(products * (call.rule.scale * LOG2_E) - lse[:, None])
     ds = weights * (dp - delta[:, None])
     return tl.dot(ds.to(key.dtype), key, summed)
-
-
-@triton.jit
-def gradients_joined(call, queries, changes, lse, delta, keys, values):
-    """Write the gradients of keys (`first`) and values (`second`), and add those of queries to `parts`.
-
-    Grid: parts, for each key/value head of each batch; the other arguments as in `gradient_to_dense_keys`.
-    """
-    shape = call.shape
-    # Loaded, not a constant: a group of 1 that the compiler knows costs more registers than wide heads leave.
-    group = tl.load(call.parts.first + 1)
-    shared = shape.heads // group
-    part = tl.program_id(0) % call.parts.count
-    batch = tl.program_id(0) // call.parts.count // shared
-    owner = tl.program_id(0) // call.parts.count % shared
-    text = (part, part, part, part, part)
-    block = tl.load(call.parts.first) + part
-    first = block * call.tile.keys
-    key = tile_at(keys, (batch, owner, first), call.tile.keys, call.tile.key_width)
-    value = tile_at(values, (batch, owner, first), call.tile.keys, call.tile.value_width)
-    to_key = tl.zeros([call.tile.keys, call.tile.key_width], tl.float32)
-    to_value = tl.zeros([call.tile.keys, call.tile.value_width], tl.float32)
-    start, in_a_row = query_tiles_of(call, owner, block, text)
-    # Programs behind the last tile have no keys.
-    in_a_row = tl.where(first < shape.keys, in_a_row, 0)
-    # Computed outside of the loop: Triton 3.6 loses constants, such as integers that are 1, inside loops.
-    first_head = owner * group
-    first_line = batch * shape.heads + first_head
-    ragged: tl.constexpr = call.parts.ragged is not None
-    group_head, tile = 0, start
-    for _ in range(in_a_row * group):
-        place = batch, first_head + group_head, tile * call.tile.queries
-        query = tile_at(queries, place, call.tile.queries, call.tile.key_width)
-        change = tile_at(changes, place, call.tile.queries, call.tile.value_width)
-        weights = weights_of(
-            call, (key, query), place, (first, line_at(lse, call, first_line + group_head, place[2])), ragged
-        )
-        to_value = tl.dot(weights.to(change.dtype), change, to_value)
-        # The accumulator starts at -delta, so that delta takes no registers of its own.
-        below = (
-            tl.zeros([call.tile.keys, call.tile.queries], tl.float32)
-            - line_at(delta, call, first_line + group_head, place[2])[None, :]
-        )
-        dp = tl.dot(value, tl.trans(change), below)
-        ds = (weights * dp).to(query.dtype)
-        to_key = tl.dot(ds, query, to_key)
-        tl.atomic_add(sums_at(call, part, first_line + group_head, place[2]), tl.dot(tl.trans(ds), key), sem="relaxed")
-        tile += 1
-        last = tile == start + in_a_row
-        group_head += last.to(tl.int32)
-        tile = tl.where(last, start, tile)
-    rows = first + tl.arange(0, call.tile.keys)
-    to_key *= call.rule.scale
-    write(call.first, start_of(call.first, batch, owner), rows, shape.keys, to_key, call.tile.key_size)
-    write(call.second, start_of(call.second, batch, owner), rows, shape.keys, to_value, call.tile.value_size)
-
-
-@triton.jit
-def sums_at(call, part, line, row):
-    """The addresses of the sums of a tile of queries from a row on, in a part and head; padded to whole tiles."""
-    number = tl.cast(part, tl.int64) * call.parts.heads + line
-    start = call.parts.sums + (number * call.padded.rows + row) * call.tile.key_width
-    across = tl.arange(0, call.tile.key_width)
-    return start + (tl.arange(0, call.tile.queries)[:, None] * call.tile.key_width + across[None, :])
-
-
-@triton.jit
-def join(call):
-    """Add the parts and write `first`, the gradient of queries. Grid as in the forward kernel."""
-    batch, head, block, _ = owned_queries(call)
-    line, row = batch * call.shape.heads + head, block * call.tile.queries
-    summed = tl.zeros([call.tile.queries, call.tile.key_width], tl.float32)
-    for part in range(call.parts.count):
-        summed += tl.load(sums_at(call, part, line, row))
-    rows = row + tl.arange(0, call.tile.queries)
-    start = start_of(call.first, batch, head)
-    write(call.first, start, rows, call.shape.queries, summed * call.rule.scale, call.tile.key_size)

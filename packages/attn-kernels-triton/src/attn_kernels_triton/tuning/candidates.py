@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from attn_kernels_triton.attention.tiles import (
-    DENSE_APART,
-    DENSE_APART_BOUNDED,
     DENSE_BACKWARD,
+    DENSE_BACKWARD_BOUNDED,
     NARROWEST,
     NEWER,
     Choice,
@@ -21,33 +20,29 @@ from attn_kernels_triton.recurrence.tiles import SCAN_CHOICES, ScanChoice
 Candidate = tuple[object, ...]
 """Launch parameters, or those of several kernels that are measured together."""
 
-PAIRED: dict[int, tuple[Choice, ...]] = {
-    64: (Choice(128, 64, 4, 4, "paired"),),
-    128: (Choice(128, 128, 4, 2, "paired"), Choice(128, 64, 4, 4, "paired")),
-    256: (),
-}
-"""Candidates for the paired (Gluon) kernel by width, which is available with Triton 3.6 only."""
+PAIRED = Choice(128, 128, 4, 2, "paired"), Choice(128, 64, 4, 4, "paired")
+"""Candidates for the paired (Gluon) kernel, with Triton 3.6 only, at width 128: at 64 it was always the slower one."""
 
 CANDIDATES: dict[int, tuple[Choice, ...]] = {
-    width: (*found, *(() if NEWER else PAIRED[width]))
-    for width, found in {
-        64: (Choice(128, 64, 8, 3, "descriptors"), Choice(64, 64, 4, 3, "descriptors")),
-        128: (Choice(128, 128, 8, 3, "descriptors"), Choice(64, 64, 4, 3, "descriptors")),
-        256: (Choice(128, 64, 8, 2, "descriptors"), Choice(128, 32, 8, 3, "descriptors")),
-    }.items()
+    64: (Choice(128, 64, 8, 3, "descriptors"), Choice(64, 64, 4, 3, "descriptors")),
+    128: (
+        Choice(128, 128, 8, 3, "descriptors"),
+        Choice(64, 64, 4, 3, "descriptors"),
+        *(() if NEWER else PAIRED),
+    ),
+    256: (Choice(128, 64, 8, 2, "descriptors"), Choice(128, 32, 8, 3, "descriptors")),
 }
 """Candidates for the forward pass with a band mask, by width. The first of each, here and below, is the default: the
 fastest as measured on an H200, or derived from such a measurement."""
 
 BACKWARD: dict[int, tuple[tuple[Choice, ...], ...]] = {
     64: (
-        DENSE_APART[64],
         DENSE_BACKWARD[64],
         (Choice(128, 128, 8, 3, "descriptors"), Choice(64, 64, 4, 3, "descriptors")),
     ),
-    128: (DENSE_APART[128], DENSE_BACKWARD[128], DENSE_APART_BOUNDED[128]),
+    128: (DENSE_BACKWARD[128], DENSE_BACKWARD_BOUNDED[128]),
 }
-"""Candidates for its backward pass, by width: one kernel for queries and one for keys, or one for all gradients."""
+"""Candidates for its backward pass, by width: of the kernel that owns queries, and of the one that owns keys."""
 
 PAGED: dict[int, tuple[PagedChoice, ...]] = {
     width: (first, first._replace(times=4), other)

@@ -195,9 +195,10 @@ class BigBirdAdapter(BertAdapter):
         if {attention.full_name for attention in attentions} != {BIGBIRD}:
             return super().hf_attention(config) | {"attention_type": "original_full"}
         chosen: list[Any] = [attention.config for attention in attentions]
-        if len({(one.block, one.random) for one in chosen}) > 1 or any(one.seed is not None for one in chosen):
+        whole = all(one.seed is None and set(one.parts) == {"window", "global", "random"} for one in chosen)
+        if len({(one.block, one.random) for one in chosen}) > 1 or not whole:
             raise Incompatible(
-                "blocks that differ between layers, and seeds, cannot be expressed in a big_bird config.json"
+                "blocks that differ between layers, seeds, and parts left out have no key in a big_bird config.json"
             )
         return {
             "attention_type": "block_sparse",

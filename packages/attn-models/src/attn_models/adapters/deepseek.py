@@ -8,10 +8,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from attn_core import MechanismConfig
 from attn_core.errors import Incompatible, InvalidValue
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import KEYS, Layout, StoredTensor, needed, require_allowed, required_count
+from attn_models.adapters.base import (
+    KEYS,
+    Layout,
+    StoredTensor,
+    inexpressible,
+    needed,
+    require_allowed,
+    required_count,
+)
 from attn_models.adapters.hf_config import (
     Rope,
     common_hf_config,
@@ -39,6 +48,10 @@ NAMES = {
     "attention.latent_norm": "self_attn.kv_a_layernorm",
     "attention.output": "self_attn.o_proj",
     "feed_forward.router.score": "mlp.gate",
+    "attention.inner.indexer.query": "self_attn.indexer.wq_b",
+    "attention.inner.indexer.key": "self_attn.indexer.wk",
+    "attention.inner.indexer.norm": "self_attn.indexer.k_norm",
+    "attention.inner.indexer.weight": "self_attn.indexer.weights_proj",
     "token_norm": "enorm",
     "hidden_norm": "hnorm",
     "join": "eh_proj",
@@ -116,7 +129,6 @@ def _hf_module(ours: str) -> str:
 
 MECHANISM = "attn-variants/mla"
 LATENT_EPS = 1e-6
-# Keys of config.json, and the options of the mechanism that they set.
 SIZES = {
     "kv_lora_rank": "latent",
     "qk_rope_head_dim": "rotary_size",
@@ -146,6 +158,11 @@ class DeepseekAdapter(LlamaAdapter):
     """Multi-head latent attention, and after the first layers many small experts, some shared by all tokens."""
 
     architecture: ClassVar[str]
+    mechanism: ClassVar[str] = MECHANISM
+    sizes: ClassVar[Mapping[str, str]] = SIZES
+    """Keys of config.json, and the options of the mechanism that they set."""
+    fixed_options: ClassVar[Mapping[str, Any]] = {}
+    """Further options, which are the same in all models of the family."""
     routing: ClassVar[str]
     allowed_values: ClassVar[Mapping[str, tuple[Any, ...]]]
     routed_scaling_factor: ClassVar[float] = 1.0
@@ -181,17 +198,18 @@ class DeepseekAdapter(LlamaAdapter):
             raise InvalidValue("q_lora_rank: is missing; null means that queries have no latent", field="q_lora_rank")
         own = {"num_key_value_heads": heads, "head_dim": required_count(values, "qk_nope_head_dim"), "mlp_bias": False}
         plain = super().from_hf_config(dict(values) | own | {"attention_bias": False})
-        sizes = {ours: needed(values, theirs) for theirs, ours in SIZES.items() if ours != "query_latent"}
+        sizes = {ours: needed(values, theirs) for theirs, ours in self.sizes.items() if ours != "query_latent"}
         return dataclasses.replace(
             plain,
             num_kv_heads=None,
-            mechanism=MECHANISM,
+            mechanism=self.mechanism,
             options=sizes
             | {
                 "query_latent": values["q_lora_rank"],
                 "norm_eps": LATENT_EPS,
                 "score_factor": _score_factor(values, plain.rope_scaling),
-            },
+            }
+            | self.fixed_options,
             rope_interleave=self.interleaved(values),
             **self._expert_fields(values, plain.num_layers),
         )
@@ -202,7 +220,7 @@ class DeepseekAdapter(LlamaAdapter):
         options = self._options(config)
         return {
             **common_hf_config(config, self.model_type, self.architecture),
-            **{theirs: options[ours] for theirs, ours in SIZES.items()},
+            **{theirs: options[ours] for theirs, ours in self.sizes.items()},
             "num_key_value_heads": config.num_heads,
             "head_dim": options["rotary_size"],
             "hidden_act": "silu",
@@ -214,11 +232,11 @@ class DeepseekAdapter(LlamaAdapter):
 
     def computed(self, attention: LayerAttention) -> object:
         """See `StateDictAdapter`; latent sizes that are not given default to those of a head."""
-        return super().computed(attention) if attention.full_name != MECHANISM else self._latent(attention)
+        return super().computed(attention) if attention.full_name != self.mechanism else self._latent(attention)
 
     def _latent(self, attention: LayerAttention) -> object:
         config = dataclasses.replace(attention.config, dropout=0.0, num_kv_heads=None, head_dim=None)
-        return dataclasses.replace(config, **latent_options(attention, self.model_type))
+        return dataclasses.replace(config, **self.latent_options(attention))
 
     def layout(self, config: DecoderConfig) -> Layout:
         """The layout of this decoder's tensors, which depends on the numbers of heads and layers."""
@@ -231,6 +249,7 @@ class DeepseekAdapter(LlamaAdapter):
     def groups(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The fields for groups of experts; empty with a single group."""
         if values.get("n_group") in (None, 1):
+            require_allowed(values, {"topk_group": (1, None)})
             return {}
         return {"n_group": values.get("n_group"), "topk_group": values.get("topk_group")}
 
@@ -272,11 +291,25 @@ class DeepseekAdapter(LlamaAdapter):
             raise Incompatible(
                 f"layers that differ in attention cannot be expressed in a {self.model_type} config.json"
             )
-        options = latent_options(attentions[0], self.model_type)
+        options = self.latent_options(attentions[0])
         if options["norm_eps"] != LATENT_EPS:
             eps = options["norm_eps"]
             raise Incompatible(f"latent norms of eps {eps} cannot be expressed in a {self.model_type} config.json")
         return options
+
+    def latent_options(self, attention: LayerAttention) -> dict[str, Any]:
+        """The options of a layer of the family's mechanism; raises `Incompatible` for any other mechanism."""
+        mechanism, config = attention.mechanism, attention.config
+        if attention.full_name != self.mechanism:
+            message = f"mechanism {mechanism.name!r} cannot be expressed in a {self.model_type} config.json"
+            raise Incompatible(message, mechanism=mechanism.name)
+        require_options(config, self.fixed_options, self.model_type)
+        options = {name: getattr(config, name) for name in (*self.sizes.values(), "norm_eps", "score_factor")}
+        head = config.head_layout
+        return options | {
+            "nope_size": options["nope_size"] or head.key_size,
+            "value_size": options["value_size"] or head.value_size,
+        }
 
     def _ropes(self, config: DecoderConfig, score_factor: float) -> dict[str, Any]:
         scaling = config.rope_scaling
@@ -354,19 +387,11 @@ class DeepseekV3Adapter(DeepseekAdapter):
         return bool(values.get("rope_interleave", True))
 
 
-def latent_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
-    """The options of a multi-head latent attention layer; raises `Incompatible` for any other mechanism."""
-    mechanism, config = attention.mechanism, attention.config
-    if attention.full_name != MECHANISM:
-        raise Incompatible(
-            f"mechanism {mechanism.name!r} cannot be expressed in a {layout} config.json", mechanism=mechanism.name
-        )
-    options = {name: getattr(config, name) for name in (*SIZES.values(), "norm_eps", "score_factor")}
-    head = config.head_layout
-    return options | {
-        "nope_size": options["nope_size"] or head.key_size,
-        "value_size": options["value_size"] or head.value_size,
-    }
+def require_options(config: MechanismConfig, options: Mapping[str, Any], layout: str) -> None:
+    """Raise `Incompatible` for the options of a layer that differ from `options`."""
+    changed = {name: given for name, value in options.items() if (given := getattr(config, name)) != value}
+    if changed:
+        raise inexpressible(changed, layout)
 
 
 def _score_factor(values: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> float:

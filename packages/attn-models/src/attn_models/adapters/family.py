@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from attn_core import AttentionSpec, Window
+from attn_core.errors import InvalidValue
 from attn_schema.decoder import OWN_BIASES, AttentionChoice, DecoderConfig
 from attn_schema.schema import fields_of
 
@@ -27,7 +28,14 @@ from attn_models.adapters.base import (
     required_count,
     with_base_prefix,
 )
-from attn_models.adapters.hf_config import Rope, hf_rope_parameters, read_rope
+from attn_models.adapters.hf_config import (
+    Rope,
+    hf_rope_parameters,
+    objects_of,
+    read_rope,
+    rope_of,
+    rope_parameters,
+)
 from attn_models.attention import layer_attentions
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -96,8 +104,8 @@ class FamilyAdapter(StateDictAdapter):
     kinds of layers. Parameters that match `centred` are stored minus 1; the tensors of those that match `depthwise`
     have the shape of the filters of a depthwise `Conv1d`. `split_rows` and `stored_shapes` return the parameters of a
     block that are stored in several tensors, or in another shape. `stacked` lists the matrices of all experts that are
-    stored in one tensor, [experts, in, out]; the tensor of their biases has the same name with `_bias` appended. Names
-    of a block are below `layers`.
+    stored in one tensor, [experts, in, out], or [experts, out, in] unless `stacked_transposed`; the tensor of their
+    biases has the same name with `_bias` appended. Names of a block are below `layers`.
     """
 
     architecture: ClassVar[str]
@@ -120,6 +128,7 @@ class FamilyAdapter(StateDictAdapter):
     centred: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     depthwise: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    stacked_transposed: ClassVar[bool] = True
     derived_names = re.compile(r"rotary_emb\.inv_freq$")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -297,7 +306,15 @@ class FamilyAdapter(StateDictAdapter):
         count = len({found[0] for one in known if one.startswith(before) and (found := EXPERT.search(one))})
         parts = tuple(f"{before}experts.{n}.{one}.{leaf}" for n in range(count) for one in self.stacked[theirs])
         called, groups = theirs if leaf == "weight" else f"{theirs}_{leaf}", self.groups.get(theirs, 1)
-        return [StoredTensor(prefix + called, parts, transposed=leaf == "weight", groups=groups, stacked=count)]
+        return [
+            StoredTensor(
+                prefix + called,
+                parts,
+                transposed=self.stacked_transposed and leaf == "weight",
+                groups=groups,
+                stacked=count,
+            )
+        ]
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
         """See `with_base_prefix`."""
@@ -352,3 +369,31 @@ def window_of(spec: AttentionSpec | None) -> int | None:
     """The number of tokens in the sliding window of a spec, the query's own included; None without a window."""
     mask = None if spec is None else spec.mask
     return mask.left + 1 if isinstance(mask, Window) and mask.left is not None else None
+
+
+def ropes_by_kind(values: Mapping[str, Any], usual: Mapping[str, Mapping[str, Any]]) -> dict[str, Rope]:
+    """The rotary positions of each kind of layer, from the objects in `rope_parameters`; `usual` where it has none.
+
+    Raises `InvalidValue` unless there is an object with a base for each kind.
+    """
+    given = objects_of(values, "rope_parameters")["rope_parameters"] or usual
+    if given.keys() != usual.keys():
+        raise InvalidValue.of("rope_parameters", dict(given), f"an object for each of {' and '.join(usual)}")
+    context = {"original_max_position_embeddings": values.get("max_position_embeddings")}
+    kinds = objects_of(given, *usual)
+    for kind, own in kinds.items():
+        require_allowed(own, {"type": (own.get("rope_type"), None)})
+        if "rope_theta" not in own:
+            raise InvalidValue.of(f"rope_parameters.{kind}", dict(own), "an object with a rope_theta")
+    return {kind: rope_of({**context, **own}) for kind, own in kinds.items()}
+
+
+def rope_keys_by_kind(config: DecoderConfig) -> dict[str, Any]:
+    """`rope_parameters` with one object for each kind of layer; layers of one kind have the same."""
+    model = Rope(base=config.rope_theta, fraction=config.partial_rotary_factor, scaling=config.rope_scaling)
+    found = {FULL: model, SLIDING: model}
+    for layer in range(config.num_layers):
+        options = config.choice(layer).options
+        if options.get("rotary") is not None:
+            found[SLIDING if options.get("window") else FULL] = Rope(**options["rotary"])
+    return {"rope_parameters": {kind: rope_parameters(rope) for kind, rope in found.items()}}

@@ -119,7 +119,10 @@ ROPE_SCALING_KEYS: Mapping[str, Mapping[str, str]] = {
         "attention": "attention_factor",
         "whole_pairs": "truncate",
     },
+    "proportional": {"fraction": "partial_rotary_factor", "factor": "factor"},
 }
+PROPORTIONAL = "proportional"
+"""The `rope_type` whose `partial_rotary_factor` is a field of the scaling, and which needs no factor."""
 LONGEST = 1 << 53
 """The longest context in tokens whose ratio to another is exact."""
 LONG_ROPE_KEYS = {"short": "short_factor", "long": "long_factor", "attention": "attention_factor"}
@@ -176,6 +179,8 @@ def rope_of(given: Mapping[str, Any]) -> Rope:
         return Rope(base=base, fraction=fraction)
     if not isinstance(kind, str) or kind not in ROPE_SCALING_KEYS:
         raise InvalidValue.of("rope_parameters.rope_type", kind, ", ".join(["default", *ROPE_SCALING_KEYS]))
+    if kind == PROPORTIONAL:
+        given, fraction = {"factor": 1.0, "partial_rotary_factor": 1.0, **given}, 1.0
     require_number("rope_parameters.factor", given.get("factor"), ge=1)
     for key in ("mscale", "mscale_all_dim"):
         require_number(f"rope_parameters.{key}", given.get(key), optional=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from importlib.metadata import Distribution, version
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from attn_core import installed
@@ -116,17 +117,36 @@ def missing_packages(requires: object) -> dict[str, str]:
     return {name: found for name, found in packages.items() if not list(Distribution.discover(name=name))}
 
 
+def through_transformers(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json has no layout here, but is of a family that the installed transformers builds."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind in LAYOUTS or kind in installed_adapters(Layout):  # type: ignore[type-abstract]
+        return False
+    if missing_packages(config.get("requires")) or find_spec("transformers") is None:
+        return False
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
 def unknown_family(kind: str, model_type: object, known: Iterable[str], requires: object = None) -> UnknownName:
-    """The error for a `model_type` without a layout: lists all known types, because similar names do not mean related
-    families, or the packages of `requires` that are not installed."""
+    """The error for a `model_type` without a layout: the packages of `requires` that are not installed, or names of
+    which it may be a misspelling, and what to do."""
     names = sorted(known)
     missing = missing_packages(requires)
     if missing:
         made = " and ".join(f"{name} {found}" for name, found in missing.items())
         message = f"unknown {kind} {str(model_type)!r}: the model was made with {made}; pip install {' '.join(missing)}"
         return UnknownName(message, kind=kind, name=str(model_type), package=", ".join(missing))
-    message = f"unknown {kind} {str(model_type)!r}; known: {', '.join(names)}"
-    return UnknownName(message, kind=kind, name=str(model_type), near=", ".join(near_names(str(model_type), names)))
+    near = near_names(str(model_type), names)
+    alike = f"; names like it: {', '.join(near)}" if near else ""
+    through = "" if find_spec("transformers") else ", and causal ones that transformers knows: pip install transformers"
+    further = f"{len(names)} families have layouts here (see packages/attn-models/README.md){through}; {ADVICE}"
+    message = f"unknown {kind} {str(model_type)!r}{alike}; {further}"
+    return UnknownName(message, kind=kind, name=str(model_type), near=", ".join(near))
+
+
+ADVICE = "docs/model-families.md shows how to add one"
 
 
 ENCODER_ADAPTERS: dict[str, EncoderAdapter] = {
@@ -185,8 +205,12 @@ def vit_adapter_for(config: VisionConfig) -> VitAdapter:
 
 
 def require_known_family(model_type: object, requires: object = None) -> Layout | None:
-    """The layout of this `model_type`; None for a model of an installed family. Raises as `decoder_adapter`."""
+    """The layout of this `model_type`; None for a model of an installed family, and for one that transformers builds.
+
+    Raises as `decoder_adapter`."""
     if isinstance(model_type, str) and model_type in LAYOUTS:
+        return None
+    if through_transformers({"model_type": model_type, "requires": requires}):
         return None
     known = {**installed_adapters(Layout), **LAYOUTS}  # type: ignore[type-abstract]
     if not isinstance(model_type, str) or model_type not in known:

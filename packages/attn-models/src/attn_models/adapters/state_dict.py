@@ -124,10 +124,7 @@ def read_parameters(
     misshaped tensor, and `OutOfCapacity` for a device without enough memory, before any tensor is read.
     """
     stored = adapter.stored(wanted)
-    actual = _names(folder, adapter, stored)
-    _require_match(folder, adapter, stored, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
-    real = [actual[item.name] for item in stored if wanted[item.parameters[0]].is_floating_point()]
-    require_floats(folder.path, folder.tensors.entries, real)
+    actual = require_fitting_tensors(folder, adapter, wanted)
     _require_tied(folder, adapter, stored)
     _require_copies(folder, adapter)
     _require_memory(folder, wanted, dtype)
@@ -150,6 +147,19 @@ def read_parameters(
             if item.rows is not None:
                 several.setdefault(part, []).append(parameters[part])
     return parameters | {part: torch.cat(pieces) for part, pieces in several.items()}
+
+
+def require_fitting_tensors(folder: CheckpointFolder, adapter: Layout, wanted: Mapping[str, Tensor]) -> dict[str, str]:
+    """The names in a folder of the tensors that hold the parameters `wanted`, found by headers alone.
+
+    Raises `CheckpointInvalid` naming every missing, unexpected and misshaped tensor, and those of no real numbers.
+    """
+    stored = adapter.stored(wanted)
+    actual = _names(folder, adapter, stored)
+    _require_match(folder, adapter, stored, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
+    real = [actual[item.name] for item in stored if wanted[item.parameters[0]].is_floating_point()]
+    require_floats(folder.path, folder.tensors.entries, real)
+    return actual
 
 
 def stored_shapes(adapter: Layout, shapes: Shapes) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -200,7 +210,8 @@ def _pieces(item: StoredTensor, tensor: Tensor, wanted: Mapping[str, Tensor]) ->
     for share, given in zip(item.shares(), tensor.unbind() if item.stacked else [tensor], strict=True):
         whole = given.T if item.transposed else given
         whole = whole.squeeze(1) if item.depthwise else whole
-        whole = whole if item.shape is None else whole.reshape(wanted[share.parameters[0]].shape)
+        # With `rows` a tensor has a part of the first axis only.
+        whole = whole if item.shape is None else whole.reshape(-1, *wanted[share.parameters[0]].shape[1:])
         sizes = [wanted[part].shape[0] for part in share.parameters]
         yield from zip(share.parameters, split_parts(whole, sizes, item.groups), strict=True)
 

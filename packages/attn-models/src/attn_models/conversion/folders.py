@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from attn_core.errors import Incompatible, InvalidValue
 
 from attn_models.adapters.native import NativeAdapter
 from attn_models.conversion.heads import METHODS, HeadMap, Method, fewer_heads
 from attn_models.conversion.latent import latent_attention
+from attn_models.conversion.mechanism import other_mechanism
 from attn_models.decoder.decoder import Decoder
 from attn_models.evaluation import MAX_WINDOW, text_loss
 from attn_models.loading import LoadedModel, load_model, save_model
@@ -68,6 +70,22 @@ def convert_latent(
     See `latent_attention`, `load_model` and `save_model` for errors.
     """
     return _convert(folder, target, lambda model: latent_attention(model, latent), text, report)
+
+
+def convert_mechanism(
+    folder: Path,
+    target: Path,
+    mechanism: str,
+    options: Mapping[str, Any],
+    *,
+    text: str | None = None,
+    report: Report = silent,
+) -> Converted:
+    """Write the model in `folder` with another mechanism to `target`, completely or not at all.
+
+    See `other_mechanism`, `load_model` and `save_model` for errors.
+    """
+    return _convert(folder, target, lambda model: other_mechanism(model, mechanism, options), text, report)
 
 
 def _convert(

@@ -122,11 +122,11 @@ class Decoder(nn.Module):
         alone. This raises `Incompatible` for models whose layers share keys and values.
         """
         if lengths is None:
-            hidden = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
+            hidden = self.embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
         else:
             self.require_documents()
             positions = sent(torch.cat([torch.arange(length, device="cpu") for length in lengths]), tokens.device)
-            hidden = self._embed(tokens, positions, longest=max(lengths))
+            hidden = self.embed(tokens, positions, longest=max(lengths))
         # A tensor, so that compiled blocks work for documents of any lengths.
         documents = {} if lengths is None else {"lengths": torch.tensor(lengths, device="cpu")}
         loans = SharedKeyValues(self._kv_sharing)
@@ -165,14 +165,14 @@ class Decoder(nn.Module):
         loss, later = self._loss(hidden, targets, judged), hidden.new_zeros(())
         for depth, predictor in enumerate(self.predictors[: length - 1], start=1):
             known = torch.arange(depth, length, device=tokens.device)
-            hidden = predictor(hidden[:, : length - depth], self._embed(tokens[:, depth:], known))
+            hidden = predictor(hidden[:, : length - depth], self.embed(tokens[:, depth:], known))
             later = later + self._loss(hidden, targets[:, depth:], judged)
         return loss + self.config.nextn_predict_loss_weight * later / max(len(self.predictors), 1)
 
     @names_wrong_states
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """Hidden states [tokens, width] of the new tokens [tokens] of many requests."""
-        hidden = self._embed(tokens, batch.positions)
+        hidden = self.embed(tokens, batch.positions)
         states = (state[source_layer] for source_layer in self._source_layer_names)
         done = None if self.stack is None else self.stack.step(hidden, batch, states)
         if done is not None:
@@ -248,7 +248,7 @@ class Decoder(nn.Module):
             if not 0 <= layer < len(self.blocks):
                 raise InvalidValue.of("layers", layer, f"0 to {len(self.blocks) - 1}")
         maps = {}
-        hidden = self._embed(tokens[None], torch.arange(len(tokens), device=tokens.device))
+        hidden = self.embed(tokens[None], torch.arange(len(tokens), device=tokens.device))
         loans = SharedKeyValues(self._kv_sharing)
         for index, block in enumerate(self._blocks()[: max(layers, default=-1) + 1]):
             shared_kv = loans.of(index, block, hidden)
@@ -257,7 +257,12 @@ class Decoder(nn.Module):
             hidden = block(hidden, shared_kv)
         return maps
 
-    def _embed(self, tokens: Tensor, positions: Tensor, longest: int | None = None) -> Tensor:
+    def embed(self, tokens: Tensor, positions: Tensor, longest: int | None = None) -> Tensor:
+        """What enters the first block, [..., width] of tokens [...] at these positions, in sequences of `longest`.
+
+        A family whose blocks take more than one row of this width per token overrides it, and `norm`, which gets what
+        leaves the last block.
+        """
         if longest is None:
             longest = tokens.shape[1] if tokens.ndim > 1 else 0
         if longest > self.max_seq_len:

@@ -20,9 +20,10 @@ from attn_models.decoder.layers import FeedForward, GatedFeedForward
 class Router(nn.Module):
     """Routes each token to the experts with the highest scores W x; of equal scores the first.
 
-    Tokens are routed independently, without a capacity limit. In training it also keeps the load imbalance of the last
-    batch if `router_aux_loss_coef` is positive, of the tokens that
-    are True in `counted` [batch, tokens], if given; `summed` adds up the counts of all workers that share a batch.
+    Tokens are routed independently, without a capacity limit. In training it also adds the number of tokens of every
+    expert to `load` and, if `router_aux_loss_coef` is positive, keeps the imbalance of the last batch, both of the
+    tokens that are True in `counted` [batch, tokens], if given. `summed` adds up the counts of all workers that share a
+    batch. If a step has several batches, `step_load` is the load of all of them, and the imbalance of each is its part.
     Weights multiply the outputs of experts, or their inputs if `weighs_inputs` is true.
     """
 
@@ -32,10 +33,12 @@ class Router(nn.Module):
         super().__init__()
         self.experts, self.chosen = config.num_experts or 0, config.num_experts_per_tok or 0
         self.score = nn.Linear(config.hidden_size, self.experts, bias=config.router_bias)
-        self.balance = config.router_aux_loss_coef
+        self.balance, self.rate = config.router_aux_loss_coef, 0.0
         self.summed: Callable[[Tensor], Tensor] = as_counted
         self.imbalance: Tensor | None = None
         self.counted: Tensor | None = None
+        self.load: Tensor | None = None
+        self.step_load: Tensor | None = None
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The experts [rows, chosen] (int64) for `rows` [rows, width], one per token, best first, and their weights
@@ -59,10 +62,14 @@ class Router(nn.Module):
         return best(scores, self.chosen)
 
     def note(self, scores: Tensor, chosen: Tensor) -> None:
-        """Store the load imbalance of this training batch."""
+        """Store the load of this training batch, and its part of the step's imbalance."""
+        if not (self.balance or self.rate):
+            return
+        load = self.summed(torch.bincount(chosen.flatten(), minlength=self.experts))
+        self.load = load if self.load is None else self.load + load
         if self.balance > 0:
-            affinity = self.affinity(scores)
-            self.imbalance = imbalance(affinity, self.summed(counts(chosen, affinity)))
+            whole = load if self.step_load is None else self.step_load
+            self.imbalance = imbalance(self.affinity(scores), whole, self.chosen)
 
     def affinity(self, scores: Tensor) -> Tensor:
         """Routing probabilities [rows, experts] for `scores` [rows, experts]; each row sums to one."""
@@ -122,22 +129,17 @@ def as_counted(counts: Tensor) -> Tensor:
     return counts
 
 
-def imbalance(affinity: Tensor, counted: Tensor) -> Tensor:
-    """The load imbalance E Σᵢ fᵢ Pᵢ from probabilities `affinity` [rows, E] and the number of tokens `counted` [E] that
-    chose each expert: 1 for a uniform load, E if all tokens are routed to one expert.
+def imbalance(affinity: Tensor, load: Tensor, chosen: int) -> Tensor:
+    """The load imbalance E Σᵢ fᵢ Pᵢ from probabilities `affinity` [rows, E] and the number of tokens `load` [E] that
+    chose each expert, `chosen` experts each: 1 for a uniform load, E if all tokens are routed to one expert.
 
     fᵢ is the fraction of choices of expert i, Pᵢ the mean of its probability (arXiv 2101.03961, equations 4 to
-    6, whose tokens choose one). Gradients flow through P alone. If each worker has some rows of a batch and `counted`
-    is summed over all workers, the mean of the workers' results is the imbalance of the whole batch.
+    6, whose tokens choose one). Gradients flow through P alone. If `load` counts the tokens of further rows, of other
+    workers or batches, the result is the part of the given rows, and the parts add up to the imbalance of all.
     """
-    fractions = counted / counted.sum().clamp(min=1)
-    return affinity.shape[-1] * (fractions * affinity.mean(dim=0)).sum()
-
-
-def counts(chosen: Tensor, like: Tensor) -> Tensor:
-    """The number of times [experts] that `chosen` [rows, chosen] contains each expert, in the dtype of `like` [rows,
-    experts]."""
-    return torch.bincount(chosen.flatten(), minlength=like.shape[-1]).to(like.dtype)
+    counted = load.to(affinity.dtype)
+    choices = counted.sum().clamp(min=1)
+    return affinity.shape[-1] * (counted / choices * affinity.sum(dim=0)).sum() * chosen / choices
 
 
 @contextmanager
@@ -228,7 +230,6 @@ class DeepseekV3Router(GroupedRouter):
         super().__init__(config)
         self.register_buffer("correction", torch.zeros(self.experts, dtype=torch.float32))
         self.rate = config.router_bias_update_rate
-        self.load: Tensor | None = None
 
     def selection_scores(self, scores: Tensor) -> Tensor:
         """Sigmoids plus the load-balancing biases."""
@@ -248,18 +249,10 @@ class DeepseekV3Router(GroupedRouter):
         parts = scores.sigmoid()
         return parts / (parts.sum(dim=-1, keepdim=True) + EPSILON)
 
-    def note(self, scores: Tensor, chosen: Tensor) -> None:
-        """Like `Router.note`, and add the number of tokens of every expert to `load`."""
-        super().note(scores, chosen)
-        if self.rate:
-            counted = torch.bincount(chosen.flatten(), minlength=self.experts)
-            self.load = counted if self.load is None else self.load + counted
-
     def update_biases(self) -> None:
         """Move every bias by `rate` towards a uniform load, according to the token counts since the last call."""
-        taken, self.load = self.load, None
-        if taken is not None:
-            load = self.summed(taken.to(self.correction.dtype))
+        if self.load is not None:
+            load, self.load = self.load.to(self.correction.dtype), None
             self.correction += self.rate * (load.mean() - load).sign()
 
 
@@ -303,10 +296,13 @@ class MixtureOfExperts(nn.Module):
         self.shared = None if several is None else build(several)
         self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_expert_gate else None
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map `hidden` [..., width] to [..., width]; experts without tokens are not run."""
+    def forward(self, hidden: Tensor, routed: Tensor | None = None) -> Tensor:
+        """Map `hidden` [..., width] to [..., width]; experts without tokens are not run.
+
+        The router reads `routed` [..., width] in place of `hidden`, if it is given.
+        """
         rows = hidden.reshape(-1, hidden.shape[-1])
-        chosen, weights = self.router(rows)
+        chosen, weights = self.router(rows if routed is None else routed.reshape(rows.shape))
         mixed = torch.zeros_like(rows)
         for index in chosen.unique().tolist():
             row, place = (chosen == index).nonzero(as_tuple=True)

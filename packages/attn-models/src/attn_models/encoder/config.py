@@ -110,8 +110,9 @@ class EncoderConfig(TextEncoderShape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggerConfig(PlainConfig):
-    """A token classifier: its encoder and the number of `classes`; raises `InvalidValue` unless that is from 1."""
+class ClassifierConfig(PlainConfig):
+    """A classifier of tokens or of texts: its encoder and the number of `classes`; raises `InvalidValue` unless that is
+    from 1."""
 
     encoder: EncoderConfig
     classes: Size

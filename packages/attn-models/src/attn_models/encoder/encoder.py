@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import torch
+from attn_core import configure, installed
 from attn_core.errors import InvalidValue
 from attn_core.rotary import sinusoidal
 from torch import Tensor, nn
@@ -14,10 +15,10 @@ from torch.nn.functional import linear
 from attn_models.attention import recorded_weights, share_weights
 from attn_models.decoder.layers import ACTIVATIONS, STANDARD, build_feed_forward, build_norm, initialise
 from attn_models.encoder.config import (
+    ClassifierConfig,
     EncoderConfig,
     EncoderShape,
     ReformerConfig,
-    TaggerConfig,
     VisionConfig,
     attention_of,
 )
@@ -251,13 +252,17 @@ class MaskedLanguageModel(nn.Module):
         return linear(shaped, self.encoder.embedding.weight, self.bias)
 
 
+POOLING = "attn-variants/alignment"
+"""The mechanism by which a text classifier reads the hidden states."""
+
+
 class Tagger(nn.Module):
     """softmax(W h + b) for the hidden states h of an encoder (Devlin et al. 2019, arXiv 1810.04805, figure 4d)."""
 
     output_layers: ClassVar[tuple[str, ...]] = ("classifier",)
     """Names of the layers that map hidden states to logits."""
 
-    def __init__(self, config: TaggerConfig) -> None:
+    def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
         self.config = config
         self.encoder = Encoder(config.encoder)
@@ -282,6 +287,47 @@ class Tagger(nn.Module):
         rows = self.encoder(tokens, key_padding_mask, **others)
         scores: Tensor = self.classifier(rows)
         return scores
+
+
+class TextClassifier(nn.Module):
+    """softmax(W c + b) for c = Σ α_i h_i, a mean of an encoder's hidden states with weights α = softmax(vᵀ tanh(W_k h_i
+    + W_q u)) of Bahdanau's score and a learned query u (Yang et al. 2016, Hierarchical Attention Networks, section
+    2.2)."""
+
+    output_layers: ClassVar[tuple[str, ...]] = ("classifier",)
+    """Names of the layers that map hidden states to logits."""
+
+    def __init__(self, config: ClassifierConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config.encoder)
+        self.query = nn.Parameter(torch.randn(config.encoder.hidden_size) * STANDARD)
+        mechanism = installed().mechanisms.get(POOLING)
+        sizes: dict[str, Any] = {"hidden_size": config.encoder.hidden_size, "num_heads": 1}
+        self.pooling: Any = mechanism.build(configure(mechanism, {}, causal=False, bias=True, **sizes))
+        self.classifier = nn.Linear(config.encoder.hidden_size, config.classes)
+        initialise(self.classifier)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        key_padding_mask: Tensor | None = None,
+        depths: Tensor | None = None,  # noqa: ARG002 -- the arguments of taggers
+        parses: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
+        """Logits [batch, 1, classes]; arguments are those of `Encoder.forward`, but a text has no tree."""
+        rows = self.encoder(tokens, key_padding_mask)
+        scores: Tensor = self.classifier(self.pooling(self._queries(rows), rows, key_padding_mask=key_padding_mask))
+        return scores
+
+    def weights(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The weights α [batch, tokens]; arguments are those of `Encoder.forward`."""
+        rows = self.encoder(tokens, key_padding_mask)
+        found: Tensor = self.pooling.weights(self._queries(rows), rows, key_padding_mask=key_padding_mask)
+        return found[:, 0, 0]
+
+    def _queries(self, rows: Tensor) -> Tensor:
+        return self.query.expand(len(rows), 1, -1)
 
 
 class AxialPositions(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from attn_core import ModelFamily
 from attn_core.errors import InvalidValue
 
-from attn_models.encoder.config import EncoderConfig, ReformerConfig, TaggerConfig, VisionConfig, attention_of
+from attn_models.encoder.config import ClassifierConfig, EncoderConfig, ReformerConfig, VisionConfig, attention_of
 
 
 class MaskedFamily(ModelFamily):
@@ -21,8 +21,7 @@ class MaskedFamily(ModelFamily):
     def configure(self, values: Mapping[str, Any]) -> EncoderConfig:
         """The config from plain values; also raises the errors of `encoder_attention` for its mechanisms."""
         config = checked(EncoderConfig.from_plain(values))
-        if config.positions == "depth":
-            raise InvalidValue.of("positions", config.positions, "'every' or 'real': a text has no dependency tree")
+        require_no_trees(config)
         return config
 
     def build(self, config: EncoderConfig) -> Any:
@@ -64,13 +63,39 @@ class TaggerFamily(ModelFamily):
     def configure(self, values: Mapping[str, Any]) -> Any:
         """The config from plain values: the fields of `EncoderConfig` and `classes`."""
         encoder = {name: value for name, value in values.items() if name != "classes"}
-        return TaggerConfig(encoder=checked(EncoderConfig.from_plain(encoder)), classes=values.get("classes", 0))
+        return ClassifierConfig(encoder=checked(EncoderConfig.from_plain(encoder)), classes=values.get("classes", 0))
 
     def build(self, config: Any) -> Any:
         """A fresh model with random weights."""
         from attn_models.encoder.encoder import Tagger
 
         return Tagger(config)
+
+
+class TextClassifierFamily(TaggerFamily):
+    """An encoder whose hidden states are pooled by additive attention, with a classification head."""
+
+    name = "text_classifier"
+    summary = "A text classifier over any bidirectional mechanism, pooled by additive attention (Yang et al. 2016)."
+    learns: ClassVar[str] = "labels"
+
+    def configure(self, values: Mapping[str, Any]) -> Any:
+        """The config from plain values: the fields of `EncoderConfig` and `classes`."""
+        config = super().configure(values)
+        require_no_trees(config.encoder)
+        return config
+
+    def build(self, config: Any) -> Any:
+        """A fresh model with random weights."""
+        from attn_models.encoder.encoder import TextClassifier
+
+        return TextClassifier(config)
+
+
+def require_no_trees(config: EncoderConfig) -> None:
+    """Raise `InvalidValue` for positions that need a dependency tree, which a text has not."""
+    if config.positions == "depth":
+        raise InvalidValue.of("positions", config.positions, "'every' or 'real': a text has no dependency tree")
 
 
 def checked(config: EncoderConfig) -> EncoderConfig:
@@ -82,7 +107,7 @@ def checked(config: EncoderConfig) -> EncoderConfig:
 
 def encoder_families() -> list[ModelFamily]:
     """One instance of each text encoder family."""
-    return [MaskedFamily(), ReformerFamily(), TaggerFamily()]
+    return [MaskedFamily(), ReformerFamily(), TaggerFamily(), TextClassifierFamily()]
 
 
 class VitFamily(ModelFamily):

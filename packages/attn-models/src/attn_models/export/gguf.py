@@ -25,7 +25,7 @@ from attn_models.adapters.family import window_of
 from attn_models.adapters.registry import decoder_adapter
 from attn_models.attention import layer_attentions
 from attn_models.export.gguf_vocabulary import Value, vocabulary_keys
-from attn_models.export.k_quants import quantize_q4_k
+from attn_models.export.k_quants import K_QUANTS, quantize_k
 from attn_models.export.layouts import Expressed
 from attn_models.loading import LoadedModel
 from attn_models.weights.atomic_write import staged_file
@@ -34,9 +34,13 @@ QUANTIZATIONS: Mapping[str, tuple[GGMLQuantizationType, int]] = {
     "f32": (GGMLQuantizationType.F32, 0),
     "f16": (GGMLQuantizationType.F16, 1),
     "q8_0": (GGMLQuantizationType.Q8_0, 7),
+    "q6_k": (GGMLQuantizationType.Q6_K, 18),
+    "q5_k": (GGMLQuantizationType.Q5_K, 16),
     "q4_k": (GGMLQuantizationType.Q4_K, 14),
 }
 """The types of matrices, and the `general.file_type` of files of them."""
+UNEMBEDDING = ("output", "token_embd")
+"""The tensor that computes logits, and the one that does where it is tied: rounding it costs most."""
 QUANTIZATION_VERSION = 2
 EXPERT = re.compile(r"experts\.(\d+)\.")
 WHOLE = re.compile(r"position_embd|ffn_gate_inp|norm")
@@ -120,11 +124,29 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """The architectures of llama.cpp, by the `model_type` of the layout."""
 
 
-def write_gguf(target: Path, loaded: LoadedModel, found: Expressed, quantization: str = "f16") -> str:
-    """Write a model as the GGUF file `target`; returns the name of its architecture in llama.cpp.
+@dataclass(frozen=True, kw_only=True)
+class GgufFile:
+    """A written file: its architecture in llama.cpp, and the type of each kind of matrix, such as "ffn_down"."""
 
-    A matrix whose rows do not consist of whole blocks of the type is stored as q8_0 or f16. Raises `InvalidValue` for
-    another `quantization`, `Incompatible` for a model or a tokenizer that llama.cpp does not compute as it is.
+    architecture: str
+    types: Mapping[str, str]
+
+
+def write_gguf(
+    target: Path,
+    loaded: LoadedModel,
+    found: Expressed,
+    quantization: str = "f16",
+    importance: Mapping[str, Tensor] | None = None,
+) -> GgufFile:
+    """Write a model as the GGUF file `target`.
+
+    A matrix whose rows do not consist of whole blocks of the type is stored as q8_0 or f16, and the one that computes
+    logits as q6_k where the type has fewer bits; `types` of the result says so. `importance` holds the mean squares of
+    the inputs [inputs] of parameters, by which errors of K-quants count.
+
+    Raises `InvalidValue` for another `quantization`, `Incompatible` for a model or a tokenizer that llama.cpp does not
+    compute as it is.
     """
     if quantization not in QUANTIZATIONS:
         raise InvalidValue.of("quantization", quantization, ", ".join(QUANTIZATIONS))
@@ -145,20 +167,36 @@ def write_gguf(target: Path, loaded: LoadedModel, found: Expressed, quantization
         header[f"{architecture.name}.vocab_size"] = config.vocab_size
     if kind not in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         header["general.quantization_version"] = QUANTIZATION_VERSION
+    layout = adapter.layout(config)
+    sources = {item.name: item.parameters[0] for item in layout.stored(found.parameters) if item.parameters}
+    types: dict[str, str] = {}
     with staged_file(target) as stage:
         writer = GGUFWriter(stage, architecture.name)
         for key, value in header.items():
             _add(writer, key, value)
-        for name, tensor in _tensors(found, config, architecture):
-            typed = _type_of(name, tensor, kind)
-            data = np.ascontiguousarray(tensor.detach().float().cpu().numpy())
-            stored = quantize_q4_k(data) if typed == GGMLQuantizationType.Q4_K else quantize(data, typed)
-            writer.add_tensor(name, stored, raw_dtype=typed)
+        tensors = list(_tensors(found, config, architecture))
+        last = next(part for part in UNEMBEDDING if any(own == f"{part}.weight" for own, _, _ in tensors))
+        for name, theirs, tensor in tensors:
+            part = name.split(".")[-2]
+            typed = _type_of(name, tensor, GGMLQuantizationType.Q6_K if part == last and number in (14, 16) else kind)
+            if tensor.ndim > 1:
+                types[part] = typed.name.lower()
+            counted = (importance or {}).get(sources.get(theirs, ""))
+            writer.add_tensor(name, _stored(tensor, typed, counted), raw_dtype=typed)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-    return architecture.name
+    return GgufFile(architecture=architecture.name, types=types)
+
+
+def _stored(tensor: Tensor, typed: GGMLQuantizationType, importance: Tensor | None) -> Any:
+    """The bytes of a tensor in a type."""
+    data = np.ascontiguousarray(tensor.detach().float().cpu().numpy())
+    bits = K_QUANTS.get(typed.name.lower())
+    if bits is None:
+        return quantize(data, typed)
+    return quantize_k(data, bits, None if importance is None else importance.float().cpu().numpy())
 
 
 def _require_computed(config: DecoderConfig, architecture: Architecture) -> None:
@@ -203,8 +241,8 @@ def _keys(config: DecoderConfig, architecture: Architecture) -> Keys:
     return keys | architecture.keys(config)
 
 
-def _tensors(found: Expressed, config: DecoderConfig, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of the file."""
+def _tensors(found: Expressed, config: DecoderConfig, architecture: Architecture) -> Iterator[tuple[str, str, Tensor]]:
+    """Names and tensors of the file, with their names in the layout."""
     kind = next(kind for kind in MODEL_ARCH if MODEL_ARCH_NAMES[kind] == architecture.name)
     names = get_tensor_name_map(kind, config.num_layers)
     layout = decoder_adapter(found.layout).layout(config)
@@ -224,9 +262,9 @@ def _tensors(found: Expressed, config: DecoderConfig, architecture: Architecture
         part, rows = own.split(".")[-2], tensor.T if theirs in transposed else tensor
         if architecture.permuted and part in rotary_heads:
             rows = _rotary_pairs(rows, rotary_heads[part])
-        yield own, rows + architecture.offset if architecture.offset and "norm" in own else rows
+        yield own, theirs, rows + architecture.offset if architecture.offset and "norm" in own else rows
     for own, parts in experts.items():
-        yield own, torch.stack([parts[index] for index in range(len(parts))])
+        yield own, "", torch.stack([parts[index] for index in range(len(parts))])
 
 
 def _spellings(name: str) -> tuple[str, str]:
@@ -240,11 +278,12 @@ def _rotary_pairs(rows: Tensor, heads: int) -> Tensor:
 
 
 def _type_of(name: str, tensor: Tensor, kind: GGMLQuantizationType) -> GGMLQuantizationType:
-    """The type in which a tensor is stored: the widest one whose blocks divide its rows, float32 for vectors."""
+    """The type in which a tensor is stored: `kind`, or the next wider one whose blocks divide its rows; float32 for
+    vectors."""
     if tensor.ndim == 1 or WHOLE.search(name):
         return GGMLQuantizationType.F32
     row = tensor.shape[-1]
-    chosen = (kind, GGMLQuantizationType.Q8_0) if kind == GGMLQuantizationType.Q4_K else (kind,)
+    chosen = (kind, GGMLQuantizationType.Q8_0) if kind.name.lower() in K_QUANTS else (kind,)
     fits = (each for each in chosen if row % GGML_QUANT_SIZES[each][0] == 0)
     return next(fits, GGMLQuantizationType.F16)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -31,10 +31,14 @@ OURS = {*LAYOUTS, NativeAdapter.model_type, NativeEncoderAdapter.model_type, Nat
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A finished export: where it is, and its layout (`model_type`) or architecture, empty where it has none."""
+    """A finished export: where it is, and its layout (`model_type`) or architecture, empty where it has none.
+
+    `types` is the type of each kind of matrix of a GGUF file.
+    """
 
     path: Path
     layout: str
+    types: Mapping[str, str] = field(default_factory=dict)
 
 
 def export_model(
@@ -44,10 +48,10 @@ def export_model(
 
     `hf` is a folder that Hugging Face's transformers reads: weights and config.json in the published layout that
     expresses the model exactly, with tokenizer, generation config and model card. `gguf` is a file for llama.cpp, whose
-    matrices are stored as `quantization` (f32, f16, q8_0 or q4_k; by default f16), which other formats refuse. `onnx`
-    is a folder with model.onnx, which computes logits [batch, tokens, vocabulary] of token ids [batch, tokens], both
-    axes of any length. `safetensors` is one file with the parameters under their own names, and the config in its
-    metadata.
+    matrices are stored as `quantization` (f32, f16, q8_0, q6_k, q5_k or q4_k; by default f16), which other formats
+    refuse. `onnx` is a folder with model.onnx, which computes logits [batch, tokens, vocabulary] of token ids [batch,
+    tokens], both axes of any length. `safetensors` is one file with the parameters under their own names, and the
+    config in its metadata.
 
     An existing target is refused, unless `overwrite` is True and it is a file or a model folder that attn wrote. Raises
     `Incompatible` for a model that the format cannot express, naming the fields, and for a tokenizer that it cannot;
@@ -58,8 +62,7 @@ def export_model(
         raise InvalidValue.of("to", to, ", ".join(get_args(ExportFormat)))
     if quantization is not None and to != "gguf":
         raise InvalidValue.of("quantization", quantization, f"left out for {to}: only a GGUF file's matrices have one")
-    if target.exists() and not overwrite:
-        raise InvalidValue.of("target", str(target), "a path where nothing is yet, or --overwrite")
+    require_free(target, overwrite=overwrite)
     source = read_folder(folder)
     if to == "hf" and source.config.get("model_type") not in OURS and "quantization_config" not in source.config:
         return _copied(source, target)
@@ -69,13 +72,25 @@ def export_model(
         raise Incompatible(f"{folder}: {rule}", path=folder, field="model_type")
     loaded = load_model(folder, _stored_dtype(source), verify="sizes")
     origin = read_source(folder)
-    writers: Mapping[str, Callable[[], str]] = {
-        "hf": lambda: _write_folder(target, loaded, source, origin),
-        "gguf": lambda: _write_gguf(target, loaded, source, quantization or "f16"),
-        "onnx": lambda: _write_onnx(target, loaded),
-        "safetensors": lambda: _write_safetensors(target, loaded),
-    }
-    return Exported(path=target, layout=writers[to]())
+    match to:
+        case "hf":
+            return Exported(path=target, layout=write_published(target, expressed(loaded, source), loaded, origin))
+        case "gguf":
+            from attn_models.export.gguf import write_gguf
+
+            written = write_gguf(target, loaded, expressed(loaded, source), quantization or "f16")
+            return Exported(path=target, layout=written.architecture, types=written.types)
+        case "onnx":
+            _write_onnx(target, loaded)
+        case "safetensors":
+            _write_safetensors(target, loaded)
+    return Exported(path=target, layout="")
+
+
+def require_free(target: Path, *, overwrite: bool) -> None:
+    """Raise `InvalidValue` if something is at `target`, unless it may be overwritten."""
+    if target.exists() and not overwrite:
+        raise InvalidValue.of("target", str(target), "a path where nothing is yet, or --overwrite")
 
 
 def _stored_dtype(source: CheckpointFolder) -> str:
@@ -84,7 +99,7 @@ def _stored_dtype(source: CheckpointFolder) -> str:
     return str(stored_type(with_plain_weights(source))).removeprefix("torch.")
 
 
-def _expressed(loaded: LoadedModel, source: CheckpointFolder) -> Expressed:
+def expressed(loaded: LoadedModel, source: CheckpointFolder) -> Expressed:
     """The model in the published layout of its folder, or if that is ours in the one that expresses it."""
     own = str(source.config.get("model_type"))
     if own in LAYOUTS:
@@ -93,8 +108,8 @@ def _expressed(loaded: LoadedModel, source: CheckpointFolder) -> Expressed:
     return published(loaded.model, None if own in OURS else own)
 
 
-def _write_folder(target: Path, loaded: LoadedModel, source: CheckpointFolder, origin: Mapping[str, Any]) -> str:
-    found = _expressed(loaded, source)
+def write_published(target: Path, found: Expressed, loaded: LoadedModel, origin: Mapping[str, Any]) -> str:
+    """Write a folder in a published layout, with tokenizer, generation config and model card; returns the layout."""
     files: dict[str, Any] = dict(loaded.tokenizer.files()) if loaded.tokenizer else {}
     ids = special_ids(loaded)
     files[GENERATION_NAME] = {**{name: value for name, value in ids.items() if value is not None}, **loaded.generation}
@@ -127,22 +142,15 @@ def _copied(source: CheckpointFolder, target: Path) -> Exported:
     return Exported(path=target, layout=layout)
 
 
-def _write_gguf(target: Path, loaded: LoadedModel, source: CheckpointFolder, quantization: str) -> str:
-    from attn_models.export.gguf import write_gguf
-
-    return write_gguf(target, loaded, _expressed(loaded, source), quantization)
-
-
-def _write_onnx(target: Path, loaded: LoadedModel) -> str:
+def _write_onnx(target: Path, loaded: LoadedModel) -> None:
     from attn_models.export.onnx import write_onnx
 
     with staged_folder(target) as stage:
         write_onnx(stage / "model.onnx", loaded.model)
         write_side_files(stage, {**(loaded.tokenizer.files() if loaded.tokenizer else {})})
-    return ""
 
 
-def _write_safetensors(target: Path, loaded: LoadedModel) -> str:
+def _write_safetensors(target: Path, loaded: LoadedModel) -> None:
     from safetensors.torch import save_file
 
     from attn_models.adapters.state_dict import saved_parameters
@@ -152,4 +160,3 @@ def _write_safetensors(target: Path, loaded: LoadedModel) -> str:
     with staged_file(target) as stage:
         save_file(tensors, stage, metadata=described)
         stage.chmod(0o644)
-    return ""

@@ -25,6 +25,7 @@ from attn_models.hf.models import (
     AttnForSequenceClassification,
     AttnModel,
 )
+from attn_models.hf.replacement import Replaced, replace
 
 AutoConfig.register(AttnConfig.model_type, AttnConfig, exist_ok=True)
 for _auto, _model in (
@@ -40,9 +41,11 @@ __all__ = [
     "AttnForSequenceClassification",
     "AttnModel",
     "MechanismAttention",
+    "Replaced",
     "StateCache",
     "materialised_mask",
     "read_mask",
     "register",
     "register_mechanism",
+    "replace",
 ]

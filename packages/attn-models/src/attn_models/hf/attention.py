@@ -82,17 +82,20 @@ class MechanismAttention:
         if not self.mechanism.can(Capability.GROUPED):
             repeats = query.shape[1] // key.shape[1]
             key, value = (rows.repeat_interleave(repeats, dim=1) for rows in (key, value))
-        query_positions, key_padding_mask = read_mask(attention_mask, causal=causal, window=window)
+        query_positions, key_positions, key_padding_mask = read_mask(attention_mask, causal=causal, window=window)
         heads = Heads(query=query.shape[1], key_value=key.shape[1], key_size=query.shape[3], value_size=value.shape[3])
         spec = _with_model_arguments(
             self._spec(heads, causal=causal), scaling, kwargs.get("softcap"), window if causal else None
         )
+        if window is not None and query.shape[2] != key.shape[2] and not spec.relative:
+            rule = "counts positions from the first token, which the cache of a sliding window no longer has"
+            raise Incompatible(f"mechanism {self.mechanism.name!r} {rule}", mechanism=self.mechanism.name)
         operands = AttentionInputs(
             query=query.transpose(1, 2),
             key=key.transpose(1, 2),
             value=value.transpose(1, 2),
             query_positions=query_positions,
-            key_positions=torch.arange(key.shape[2], device=key.device).expand(key.shape[0], -1),
+            key_positions=key_positions.expand(key.shape[0], -1),
             key_padding_mask=key_padding_mask,
             dropout=drawn_dropout(kwargs.get("dropout") or 0.0),
         )
@@ -168,12 +171,12 @@ def materialised_mask(*arguments: Any, **words: Any) -> Tensor:
     return mask  # type: ignore[no-any-return]
 
 
-def read_mask(mask: Tensor | None, *, causal: bool, window: int | None) -> tuple[Tensor, Tensor]:
-    """The positions of queries [batch, query] and the key padding mask [batch, key], read from the model's `mask`.
+def read_mask(mask: Tensor | None, *, causal: bool, window: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The positions of queries [batch, query] and keys [batch, key] and the key padding mask [batch, key] of `mask`.
 
-    Keys are at positions 0, 1, ... `window` is the number of tokens that a query sees, itself included, if the model
-    has one. Raises `Incompatible` for a mask that is not made of causality, window and padding, such as one of packed
-    sequences, because ignoring it would give wrong results.
+    Positions are counted without padding, wherever it is. `window` is the number of tokens that a query sees, itself
+    included, if the model has one. Raises `Incompatible` for a mask that is not made of causality, window and padding,
+    such as one of packed sequences, because ignoring it would give wrong results.
     """
     if mask is None:
         raise Incompatible(
@@ -184,22 +187,25 @@ def read_mask(mask: Tensor | None, *, causal: bool, window: int | None) -> tuple
             f"a mask of {mask.dtype} {list(mask.shape)} is not supported; needed: bool [batch, 1, query, key]"
         )
     visible = mask[:, 0]
-    key_positions = torch.arange(visible.shape[2], device=mask.device)
+    places = torch.arange(visible.shape[2], device=mask.device)
     key_padding_mask = visible.any(1)
+    key_positions = (key_padding_mask.cumsum(-1) - 1).clamp(min=0)
     if causal:
-        # The last key that a query sees is at its own position.
-        query_positions = torch.where(visible, key_positions, 0).amax(-1)
-        allowed = key_padding_mask[:, None] & (key_positions <= query_positions[..., None])
-        allowed = allowed & (key_positions > query_positions[..., None] - window) if window else allowed
+        # The last key that a query sees is itself.
+        own = torch.where(visible, places, 0).amax(-1)
+        query_positions = key_positions.gather(1, own)
+        allowed = key_padding_mask[:, None] & (places <= own[..., None])
+        allowed = allowed & (places > own[..., None] - window) if window else allowed
     else:
-        query_positions = torch.arange(visible.shape[1], device=mask.device).expand(visible.shape[0], -1)
+        own = places[: visible.shape[1]].expand(visible.shape[0], -1)
+        query_positions = key_positions.gather(1, own) if visible.shape[1] == visible.shape[2] else own
         allowed = key_padding_mask[:, None].expand_as(visible)
     # Padding queries may see no key, or too many; their outputs are not used.
     if not torch.equal(allowed & visible.any(-1, keepdim=True), visible):
         raise Incompatible(
             "the model's mask is not made of causality, a window and padding; mechanisms support no other masks"
         )
-    return query_positions, key_padding_mask
+    return query_positions, key_positions, key_padding_mask
 
 
 PREFIX = "attn:"

@@ -56,7 +56,8 @@ class StateCache(Cache):
         """
         if len(tokens) != self.batch:
             raise InvalidValue.of("input_ids", f"{len(tokens)} sequences", f"{self.batch}, as in the cache")
-        lengths = real.sum(1).tolist()
+        whole = bool(real.all())
+        lengths = [tokens.shape[1]] * self.batch if whole else real.sum(1).tolist()
         rows = [row for row, length in enumerate(lengths) if length]
         longest = max(context + length for context, length in zip(self.contexts, lengths, strict=True))
         store = self._with_room(longest)
@@ -66,9 +67,12 @@ class StateCache(Cache):
             lambda numbers: torch.tensor(numbers, dtype=torch.int64, device=tokens.device),
         )
         view = store.view(batch, [self.names[row] for row in rows])
-        found = self.decoder.step(tokens[real], batch, view)
-        hidden = found.new_zeros(*tokens.shape, found.shape[-1])
-        hidden[real] = found
+        found = self.decoder.step(tokens.flatten() if whole else tokens[real], batch, view)
+        if whole:
+            hidden = found.view(*tokens.shape, -1)
+        else:
+            hidden = found.new_zeros(*tokens.shape, found.shape[-1])
+            hidden[real] = found
         self.contexts = [context + length for context, length in zip(self.contexts, lengths, strict=True)]
         self.columns += tokens.shape[1]
         return hidden

@@ -31,8 +31,8 @@ from attn_models.adapters.state_dict import (
 )
 from attn_models.adapters.vit import labels_of
 from attn_models.device import resolve_device
-from attn_models.encoder.config import TaggerConfig
-from attn_models.encoder.encoder import MaskedLanguageModel, Tagger, VisionTransformer
+from attn_models.encoder.config import ClassifierConfig
+from attn_models.encoder.encoder import MaskedLanguageModel, Tagger, TextClassifier, VisionTransformer
 from attn_models.quantization.quantize import require_not_quantized
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
@@ -43,6 +43,11 @@ from attn_models.weights.safetensors_files import require_floats
 def is_encoder(folder: Path) -> bool:
     """Whether a model folder's config.json describes an encoder; raises `CheckpointInvalid` if it is not JSON."""
     return read_config(folder / "config.json").get("model_type") in installed_adapters(EncoderAdapter)  # type: ignore[type-abstract]
+
+
+def is_text_classifier(folder: Path) -> bool:
+    """Whether a model folder holds a text classifier; raises `CheckpointInvalid` for a damaged folder."""
+    return is_encoder(folder) and POOLED in read_folder(folder, verify="sizes").tensors.entries
 
 
 def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
@@ -93,6 +98,8 @@ MASKED_LM_HEAD = {
 }
 TAGGER_HEAD = {"classifier.weight": "classifier.weight", "classifier.bias": "classifier.bias"}
 """The names of a head's weights in the model, and those in a checkpoint of transformers."""
+POOLED = "classifier.query"
+"""A tensor that only text classifiers have."""
 
 
 def save_masked(folder: str | Path, model: MaskedLanguageModel, tokenizer: Tokenizer) -> Path:
@@ -100,19 +107,22 @@ def save_masked(folder: str | Path, model: MaskedLanguageModel, tokenizer: Token
     return _save(folder, model, MASKED_LM_HEAD, {"architectures": ["BertForMaskedLM"]}, tokenizer)
 
 
-def save_tagger(folder: str | Path, model: Tagger, labels: Sequence[str], tokenizer: Tokenizer) -> Path:
-    """Write a tagger with its `labels` as a checkpoint folder.
+def save_classifier(
+    folder: str | Path, model: Tagger | TextClassifier, labels: Sequence[str], tokenizer: Tokenizer
+) -> Path:
+    """Write a classifier of tokens or of texts with its `labels` as a checkpoint folder.
 
     Raises the errors of `save_encoder`, and `InvalidValue` unless there is a different label for each class.
     """
     if len(set(labels)) != model.config.classes:
         raise InvalidValue.of("labels", list(labels), f"{model.config.classes} different ones")
+    tagger = isinstance(model, Tagger)
     head_config = {
-        "architectures": ["BertForTokenClassification"],
+        "architectures": ["BertForTokenClassification" if tagger else "AttnTextClassifier"],
         "id2label": {str(place): label for place, label in enumerate(labels)},
         "label2id": {label: place for place, label in enumerate(labels)},
     }
-    return _save(folder, model, TAGGER_HEAD, head_config, tokenizer)
+    return _save(folder, model, _head_of(model), head_config, tokenizer)
 
 
 def load_masked(
@@ -129,10 +139,10 @@ def load_masked(
     return model.eval(), tokenizer
 
 
-def load_tagger(
+def load_classifier(
     folder: str | Path, *, verify: Verify = "hashes", device: str = "cpu"
-) -> tuple[Tagger, list[str], Tokenizer]:
-    """The tagger in a folder, in float32 on `device`, in evaluation mode, its labels and its tokenizer.
+) -> tuple[Tagger | TextClassifier, list[str], Tokenizer]:
+    """The classifier in a folder, in float32 on `device`, in evaluation mode, its labels and its tokenizer.
 
     Raises the errors of `load_masked`, and `CheckpointInvalid` for bad labels.
     """
@@ -141,11 +151,18 @@ def load_tagger(
         labels = labels_of(checkpoint.config)
     except InvalidValue as error:
         raise CheckpointInvalid.of(checkpoint.path / "config.json", error.message) from error
+    kind = TextClassifier if POOLED in checkpoint.tensors.entries else Tagger
     with init_empty_weights():
-        model = Tagger(TaggerConfig(encoder=encoder.config, classes=len(labels)))
+        model = kind(ClassifierConfig(encoder=encoder.config, classes=len(labels)))
     model.encoder = encoder
-    _read_head(checkpoint, model, TAGGER_HEAD)
+    _read_head(checkpoint, model, _head_of(model))
     return model.eval(), labels, tokenizer
+
+
+def _head_of(model: Tagger | TextClassifier) -> Mapping[str, str]:
+    """The weights of a classifier beside its encoder's; see `TAGGER_HEAD`."""
+    own = [name for name in model.state_dict() if not name.startswith("encoder.") and name not in TAGGER_HEAD]
+    return TAGGER_HEAD | {name: f"classifier.{name}" for name in own}
 
 
 def _save(

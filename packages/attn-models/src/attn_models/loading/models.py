@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from attn_schema.decoder import DecoderConfig
 from attn_schema.device import AUTO
 from torch import nn
 
-from attn_models.adapters.base import StateDictAdapter, inexpressible, needed
+from attn_models.adapters.base import Layout, StateDictAdapter, inexpressible, needed
 from attn_models.adapters.hf_config import check_unread_keys, refused_config
 from attn_models.adapters.native import LANGUAGE, LAYOUTS, SOURCE, NativeAdapter, require_installed
 from attn_models.adapters.registry import (
@@ -28,6 +29,7 @@ from attn_models.adapters.registry import (
     installed_adapters,
     missing_packages,
     packages_of,
+    through_transformers,
     unknown_family,
 )
 from attn_models.adapters.state_dict import (
@@ -66,13 +68,28 @@ log = logging.getLogger(__name__)
 
 def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     """The model in a checkpoint folder; raises `CheckpointInvalid` naming what is damaged or does not fit."""
-    family, config = _family_and_config(checkpoint)
-    with init_empty_weights():
-        model = family.build(config)
-    load_parameters(model, read_parameters(checkpoint, NativeAdapter(), saved_parameters(model), dtype))
-    if any(buffer.is_meta for buffer in model.buffers()):
-        fill_buffers(model, family.build(config), checkpoint.tensors.device)
+    model, layout, rebuild = described_model(checkpoint)
+    load_parameters(model, read_parameters(checkpoint, layout, saved_parameters(model), dtype))
+    if type(model) is Decoder:
+        _compute_constants(model, model.config, checkpoint.tensors.device)
+    elif any(buffer.is_meta for buffer in model.buffers()):
+        fill_buffers(model, rebuild(), checkpoint.tensors.device)
     return model
+
+
+def described_model(checkpoint: CheckpointFolder) -> tuple[Any, Layout, Callable[[], Any]]:
+    """The model that the config of a folder describes, without memory, the layout of its tensors, and a function that
+    builds another; raises the errors of `load_model` for the config."""
+    kind, config = checkpoint.config.get("model_type"), None
+    if kind in LAYOUTS:
+        family, config = _family_and_config(checkpoint)
+        build, layout = family.build, NativeAdapter()
+    else:
+        adapter = decoder_adapter(kind, checkpoint.config.get("requires"))
+        config = _configured(checkpoint, adapter)
+        build, layout = adapter.build, adapter.layout(config)
+    with init_empty_weights():
+        return build(config), layout, partial(build, config)
 
 
 def _family_and_config(checkpoint: CheckpointFolder) -> tuple[ModelFamily, Any]:
@@ -208,6 +225,8 @@ class LoadedModel:
         """The name of the model's family."""
         if isinstance(self.config, DecoderConfig):
             return "decoder"
+        if (named := getattr(self.config, "family", None)) is not None:
+            return str(named)
         return (installed_family_of(self.config) or adapter_of(self.config).name).rpartition("/")[2]
 
     @property
@@ -251,6 +270,8 @@ def load_model(
         raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
     require_quantization(quantization, place.type)
     checkpoint = read_folder(folder_at(folder), verify=verify, device=place)
+    if through_transformers(checkpoint.config):
+        return _loaded(checkpoint, _transformers_model(checkpoint, name, quantization, prepare), place)
     in_blocks = prepare is None and _stays_in_blocks(quantization, name, place)
     checkpoint = with_plain_weights(checkpoint, in_blocks=in_blocks)
     joined = quantization == "auto" and place.type == "cuda"
@@ -258,8 +279,7 @@ def load_model(
         quantization = None
     # Packing reads each weight once, from the file and in its stored dtype.
     read_as = getattr(torch, name) if quantization is None else stored_type(checkpoint)
-    own = checkpoint.config.get("model_type") in LAYOUTS
-    model: Any = build_from(checkpoint, read_as) if own else _decoder_from(checkpoint, read_as)
+    model: Any = build_from(checkpoint, read_as)
     count = sum(parameter.numel() for parameter in model.parameters())
     if prepare is not None:
         prepare(model)
@@ -271,6 +291,11 @@ def load_model(
     elif joined and can_quantize(model):
         join_projections(model, read_as)
     widen_parameters(model, getattr(torch, name))
+    return _loaded(checkpoint, model, place, count)
+
+
+def _loaded(checkpoint: CheckpointFolder, model: Any, place: torch.device, count: int | None = None) -> LoadedModel:
+    """A model with the other contents of its folder; its tokenizer must fit its embedding."""
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
     if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
         rule = f"the tokenizer has {tokenizer.vocab_size} tokens, but the embedding only {model.vocab_size} rows"
@@ -282,9 +307,23 @@ def load_model(
         config=model.config,
         hf_config=checkpoint.config,
         generation=checkpoint.generation_config,
-        parameters=count,
+        parameters=sum(each.numel() for each in model.parameters()) if count is None else count,
         device=place,
     )
+
+
+def _transformers_model(
+    checkpoint: CheckpointFolder, dtype: str, quantization: str | None, prepare: Callable[[Any], object] | None
+) -> Any:
+    """The model of a family that only transformers knows, built by it; raises as `load_causal`."""
+    from attn_models.hf.causal import load_causal
+
+    if quantization not in (None, "none", "auto"):
+        raise Incompatible(f"quantization {quantization!r}: a model that transformers builds is not packed; use none")
+    model = load_causal(checkpoint.path, checkpoint.config, getattr(torch, dtype), checkpoint.tensors.device)
+    if prepare is not None:
+        prepare(model)
+    return model
 
 
 def _stays_in_blocks(quantization: str | None, dtype: str, place: torch.device) -> bool:
@@ -383,19 +422,6 @@ def _require_same_parameters(
         name = changed[0]
         message = f"the parameter {name!r} cannot be expressed in a {adapter.model_type} folder"
         raise Incompatible(f"{message}: the model of that layout lacks it, or has another shape for it", parameter=name)
-
-
-def _decoder_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
-    adapter = decoder_adapter(checkpoint.config.get("model_type"), checkpoint.config.get("requires"))
-    config = _configured(checkpoint, adapter)
-    with init_empty_weights():
-        model = adapter.build(config)
-    load_parameters(model, read_parameters(checkpoint, adapter.layout(config), saved_parameters(model), dtype))
-    if type(model) is Decoder:
-        _compute_constants(model, config, checkpoint.tensors.device)
-    elif any(buffer.is_meta for buffer in model.buffers()):
-        fill_buffers(model, adapter.build(config), checkpoint.tensors.device)
-    return model
 
 
 def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Any:

@@ -31,7 +31,7 @@ from attn_core.errors import (
 from attn_models.sources.progress import Report, Step
 from attn_models.weights.manifest import file_sha256
 from attn_models.weights.safe_files import read_json_object
-from attn_models.weights.safetensors_files import INDEX_LIMIT, INDEX_NAME, WEIGHTS_NAME
+from attn_models.weights.safetensors_files import INDEX_LIMIT, INDEX_NAME, WEIGHTS_NAME, TensorEntry
 
 REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}")
@@ -185,6 +185,26 @@ def shards_of(repository: HubRepository, index: Path) -> list[str]:
         if not FILE.fullmatch(name) or not name.endswith(".safetensors") or name not in repository.files:
             raise CheckpointInvalid.of(index, f"names {name!r}, which is not a weight file of {repository.name}")
     return shards
+
+
+def headers_of(repository: HubRepository) -> dict[str, TensorEntry]:
+    """The header entries of all tensors of a repository's safetensors, read without the weights.
+
+    Raises as `look_up`, and `CheckpointInvalid` for malformed files.
+    """
+    from huggingface_hub import HfApi
+
+    with hub_errors(repository.name, repository.commit, repository.endpoint):
+        api = HfApi(endpoint=repository.endpoint)
+        try:
+            found = api.get_safetensors_metadata(repository.name, revision=repository.commit).files_metadata.values()
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointInvalid.of(repository.name, f"malformed safetensors: {_first_line(error)}") from error
+    tensors = {name: tensor for file in found for name, tensor in file.tensors.items()}
+    return {
+        name: TensorEntry(tensor.dtype, tuple(tensor.shape), tensor.data_offsets[1] - tensor.data_offsets[0])
+        for name, tensor in tensors.items()
+    }
 
 
 def require_space(folder: Path, repository: HubRepository, names: list[str]) -> None:

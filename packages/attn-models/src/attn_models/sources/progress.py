@@ -20,7 +20,7 @@ class Step:
     stage: str
     done: int
     total: int
-    unit: Literal["bytes", "tensors", "tokens"]
+    unit: Literal["bytes", "tensors", "tokens", "blocks"]
 
 
 Report = Callable[[Step], None]

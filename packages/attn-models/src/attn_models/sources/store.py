@@ -5,26 +5,30 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed, UnknownName, UserError
 from attn_schema.home import home_folder, model_folder_name, model_names, models_folder
 from attn_schema.locks import exclusive
+from attn_schema.text_files import read_text
 
 from attn_models.sources import hub
 from attn_models.sources.convert import convert, require_plain_pooling
 from attn_models.sources.download import copy_member, copy_members, download, read_members, write_text_file
 from attn_models.sources.gguf_files import folder_of_gguf
 from attn_models.sources.known import SHAKESPEARE, Source, known_sources, source_named
-from attn_models.sources.progress import Report, silent
+from attn_models.sources.progress import Report, shown_progress, silent
 from attn_models.tokenizers.settings import read_settings
 from attn_models.weights.atomic_write import staged_folder
 from attn_models.weights.manifest import MANIFEST_NAME, read_manifest, read_source, verify_manifest
 from attn_models.weights.quantized_tensors import format_of
 from attn_models.weights.safe_files import read_config
 from attn_models.weights.safetensors_files import INDEX_NAME
+
+if TYPE_CHECKING:
+    from attn_models.sources.check import ModelCheck
 
 
 def model_folder(name: str, home: Path) -> Path:
@@ -102,11 +106,23 @@ class ModelStore:
         ]
         return sorted(found, key=lambda model: model.name)
 
+    def check(self, model: str) -> ModelCheck:
+        """Whether and how a model would load, from config and headers: one that `find` takes, or OWNER/REPO of a hub.
+
+        Raises the errors of `find` for what is none of these, and those of `hub.look_up`.
+        """
+        from attn_models.sources.check import check_model
+
+        given = Path(model).expanduser()
+        if model not in self.names() and not given.exists() and hub.is_repository(model):
+            return check_model(model, None)
+        return check_model(model, given if given.is_file() else self.find(model))
+
     def export(
         self, model: str, target: Path | None, to: str, *, quantization: str | None = None, overwrite: bool = False
-    ) -> tuple[Path, str]:
-        """Write a model for other programs, by default into the current folder under its name; returns the path, and
-        the layout or architecture. See `export_model` for the other arguments and the errors."""
+    ) -> dict[str, Any]:
+        """Write a model for other programs, by default into the current folder under its name; returns the fields of
+        `Exported`. See `export_model` for the other arguments and the errors."""
         from attn_models.export import export_model
 
         folder = self.find(model)
@@ -117,8 +133,20 @@ class ModelStore:
             "hf": "-hf",
         }
         given = Path(f"{Path(model).stem}{endings.get(to, '')}") if target is None else target
-        done = export_model(folder, given, to, quantization=quantization, overwrite=overwrite)  # type: ignore[arg-type]
-        return done.path, done.layout
+        return asdict(export_model(folder, given, to, quantization=quantization, overwrite=overwrite))  # type: ignore[arg-type]
+
+    def quantize(
+        self, model: str, target: Path | None, method: str, text: Path, *, overwrite: bool = False
+    ) -> dict[str, Any]:
+        """Quantise a model with the text in a file, by default into the current folder under its name; returns the
+        fields of `Quantized`. See `quantize_folder` for the other arguments and the errors."""
+        from attn_models.export.quantized import INTEGERS, quantize_folder
+
+        folder, words = self.find(model), read_text(text, "text")
+        ending = f"-{method}" if method in INTEGERS else f"-{method}.gguf"
+        given = Path(f"{Path(model).stem}{ending}") if target is None else target
+        with shown_progress() as report:
+            return asdict(quantize_folder(folder, given, method, words, overwrite=overwrite, report=report))
 
     def remove(self, name: str) -> int:
         """Delete a model, and what an interrupted fetch of it left; returns the number of bytes freed.

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 
 import tokenizers
 from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
-from tokenizers import AddedToken, decoders, models, normalizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers
 
+from attn_models.tokenizers.applied import set_ends
 from attn_models.tokenizers.learned import character_backend
 from attn_models.tokenizers.pre_tokenizers import pre_tokenizer_named
 from attn_models.tokenizers.settings import TokenizerSettings
 from attn_models.tokenizers.tokenizer import Tokenizer
-from attn_models.tokenizers.vocabulary import BLANK
+from attn_models.tokenizers.vocabulary import BLANK, ranked_merges
 from attn_models.weights.gguf_reader import GgufHeader
 
 NORMAL_TOKEN, UNKNOWN_TOKEN, CONTROL_TOKEN, USER_DEFINED_TOKEN, BYTE_TOKEN = 1, 2, 3, 4, 6
@@ -41,7 +42,7 @@ def sentencepiece_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokeni
     ranked.sort(key=lambda place: -scores[place])
     model = models.BPE(
         vocab={token: place for place, token in enumerate(tokens)},
-        merges=list(_merges({tokens[place]: place for place in ranked})),
+        merges=list(ranked_merges({tokens[place]: place for place in ranked})),
         unk_token=unknown,
         fuse_unk=True,
         byte_fallback=True,
@@ -54,14 +55,6 @@ def sentencepiece_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokeni
     spelled = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*spelled, *after])
     return backend
-
-
-def _merges(ranked: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Every pair of tokens whose union is a token, in the order of the unions in `ranked`, then of the pairs' ids."""
-    for token in ranked:
-        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        known = [pair for pair in cuts if pair[0] in ranked and pair[1] in ranked]
-        yield from sorted(known, key=lambda pair: (ranked[pair[0]], ranked[pair[1]]))
 
 
 def tokenizer_from_gguf(header: GgufHeader) -> Tokenizer:
@@ -149,10 +142,8 @@ def _add_ends(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[s
         word: _named(header, tokens, word) if header.flag(f"tokenizer.ggml.add_{word}_token", default=usual) else None
         for word, usual in wanted.items()
     }
-    specials = [(token, tokens.index(token)) for token in found.values() if token is not None]
-    if specials:
-        around = [token for token in (found["bos"], "$A", found["eos"]) if token is not None]
-        backend.post_processor = processors.TemplateProcessing(single=around, special_tokens=specials)
+    if any(token is not None for token in found.values()):
+        set_ends(backend, found["bos"], found["eos"])
 
 
 def _settings(header: GgufHeader, tokens: tuple[str, ...]) -> TokenizerSettings:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_core.errors import CheckpointInvalid
+from tokenizers import AddedToken
 
 from attn_models.weights.manifest import listed_member, read_manifest
 from attn_models.weights.safe_files import CONFIG_LIMIT, read_config
@@ -16,6 +17,7 @@ CONFIG_NAME = "tokenizer_config.json"
 GENERATION_NAME = "generation_config.json"
 TOKENS_NAME = "special_tokens_map.json"
 MODEL_NAME = "config.json"
+ADDED_NAME = "added_tokens.json"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The special tokens that have names, as in transformers."""
 TEMPLATE_NAME = "chat_template.jinja"
@@ -74,6 +76,70 @@ def read_settings(folder: Path) -> TokenizerSettings:
         eos_ids=tuple(end for end in ends if type(end) is int and end >= 0),
         decoder_start_id=start if type(start) is int and start >= 0 else None,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularySettings:
+    """What the files beside a vocabulary say of it.
+
+    `config` is tokenizer_config.json, `kind` the class that it names without "Fast", `added` the tokens that it gives
+    ids to, `named` and `spelled` the special tokens and their spellings by name. The embedding has `rows` rows, 0 if
+    unknown, of a model of the type `model_type`.
+    """
+
+    config: Mapping[str, Any]
+    kind: str
+    added: Mapping[int, AddedToken]
+    named: tuple[AddedToken, ...]
+    spelled: Mapping[str, str | None]
+    rows: int
+    model_type: str
+
+
+def read_vocabulary_settings(folder: Path) -> VocabularySettings:
+    """What the files of `folder` say of its vocabulary; raises as `read_settings`."""
+    records = read_manifest(folder)
+    config = _config(listed_member(folder, CONFIG_NAME, records))
+    said = _config(listed_member(folder, TOKENS_NAME, records)) | _named(config)
+    added: dict[int, AddedToken] = {}
+    for place, token in dict(config.get("added_tokens_decoder") or {}).items():
+        if not str(place).isdecimal() or (found := _token(token)) is None:
+            raise CheckpointInvalid.of(folder / CONFIG_NAME, f"added_tokens_decoder[{place!r}] is no token")
+        added[int(place)] = found
+    known = {token.content for token in added.values()}
+    for spelled, place in _config(listed_member(folder, ADDED_NAME, records)).items():
+        if type(place) is not int or place < 0:
+            raise CheckpointInvalid.of(folder / ADDED_NAME, f"the id of {spelled!r} is {place!r}")
+        if spelled not in known:
+            added[place] = AddedToken(spelled, normalized=False)
+    others = [said.get(key) or [] for key in ("additional_special_tokens", "extra_special_tokens")]
+    several = [token for tokens in others for token in (tokens.values() if isinstance(tokens, dict) else tokens)]
+    model = _config(listed_member(folder, MODEL_NAME, records))
+    text = model.get("text_config")
+    rows = (text if isinstance(text, dict) and "vocab_size" in text else model).get("vocab_size")
+    tokens = [_token(token, special=True) for token in (*(said.get(name) for name in SPECIAL_TOKENS), *several)]
+    return VocabularySettings(
+        config=config,
+        kind=str(config.get("tokenizer_class") or "").removesuffix("Fast"),
+        added=added,
+        named=tuple(token for token in tokens if token is not None),
+        spelled={name: _spelling(said.get(name)) for name in SPECIAL_TOKENS},
+        rows=rows if type(rows) is int else 0,
+        model_type=str(model.get("model_type")),
+    )
+
+
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+
+
+def _token(given: Any, *, special: bool = False) -> AddedToken | None:
+    """A token of tokenizer_config.json, spelled or with its flags, which is special if it has a name; None if it is
+    neither."""
+    spelled = _spelling(given)
+    if not spelled:
+        return None
+    flags = {name: given[name] for name in FLAGS if isinstance(given, Mapping) and type(given.get(name)) is bool}
+    return AddedToken(spelled, **({"normalized": not special} | flags | ({"special": True} if special else {})))
 
 
 def settings_files(folder: Path) -> dict[str, Any]:

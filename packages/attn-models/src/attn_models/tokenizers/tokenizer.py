@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from attn_core.errors import CheckpointInvalid, InvalidValue, UserError
 from numpy.typing import NDArray
 from tokenizers import models
 
+from attn_models.tokenizers.applied import apply_config
 from attn_models.tokenizers.chat import (
     ControlTokenPlaceholders,
     Message,
@@ -25,11 +27,17 @@ from attn_models.tokenizers.chat import (
     ended_after,
     render_template,
 )
-from attn_models.tokenizers.settings import CONFIG_NAME, TokenizerSettings, read_settings, settings_files
+from attn_models.tokenizers.sentencepiece import sentencepiece_backend
+from attn_models.tokenizers.settings import (
+    CONFIG_NAME,
+    TokenizerSettings,
+    read_settings,
+    read_vocabulary_settings,
+    settings_files,
+)
 from attn_models.tokenizers.vocabulary import ByteDecoder, CharacterTable, LibraryErrors
-from attn_models.weights.manifest import listed_member, read_manifest
+from attn_models.weights.checkpoint_folder import VOCABULARY_NAME, VOCABULARY_NAMES, vocabulary_file
 
-VOCABULARY_NAME = "tokenizer.json"
 VOCABULARY_LIMIT = 64 << 20
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 TEST_CONVERSATIONS = (
@@ -48,13 +56,18 @@ class Tokenizer:
     """A tokenizer of the `tokenizers` library with its special tokens and chat template.
 
     Never pads or truncates, whatever its file specifies. Thread-safe. `read` are the files that the settings were read
-    from, which `files` returns as they are.
+    from, which `files` returns as they are. `remarks` say what was decided where these files contradict each other.
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, settings: TokenizerSettings, read: Mapping[str, Any] | None = None
+        self,
+        backend: tokenizers.Tokenizer,
+        settings: TokenizerSettings,
+        read: Mapping[str, Any] | None = None,
+        remarks: tuple[str, ...] = (),
     ) -> None:
         self._read = read
+        self.remarks = remarks
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
@@ -75,20 +88,26 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """The tokenizer of a checkpoint folder: its tokenizer.json and the files that `read_settings` reads.
+        """The tokenizer of a checkpoint folder: its tokenizer.json, or else its SentencePiece file, with what the files
+        beside it say (`apply_config`, `read_settings`).
 
-        Raises `CheckpointInvalid`, naming the file, if it is missing or malformed.
+        Raises `CheckpointInvalid`, naming the file, if it is missing or malformed, and for a SentencePiece file what
+        `sentencepiece_backend` raises.
         """
-        path = listed_member(Path(folder), VOCABULARY_NAME, read_manifest(Path(folder)))
+        path, given = vocabulary_file(Path(folder)), read_vocabulary_settings(Path(folder))
         if path is None:
-            raise CheckpointInvalid.of(
-                Path(folder) / VOCABULARY_NAME, "is missing; only tokenizers with a tokenizer.json are read"
-            )
+            names = ", ".join(VOCABULARY_NAMES)
+            raise CheckpointInvalid.of(Path(folder) / VOCABULARY_NAME, f"is missing; a tokenizer is read from {names}")
         if path.stat().st_size > VOCABULARY_LIMIT:
             raise CheckpointInvalid.of(path, f"more than {VOCABULARY_LIMIT} bytes")
-        with LibraryErrors(lambda said: CheckpointInvalid.of(path, f"not a tokenizer: {said}")):
-            backend = tokenizers.Tokenizer.from_file(str(path))
-            return cls(backend, read_settings(Path(folder)), settings_files(Path(folder)))
+        settings, read = read_settings(Path(folder)), settings_files(Path(folder))
+        if path.name == VOCABULARY_NAME:
+            with LibraryErrors(lambda said: CheckpointInvalid.of(path, f"not a tokenizer: {said}")):
+                backend = tokenizers.Tokenizer.from_file(str(path))
+        else:
+            backend, named = sentencepiece_backend(path, given)
+            settings, read = replace(settings, **{**named, **settings.special_tokens}), {}
+        return cls(backend, settings, read, apply_config(backend, given, Path(folder) / CONFIG_NAME))
 
     @property
     def vocab_size(self) -> int:

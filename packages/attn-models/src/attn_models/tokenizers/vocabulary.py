@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -54,6 +54,14 @@ class ByteDecoder(dict[int, bytes]):
         found = bytes(alphabet[c] for c in spelled) if known else spelled.encode("utf-8")
         self[token_id] = found
         return found
+
+
+def ranked_merges(ranked: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Every pair of tokens whose union is a token, in the order of the unions in `ranked`, then of the pairs' ids."""
+    for token in ranked:
+        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        known = [pair for pair in cuts if pair[0] in ranked and pair[1] in ranked]
+        yield from sorted(known, key=lambda pair: (ranked[pair[0]], ranked[pair[1]]))
 
 
 _ABSENT = -1

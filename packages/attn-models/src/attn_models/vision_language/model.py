@@ -100,8 +100,9 @@ class VisionDecoder(Decoder):
         with self.placing(places, rows):
             return self.hidden(tokens[None])[0]
 
-    def _embed(self, tokens: Tensor, positions: Tensor, longest: int | None = None) -> Tensor:
-        hidden = super()._embed(tokens, positions, longest)
+    def embed(self, tokens: Tensor, positions: Tensor, longest: int | None = None) -> Tensor:
+        """See `Decoder.embed`; the rows of images replace those of their tokens."""
+        hidden = super().embed(tokens, positions, longest)
         if self._placed is None:
             return hidden
         places, rows = self._placed

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 CONFIG_NAME = "config.json"
 GENERATION_NAME = "generation_config.json"
-TOKENIZER_NAME = "tokenizer.json"
+VOCABULARY_NAME = "tokenizer.json"
+VOCABULARY_NAMES = (VOCABULARY_NAME, "tokenizer.model", "spiece.model", "sentencepiece.model")
+"""The files that a tokenizer is read from, in this order: the last are those of SentencePiece."""
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 
 ExtraFile = bytes | Path | Mapping[str, Any]
@@ -34,7 +36,8 @@ class CheckpointFolder:
     """A checkpoint folder opened for reading.
 
     `config` and `generation_config` have no keys that name code. `tensors` reads lazily. `tokenizer` is the path of
-    tokenizer.json, None when the folder has none. `verified` is whether the folder was checked against a manifest.
+    the file with its vocabulary, None when the folder has none. `verified` is whether the folder was checked against a
+    manifest.
     """
 
     path: Path
@@ -43,6 +46,13 @@ class CheckpointFolder:
     tensors: LazyTensors
     tokenizer: Path | None
     verified: bool
+
+
+def vocabulary_file(folder: Path) -> Path | None:
+    """The file of a folder that its tokenizer is read from; raises `CheckpointInvalid` if its manifest lacks it."""
+    records = read_manifest(folder)
+    found = (listed_member(folder, name, records) for name in VOCABULARY_NAMES)
+    return next((path for path in found if path is not None), None)
 
 
 def read_folder(
@@ -71,7 +81,6 @@ def read_folder(
     files = weight_files(folder)
     for file in files:
         require_listed(file, records)
-    tokenizer = listed_member(folder, TOKENIZER_NAME, records)
     generation = listed_member(folder, GENERATION_NAME, records)
     config = listed_member(folder, CONFIG_NAME, records)
     if config is None:
@@ -81,7 +90,7 @@ def read_folder(
         config=read_config(config),
         generation_config=read_config(generation) if generation else {},
         tensors=LazyTensors(files, nonfinite, device),
-        tokenizer=tokenizer,
+        tokenizer=vocabulary_file(folder),
         verified=records is not None,
     )
 

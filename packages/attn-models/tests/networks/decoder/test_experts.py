@@ -9,7 +9,7 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_models.decoder.decoder import Decoder
-from attn_models.decoder.mixture_of_experts import active_parameters, counts, imbalance, router_aux_loss
+from attn_models.decoder.mixture_of_experts import active_parameters, imbalance, router_aux_loss
 from attn_models.loading import load_model, save_model
 from attn_models.quantization.quantize import quantize_model
 from attn_schema.decoder import DecoderConfig
@@ -91,7 +91,8 @@ def test_of_equal_scores_the_first_experts_are_taken(tiny):
 
 
 def imbalance_of(affinity, chosen):
-    return imbalance(affinity, counts(chosen, affinity))
+    load = torch.bincount(chosen.flatten(), minlength=affinity.shape[-1])
+    return imbalance(affinity, load, chosen.shape[-1])
 
 
 @pytest.mark.parametrize("chosen", [1, 3])

@@ -59,7 +59,7 @@ def test_a_step_at_a_position_adds_the_waves_of_that_position():
     )
     model = model.double()
     batch = RaggedBatch.of([1, 1], [4, 7], lambda numbers: torch.tensor(numbers))
-    embedded = model._embed(torch.tensor([3, 5]), batch.positions)
+    embedded = model.embed(torch.tensor([3, 5]), batch.positions)
     expected = model.embedding(torch.tensor([3, 5])) * 12**0.5 + sinusoids([4, 7], 12)
     assert torch.equal(embedded, expected)
 

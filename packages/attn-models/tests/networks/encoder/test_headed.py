@@ -8,7 +8,7 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
-from attn_models.loading.encoders import load_masked, load_tagger, save_masked, save_tagger
+from attn_models.loading.encoders import load_classifier, load_masked, save_classifier, save_masked
 from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.tokenizers import character_tokenizer
 from attn_models.tokenizers.learned import with_mask
@@ -61,7 +61,7 @@ def test_a_reformer_that_guesses_comes_back(tmp_path):
 @pytest.mark.parametrize("fields", [{}, {"positions": "depth"}])
 def test_a_tagger_comes_back_with_its_tags(tmp_path, fields):
     model, depths = drawn("tagger", classes=3, **fields), torch.randint(4, TOKENS.shape)
-    again, tags, _ = load_tagger(save_tagger(tmp_path / "m", model, TAGS, TOKENIZER))
+    again, tags, _ = load_classifier(save_classifier(tmp_path / "m", model, TAGS, TOKENIZER))
     require_same_model(again, model, TOKENS, KEEP, depths)
     assert tags == TAGS
 
@@ -142,7 +142,7 @@ def test_guesses_are_those_of_transformers(tmp_path):
 def test_tags_are_those_of_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     model = drawn("tagger", classes=3)
-    folder = save_tagger(tmp_path / "m", model, TAGS, TOKENIZER)
+    folder = save_classifier(tmp_path / "m", model, TAGS, TOKENIZER)
     theirs = transformers.BertForTokenClassification.from_pretrained(folder).eval()
     assert theirs.config.id2label == dict(enumerate(TAGS))
     with torch.inference_mode():

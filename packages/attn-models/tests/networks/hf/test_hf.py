@@ -127,10 +127,14 @@ def test_cached_decoding_makes_the_tokens_that_whole_sequences_make(names, folde
     assert torch.equal(made, whole)
 
 
+SMALL = {"block_local": {"block": 4}, "chunked": {"chunk": 4}, "fixed": {"block": 4, "summaries": 1}}
+"""Mechanisms whose blocks are counted from the first token."""
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("implementation", ["attn:sparsemax", "attn:alibi"])
-def test_padding_changes_nothing(names, folder, implementation, side):
-    model = theirs(folder, implementation)
+@pytest.mark.parametrize("mechanism", ["sparsemax", "alibi", *SMALL])
+def test_padding_changes_nothing(folder, mechanism, side):
+    model = theirs(folder, hf.register_mechanism(mechanism, SMALL.get(mechanism), name=f"attn:small_{mechanism}"))
     tokens = torch.randint(1, 61, (1, 6))
     padding = torch.zeros(1, 3, dtype=torch.int64)
     padded = torch.cat([padding, tokens] if side == "left" else [tokens, padding], 1)
@@ -151,6 +155,22 @@ def test_the_models_own_window_and_cap_hold_as_well(names, tmp_path):
     tokens = torch.randint(1, 61, (1, 15))
     with torch.inference_mode():
         torch.testing.assert_close(theirs(tmp_path, "attn:gqa")(tokens).logits, model(tokens).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("mechanism", ["strided", *SMALL])
+def test_a_cache_without_the_first_tokens_is_read_right_or_refused(mechanism):
+    options = SMALL.get(mechanism, {"stride": 3})
+    config = transformers.MistralConfig(**SIZES, sliding_window=5)
+    model, tokens = transformers.MistralForCausalLM(config).eval(), torch.randint(1, 61, (1, 12))
+    model.set_attn_implementation(hf.register_mechanism(mechanism, options, name=f"attn:cached_{mechanism}"))
+    with torch.inference_mode():
+        whole, first = model(tokens, use_cache=False).logits[:, -1:], model(tokens[:, :-1])
+        if mechanism in SMALL:
+            with pytest.raises(Incompatible, match="counts positions from the first token"):
+                model(tokens[:, -1:], past_key_values=first.past_key_values)
+        else:
+            found = model(tokens[:, -1:], past_key_values=first.past_key_values).logits
+            torch.testing.assert_close(found, whole, rtol=0, atol=1e-5)
 
 
 def test_an_encoder_sees_both_ways(names):

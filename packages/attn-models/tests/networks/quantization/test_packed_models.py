@@ -77,6 +77,7 @@ ARRANGED = {
     "multipliers": {"residual_multiplier": 0.3, "embedding_multiplier": 4.0, "logit_scale": 0.25},
     "no output bias": {"attention_bias": True, "attention_output_bias": False},
     "a biased unembedding": {"tie_word_embeddings": False, "unembedding_bias": True},
+    "normed values": {"mechanism": "gemma", "options": {"norm_values": True}},
     "norms over all heads": {"mechanism": "gemma", "options": {"norm_over": "all_heads"}},
     "sinks in a window": {"mechanism": "sink", "options": {"window": 5}},
 }

@@ -13,7 +13,7 @@ from attn_core.heads import Part
 from attn_core.joint import Joins, joint_outputs
 from attn_core.kernels.linear import Pack
 from attn_core.modifiers import ScoreFunction
-from attn_core.norms import QkL2Norm
+from attn_core.norms import QkL2Norm, QkvNorm
 from attn_core.scores import Additive, Concat
 from torch import Tensor, nn
 
@@ -122,6 +122,7 @@ INITIALIZERS: Mapping[str, Callable[[tuple[int, ...], Heads], Tensor]] = {
     "dependency_values": glorot,
     "qk_norm": ones,
     "qk_norm_all_heads": ones,
+    "qkv_norm": ones,
 }
 """The initialiser of each kind of part; `normal` for kinds that are not listed."""
 
@@ -129,15 +130,6 @@ INITIALIZERS: Mapping[str, Callable[[tuple[int, ...], Heads], Tensor]] = {
 def by_heads(rows: Tensor, heads: int) -> Tensor:
     """Reshape rows [..., heads · size] to [..., heads, size]."""
     return rows.reshape(*rows.shape[:-1], heads, rows.shape[-1] // heads)
-
-
-def weight_of(linear: nn.Linear) -> Tensor:
-    """The matrix [outputs, inputs] of a linear layer, including its active adapter (`adapted_weight`), if any.
-
-    For code that uses the matrix without calling the layer.
-    """
-    adapted: Callable[[], Tensor] | None = getattr(linear, "adapted_weight", None)
-    return linear.weight if adapted is None else adapted()
 
 
 def fresh_linear(into: int, out: int, *, bias: bool) -> nn.Linear:
@@ -217,7 +209,8 @@ class Projections(nn.Module):
 
     `query`, `key`, `value` and `output` are `nn.Linear`, with Glorot-uniform weights and zero biases. With `shares_kv`
     there are no `key` and `value`; without keys in its score a spec has no `key`. `projected` gives the head sizes of
-    the projections if they differ from those of the attention. `norm` are the gains of queries and keys, if any.
+    the projections if they differ from those of the attention. `norm` are the gains of queries and keys, if any; a
+    `QkvNorm` normalises values, too.
     """
 
     def __init__(
@@ -321,7 +314,8 @@ class Projections(nn.Module):
         heads = self.spec.heads
         query, key, value = joint_outputs(rows, layers, self.joins) if self.joint is None else self.joint(rows)
         query = self._normed(by_heads(query, heads.query), "query_gain")
-        return query, self._normed(by_heads(key, heads.key_value), "key_gain"), by_heads(value, heads.key_value)
+        key = self._normed(by_heads(key, heads.key_value), "key_gain")
+        return query, key, self._normed_value(by_heads(value, heads.key_value))
 
     def _projections(self) -> list[nn.Linear]:
         own = (self.query, self.key, self.value, self.output)
@@ -334,6 +328,7 @@ class Projections(nn.Module):
                 "a layer with shares_kv has no key and value projections: pass those of another layer as shared_kv"
             )
         value = by_heads(self.value(rows if value_rows is None else value_rows), heads.key_value)
+        value = self._normed_value(value)
         if self.key is None:
             return value[..., :0], value
         return self._normed(by_heads(self.key(rows), heads.key_value), "key_gain"), value
@@ -342,6 +337,9 @@ class Projections(nn.Module):
         if self.norm is None or self.spec.norm is None:
             return rows
         return normed(rows, self.norm.named().get(gain), self.spec.norm)
+
+    def _normed_value(self, rows: Tensor) -> Tensor:
+        return normed(rows, None, self.spec.norm) if isinstance(self.spec.norm, QkvNorm) else rows
 
     def _rotated(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
         if cos_sin is None or self.spec.rotary is None or not rows.shape[-1]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -62,6 +63,10 @@ class HashedAttention(WholeSequence):
             if self.ring == "rounds" and (self.within != "chunks" or self.duplicates != "counted"):
                 allowed = "'round'; 'rounds' only with within 'chunks' and duplicates 'counted'"
                 raise InvalidValue.of("ring", self.ring, allowed)
+
+    def sequential_operations(self, length: int) -> int:
+        """The steps of the sort by buckets."""
+        return max(1, math.ceil(math.log2(length)))
 
     def attention(self, config: MechanismConfig) -> Any:
         """The hash buckets, with rotations drawn from the seed."""

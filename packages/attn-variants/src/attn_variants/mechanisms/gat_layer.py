@@ -131,7 +131,7 @@ class GraphLayer(nn.Module):
         if self.shape.config.causal:
             raise Incompatible("a causal layer takes its edges from its options, not from the call")
         loops = torch.arange(tokens, device=query.device).repeat(2, 1).T
-        found = []
+        found = [loops[:0]]
         for example, own in enumerate(edges):
             if own.ndim != 2 or own.shape[1] != 2 or own.dtype != torch.int64:
                 given = f"{own.dtype} {tuple(own.shape)}"

@@ -8,10 +8,11 @@ from typing import Protocol
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Fields, Full, LayerState, RaggedBatch
 from attn_core.batch import PagedView, Rows
+from attn_core.joint import weight_of
 from torch import Tensor, nn
 
 from attn_variants.attention.kernels import AttentionKernels, InPlaceAttention, PagedKernels
-from attn_variants.attention.projections import refuse_source, weight_of
+from attn_variants.attention.projections import refuse_source
 from attn_variants.attention.step import batch_cos_sin, split_prefills
 from attn_variants.compute.dropout import with_dropout
 from attn_variants.compute.norm import RmsNorm

@@ -12,7 +12,7 @@ from attn_core.checks import require_choice, require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.masks import Chunked
 from attn_core.modifiers import Modifier, ScoreFunction, SoftCap
-from attn_core.norms import QkL2Norm, QkNorm, QkNormAllHeads
+from attn_core.norms import QkL2Norm, QkNorm, QkNormAllHeads, QkvNorm
 from attn_core.rotary import rotary_scaling
 from attn_core.scores import Dot, ScaledDot
 
@@ -154,7 +154,8 @@ class GemmaAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """Options that are None are not used: `norm_eps` of the QK-norms (Gemma 3, Qwen 3), `cap` c of the scores
         (Gemma 2), `window` w, the number of visible tokens including the query's own. `scale` s replaces 1/√d_k. Norms
-        are taken over each "head" or over "all_heads" together (OLMo 2), by `norm_over`. With `chunk`, the sequence is
+        are taken over each "head" or over "all_heads" together (OLMo 2), by `norm_over`; with `norm_values` those of
+        values, without a gain, over each head, too (Gemma 4). With `chunk`, the sequence is
         cut into chunks of this many tokens, and a query sees only its own (Llama 4); this excludes a window.
         `temperature` a multiplies the scores of the query at position i by
         1 + a ln(1 + ⌊(i + 1) / `temperature_floor`⌋) (Llama 4; arXiv 2501.19399).
@@ -164,6 +165,7 @@ class GemmaAttention(DeclaredMechanism):
 
         norm_eps: float | None = 1e-6
         norm_over: str = "head"
+        norm_values: bool = False
         cap: float | None = None
         window: int | None = None
         chunk: int | None = None
@@ -178,6 +180,9 @@ class GemmaAttention(DeclaredMechanism):
             for name in ("norm_eps", "cap", "scale"):
                 require_number(name, getattr(self, name), gt=0, optional=True)
             require_choice("norm_over", self.norm_over, NORMED)
+            if self.norm_values and (self.norm_eps is None or self.norm_over != "head"):
+                allowed = "False, unless queries and keys are normalised over each head"
+                raise InvalidValue.of("norm_values", self.norm_values, allowed)
             for name in ("window", "chunk"):
                 require_whole(name, getattr(self, name), ge=1, unit="tokens", optional=True)
             if self.window is not None and self.chunk is not None:
@@ -189,6 +194,11 @@ class GemmaAttention(DeclaredMechanism):
                 if self.rotary is None and getattr(self, name) is not None:
                     raise InvalidValue.of(name, getattr(self, name), "None in a model without rotary positions")
             _ = self.turned
+
+        @property
+        def norm_kind(self) -> type[QkNorm]:
+            """The kind of the norms."""
+            return QkvNorm if self.norm_values else NORMED[self.norm_over]
 
         @property
         def turned(self) -> Rotary | None:
@@ -212,6 +222,6 @@ class GemmaAttention(DeclaredMechanism):
             score=ScaledDot(scale=own.scale),
             modifiers=tuple(modifiers),
             mask=mask if own.chunk is None else mask & Chunked(size=own.chunk),
-            norm=None if own.norm_eps is None else NORMED[own.norm_over](eps=own.norm_eps),
+            norm=None if own.norm_eps is None else own.norm_kind(eps=own.norm_eps),
             rotary=own.turned,
         )

@@ -336,6 +336,10 @@ class FixedAttention(DeclaredMechanism):
         return Summaries(block=both.block, cells=both.summaries, shift=shift)
 
 
+BIG_BIRD = ("window", "global", "random")
+"""The parts of BigBird's mask."""
+
+
 class BigBirdAttention(DeclaredMechanism):
     """Blocks of tokens attend to their neighbours, to the first and the last block, and to random blocks per head.
 
@@ -360,23 +364,34 @@ class BigBirdAttention(DeclaredMechanism):
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
         """`block` is the number of tokens of a block; `random`, the number of random blocks per block of queries and
-        head, drawn from `seed`, by default the index of the layer."""
+        head, drawn from `seed`, by default the index of the layer. `parts` are those of "window", "global" and "random"
+        that the mask has (table 1 of the paper); without the window a query sees its own block."""
 
         block: int = 64
         random: int = 3
         seed: int | None = None
+        parts: tuple[str, ...] = BIG_BIRD
 
         def __post_init__(self) -> None:
             super().__post_init__()
             require_whole("block", self.block, ge=1, unit="tokens")
             require_whole("random", self.random, ge=0)
             require_whole("seed", self.seed, ge=0, optional=True)
+            object.__setattr__(self, "parts", tuple(self.parts))
+            if not set(self.parts) <= set(BIG_BIRD) or len(set(self.parts)) != len(self.parts):
+                raise InvalidValue.of("parts", list(self.parts), f"different ones of {', '.join(BIG_BIRD)}")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The spec; raises `Incompatible` if causal, `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
-        seed = config.layer if options.seed is None else options.seed
-        mask = BigBird(block=options.block, random=options.random, seed=seed, number_of_heads=config.num_heads)
+        mask = BigBird(
+            block=options.block,
+            random=options.random if "random" in options.parts else 0,
+            seed=config.layer if options.seed is None else options.seed,
+            number_of_heads=config.num_heads,
+            window="window" in options.parts,
+            ends="global" in options.parts,
+        )
         return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
 
 

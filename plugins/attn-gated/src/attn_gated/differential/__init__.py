@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,14 @@ from attn_core import (
     Step,
     hookimpl,
 )
+from attn_core.checks import require_choice, require_number
 from attn_core.errors import InvalidValue
 
 if TYPE_CHECKING:
     from attn_gated.differential.difference import Difference
+
+
+PAIRS = ("adjacent", "halves")
 
 
 class Differential(DeclaredMechanism):
@@ -48,11 +53,16 @@ class Differential(DeclaredMechanism):
         `num_kv_heads`.
 
         `lambda_init` is the part of λ that is not learned; by default it follows from `depth`, the number of layers
-        below: 0.8 - 0.6 e^(-0.3 depth).
+        below: 0.8 - 0.6 e^(-0.3 depth). `pairs` "adjacent" subtracts head 2i + 1 from head 2i and joins the values of
+        neighbouring key/value heads, as the authors' code; "halves" pairs heads half of them apart (DiffLlama). With
+        grouped heads these are different functions: the maps of adjacent heads share keys. `norm_eps` is that of the
+        norm of a pair's output.
         """
 
         depth: int = 0
         lambda_init: float | None = None
+        pairs: str = "adjacent"
+        norm_eps: float = 1e-5
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -63,6 +73,8 @@ class Differential(DeclaredMechanism):
             depth: Any = self.depth
             if not isinstance(depth, int) or depth < 0:
                 raise InvalidValue.of("depth", depth, "a whole number from 0, the number of layers below this one")
+            require_choice("pairs", self.pairs, PAIRS)
+            require_number("norm_eps", self.norm_eps, gt=0)
             if self.lambda_init is not None and not 0 <= self.lambda_init < 1:
                 raise InvalidValue.of("lambda_init", self.lambda_init, "a number from 0 and below 1, or None")
 
@@ -76,7 +88,19 @@ class Differential(DeclaredMechanism):
         """The module that subtracts the maps, with random λ."""
         from attn_gated.differential.difference import Difference
 
-        return Difference(config.head_layout.key_size, initial=lambda_init(config))
+        own = self.Config.of(config)
+        return Difference(
+            config.head_layout.key_size, initial=lambda_init(config), halves=own.pairs == "halves", eps=own.norm_eps
+        )
+
+    def joint_parameters(self, config: MechanismConfig) -> Mapping[str, tuple[int, ...]]:
+        """With pairs that are half of the heads apart, each half is split by itself."""
+        if self.Config.of(config).pairs == "adjacent":
+            return {}
+        heads = config.head_layout
+        query, kept = heads.query // 2 * heads.key_size, heads.key_value // 2 * heads.key_size
+        sizes = {"query": (query, query), "key": (kept, kept), "value": (kept, kept)}
+        return {f"{name}.{kind}": both for name, both in sizes.items() for kind in ("weight", "bias")}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Twice the pairs of softmax attention, once for each half of the values, and the parameters of λ and norm."""

@@ -10,18 +10,21 @@ from torch import Tensor, nn
 from attn_sparse.dsa.options import DsaConfig
 
 
-def turn(rows: Tensor, positions: Tensor, rotary: Rotary, turned: int) -> Tensor:
+def turn(rows: Tensor, positions: Tensor, rotary: Rotary, turned: int, *, interleaved: bool = False) -> Tensor:
     """Apply rotary positions [batch or 1, token] to the first `turned` elements of `rows` [batch, token, heads, size].
 
-    Element i is paired with element i + turned / 2, as in the indexer of DeepSeek-V3.2, even if the attention's own
-    keys use another pairing.
+    Element i is paired with element i + turned / 2, as in the indexer of DeepSeek-V3.2, or with its neighbour if
+    `interleaved`, even if the attention's own keys use another pairing.
     """
     frequencies = torch.tensor(rotary.frequencies(turned), dtype=torch.float64, device=rows.device)
     angles = positions.to(torch.float64)[..., None, None] * frequencies
     factor = rotary.attention_factor
     cosines, sines = (angles.cos() * factor).to(rows.dtype), (angles.sin() * factor).to(rows.dtype)
-    first, second = rows[..., :turned].chunk(2, dim=-1)
-    return torch.cat([first * cosines - second * sines, second * cosines + first * sines, rows[..., turned:]], dim=-1)
+    part = rows[..., :turned]
+    first, second = (part[..., ::2], part[..., 1::2]) if interleaved else part.chunk(2, dim=-1)
+    pair = first * cosines - second * sines, second * cosines + first * sines
+    rotated = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+    return torch.cat([rotated, rows[..., turned:]], dim=-1)
 
 
 EPSILON = 1e-6
@@ -31,14 +34,14 @@ class Indexer(nn.Module):
     """I = Σ_j w_j ReLU(q_j · k / √size) / √heads over a few small heads that share one normalised key per token.
 
     Learned: `query`, `key` and `weight` (`nn.Linear` without bias) and `norm` (`nn.LayerNorm`). Inputs are detached: no
-    gradient flows to them.
+    gradient flows to them. Index queries are computed from rows of `query_width` elements.
     """
 
     def __init__(self, options: DsaConfig) -> None:
         super().__init__()
         self.options = options
         heads, size = options.index_heads, options.index_size
-        self.query = nn.Linear(options.hidden_size, heads * size, bias=False)
+        self.query = nn.Linear(options.query_width, heads * size, bias=False)
         self.key = nn.Linear(options.hidden_size, size, bias=False)
         self.norm = nn.LayerNorm(size, eps=EPSILON)
         self.weight = nn.Linear(options.hidden_size, heads, bias=False)
@@ -50,8 +53,8 @@ class Indexer(nn.Module):
         return keys
 
     def queries(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Index queries [batch, query, heads, size] of hidden states [batch, query, hidden_size], with rotary
-        positions, at least float32."""
+        """Index queries [batch, query, heads, size] of rows [batch, query, query_width], with rotary positions, at
+        least float32."""
         query = torch.unflatten(wide(self.query(rows.detach())), -1, (self.options.index_heads, -1))
         return self._turned(query, positions)
 
@@ -67,7 +70,7 @@ class Indexer(nn.Module):
         turned = self.options.turned
         if self.options.rotary is None or turned == 0:
             return rows
-        return turn(rows, positions, self.options.rotary, turned)
+        return turn(rows, positions, self.options.rotary, turned, interleaved=self.options.index_interleaved)
 
 
 def index_scores(query: Tensor, weights: Tensor, key: Tensor) -> Tensor:

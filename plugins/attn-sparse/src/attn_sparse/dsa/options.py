@@ -17,12 +17,14 @@ class DsaConfig(MechanismConfig):
     tokens.
 
     `align` is the weight of the training loss that aligns the softmax of index scores with the attention weights.
+    Rotary positions of index heads pair elements half of the rotated part apart, or neighbours if `index_interleaved`.
     """
 
     index_heads: int = 4
     index_size: int = 32
     top: int = 2048
     align: float = 1.0
+    index_interleaved: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -32,6 +34,11 @@ class DsaConfig(MechanismConfig):
         if self.rotary is not None and self.turned % 2:
             allowed = f"a size whose rotated fraction, {self.rotary.fraction:g}, is an even number of elements"
             raise InvalidValue.of("index_size", self.index_size, allowed)
+
+    @property
+    def query_width(self) -> int:
+        """The number of elements of the rows from which index queries are computed."""
+        return self.hidden_size
 
     @property
     def turned(self) -> int:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention, Mask
 from attn_core.auxiliary_loss import KeepsAuxiliaryLoss
-from attn_core.masking import of_query_heads, positions, seen_pairs, shares, wide
+from attn_core.masking import positions, seen_pairs, shares, wide
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -73,8 +73,11 @@ def chosen_keys(tile: Tile, memory: Memory, mask: Mask, top: int) -> tuple[Tenso
 
 def masked_weights(tile: Tile, memory: Memory, spec: AttentionSpec, chosen: Tensor) -> Tensor:
     """Attention weights [batch, heads, query, key], zero outside the mask `chosen` [batch, query, key]."""
-    key = of_query_heads(spec.heads, memory.key.transpose(1, 2))
-    return shares(tile.query.transpose(1, 2) @ key.transpose(-1, -2), chosen[:, None])
+    # The queries of a group's heads are rows of one product: its keys are not copied for every head.
+    groups, queries = spec.heads.key_value, tile.query.shape[1]
+    query = torch.unflatten(tile.query.transpose(1, 2), 1, (groups, -1)).flatten(2, 3)
+    scores = torch.unflatten(query @ memory.key.permute(0, 2, 3, 1), 2, (-1, queries)).flatten(1, 2)
+    return shares(scores, chosen[:, None])
 
 
 def masked(tile: Tile, memory: Memory, spec: AttentionSpec, top: int) -> Tensor:
@@ -102,7 +105,9 @@ def gathered(tile: Tile, memory: Memory, spec: AttentionSpec, top: int) -> Tenso
 
 
 def _summed(weights: Tensor, memory: Memory, spec: AttentionSpec) -> Tensor:
-    return (weights @ of_query_heads(spec.heads, memory.value.transpose(1, 2))).transpose(1, 2)
+    groups, queries = spec.heads.key_value, weights.shape[2]
+    summed = torch.unflatten(weights, 1, (groups, -1)).flatten(2, 3) @ memory.value.transpose(1, 2)
+    return torch.unflatten(summed, 2, (-1, queries)).flatten(1, 2).transpose(1, 2)
 
 
 Read = TypeVar("Read")
@@ -131,14 +136,9 @@ class SelectedTokens(KeepsAuxiliaryLoss, InnerAttention, nn.Module):
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]; by `attend`, causal attention, if all tokens are chosen."""
-        if self.training and self.options.align > 0 and torch.is_grad_enabled():
-            return self._aligned(rows, operands)
-        if operands.key.shape[1] <= self.options.top:
+        if not self.learns and operands.key.shape[1] <= self.options.top:
             return attend(operands)
-        tile, memory = self._tile(rows, operands), self._memory(operands)
-        if operands.query.shape[1] == 1:
-            return gathered(tile, memory, self.spec, self.options.top).to(rows.dtype)
-        return torch.cat(self._in_pieces(masked, tile, memory), dim=1).to(rows.dtype)
+        return self.read(self._tile(rows, operands), self._memory(operands), self.spec).to(rows.dtype)
 
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Attention weights [batch, heads, query, key], zero for tokens that are not chosen."""
@@ -148,24 +148,32 @@ class SelectedTokens(KeepsAuxiliaryLoss, InnerAttention, nn.Module):
         chosen, _ = chosen_keys(tile, memory, self.spec.mask, self.options.top)
         return masked_weights(tile, memory, self.spec, chosen)
 
-    def _aligned(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
-        """The outputs; the mean `divergence` of real queries, times `align`, is kept as the auxiliary loss."""
-        tile, memory = self._tile(rows, operands), self._memory(operands)
-        outputs, losses = zip(*self._in_pieces(masked_and_far, tile, memory), strict=True)
-        loss = torch.cat(losses, dim=1)
-        real = (
-            torch.ones_like(loss)
-            if operands.key_padding_mask is None
-            else operands.key_padding_mask[:, -rows.shape[1] :]
-        )
-        self.keep_auxiliary_loss(self.options.align * (loss * real).sum() / real.sum().clamp(min=1))
-        return torch.cat(outputs, dim=1).to(rows.dtype)
+    @property
+    def learns(self) -> bool:
+        """Whether a pass now trains the indexer, for which it computes the scores of all tokens."""
+        return self.training and self.options.align > 0 and torch.is_grad_enabled()
 
-    def _in_pieces(self, read: Callable[..., Read], tile: Tile, memory: Memory) -> list[Read]:
+    def read(self, tile: Tile, memory: Memory, spec: AttentionSpec) -> Tensor:
+        """Outputs [batch, query, heads, value_size], at least float32, of attention under `spec` to the chosen tokens.
+
+        A pass that trains the indexer keeps the mean `divergence` of real queries, times `align`, as auxiliary loss.
+        """
+        if not self.learns:
+            if tile.positions.shape[1] == 1 and memory.key.shape[1] > self.options.top:
+                return gathered(tile, memory, spec, self.options.top)
+            return torch.cat(self._in_pieces(masked, tile, memory, spec), dim=1)
+        outputs, losses = zip(*self._in_pieces(masked_and_far, tile, memory, spec), strict=True)
+        loss = torch.cat(losses, dim=1)
+        kept = memory.key_padding_mask
+        real = torch.ones_like(loss) if kept is None else kept[:, -loss.shape[1] :]
+        self.keep_auxiliary_loss(self.options.align * (loss * real).sum() / real.sum().clamp(min=1))
+        return torch.cat(outputs, dim=1)
+
+    def _in_pieces(self, read: Callable[..., Read], tile: Tile, memory: Memory, spec: AttentionSpec) -> list[Read]:
         """The results of `read` for the tile, split into pieces so that at most `PIECE` scores are held at once."""
-        largest = max(self.options.index_heads, self.spec.heads.query)
+        largest = max(self.options.index_heads, spec.heads.query)
         length = max(1, PIECE // max(1, largest * memory.key[:, :, 0, 0].numel()))
-        further = memory, self.spec, self.options.top
+        further = memory, spec, self.options.top
         if torch.compiler.is_compiling() or length >= tile.positions.shape[1]:
             return [read(tile, *further)]
         if not torch.is_grad_enabled():

@@ -15,6 +15,7 @@ from attn_schema.home import model_folder_name, models_folder
 from attn_schema.model import DECODER, ModelConfig
 from attn_schema.training import DataConfig, TrainingConfig
 
+from attn_train.data.labels import load_labels
 from attn_train.data.pairs import CAPTIONS, load_pairs, synthetic_task_pairs
 from attn_train.data.synthetic import TASKS
 from attn_train.data.token_shards.shards import MANIFEST
@@ -28,8 +29,10 @@ from attn_train.tasks.packed import open_prepared
 from attn_train.tasks.preferences import preference_dataset
 from attn_train.tasks.seq2seq import BYTE_PAIRS, WORD, is_byte_pairs, is_learned_tokenizer
 
-TEXT, PAIRS, MASKED, TAGS, IMAGES = "text", "pairs", "masked", "tags", "images"
+TEXT, PAIRS, MASKED, TAGS, LABELS, IMAGES = "text", "pairs", "masked", "tags", "labels", "images"
 """Kinds of data; the values of `ModelFamily.learns`."""
+CLASSES: dict[str, Callable[[DataConfig, int, str], Dataset]] = {TAGS: load_tags, LABELS: load_labels}
+"""The functions that load what has classes, by the kind of data."""
 
 
 def known_texts() -> list[str]:
@@ -80,8 +83,8 @@ def _load_dataset(config: TrainingConfig, home: Path, log: Callable[[str], None]
     if kind == MASKED:
         return MaskedTextDataset.of(load_text(config.data, home, log))
     named = tokenizer_of(config.data, home)
-    if kind == TAGS:
-        return load_tags(config.data, config.model.sequence_length, named)
+    if kind in CLASSES:
+        return CLASSES[kind](config.data, config.model.sequence_length, named)
     if config.model.is_encoder_decoder:
         return load_pairs(config.data, config.model, named)
     if config.data.name in TASKS:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from attn_core.errors import InvalidValue
 from attn_core.kernels.devices import sent
-from attn_models.decoder.mixture_of_experts import counted_tokens, router_aux_loss
+from attn_models.decoder.mixture_of_experts import Router, counted_tokens, router_aux_loss
 from attn_models.evaluation import IGNORED, next_token_loss
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import TrainingConfig
@@ -48,15 +48,30 @@ class RandomWindows:
         return rows[:, :-1], rows[:, 1:]
 
 
-def auxiliary_losses(model: nn.Module) -> Tensor | float:
+def auxiliary_losses(model: nn.Module, share: float = 1.0) -> Tensor | float:
     """Return the router losses of experts plus the auxiliary losses that layers stored in the last forward pass.
 
-    Such layers are, for example, those with compressive memory. To be added once to the loss of a batch, before its
-    backward pass; 0 if there are none.
+    Such layers are, for example, those with compressive memory; `share` is that of the batch in its step, where router
+    losses are parts already. To be added once to the loss of a batch, before its backward pass; 0 if there are none.
     """
     takers: list[Any] = [module for module in model.modules() if hasattr(module, "take_auxiliary_loss")]
     left = [taker.take_auxiliary_loss() for taker in takers]
-    return sum((loss for loss in left if loss is not None), start=router_aux_loss(model))
+    return sum((loss * share for loss in left if loss is not None), start=router_aux_loss(model))
+
+
+def count_load(model: nn.Module, compute: Callable[[], object]) -> None:
+    """Tell the routers of experts the load of all batches of a step, on which the router loss of each depends.
+
+    `compute` computes the losses of all batches, once more and without gradients; random numbers are then drawn again.
+    """
+    routers = [module for module in model.modules() if isinstance(module, Router) and module.balance]
+    for router in routers:
+        router.load = router.step_load = None
+    if routers:
+        with torch.random.fork_rng(), torch.no_grad():
+            compute()
+    for router in routers:
+        router.step_load, router.load = router.load, None
 
 
 def training_loss(model: nn.Module, inputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
@@ -77,11 +92,13 @@ def after_update(model: nn.Module, summed: Callable[[Tensor], Tensor]) -> None:
 
 
 @contextmanager
-def counting(model: nn.Module, targets: Tensor) -> Iterator[None]:
-    """While this is open, the routers of experts count the tokens up to the last of `targets` [batch, tokens] that
-    is not `PADDED` in each row, and not the padding after them."""
-    if getattr(model, "places", None) is not None:
-        # With context parallelism a rank does not see where a row ends, and counts all of its tokens.
+def counting(model: nn.Module, batch: tuple[Tensor, ...]) -> Iterator[None]:
+    """While this is open, the routers of experts count the tokens up to the last target that is not `PADDED` in each
+    row of a batch of inputs, ..., targets [rows, tokens], and not the padding after them."""
+    targets = batch[-1]
+    # With context parallelism a rank does not see where a row ends, and counts all of its tokens.
+    sees = getattr(model, "places", None) is None and targets.shape == batch[0].shape and targets.dim() == 2
+    if not sees or not any(isinstance(module, Router) for module in model.modules()):
         yield
         return
     with counted_tokens(model, (targets != PADDED).flip(1).cumsum(1).flip(1) > 0):
@@ -89,8 +106,10 @@ def counting(model: nn.Module, targets: Tensor) -> Iterator[None]:
 
 
 VALIDATION_ROWS = 12
-"""The rows of a validation batch: sequences, pairs or images. They do not depend on the batch size of training, so that
-runs with different ones measure the same tokens."""
+"""The rows of a validation batch: conversations, pairs or images. They do not depend on the batch size of training, so
+that runs with different ones measure the same tokens."""
+VALIDATION_TOKENS = 3072
+"""The tokens of a validation batch of a text."""
 VALIDATION_SEED = 0x5EED
 """The seed of validation batches, which are the same in every evaluation of every run for comparable losses."""
 
@@ -115,13 +134,13 @@ class TrainingTask(Protocol):
         ...
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Return the training loss of a batch: a scalar, in nats per token, with auxiliary losses."""
+        """Return the training loss of a batch: a scalar, in nats per token, without auxiliary losses."""
         ...
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean loss over at most `batches` validation batches, without auxiliary losses; None if none.
 
-        A batch has `VALIDATION_ROWS` rows, which may be computed in parts.
+        A batch has `VALIDATION_ROWS` rows, or `VALIDATION_TOKENS` of a text, which may be computed in parts.
         """
         ...
 
@@ -322,10 +341,15 @@ def in_parts(
         yield collate(texts[start : start + batch])
 
 
-def parts_of(draw: Callable[[], tuple[Tensor, ...]], batches: int, batch: int) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the rows of `batches` batches that `draw` returns, in parts of at most `batch` rows."""
-    for _ in range(batches):
-        yield from zip(*(torch.split(part, batch) for part in draw()), strict=True)
+def validation_windows(tokens: int, batches: int, context: int) -> list[tuple[int, int]]:
+    """Return the windows (start, stop) of at most `context` tokens in which a validation text is measured.
+
+    Together they are evenly spaced runs of `VALIDATION_TOKENS` tokens, one for each of `batches`, or all `tokens`: the
+    same tokens whatever the context, which only changes how many of those before a token the model reads.
+    """
+    starts = [batch * tokens // batches for batch in range(batches)] if tokens > batches * VALIDATION_TOKENS else [0]
+    runs = [(start, start + VALIDATION_TOKENS if len(starts) > 1 else tokens) for start in starts]
+    return [(place, min(place + context, stop)) for start, stop in runs for place in range(start, stop, context)]
 
 
 def mean_over_batches(

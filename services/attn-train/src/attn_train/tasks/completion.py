@@ -22,9 +22,7 @@ from attn_train.tasks.base import (
     ExampleTask,
     OnBatch,
     TokenDataset,
-    auxiliary_losses,
     count_targets,
-    counting,
     mean_validation_loss,
     split_validation,
     training_loss,
@@ -95,13 +93,10 @@ class CompletionTask(ExampleTask):
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Return the mean cross-entropy of the completions, plus auxiliary losses."""
-        with counting(model, batch[1]):
-            if samples_keys(model):
-                loss = self.reinforce.loss(model, lambda: model(batch[0]), batch[1], self._smoothing)
-            else:
-                loss = training_loss(model, batch[0], batch[1], self._smoothing)
-            return loss + auxiliary_losses(model)
+        """Return the mean cross-entropy of the completions."""
+        if samples_keys(model):
+            return self.reinforce.loss(model, lambda: model(batch[0]), batch[1], self._smoothing)
+        return training_loss(model, batch[0], batch[1], self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean loss over at most `batches` validation batches."""

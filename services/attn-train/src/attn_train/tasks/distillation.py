@@ -23,7 +23,6 @@ from attn_train.tasks.base import (
     Dataset,
     OnBatch,
     TrainingTask,
-    auxiliary_losses,
     left_out,
     on_host,
     position_of,
@@ -128,7 +127,7 @@ class DistillationTask:
         return batch
 
     def loss(self, model: Any, batch: tuple[Tensor, ...]) -> Tensor:
-        """Return (1 - weight) · cross-entropy + weight · `distillation_loss`, at the targets, plus auxiliary losses."""
+        """Return (1 - weight) · cross-entropy + weight · `distillation_loss`, at the targets."""
         inputs, *documents, targets = batch
         apart = documents[0] if documents and self._apart else None
         kept = targets != PADDED
@@ -137,7 +136,7 @@ class DistillationTask:
             teacher = packed_logits(self._teacher, inputs, apart)[kept][:, : logits.shape[-1]]
         text = mean_cross_entropy(logits, targets[kept], PADDED, self._smoothing)
         taught = distillation_loss(logits[:, : teacher.shape[-1]], teacher, self._temperature)
-        return (1 - self._weight) * text + self._weight * taught + auxiliary_losses(model)
+        return (1 - self._weight) * text + self._weight * taught
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the validation loss of the task, without the teacher."""

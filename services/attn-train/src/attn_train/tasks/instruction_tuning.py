@@ -21,9 +21,7 @@ from attn_train.tasks.base import (
     ExampleTask,
     OnBatch,
     TokenDataset,
-    auxiliary_losses,
     count_targets,
-    counting,
     in_parts,
     longest_input,
     mean_over_batches,
@@ -93,9 +91,8 @@ class InstructionTask(ExampleTask):
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Return the mean cross-entropy of the answer tokens, plus auxiliary losses."""
-        with counting(model, batch[1]):
-            return training_loss(model, batch[0], batch[1], self._smoothing) + auxiliary_losses(model)
+        """Return the mean cross-entropy of the answer tokens."""
+        return training_loss(model, batch[0], batch[1], self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean loss over at most `batches` validation batches; conversations that the model cannot read are

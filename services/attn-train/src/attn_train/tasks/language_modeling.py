@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,18 @@ from attn_schema import text_files
 from attn_schema.text_files import whole_lines_of
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.tasks.base import (
-    VALIDATION_ROWS,
-    VALIDATION_SEED,
+    PADDED,
     OnBatch,
     RandomWindows,
     TokenDataset,
-    auxiliary_losses,
     derived,
+    in_parts,
     mean_over_batches,
-    parts_of,
     training_loss,
+    validation_windows,
 )
 from attn_train.tasks.reinforce import Reinforce
 from attn_train.tasks.seq2seq import learned_tokenizer
@@ -76,25 +76,29 @@ class LanguageModelingTask:
         return self._batches.next_batch()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Return the mean cross-entropy, of later tokens too if the model predicts them, plus auxiliary losses."""
+        """Return the mean cross-entropy, of later tokens too if the model predicts them."""
         inputs, targets = batch
         if samples_keys(model):
-            sampled = self.reinforce.loss(model, lambda: model(inputs), targets, self._smoothing)
-            return sampled + auxiliary_losses(model)
-        return training_loss(model, inputs, targets, self._smoothing) + auxiliary_losses(model)
+            return self.reinforce.loss(model, lambda: model(inputs), targets, self._smoothing)
+        return training_loss(model, inputs, targets, self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """Return the mean next-token loss on the validation text, in shorter windows if it is short; None without."""
-        context = min(self._context, len(self._text.validation) - 1)
-        if context < 1:
-            return None
-        drawn = RandomWindows(self._text.validation, context=context, batch=VALIDATION_ROWS, seed=VALIDATION_SEED)
-        parts = parts_of(drawn.next_batch, batches, self._batch)
-        return mean_over_batches(model, parts, lambda batch: next_token_loss(model, batch[0], batch[1]), on_batch)
+        """Return the mean next-token loss on the validation text, in its `validation_windows`; None without."""
+        text = self._text.validation.long()
+        windows = validation_windows(len(text) - 1, batches, self._context)
+        drawn = in_parts(windows, lambda part: collate_windows(text, part), self._batch)
+        return mean_over_batches(model, drawn, lambda batch: next_token_loss(model, batch[0], batch[1]), on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, Any]:  # noqa: ARG002 -- the loss says all
         """Return no metrics, as the loss is sufficient."""
         return {}
+
+
+def collate_windows(text: Tensor, windows: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets [windows, longest] of windows of a text, int64 [tokens], padded at the end."""
+    inputs = pad_sequence([text[start:stop] for start, stop in windows], batch_first=True)
+    ahead = [text[start + 1 : stop + 1] for start, stop in windows]
+    return inputs, pad_sequence(ahead, batch_first=True, padding_value=PADDED)
 
 
 MOST_UNKNOWN = 0.5

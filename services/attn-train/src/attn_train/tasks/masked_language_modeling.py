@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import with_mask
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.tasks.base import VALIDATION_ROWS, VALIDATION_SEED, OnBatch, RandomWindows, derived, parts_of, to_device
+from attn_train.tasks.base import (
+    VALIDATION_SEED,
+    OnBatch,
+    RandomWindows,
+    derived,
+    in_parts,
+    to_device,
+    validation_windows,
+)
 from attn_train.tasks.language_modeling import TextDataset
 from attn_train.tasks.reinforce import Reinforce
 
@@ -64,14 +74,12 @@ class Masking:
     """Draws random windows, and masks 15 % of the tokens of each, at least one."""
 
     def __init__(self, tokens: Tensor, tokenizer: Tokenizer, *, context: int, batch: int, seed: int) -> None:
-        if tokenizer.mask_id is None:
-            raise InvalidValue.of("tokenizer", "a tokenizer without a mask token", "a tokenizer with one")
         if context < 2:
             raise InvalidValue.of("model.max_seq_len", context, "at least 2 tokens, one as context and one to predict")
         # The inputs of `RandomWindows` and its last target together are one window of `context` tokens.
         self._windows = RandomWindows(tokens, context=context - 1, batch=batch, seed=seed)
         self.generator = self._windows.generator
-        self._mask, self._vocabulary = tokenizer.mask_id, tokenizer.vocab_size
+        self._mask, self._vocabulary = mask_of(tokenizer), tokenizer.vocab_size
         self.chosen = max(1, round(MASK_FRACTION * context))
 
     def next_batch(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,10 +91,51 @@ class Masking:
         tokens = torch.cat([head, after[:, -1:]], dim=1)
         places = torch.rand(tokens.shape, generator=self.generator).topk(self.chosen, dim=1).indices
         truth = tokens.gather(1, places)
-        draw = torch.rand(truth.shape, generator=self.generator)
-        other = torch.randint(self._vocabulary, truth.shape, generator=self.generator)
-        shown = torch.where(draw < MASKED, self._mask, torch.where(draw < MASKED + REPLACED, other, truth))
-        return tokens.scatter(1, places, shown), places, truth
+        return tokens.scatter(1, places, changed(truth, self._mask, self._vocabulary, self.generator)), places, truth
+
+
+def changed(truth: Tensor, mask: int, vocabulary: int, generator: torch.Generator) -> Tensor:
+    """Return what is shown instead of the chosen tokens `truth`: the mask, a random token, or the token itself."""
+    draw = torch.rand(truth.shape, generator=generator)
+    other = torch.randint(vocabulary, truth.shape, generator=generator)
+    return torch.where(draw < MASKED, mask, torch.where(draw < MASKED + REPLACED, other, truth))
+
+
+class MaskedText:
+    """A text for validation, int64 `tokens`, of which the same tokens are chosen and masked alike in each evaluation,
+    in whatever windows the text is read."""
+
+    def __init__(self, tokens: Tensor, tokenizer: Tokenizer) -> None:
+        generator = torch.Generator().manual_seed(VALIDATION_SEED)
+        self.tokens = tokens
+        self._chosen = torch.rand(tokens.shape, generator=generator) < MASK_FRACTION
+        shown = changed(tokens, mask_of(tokenizer), tokenizer.vocab_size, generator)
+        self._shown = torch.where(self._chosen, shown, tokens)
+
+    def batches(self, batches: int, context: int, batch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the `validation_windows` of `batches`, at most `batch` of equal length together, as
+        `Masking.next_batch` does; rows with fewer chosen positions than others have `IGNORED` truths."""
+        windows = validation_windows(len(self.tokens), batches, context)
+        for length in {stop - start: None for start, stop in windows}:
+            # An encoder reads in both directions, and would read padding.
+            yield from in_parts([one for one in windows if one[1] - one[0] == length], self._collate, batch)
+
+    def _collate(self, windows: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor]:
+        places = [self._chosen[start:stop].nonzero()[:, 0] for start, stop in windows]
+        truths = [self.tokens[start:stop][chosen] for (start, stop), chosen in zip(windows, places, strict=True)]
+        shown = [self._shown[start:stop] for start, stop in windows]
+        return (
+            torch.stack(shown),
+            pad_sequence(places, batch_first=True),
+            pad_sequence(truths, batch_first=True, padding_value=IGNORED),
+        )
+
+
+def mask_of(tokenizer: Tokenizer) -> int:
+    """Return the id of the mask token; raises `InvalidValue` if there is none."""
+    if tokenizer.mask_id is None:
+        raise InvalidValue.of("tokenizer", "a tokenizer without a mask token", "a tokenizer with one")
+    return tokenizer.mask_id
 
 
 class MaskedLanguageModelingTask:
@@ -96,7 +145,10 @@ class MaskedLanguageModelingTask:
         self._dataset = dataset
         self._context, self._batch = config.model.sequence_length, config.optimizer.batch_size
         self._smoothing = config.optimizer.label_smoothing
-        self._masking = self._masked(dataset.text.training, derived(config.seed, "batches"), self._batch)
+        seed = derived(config.seed, "batches")
+        self._masking = Masking(
+            dataset.text.training, dataset.tokenizer, context=self._context, batch=self._batch, seed=seed
+        )
         self.generator = self._masking.generator
         self.tokens = 0
         self.reinforce = Reinforce()
@@ -111,7 +163,7 @@ class MaskedLanguageModelingTask:
         return self.reinforce.loss(model, lambda: masked_logits(model, batch), batch[2], self._smoothing)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """Return the mean loss over the validation text; None if it is shorter than a window."""
+        """Return the mean loss over the `validation_windows` of the validation text; None without."""
         return self._validated(model, batches, on_batch).get("loss")
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
@@ -120,13 +172,8 @@ class MaskedLanguageModelingTask:
         return {"masked_accuracy": found["accuracy"]} if found else {}
 
     def _validated(self, model: nn.Module, batches: int, on_batch: OnBatch) -> Mapping[str, float]:
-        if len(self._dataset.text.validation) < self._context:
-            return {}
-        masking = self._masked(self._dataset.text.validation, VALIDATION_SEED, VALIDATION_ROWS)
-        return masked_metrics(model, parts_of(masking.next_batch, batches, self._batch), on_batch)
-
-    def _masked(self, tokens: Tensor, seed: int, batch: int) -> Masking:
-        return Masking(tokens, self._dataset.tokenizer, context=self._context, batch=batch, seed=seed)
+        text = MaskedText(self._dataset.text.validation.long(), self._dataset.tokenizer)
+        return masked_metrics(model, text.batches(batches, self._context, self._batch), on_batch)
 
 
 def masked_logits(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
@@ -140,7 +187,7 @@ def masked_logits(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
 def masked_metrics(
     model: nn.Module, batches: Iterable[tuple[Tensor, ...]], on_batch: OnBatch = lambda: None
 ) -> dict[str, float]:
-    """Return the mean "loss" of batches of `Masking`, in nats per prediction, and the "accuracy".
+    """Return the mean "loss" of batches of `Masking`, in nats per prediction, and the "accuracy"; nothing without any.
 
     The model's mode is restored.
     """
@@ -154,7 +201,7 @@ def masked_metrics(
             logits = masked_logits(model, batch)
             loss += functional.cross_entropy(logits.flatten(0, 1), batch[2].flatten(), reduction="sum").item()
             right += (logits.argmax(-1) == batch[2]).sum().item()
-            count += batch[2].numel()
+            count += int((drawn[2] != IGNORED).sum())
             on_batch()
     model.train(training)
-    return {"loss": loss / count, "accuracy": right / count}
+    return {"loss": loss / count, "accuracy": right / count} if count else {}

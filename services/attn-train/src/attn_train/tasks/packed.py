@@ -26,6 +26,7 @@ from attn_train.data.token_shards.order import (
     RecordReader,
     WindowReader,
     validation_records,
+    window_row,
 )
 from attn_train.data.token_shards.shards import FIELD, TRAIN, PreparedData, PreparedSet
 from attn_train.tasks.base import (
@@ -35,14 +36,13 @@ from attn_train.tasks.base import (
     OnBatch,
     SeededTask,
     TokenDataset,
-    auxiliary_losses,
     count_targets,
-    counting,
     derived,
     in_parts,
     longest_input,
     mean_over_batches,
     training_loss,
+    validation_windows,
 )
 
 READERS: Mapping[str, Any] = {"text": WindowReader, "chat": RecordReader}
@@ -145,17 +145,14 @@ class PackedTask(SeededTask):
         return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Return the mean cross-entropy of the targets, plus auxiliary losses."""
+        """Return the mean cross-entropy of the targets."""
         inputs, documents, targets = batch
-        with counting(model, targets):
-            if samples_keys(model):
-                run = lambda: packed_logits(model, inputs, self._documents(documents))  # noqa: E731
-                loss = self.reinforce.loss(model, run, targets, self._smoothing)
-            elif lengths_of(self._documents(documents)) is None:
-                loss = training_loss(model, inputs, targets, self._smoothing)
-            else:
-                loss = self._token_loss(model, batch, self._smoothing)
-            return loss + auxiliary_losses(model)
+        if samples_keys(model):
+            run = lambda: packed_logits(model, inputs, self._documents(documents))  # noqa: E731
+            return self.reinforce.loss(model, run, targets, self._smoothing)
+        if lengths_of(self._documents(documents)) is None:
+            return training_loss(model, inputs, targets, self._smoothing)
+        return self._token_loss(model, batch, self._smoothing)
 
     def validation_losses(self, model: nn.Module, batches: int, on_batch: OnBatch) -> dict[str, float]:
         """Return the mean loss over at most `batches` batches of each validation set, by name."""
@@ -179,18 +176,15 @@ class PackedTask(SeededTask):
         return {f"epochs_{name}": epochs for name, epochs in self._mixture.epochs.items()}
 
     def _validation_batches(self, data: PreparedSet, batches: int, longest: int) -> Iterator[tuple[Tensor, ...]]:
-        """Yield at most `batches` validation batches of a set, the same in every call, in parts of at most the batch
-        size: windows of a text, shorter ones if it is short, or conversations, each in a row of its own."""
-        count = batches * VALIDATION_ROWS
+        """Return at most `batches` validation batches of a set, the same in every call, in parts of at most the batch
+        size: the `validation_windows` of a text, or conversations, each in a row of its own."""
         if self._data.kind_of(data) == "chat":
-            rows, missing = validation_records(data, count, longest, VALIDATION_SEED)
+            rows, missing = validation_records(data, batches * VALIDATION_ROWS, longest, VALIDATION_SEED)
             self.validation_left_out += missing
-            yield from in_parts(rows, collate_rows, self._batch)
-        elif data.tokens > 1:
-            reader: Any = WindowReader(data, min(self._context, data.tokens - 1))
-            mixture = Mixture([MixedSource("", reader, epochs=1)], VALIDATION_SEED)
-            for start in range(0, total := min(count, reader.items), self._batch):
-                yield mixture.batch(min(self._batch, total - start))
+        else:
+            windows = validation_windows(data.tokens - 1, batches, self._context)
+            rows = [window_row(data, start, stop) for start, stop in windows]
+        return in_parts(rows, collate_rows, self._batch)
 
     def _documents(self, documents: Tensor) -> Tensor | None:
         return documents if self._apart else None

@@ -23,7 +23,6 @@ from attn_train.tasks.base import (
     ExampleTask,
     OnBatch,
     TokenDataset,
-    auxiliary_losses,
     count_targets,
     in_parts,
     longest_input,
@@ -121,8 +120,8 @@ class PreferenceTask(ExampleTask):
         return len(batch[0]) // 2
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Return the mean DPO loss over pairs, in nats, plus auxiliary losses."""
-        return self._compared(model, batch)[0] + auxiliary_losses(model)
+        """Return the mean DPO loss over pairs, in nats."""
+        return self._compared(model, batch)[0]
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean DPO loss over at most `batches` validation batches."""

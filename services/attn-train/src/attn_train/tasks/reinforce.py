@@ -36,7 +36,7 @@ class Reinforce:
         losses, counts = flat.view(targets.shape).sum(1), (targets != IGNORED).sum(1)
         total = counts.sum().clamp(min=1)
         mean = losses.sum() / total
-        if not samples or not counts.any():
+        if not samples or not counts.any() or not torch.is_grad_enabled():
             return mean
         before = self._baseline.update(-mean)
         extra = reinforce_loss(samples, -losses, before * counts) * (len(targets) / total)

@@ -24,7 +24,6 @@ from attn_train.tasks.base import (
     OnBatch,
     TokenDataset,
     TrainingTask,
-    auxiliary_losses,
     count_targets,
     in_parts,
     mean_over_batches,
@@ -201,21 +200,18 @@ class Seq2SeqTask(ExampleTask):
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the mean cross-entropy with label smoothing (Szegedy et al. 2016, arXiv 1512.00567, section 7).
 
-        Adds REINFORCE if keys are sampled, auxiliary losses, and for models with it the doubly stochastic penalty.
+        Adds REINFORCE if keys are sampled, and for models with it the doubly stochastic penalty.
         """
         source, key_padding_mask, inputs, targets = batch
         weight = getattr(model, "doubly_stochastic", 0.0)
         if not weight:
-            loss = self.reinforce.loss(model, lambda: model(inputs, source, key_padding_mask), targets, self._smoothing)
-            return loss + auxiliary_losses(model)
+            return self.reinforce.loss(model, lambda: model(inputs, source, key_padding_mask), targets, self._smoothing)
         forward: Any = model.forward_with_weights
         logits, weights, attended = forward(inputs, source, key_padding_mask)
         counts = targets != PADDED
         penalty = doubly_stochastic_penalty(weights, counts, attended)
-        loss = self.reinforce.loss(
-            model, lambda: logits, targets, self._smoothing
-        ) + weight * penalty / counts.sum().clamp(min=1)
-        return loss + auxiliary_losses(model)
+        loss = self.reinforce.loss(model, lambda: logits, targets, self._smoothing)
+        return loss + weight * penalty / counts.sum().clamp(min=1)
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean cross-entropy over at most `batches` validation batches, without label smoothing."""

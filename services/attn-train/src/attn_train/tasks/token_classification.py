@@ -68,9 +68,9 @@ class TaggedDataset:
 
     def save(self, folder: Path, model: Any) -> Path:
         """Save the model with the tag names and the tokenizer, and return the folder."""
-        from attn_models.loading.encoders import save_tagger
+        from attn_models.loading.encoders import save_classifier
 
-        return save_tagger(folder, model, self.names, self.tokenizer)
+        return save_classifier(folder, model, self.names, self.tokenizer)
 
 
 class TokenClassificationTask(ExampleTask):

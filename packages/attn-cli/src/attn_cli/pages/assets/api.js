@@ -86,6 +86,11 @@ export async function servingModels(signal) {
   return models.filter((model) => model.state === "MODEL_STATE_SERVING");
 }
 
+// What a page says of a model in its address that is not among those that it can show; null if it is one of them.
+export function missingModel(name, names) {
+  return name && !names.includes(name) ? `No model ${name} is loaded that this page can show.` : null;
+}
+
 // The message of an error for the reader; null for a call that was cancelled on purpose.
 export function errorMessage(error) {
   if (error.name === "AbortError") return null;

@@ -15,9 +15,14 @@ const THEMES = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dar
 const main = document.getElementById("main");
 let current = new AbortController();
 
+// The page of the address, and what follows it; the name is null for an address that is no page's.
 function wanted() {
-  const [name, ...rest] = location.hash.slice(2).split("/");
-  return { name: name in PAGES ? name : "explorer", rest: rest.map(decodeURIComponent) };
+  const [name, ...rest] = (location.hash.replace(/^#\/?/, "") || "explorer").split("/");
+  try {
+    return { name: Object.hasOwn(PAGES, name) ? name : null, rest: rest.map(decodeURIComponent) };
+  } catch {
+    return { name: null, rest };
+  }
 }
 
 async function show() {
@@ -29,8 +34,13 @@ async function show() {
     if (link.dataset.page === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  document.title = `${PAGES[name][0]} · attn`;
+  document.title = `${name ? PAGES[name][0] : "No such page"} · attn`;
   document.querySelector(".tip")?.remove();
+  if (!name) {
+    const words = `There is no page at ${location.hash}. Choose one above.`;
+    main.replaceChildren(h("h1", {}, "No such page"), notice("error", words));
+    return;
+  }
   try {
     const page = await import(PAGES[name][1]);
     if (signal.aborted) return;

@@ -15,7 +15,7 @@ export class Explorer {
     this.views = views;
     const first = views[0].layers[0];
     this.zoom = new Zoom(first.rows, first.cols);
-    this.state = { layer: 0, head: first.heads.length ? 0 : MEAN, scale: "one", query: first.rows - 1, picked: false };
+    this.state = { layer: 0, head: first.heads.length ? 0 : MEAN, scale: "row", query: first.rows - 1, picked: false };
     this.flows = views.map((view) => rollout(view.layers));
     this.aborter = new AbortController();
     this.build();
@@ -150,7 +150,9 @@ export class Explorer {
       const title = `${this.views[place].label}, layer ${layer.layer}, ${head === MEAN ? "mean of heads" : `head ${layer.heads[head]}`}`;
       const drawn = { rows: layer.queryTokens, cols: layer.keyTokens, axes: layer.axes, top: high, title };
       this.matrices[place].set(matrix, drawn);
-      if (place === 0) this.lines.set(matrix, { ...drawn, picked: this.state.picked ? this.state.query : null });
+      // Lines that end at one token add up, so that they are drawn fainter than cells.
+      const faintest = this.state.scale === "row" ? top("head", [matrix]) : high;
+      if (place === 0) this.lines.set(matrix, { ...drawn, top: faintest, picked: this.state.picked ? this.state.query : null });
     });
     this.showHeads(found[0]);
     this.showFlows();

@@ -111,14 +111,28 @@ export function firstKey(matrix) {
 }
 
 export const SCALES = [
+  ["row", "0 to the largest of a typical row"],
   ["one", "0 to 1"],
   ["head", "0 to the largest shown"],
   ["later", "0 to the largest without the first key"],
 ];
 
+// The median over rows of the largest weight on a key other than the first: the longer a text, the smaller the weights of
+// most rows, while the first rows have few keys and many models leave the first key what they have no use for.
+function typicalRow(matrix) {
+  const largest = [];
+  for (let row = 0; row < matrix.rows; row += 1) {
+    let most = 0;
+    for (let col = 1; col < matrix.cols; col += 1) most = Math.max(most, Math.abs(matrix.values[row * matrix.cols + col]));
+    largest.push(most);
+  }
+  return largest.sort((one, other) => one - other)[Math.floor(matrix.rows / 2)];
+}
+
 // The value at the end of the colour scale; matrices that share a scale are given together.
 export function top(scale, matrices) {
   if (scale === "one") return 1;
+  if (scale === "row") return Math.max(...matrices.map(typicalRow)) || 1;
   let most = 0;
   for (const matrix of matrices)
     for (let place = 0; place < matrix.values.length; place += 1)

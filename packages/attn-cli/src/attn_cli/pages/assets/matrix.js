@@ -97,7 +97,7 @@ export class MatrixView {
     const cell = Math.min(34, inner / (k1 - k0));
     const plot = { left, top, width: cell * (k1 - k0), height: 0 };
     plot.height = Math.min(Math.max(plot.width * ratio, 40), 640);
-    return { ...plot, full: plot.left + plot.width + BAR + 46, tall: Math.max(plot.top + plot.height + 6, plot.top + 90) };
+    return { ...plot, full: plot.left + plot.width + BAR + 54, tall: Math.max(plot.top + plot.height + 6, plot.top + 90) };
   }
 
   window() {
@@ -170,7 +170,8 @@ export class MatrixView {
     context.strokeRect(left - 0.5, place.top - 0.5, BAR + 1, height + 1);
     context.fillStyle = colour("--muted", this.element);
     context.textAlign = "left";
-    context.fillText(number(this.top, 2), left + BAR + 4, place.top + 5);
+    const above = this.matrix.values.some((value) => Math.abs(value) > this.top * 1.001) ? "≥" : "";
+    context.fillText(above + number(this.top, 2), left + BAR + 4, place.top + 5);
     const low = this.kind === "diverging" ? number(-this.top, 2) : "0";
     context.fillText(low, left + BAR + 4, place.top + height - 4);
   }

@@ -1,6 +1,6 @@
 // The attention explorer page: a sentence, and one or two models of this server.
 
-import { servingModels, stream, errorMessage } from "./api.js";
+import { errorMessage, missingModel, servingModels, stream } from "./api.js";
 import { field, h, notice, options } from "./dom.js";
 import { mount } from "./explorer.js";
 import { decodeLayer } from "./maps.js";
@@ -9,7 +9,7 @@ const SENTENCE = "The cat sat on the mat because it was tired.";
 const WEIGHTS = 30e6; // the most attention weights of one model on a page: 120 MB
 
 // The last inputs, restored when the user returns to the page.
-const last = { text: SENTENCE, encoder: "", model: "", other: "", gradients: false };
+const last = { text: SENTENCE, source: "", model: "", other: "", gradients: false };
 
 export async function show(host, { signal, rest }) {
   const found = h("div", {});
@@ -20,12 +20,16 @@ export async function show(host, { signal, rest }) {
     if (errorMessage(error)) host.append(h("h1", {}, "Attention"), notice("error", errorMessage(error)));
     return;
   }
-  if (rest[0]) last.model = rest[0];
   const names = models.map((model) => model.name);
-  const text = h("textarea", { rows: 2, value: last.text });
-  const encoder = h("textarea", { rows: 2, value: last.encoder });
-  const model = h("select", {}, options(names, last.model));
-  const other = h("select", {}, options([["", "none"], ...names], last.other));
+  const missing = missingModel(rest[0], names);
+  if (rest[0] && !missing) last.model = rest[0];
+  const text = h("textarea", { rows: 2, required: true, value: last.text });
+  const source = field("Source", h("textarea", { rows: 2, value: last.source }), "The encoder's input; the sentence is then what the decoder writes. If empty, the model writes it for the sentence.", "wide");
+  const chosen = () => models.filter(({ name }) => name === model.value || name === other.value);
+  const ask = () => (source.hidden = !chosen().some(readsSource));
+  const model = h("select", { onchange: ask }, options(names, last.model));
+  const other = h("select", { onchange: ask }, options([["", "none"], ...names], last.other));
+  ask();
   const gradients = h("input", { type: "checkbox", checked: last.gradients });
   const button = h("button", { class: "primary" }, "Show");
   let explorer = null;
@@ -35,12 +39,12 @@ export async function show(host, { signal, rest }) {
     running = new AbortController();
     const mine = running;
     signal.addEventListener("abort", () => mine.abort());
-    Object.assign(last, { text: text.value, encoder: encoder.value, model: model.value, other: other.value, gradients: gradients.checked });
+    Object.assign(last, { text: text.value, source: source.querySelector("textarea").value, model: model.value, other: other.value, gradients: gradients.checked });
     explorer?.close();
     found.replaceChildren(notice("note", "Computing …"));
     try {
       const views = [];
-      for (const name of [model.value, other.value].filter(Boolean)) views.push(await fetched(name, mine.signal));
+      for (const name of [model.value, other.value].filter(Boolean)) views.push(await fetched(models.find((one) => one.name === name), mine.signal));
       explorer = mount(found, views);
     } catch (error) {
       if (errorMessage(error)) found.replaceChildren(notice("error", errorMessage(error)));
@@ -57,22 +61,35 @@ export async function show(host, { signal, rest }) {
       },
     },
     field("Sentence", text, "", "wide"),
+    source,
     field("Model", model),
     field("Compare with", other),
     field("Gradients", gradients, "Needs two forward passes per token.", "check"),
-    h("details", { class: "field" }, h("summary", {}, "Encoder"), field("Encoder prompt", encoder, "For encoder-decoder models: the encoder's input; the sentence is then the output.", "wide")),
     button,
   );
-  host.append(h("h1", {}, "Attention"), h("section", { class: "card" }, form), found);
+  host.append(h("h1", {}, "Attention"), missing ? notice("error", missing) : "", h("section", { class: "card" }, form), found);
   if (!names.length) {
     button.disabled = true;
     found.append(notice("note", "No model is loaded: load one on the page Models, or start the server with --model."));
   } else await act();
 }
 
-async function fetched(name, signal) {
-  const prompt = { text: last.text };
-  if (last.encoder) prompt.encoder_prompt = { text: last.encoder };
+const readsSource = (model) => model.max_encoder_len > 0;
+
+// The prompt of a model for the sentence; for an encoder-decoder without a source, the sentence and what it writes for it.
+async function promptOf(model, signal) {
+  if (!readsSource(model)) return { text: last.text };
+  if (last.source) return { text: last.text, encoder_prompt: { text: last.source } };
+  const encoder_prompt = { text: last.text };
+  let text = "";
+  const request = { model: model.name, prompt: { text, encoder_prompt }, sampling: { temperature: 0, max_new_tokens: Math.min(100, model.max_seq_len - 1) } };
+  for await (const message of stream("InferenceService", "Generate", request, signal)) text += message.text;
+  return { text, encoder_prompt };
+}
+
+async function fetched(model, signal) {
+  const { name } = model;
+  const prompt = await promptOf(model, signal);
   const layers = [];
   let size = 0;
   for await (const message of stream("InferenceService", "AttentionMaps", { model: name, prompt, gradients: last.gradients }, signal)) {

@@ -23,7 +23,9 @@ class Models {
 
   loadForm() {
     const name = h("input", { required: true, pattern: "[A-Za-z0-9._\\-]{1,128}" });
-    const source = h("input", {});
+    this.local = h("datalist", { id: "local-models" });
+    const source = h("input", { list: "local-models", onfocus: () => this.nameLocal() });
+    source.addEventListener("change", () => (name.value ||= source.value.split("/").at(-1).replace(/[^\w.-]/g, "-")));
     const quantization = h("select", {}, options([["", "auto"], "none", "float32", "bfloat16", "int8", "int4", "fp8"], ""));
     const cache = h("input", { placeholder: "shared" });
     const memory = h("input", { type: "number", min: 1, placeholder: "512" });
@@ -41,14 +43,25 @@ class Models {
     return h(
       "form",
       { class: "row", onsubmit: act },
-      field("Name", name),
-      field("Source", source, "A folder on the server, a registered name or a finished job; by default the name."),
+      this.local,
+      field("Source", source, "A model of this server, which the list names, or a folder on it; by default the name."),
+      field("Name", name, "The name that requests use."),
       field("Weights", quantization),
       field("KV cache", cache),
       field("KV cache, MiB", memory),
       field("Engines", replicas),
       button,
     );
+  }
+
+  // Fill the list of the models that lie on the server, of those that the caller may load.
+  async nameLocal() {
+    try {
+      const { local_models: names } = await unary("ModelService", "ListModels", { page_size: 1, with_local: true }, this.signal);
+      this.local.replaceChildren(...names.map((value) => h("option", { value })));
+    } catch {
+      // A folder or a name can be typed without it.
+    }
   }
 
   async refresh() {
@@ -104,7 +117,8 @@ class Models {
     const replicas = h("input", { type: "number", min: 1, max: 1000, value: Math.max(1, model.replicas), "aria-label": `engines of ${model.name}` });
     const scale = h("button", { type: "button", "data-key": `scale ${model.name}`, onclick: (event) => this.act(event.target, "ScaleModel", { name: model.name, deployment: { replicas: Number(replicas.value) } }) }, "Set engines");
     const unload = h("button", { type: "button", class: "danger", "data-key": `unload ${model.name}`, onclick: (event) => confirm(`Unload ${model.name}? Running requests are finished first.`) && this.act(event.target, "UnloadModel", { name: model.name }) }, "Unload");
-    const links = [["explorer", "Attention"], ["playground", "Playground"]].map(([page, text]) => h("a", { href: `#/${page}/${encodeURIComponent(model.name)}` }, text));
+    const pages = [["explorer", "Attention"], ...(model.architecture === "encoder" ? [] : [["playground", "Playground"]])];
+    const links = pages.map(([page, text]) => h("a", { href: `#/${page}/${encodeURIComponent(model.name)}` }, text));
     return h(
       "section",
       { class: "card" },

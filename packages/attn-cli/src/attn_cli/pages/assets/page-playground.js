@@ -1,6 +1,6 @@
 // Chat and completion with streaming, sampling parameters, log probabilities by hovering, and a stop button.
 
-import { servingModels, stream, errorMessage } from "./api.js";
+import { errorMessage, missingModel, servingModels, stream } from "./api.js";
 import { field, h, notice, number, options, visible } from "./dom.js";
 
 // Name in SamplingParams, label, attributes of the input.
@@ -25,11 +25,15 @@ export async function show(host, { signal, rest }) {
     if (errorMessage(error)) host.append(notice("error", errorMessage(error)));
     return;
   }
-  if (!models.length) {
-    host.append(notice("note", "No model is loaded: load one on the page Models, or start the server with --model."));
+  const writers = models.filter((model) => model.architecture !== "encoder");
+  if (!writers.length) {
+    const which = models.length ? "No model that writes text is loaded, only encoders" : "No model is loaded";
+    host.append(notice("note", `${which}: load one on the page Models, or name it when you start the server.`));
     return;
   }
-  new Playground(host, models, signal, rest[0]);
+  const missing = missingModel(rest[0], writers.map((model) => model.name));
+  if (missing) host.append(notice("error", missing));
+  new Playground(host, writers, signal, rest[0]);
 }
 
 class Playground {
@@ -38,16 +42,18 @@ class Playground {
     this.signal = signal;
     this.running = null;
     this.model = h("select", { onchange: () => this.showMode() }, options(Object.keys(this.models), chosen));
-    this.inputs = Object.fromEntries(PARAMETERS.map(([name, , attributes]) => [name, h("input", { type: "number", ...attributes })]));
+    // The parameters belong to the form of the message, so that it is not sent while one of them is invalid.
+    this.inputs = Object.fromEntries(PARAMETERS.map(([name, , attributes]) => [name, h("input", { type: "number", form: "talk", ...attributes })]));
     this.doubts = h("input", { type: "checkbox", checked: true, onchange: () => this.draw() });
     this.log = h("div", { class: "chat", role: "log", "aria-live": "polite", "aria-label": "conversation" });
     this.problem = h("div", {});
     this.text = h("textarea", {
       rows: 3,
+      required: true,
       onkeydown: (event) => {
         if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
           event.preventDefault();
-          this.send();
+          form.requestSubmit();
         }
       },
     });
@@ -59,7 +65,7 @@ class Playground {
       event.preventDefault();
       this.send();
     };
-    const form = h("form", { onsubmit: submit }, field("Message", this.text, "Enter sends; Shift and Enter start a new line."), h("p", { class: "buttons" }, this.sendButton, this.stopButton, clear));
+    const form = h("form", { id: "talk", onsubmit: submit }, field("Message", this.text, "Enter sends; Shift and Enter start a new line."), h("p", { class: "buttons" }, this.sendButton, this.stopButton, clear));
     const parameters = PARAMETERS.map(([name, label]) => field(label, this.inputs[name]));
     const side = h("section", { class: "card", "aria-label": "Parameters" }, field("Model", this.model), this.mode, parameters, field("Colour unlikely tokens", this.doubts, "Below 50, 20 and 5 %.", "check"));
     host.append(h("div", { class: "columns talk" }, side, h("section", { class: "card", "aria-label": "Conversation" }, this.log, this.problem, form)));
@@ -69,8 +75,11 @@ class Playground {
   }
 
   showMode() {
-    const chat = this.models[this.model.value].chat;
-    this.mode.textContent = chat ? "Has a chat template: the model reads the whole conversation." : "Has no chat template: the model continues the last message only.";
+    const { chat, max_encoder_len: source, max_seq_len: context } = this.models[this.model.value];
+    const most = this.inputs.max_new_tokens;
+    most.max = context;
+    if (Number(most.value) > context / 2) most.value = Math.ceil(context / 2);
+    this.mode.textContent = source ? "An encoder-decoder: the model reads the last message, and writes what it was trained to, such as a translation." : chat ? "Has a chat template: the model reads the whole conversation." : "Has no chat template: the model continues the last message only.";
   }
 
   clear() {
@@ -92,7 +101,8 @@ class Playground {
     this.text.value = "";
     turns.push({ role: "user", content });
     const messages = turns.map(({ role, content: text }) => ({ role, content: text }));
-    const prompt = this.models[model].chat ? { chat: { messages } } : { text: content };
+    const { chat, max_encoder_len: source } = this.models[model];
+    const prompt = source ? { text: "", encoder_prompt: { text: content } } : chat ? { chat: { messages } } : { text: content };
     const turn = { role: "assistant", content: "", pieces: [], model, tokens: 0, after: "" };
     turns.push(turn);
     this.draw();

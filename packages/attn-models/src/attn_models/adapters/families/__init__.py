@@ -11,9 +11,13 @@ from attn_models.adapters.families.gpt_oss import GptOssAdapter
 from attn_models.adapters.families.gptj import GptjAdapter
 from attn_models.adapters.families.granite import GraniteAdapter
 from attn_models.adapters.families.llama4 import Llama4Adapter
-from attn_models.adapters.families.llama_relatives import Ernie45Adapter, HeliumAdapter, SeedOssAdapter
+from attn_models.adapters.families.llama_relatives import (
+    Ernie45Adapter,
+    HeliumAdapter,
+    MinistralAdapter,
+    SeedOssAdapter,
+)
 from attn_models.adapters.families.mamba2 import Mamba2Adapter
-from attn_models.adapters.families.ministral import MinistralAdapter
 from attn_models.adapters.families.mpt import MptAdapter
 from attn_models.adapters.families.olmo3 import Olmo3Adapter
 from attn_models.adapters.families.opt import OptAdapter

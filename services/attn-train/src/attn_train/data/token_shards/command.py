@@ -20,7 +20,11 @@ from attn_train.data.token_shards.prepare import Pool, Progress, Request, prepar
 from attn_train.data.token_shards.shards import TRAIN, VALIDATION, PreparedData
 from attn_train.tasks.seq2seq import is_byte_pairs
 
-app = typer.Typer(no_args_is_help=True, help="Prepare training data that does not fit into memory, and inspect it.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Prepare training data that does not fit into memory, and inspect it.",
+)
 
 LINE_SECONDS = 10.0
 """Interval between lines of progress."""

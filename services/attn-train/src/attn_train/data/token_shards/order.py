@@ -71,6 +71,18 @@ class Reader(Protocol):
         ...
 
 
+def window_row(data: PreparedSet, start: int, stop: int) -> PackedRow:
+    """Return the row of the inputs `start` to `stop` of a set, in which the first token of a document is no target."""
+    ids, _, ends = data.window(start, stop + 1)
+    ids = ids.astype(np.int64)
+    targets = ids[1:].copy()
+    inner = ends[ends < len(ids)]
+    targets[inner - 1] = PADDED
+    begins = np.zeros(len(targets), dtype=np.int64)
+    begins[inner[inner < len(targets)]] = 1
+    return PackedRow(ids[:-1], targets, np.cumsum(begins))
+
+
 @dataclass(frozen=True, eq=False)
 class WindowReader:
     """Reads consecutive windows of `context` tokens of concatenated texts, in shuffled order."""
@@ -89,17 +101,10 @@ class WindowReader:
         return (self.data.tokens - 1) // self.context
 
     def row(self, position: int, seed: int, until: float = math.inf) -> tuple[PackedRow, int]:  # noqa: ARG002 -- one item
-        """See `Reader.row`; a row is one window, in which the first token of a document is not a target."""
+        """See `Reader.row`; a row is one window."""
         epoch, place = divmod(position, self.items)
         start = shuffled(place, self.items, seed + epoch) * self.context
-        ids, _, ends = self.data.window(start, start + self.context + 1)
-        ids = ids.astype(np.int64)
-        targets = ids[1:].copy()
-        inner = ends[ends < self.context + 1]
-        targets[inner - 1] = PADDED
-        begins = np.zeros(self.context, dtype=np.int64)
-        begins[inner[inner < self.context]] = 1
-        return PackedRow(ids[:-1], targets, np.cumsum(begins)), position + 1
+        return window_row(self.data, start, start + self.context), position + 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,179 @@
+"""Counts transformers' causal language models by how attn serves them: native, through transformers, or refused.
+
+    python benchmarks/transformers_types.py [MODEL_TYPE ...] [--json FILE]
+
+For every model_type a tiny random model is built by transformers and saved; attn loads the folder and generates from
+eight prompts in one batch, in chunks of prompts, with a paged cache. A type counts if all its tokens are those that
+transformers generates alone. Types that have no small config here are counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import logging
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from attn_core.errors import AttnError
+from attn_engine import EngineConfig, Request, SamplingParams, build_engine
+from attn_models.adapters.registry import through_transformers
+from attn_models.loading import load_model
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+NAMES = {
+    64: "hidden_size d_model n_embd embed_dim hidden_dim dim word_embed_proj_dim embedding_size lru_width",
+    4: "num_hidden_layers n_layer n_layers num_layers num_attention_heads n_head n_heads num_heads num_experts "
+    "num_local_experts n_routed_experts moe_num_experts num_routed_experts linear_num_value_heads",
+    2: "num_key_value_heads num_kv_heads num_experts_per_tok num_experts_per_token moe_topk moe_k moe_top_k "
+    "top_k_experts expert_top_k index_n_heads n_mamba_heads mamba_expand linear_num_key_heads decoder_layers "
+    "eos_token_id",
+    16: "head_dim global_head_dim d_kv attention_head_dim swa_head_dim kv_lora_rank qk_nope_head_dim v_head_dim "
+    "index_head_dim linear_key_head_dim linear_value_head_dim mamba_d_head mamba_head_dim",
+    96: "intermediate_size ffn_dim d_ff n_inner ffn_hidden_size dff inner_dim block_ff_dim intermediate_size_mlp "
+    "dense_intermediate_size prefix_dense_intermediate_size decoder_ffn_dim",
+    32: "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size q_lora_rank expert_dim "
+    "moe_shared_expert_intermediate_size shared_intermediate_size",
+    8: "qk_rope_head_dim index_topk sliding_window attention_chunk_size attention_window_size state_size mamba_d_state "
+    "mamba_n_heads mamba_num_heads ssm_state_size rotary_dim window_size hidden_size_per_layer_input laurel_rank",
+    1: "n_group topk_group n_shared_experts num_shared_experts first_k_dense_replace zero_expert_num mamba_n_groups "
+    "n_groups bos_token_id moe_num_shared_experts",
+    0: "pad_token_id num_kv_shared_layers",
+    128: "vocab_size max_position_embeddings n_positions n_ctx vocab_size_per_layer_input",
+    24: "qk_head_dim",
+}
+SMALL = {name: value for value, names in NAMES.items() for name in names.split()}
+PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+FURTHER: dict[str, dict[str, Any]] = {
+    "bloom": {"seq_length": 128},
+    "deepseek_v2": {"topk_method": "greedy"},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "hunyuan_v1_dense": PLAIN,
+    "hunyuan_v1_moe": PLAIN,
+    "ministral": PLAIN,
+    "lfm2_moe": {"layer_types": ["full_attention", "conv"] * 2},
+    "modernbert-decoder": {"global_attn_every_n_layers": 2},
+    "mpt": {"max_seq_len": 128},
+}
+"""What the defaults of a type lack, or need besides."""
+LARGEST = 3_000_000
+PROMPTS = [[(7 * row + 3 * place) % 120 + 4 for place in range(3 + 2 * row)] for row in range(8)]
+NEW = 8
+
+
+def small_values(config: Any) -> dict[str, Any]:
+    """The small sizes of the fields that a config has."""
+    fields = {*inspect.signature(type(config).__init__).parameters, *config.to_dict()}
+    fields -= set(getattr(config, "attribute_map", None) or {})
+    found = {name: SMALL[name] for name in fields & SMALL.keys() if getattr(config, name, None) is not None}
+    found |= {name: SMALL[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    if "kv_lora_rank" in found:
+        found |= {"num_key_value_heads": 4} if "num_key_value_heads" in found else {}
+        found |= {"head_dim": 8} if "head_dim" in found else {}
+    return found | ({"n_inner": 96} if "n_inner" in fields else {})
+
+
+def tiny_config(kind: str) -> Any:
+    """A small config of a type; raises what transformers raises where its defaults cannot be made small so."""
+    default = CONFIG_MAPPING[kind]()
+    text = default.get_text_config()
+    further = FURTHER.get(kind, {})
+    if text is default:
+        return type(default)(**small_values(default) | further)
+    key = next(name for name in default.sub_configs if getattr(default, name, None) is text)
+    return type(default)(**{key: small_values(text) | further})
+
+
+def tiny_model(kind: str) -> Any:
+    """A small model with random weights, large enough for distinct tokens."""
+    config = tiny_config(kind)
+    found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with torch.device("meta"):
+        parameters = sum(each.numel() for each in found._from_config(config).parameters())  # noqa: SLF001 -- AutoModel's own way
+    if parameters > LARGEST:
+        raise ValueError(f"{parameters:,} parameters")
+    torch.manual_seed(0)
+    model = found._from_config(config, attn_implementation="eager").eval()  # noqa: SLF001
+    draw = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=draw)
+        parameter.data = noise * 0.15 if parameter.dim() > 1 else parameter.data + 0.1 * noise
+    return model
+
+
+@torch.inference_mode()
+def wanted_tokens(model: Any) -> list[list[int]]:
+    """What transformers generates from each prompt alone, the likeliest tokens."""
+    made = []
+    model.generation_config.eos_token_id = None
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, max_new_tokens=NEW, do_sample=False, use_cache=True)
+        made.append(out[0, len(prompt) :].tolist())
+    return made
+
+
+def served_tokens(folder: Path) -> list[list[int]]:
+    """What attn generates from all prompts together, in steps of at most 16 tokens."""
+    loaded = load_model(folder, "float32", verify="sizes")
+    config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=16, kv_cache="paged")
+    engine = build_engine(loaded.model, config=config, kv_cache_tokens=8 * 32)
+    params = SamplingParams(max_new_tokens=NEW, temperature=0.0, ignore_eos=True)
+    for number, prompt in enumerate(PROMPTS):
+        engine.submit(Request(id=str(number), token_ids=tuple(prompt), params=params))
+    found: list[list[int]] = [[] for _ in PROMPTS]
+    while not engine.idle:
+        for event in engine.step():
+            found[int(event.request_id)] += [token.id for token in event.delta.tokens]
+    return found
+
+
+def outcome(kind: str) -> tuple[str, str]:
+    """How a type is served, and the reason if it is not."""
+    try:
+        model = tiny_model(kind)
+    except Exception as error:  # noqa: BLE001 -- whatever a config of transformers raises
+        return "no small config", f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        how = "through transformers" if through_transformers({"model_type": kind}) else "native"
+        try:
+            served = served_tokens(Path(folder))
+        except AttnError as error:
+            return "refused", error.message.splitlines()[0][-160:]
+    try:
+        wanted = wanted_tokens(model)
+    except Exception as error:  # noqa: BLE001 -- a model that transformers cannot generate from
+        return "transformers fails", f"{type(error).__name__}: {str(error)[:120]}"
+    return (how, "") if served == wanted else ("WRONG TOKENS", how)
+
+
+def main() -> None:
+    """Print the outcome of each type, and how many there are of each."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("types", nargs="*")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    transformers.logging.disable_progress_bar()
+    logging.disable(logging.WARNING)
+    results = {}
+    for kind in options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        results[kind] = outcome(kind)
+        print(f"{kind:28} {': '.join(filter(None, results[kind]))}", flush=True)
+    counts: dict[str, int] = {}
+    for how, _ in results.values():
+        counts[how] = counts.get(how, 0) + 1
+    print(counts)
+    if options.json:
+        options.json.write_text(json.dumps({"counts": counts, "types": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

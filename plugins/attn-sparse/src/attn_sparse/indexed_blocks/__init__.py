@@ -1,0 +1,125 @@
+"""MiniMax-M3's sparse attention: an indexer selects blocks of keys for each group of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from attn_core import (
+    AttentionSpec,
+    Capability,
+    Causal,
+    Computation,
+    Cost,
+    DeclaredMechanism,
+    Field,
+    Mechanism,
+    MechanismConfig,
+    Paper,
+    Shape,
+    Step,
+    hookimpl,
+)
+from attn_core.checks import require_number, require_whole
+from attn_core.cost import SelectedBlockPairs
+from attn_core.errors import InvalidValue
+from attn_core.kernels.selected import SelectedBlocksSpec
+from attn_core.norms import QkNorm
+
+if TYPE_CHECKING:
+    from attn_sparse.indexed_blocks.selection import IndexedBlocksAttention
+
+
+class IndexedBlocks(DeclaredMechanism):
+    """The best key of a block, by a small index head for each group of query heads, decides whether the group reads it.
+
+    The newest blocks, the query's own first, are always read, and count among the `top`.
+    """
+
+    name = "indexed_blocks"
+    counts_from_start = True  # blocks are counted from the first row
+    splits_heads = True
+    summary = "attention to the newest blocks and to those with the best key by an indexer's head for each group"
+    paper = Paper(title="MiniMax-M3", authors="MiniMax", year=2026)
+    equation = (
+        r"O_i = \mathrm{softmax}\left(\frac{q_i K_{I_i}^\top}{\sqrt{d_k}} + M\right) V_{I_i},\quad"
+        r" I_i = \{j : \lfloor j/B \rfloor \in \mathrm{top}_{k,\, b}\; \max_{s \le i,\, \lfloor s/B \rfloor = b}"
+        r" q^I_{ig} \cdot k^I_s\}"
+    )
+    sketch: ClassVar = {"block": 2, "top": 3, "index_size": 8}
+    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.BIDIRECTIONAL, Capability.SHARES_KV}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """Blocks have `block` tokens; a query reads at most `top` of them, of which the `local` newest always.
+
+        Index heads have `index_size` elements, of which as many as of a head have rotary positions. `norm_eps` is that
+        of the norms of queries and keys and of index queries and keys; None for no norms of queries and keys.
+        """
+
+        index_size: int = 128
+        block: int = 128
+        top: int = 16
+        local: int = 1
+        norm_eps: float | None = 1e-6
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            for name in ("index_size", "block", "top", "local"):
+                require_whole(name, getattr(self, name), ge=1)
+            require_number("norm_eps", self.norm_eps, gt=0, optional=True)
+            if self.local > self.top:
+                raise InvalidValue.of("local", self.local, f"at most the top {self.top}")
+            if self.turned > self.index_size:
+                raise InvalidValue.of("index_size", self.index_size, f"at least {self.turned}, the rotated elements")
+
+        @property
+        def turned(self) -> int:
+            """The number of elements of a head, and of an index head, that rotary positions are applied to."""
+            return 0 if self.rotary is None else int(self.head_layout.key_size * self.rotary.fraction)
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """The causal attention that is restricted to the chosen blocks."""
+        own = self.Config.of(config)
+        norm = None if own.norm_eps is None else QkNorm(eps=own.norm_eps)
+        return AttentionSpec(heads=own.head_layout, mask=Causal(), norm=norm, rotary=own.rotary)
+
+    def inner(self, config: MechanismConfig) -> IndexedBlocksAttention:
+        """The indexer with random weights, and the attention to the blocks that it selects."""
+        from attn_sparse.indexed_blocks.selection import IndexedBlocksAttention
+
+        return IndexedBlocksAttention(self.spec(config), self.Config.of(config))
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
+        """Attention to the chosen blocks by a kernel; the blocks are chosen by this module."""
+        return (Computation(part="selected blocks", asked=SelectedBlocksSpec(heads=config.head_layout)),)
+
+    def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
+        """One index key per token, shared by the index heads."""
+        return {"index": Field((self.Config.of(config).index_size,))}
+
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """The cost of projections, of an index score for every key, and of the pairs with the keys of chosen blocks.
+
+        This is the cost of inference, where a block is only computed for the queries that chose it; in training it is
+        computed for up to 63 more queries per block.
+        """
+        heads, own = config.head_layout, self.Config.of(config)
+        pairs, size = SelectedBlockPairs(block=own.block, top=own.top), own.index_size
+        index = config.hidden_size * (heads.key_value + 1) * size
+        tokens = 2 * shape.batch * shape.query * index
+        score = 2 * shape.batch * heads.key_value * size
+        pair = 2 * heads.query * (heads.key_size + heads.value_size)
+        chosen = Cost(
+            flops=tokens + score * shape.query * shape.key + pairs.met(shape) * pair,
+            allowed_flops=tokens + score * Causal().count(shape.query, shape.key) + pairs.allowed(shape) * pair,
+            parameters=index + 2 * size,
+        )
+        return self.projection_cost(config, shape) + chosen
+
+
+@hookimpl
+def attn_mechanisms() -> list[Mechanism]:
+    """The mechanisms of this plugin."""
+    return [IndexedBlocks()]

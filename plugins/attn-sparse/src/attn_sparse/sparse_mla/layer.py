@@ -1,0 +1,138 @@
+"""The layer of DeepSeek sparse attention over latents."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import Fields, LayerState, RaggedBatch
+from attn_core.batch import Rows
+from attn_core.errors import InvalidValue
+from attn_core.joint import weight_of
+from attn_core.masking import wide
+from torch import Tensor, nn
+
+from attn_sparse.dsa.indexer import turn
+from attn_sparse.dsa.selection import Memory, SelectedTokens, Tile, chosen_keys, masked_weights
+from attn_sparse.sparse_mla.options import SparseMlaConfig
+
+
+class SparseLatentLayer(nn.Module):
+    """Multi-head latent attention to the tokens that an indexer selects (DeepSeek-AI 2025, arXiv 2512.02556).
+
+    Whole sequences are computed over keys and values that are expanded from the latents; steps over the latents
+    themselves, with the key matrices absorbed into the queries and the value matrices into the outputs. Learned:
+    `query_down`, `query_norm`, `query_up`, `latent`, `latent_norm`, `rotary_key`, `key_up`, `value_up` and `output`, as
+    in `mla`, and `inner.indexer`, whose queries are computed from the normalised latent of the queries.
+    """
+
+    read_weights = ("key_up", "value_up")
+    """The linear layers whose matrices are read by `weight_of`, without calling the layers."""
+
+    def __init__(self, options: SparseMlaConfig) -> None:
+        super().__init__()
+        self.options = options
+        width, heads = options.hidden_size, options.num_heads
+        self.query_down = nn.Linear(width, options.query_latent, bias=False)
+        self.query_norm = nn.RMSNorm(options.query_latent, eps=options.norm_eps)
+        self.query_up = nn.Linear(options.query_latent, heads * options.key, bias=False)
+        self.latent = nn.Linear(width, options.latent, bias=False)
+        self.latent_norm = nn.RMSNorm(options.latent, eps=options.norm_eps)
+        self.rotary_key = nn.Linear(width, options.rotary_size, bias=False)
+        self.key_up = nn.Linear(options.latent, heads * options.nope, bias=False)
+        self.value_up = nn.Linear(options.latent, heads * options.value, bias=False)
+        self.output = nn.Linear(heads * options.value, width, bias=False)
+        self.expanded, self.absorbed = options.expanded, options.absorbed
+        self.inner = SelectedTokens(self.absorbed, options)
+        self.scale: float = options.score_factor * float(options.key**-0.5)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear) and not name.startswith("inner."):
+                nn.init.xavier_uniform_(module.weight)
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Compute whole sequences, [batch, tokens, hidden_size] to [batch, tokens, hidden_size].
+
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` if a source is
+        given.
+        """
+        tile, memory = self._whole(query, source, key_padding_mask)
+        return self._out(self.inner.read(tile, memory, self.expanded).to(query.dtype))
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attention weights [batch, heads, query, key]; see `forward` for the arguments."""
+        tile, memory = self._whole(query, source, key_padding_mask)
+        chosen, _ = chosen_keys(tile, memory, self.expanded.mask, self.options.top)
+        return masked_weights(tile, memory, self.expanded, chosen)
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """Compute the new tokens of many requests, [tokens, hidden_size] to [tokens, hidden_size].
+
+        Appends "latent", "rotary_key" and "index" [tokens, size] to the state "latent", with rotary positions.
+        """
+        places = batch.positions[None]
+        tile, fresh = self._asked(query[None], places), self._remembered(query[None], places)
+        fresh = state["latent"].append({name: rows[0] for name, rows in fresh.items()})
+        if batch.decoding:
+            rows = state["latent"].rows(range(batch.requests))
+            one_each = Tile(*(part[0][:, None] for part in (tile.query, tile.index, tile.weights, tile.positions)))
+            return self._out(self._over_latents(one_each, rows)[:, 0].to(query.dtype))
+        outs = []
+        for span in batch.spans():
+            at = slice(span.start, span.stop)
+            part = next(Tile(*(one[:, at] for one in vars(tile).values())).pieces(span.stop - span.start))
+            if batch.contexts[span.request] == 0 and span.stop - span.start > 1:
+                memory = self._expanded({name: rows[None, at] for name, rows in fresh.items()}, part.positions, None)
+                outs.append(self.inner.read(part, memory, self.expanded)[0])
+            else:
+                outs.append(self._over_latents(part, state["latent"].rows([span.request]))[0])
+        return self._out(torch.cat(outs).to(query.dtype))
+
+    def _whole(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> tuple[Tile, Memory]:
+        if source is not None:
+            raise InvalidValue.of("source", tuple(source.shape), "None, as 'sparse_mla' is self-attention")
+        places = torch.arange(query.shape[1], device=query.device).expand(query.shape[0], -1)
+        return self._asked(query, places), self._expanded(self._remembered(query, places), places, key_padding_mask)
+
+    def _asked(self, rows: Tensor, places: Tensor) -> Tile:
+        """The queries, scaled, and index queries with their weights, of rows [batch, tokens, hidden_size]."""
+        latent = self.query_norm(self.query_down(rows))
+        query = torch.unflatten(self.query_up(latent), -1, (self.options.num_heads, self.options.key))
+        nope, rotary = query.split([self.options.nope, self.options.rotary_size], dim=-1)
+        query = torch.cat([nope, self._turned(rotary, places)], dim=-1)
+        indexer = self.inner.indexer
+        return Tile(wide(query) * self.scale, indexer.queries(latent, places), indexer.weights(rows), places)
+
+    def _remembered(self, rows: Tensor, places: Tensor) -> Fields:
+        """The cached fields [batch, tokens, size] of rows [batch, tokens, hidden_size]."""
+        index = self.inner.indexer.turned_keys(self.inner.indexer.keys(rows), places)
+        rotary = self._turned(self.rotary_key(rows)[..., None, :], places)[..., 0, :]
+        return {"latent": self.latent_norm(self.latent(rows)), "rotary_key": rotary, "index": index.to(rows.dtype)}
+
+    def _expanded(self, fields: Fields, places: Tensor, key_padding_mask: Tensor | None) -> Memory:
+        """The keys and values of every head, of cached fields [batch, tokens, size]."""
+        heads, latent = self.options.num_heads, fields["latent"]
+        nope = torch.unflatten(self.key_up(latent), -1, (heads, self.options.nope))
+        key = torch.cat([nope, fields["rotary_key"][..., None, :].expand(*nope.shape[:-1], -1)], dim=-1)
+        value = torch.unflatten(self.value_up(latent), -1, (heads, self.options.value))
+        return Memory(wide(key), wide(value), wide(fields["index"]), places, key_padding_mask)
+
+    def _over_latents(self, tile: Tile, rows: Rows) -> Tensor:
+        """Outputs [requests, query, heads, value] of queries over the cached rows, which are not expanded."""
+        heads, fields = self.options.num_heads, {name: wide(field) for name, field in rows.fields.items()}
+        latent = fields["latent"][..., None, :]
+        key = torch.cat([latent, fields["rotary_key"][..., None, :]], dim=-1)
+        memory = Memory(key, latent, fields["index"], rows.positions, rows.key_padding_mask)
+        nope, rotary = tile.query.split([self.options.nope, self.options.rotary_size], dim=-1)
+        into = torch.unflatten(wide(weight_of(self.key_up)), 0, (heads, -1))
+        query = torch.cat([torch.einsum("...hn,hnc->...hc", nope, into), rotary], dim=-1)
+        absorbed = Tile(query, tile.index, tile.weights, tile.positions)
+        out_of = torch.unflatten(wide(weight_of(self.value_up)), 0, (heads, -1))
+        return torch.einsum("...hc,hvc->...hv", self.inner.read(absorbed, memory, self.absorbed), out_of)
+
+    def _turned(self, rows: Tensor, places: Tensor) -> Tensor:
+        rotary = self.options.rotary
+        if rotary is None:
+            return rows
+        return turn(rows, places, rotary, self.options.rotary_size, interleaved=rotary.interleaved)
+
+    def _out(self, out: Tensor) -> Tensor:
+        projected: Tensor = self.output(out.flatten(-2))
+        return projected

@@ -1,0 +1,86 @@
+"""The options of DeepSeek sparse attention over latents, and the sizes that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attn_core import AttentionSpec, Causal, Heads
+from attn_core.checks import require_number, require_whole
+from attn_core.errors import InvalidValue
+from attn_core.scores import ScaledDot
+
+from attn_sparse.dsa.options import DsaConfig
+
+SIZES = ("latent", "query_latent", "rotary_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseMlaConfig(DsaConfig):
+    """The options of `dsa`, and the sizes of latent attention as in `mla`, here with a latent of the queries always.
+
+    `latent` and `query_latent` are the sizes of the latents of a token's keys and values, and of its queries;
+    `rotary_size` that of the rotary key, and of the rotated part of index heads; `nope_size` and `value_size` of one
+    head are `head_dim` if they are None. `norm_eps` is that of the latents' norms; scores are multiplied by
+    `score_factor`.
+    """
+
+    index_size: int = 128
+    latent: int = 512
+    query_latent: int = 1536
+    rotary_size: int = 64
+    nope_size: int | None = None
+    value_size: int | None = None
+    norm_eps: float = 1e-6
+    score_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in (*SIZES, "nope_size", "value_size"):
+            require_whole(name, getattr(self, name), ge=1, unit="elements", optional=name not in SIZES)
+        if self.rotary_size % 2:
+            raise InvalidValue.of("rotary_size", self.rotary_size, "an even number, as elements are rotated in pairs")
+        if self.rotary_size > self.index_size:
+            raise InvalidValue.of("rotary_size", self.rotary_size, f"at most the index_size {self.index_size}")
+        for name in ("norm_eps", "score_factor"):
+            require_number(name, getattr(self, name), gt=0)
+
+    @property
+    def query_width(self) -> int:
+        """The size of the queries' latent, from which index queries are computed."""
+        return self.query_latent
+
+    @property
+    def turned(self) -> int:
+        """The number of elements of an index head that rotary positions are applied to: as many as of a key."""
+        return 0 if self.rotary is None else self.rotary_size
+
+    @property
+    def nope(self) -> int:
+        """The number of elements of a head's key without positions."""
+        return self.nope_size or self.head_layout.key_size
+
+    @property
+    def value(self) -> int:
+        """The number of elements of a head's value."""
+        return self.value_size or self.head_layout.value_size
+
+    @property
+    def key(self) -> int:
+        """The number of elements of a head's query or key: without positions first, then the rotary part."""
+        return self.nope + self.rotary_size
+
+    @property
+    def expanded(self) -> AttentionSpec:
+        """Attention over the keys and values of every head, expanded from the latents."""
+        return self._spec(
+            Heads(query=self.num_heads, key_value=self.num_heads, key_size=self.key, value_size=self.value)
+        )
+
+    @property
+    def absorbed(self) -> AttentionSpec:
+        """The same attention over the cached rows, which all heads share: latents and rotary keys."""
+        row = self.latent + self.rotary_size
+        return self._spec(Heads(query=self.num_heads, key_value=1, key_size=row, value_size=self.latent))
+
+    def _spec(self, heads: Heads) -> AttentionSpec:
+        return AttentionSpec(heads=heads, mask=Causal(), score=ScaledDot(scale=self.score_factor * self.key**-0.5))

@@ -1,0 +1,105 @@
+"""Families that only transformers knows are built by it, and generate its tokens from our engine's batches and cache.
+
+`benchmarks/transformers_types.py` does the same for all of its causal language models.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_core.errors import CheckpointInvalid, Incompatible, UserError
+from attn_engine import EngineConfig, Request, SamplingParams, build_engine
+from attn_models.loading import load_model
+from attn_testing.families import NARROW
+
+transformers = pytest.importorskip("transformers")
+transformers.logging.disable_progress_bar()
+
+SIZES = NARROW | {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TINY = {
+    "arcee": {"head_dim": 8},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 3.0},
+    "vaultgemma": {"head_dim": 8, "sliding_window": 5, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
+    "mimo_v2_flash": {"head_dim": 8, "swa_head_dim": 8, "sliding_window": 5},
+    "ctrl": {"n_embd": 32, "n_layer": 2, "n_head": 4, "dff": 48, "n_positions": 64},
+}
+PROMPTS = [[(5 * row + 3 * place) % 60 + 3 for place in range(2 + 3 * row)] for row in range(8)]
+NEW = 10
+
+
+def saved(kind, folder, **sizes):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **SIZES | sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        parameter.data += (
+            0.2 * torch.randn_like(parameter) if parameter.dim() > 1 else 0.1 * torch.randn_like(parameter)
+        )
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    return model
+
+
+@torch.inference_mode()
+def alone(model, prompt):
+    made = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)
+    return made[0, len(prompt) :].tolist()
+
+
+def served(model):
+    config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=12, kv_cache="paged")
+    engine = build_engine(model, config=config, kv_cache_tokens=8 * 40)
+    for number, prompt in enumerate(PROMPTS):
+        params = SamplingParams(max_new_tokens=NEW, temperature=0.0, ignore_eos=True)
+        engine.submit(Request(id=str(number), token_ids=prompt, params=params))
+    made: list[list[int]] = [[] for _ in PROMPTS]
+    while not engine.idle:
+        for event in engine.step():
+            made[int(event.request_id)] += [token.id for token in event.delta.tokens]
+    return made
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_a_batch_with_chunked_prompts_has_the_tokens_of_transformers(kind, tmp_path):
+    peer = saved(kind, tmp_path, **TINY[kind])
+    loaded = load_model(tmp_path, "float32")
+    assert loaded.family == kind
+    tokens = torch.tensor([PROMPTS[5]])
+    torch.testing.assert_close(loaded.model(tokens), peer(tokens).logits)
+    assert served(loaded.model) == [alone(peer, prompt) for prompt in PROMPTS]
+
+
+def test_a_window_frees_the_rows_that_no_token_sees(tmp_path):
+    saved("vaultgemma", tmp_path, **TINY["vaultgemma"], layer_types=["sliding_attention", "full_attention"])
+    states = load_model(tmp_path, "float32").model.state_specs()
+    assert [states[name]["kv"].window for name in states] == [5, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "reason"),
+    [
+        ("lfm2_moe", {"layer_types": ["full_attention", "conv"]}, "only 1 of its 2 layers"),
+        ("falcon_mamba", {"state_size": 4}, "cannot be exchanged"),
+        ("arcee", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "longest sequence"),
+        ("zaya", {"num_experts": 4, "num_experts_per_tok": 1, "head_dim": 8}, "more than keys and values"),
+    ],
+)
+def test_what_cannot_be_stepped_is_refused_with_the_reason(kind, sizes, reason, tmp_path):
+    saved(kind, tmp_path, **sizes)
+    with pytest.raises(Incompatible, match=reason):
+        load_model(tmp_path, "float32")
+
+
+def test_other_requests_of_the_loader_are_refused_by_name(tmp_path):
+    peer = saved("arcee", tmp_path, **TINY["arcee"])
+    with pytest.raises(Incompatible, match="int8"):
+        load_model(tmp_path, "float32", quantization="int8")
+    weights = dict(peer.state_dict())
+    weights.pop("model.layers.0.mlp.up_proj.weight")
+    peer.save_pretrained(tmp_path, state_dict=weights)
+    with pytest.raises(CheckpointInvalid, match="up_proj"):
+        load_model(tmp_path, "float32")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match="code"):
+        load_model(tmp_path, "float32")
