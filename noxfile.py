@@ -144,10 +144,11 @@ def quick(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def types(session: nox.Session) -> None:
-    """Run mypy in strict mode on the sources of every package."""
+    """Run mypy in strict mode on the sources of every package, and mypy and pyright on what callers write wrongly."""
     modules = [module for package in PACKAGES.values() for module in package.imports]
     run_in("dev", session, "mypy", *(argument for module in modules for argument in ("-p", module)))
-    run_in("dev", session, "mypy", "noxfile.py", "tools", "tests/architecture", "tests/public_api")
+    run_in("dev", session, "mypy", "noxfile.py", "tools", "tests/architecture", "tests/public_api", "tests/types")
+    run_in("dev", session, "pyright", "-p", "tests/types")
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -223,6 +224,15 @@ def proof(session: nox.Session) -> None:
     run_in("oracles", session, "python", "tools/mechanism_pages.py")
 
 
+@nox.session(python=PYTHON, requires=["dev"], default=False)
+def foreign(session: nox.Session) -> None:
+    """Open every decoder's recipe in an environment that has transformers only, and write docs/foreign-tools.md."""
+    install_torch(session)
+    install(session, "transformers", "accelerate")
+    refuse_cuda(session)
+    run_in("dev", session, "python", "tools/foreign_recipes.py", str(Path(session.bin) / "python"))
+
+
 @nox.session(python=PYTHON)
 def demo(session: nox.Session) -> None:
     """Run the demo, from a fresh environment to a trained and served model; arguments after -- are passed to it."""
@@ -232,6 +242,21 @@ def demo(session: nox.Session) -> None:
         # The demo installs a third-party plugin itself, so one that an earlier run installed is removed.
         session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", *present)
     session.run("python", "demo/run.py", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["dev"], default=False)
+def clients(session: nox.Session) -> None:
+    """Run other people's clients against the server; write docs/clients.md and what they send, for `tests`."""
+    folder = Path(session.create_tmp()).resolve()
+    found = [f"node={folder}"]
+    for name in ("clients", "clients-agents", "clients-crewai"):
+        python = str(folder / name / "bin" / "python")
+        session.run(sys.executable, "-m", "venv", str(folder / name), external=True)
+        session.run(python, "-m", "pip", "install", "-qq", *group(name), external=True)
+        found.append(f"{name}={python}")
+    shutil.copy(ROOT / "tests" / "clients" / "package.json", folder)
+    session.run("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), external=True)
+    run_in("dev", session, "python", "tests/clients/run.py", *found)
 
 
 @nox.session(venv_backend="none", requires=["dev"])

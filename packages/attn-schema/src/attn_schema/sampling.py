@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from attn_core.errors import InvalidValue
 from msgspec import Meta
@@ -13,6 +13,7 @@ from msgspec import Meta
 from attn_schema.schema import MAX_INT32, Checked
 
 MAX_STOP_STRINGS = 16
+MAX_BAD_WORDS = 64
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
 MAX_N = 64
@@ -127,7 +128,7 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
     generation_config.json recommends; without a recommendation they change nothing.
 
     Logits are processed in this order: repetition_penalty, frequency_penalty and presence_penalty, logit_bias,
-    min_new_tokens, structured_output, temperature, top_k, top_p, min_p, typical_p.
+    min_new_tokens, allowed_token_ids and bad_words, structured_output, temperature, top_k, top_p, min_p, typical_p.
     """
 
     max_new_tokens: Annotated[
@@ -210,6 +211,24 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
         ),
     ] | None = None  # fmt: skip
     skip_special_tokens: Annotated[bool, Meta(description="Leaves special tokens out of the text.")] = True
+    stop_token_ids: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=MAX_INT32)], ...],
+        Meta(
+            max_length=MAX_LOGIT_BIASES,
+            description="Tokens that end the completion like an end-of-sequence token, even with ignore_eos.",
+        ),
+    ] = ()  # fmt: skip
+    allowed_token_ids: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=MAX_INT32)], ...],
+        Meta(description="The only tokens that may be generated; all if empty."),
+    ] = ()
+    bad_words: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(
+            max_length=MAX_BAD_WORDS,
+            description="Texts that are not generated: the last token of each is excluded behind the others.",
+        ),
+    ] = ()  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,16 +236,17 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
             raise InvalidValue.of(
                 "min_new_tokens", self.min_new_tokens, f"at most {self.max_new_tokens}, max_new_tokens"
             )
-        if self.structured_output is not None and (self.ignore_eos or self.min_new_tokens):
-            other = "ignore_eos" if self.ignore_eos else "min_new_tokens"
-            allowed = "left out, as structured_output decides where the completion ends"
-            raise InvalidValue.of(other, getattr(self, other), allowed)
+        for other in OTHER_CONSTRAINTS if self.structured_output is not None else ():
+            if value := getattr(self, other):
+                allowed = "left out, as structured_output decides which tokens come and where the completion ends"
+                raise InvalidValue.of(other, value, allowed)
         if self.num_beams > 1:
             self._check_beam_search()
 
     @classmethod
-    def recommended(cls, config: Mapping[str, Any]) -> Self:
-        """What a generation_config.json recommends: a penalty and, only with `do_sample`, as in transformers, sampling.
+    def recommended(cls, config: Mapping[str, Any]) -> dict[str, float]:
+        """What a generation_config.json recommends, by name: a penalty and, only with `do_sample`, as in transformers,
+        sampling.
 
         Raises `InvalidValue` for values that are not allowed.
         """
@@ -234,12 +254,9 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
         given = {name: value for name in names if (value := config.get(name)) is not None}
         if given.get("top_k") == -1:
             given["top_k"] = 0
-        return cls(**{"temperature": 1.0} | given) if len(names) > 1 else cls(**given)
-
-    @property
-    def recommendation(self) -> dict[str, float]:
-        """The given ones of the fields that a model may recommend, by name."""
-        return {name: value for name in RECOMMENDED if (value := getattr(self, name)) is not None}
+        found = {"temperature": 1.0} | given if len(names) > 1 else given
+        cls(**found)
+        return found
 
     def resolved(self, recommended: Mapping[str, float] = MappingProxyType({})) -> ResolvedSamplingParams:
         """The same with every such field given: those that are not are as recommended, else change nothing.
@@ -249,6 +266,8 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
         given = {name: getattr(self, name) for name in self.__struct_fields__}
         beams = self.num_beams > 1
         wished = {name: value for name, value in recommended.items() if not beams or name == "repetition_penalty"}
+        if "top_k" in wished:
+            wished["top_k"] = int(wished["top_k"])
         asks = self.n > 1 or any(given[name] not in (None, NEUTRAL[name]) for name in FILTERS)
         drawn = {"temperature": 1.0} if asks and not beams else {}
         filled = {name: default for name, default in (NEUTRAL | drawn | wished).items() if given[name] is None}
@@ -275,10 +294,10 @@ class ResolvedSamplingParams(SamplingParams, frozen=True, kw_only=True):
 
     @property
     def greedy(self) -> bool:
-        """Whether each token is the argmax of the model's logits, with no penalty, bias, grammar or minimum length."""
+        """Whether each token is the argmax of the model's logits, with no penalty, bias or constraint."""
         edits = (self.repetition_penalty != 1, self.frequency_penalty != 0, self.presence_penalty != 0)
-        constraints = (bool(self.logit_bias), self.structured_output is not None, self.min_new_tokens > 0)
-        return self.temperature == 0 and not any((*edits, *constraints))
+        constraints = (self.logit_bias, self.structured_output, self.min_new_tokens, self.allowed_token_ids)
+        return self.temperature == 0 and not any((*edits, *constraints, self.bad_words))
 
 
 FILTERS = ("top_k", "top_p", "min_p", "typical_p")
@@ -305,3 +324,7 @@ class ScoringParams(Checked, frozen=True, kw_only=True):
             description="Returns the log probabilities of this many most likely tokens at each position as well.",
         ),
     ] = 0  # fmt: skip
+
+
+OTHER_CONSTRAINTS = ("ignore_eos", "min_new_tokens", "stop_token_ids", "allowed_token_ids", "bad_words")
+"""The fields that do what a grammar does."""

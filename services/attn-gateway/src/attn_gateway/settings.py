@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +57,8 @@ class GatewaySettings:
     changes. `insecure` allows hosts other than loopback without token and TLS. `max_streams_per_connection` calls of a
     connection run at the same time, some more wait, and further ones are refused. At most `max_connections` stand at
     each port (fewer if the process may open too few files), over HTTP at most `max_connections_per_address` from one
-    address. Spans of calls are sent to the collector at the URL `otlp_traces_endpoint` over OTLP.
+    address. Spans of calls are sent to the collector at the URL `otlp_traces_endpoint` over OTLP. Web pages of
+    `cors_origins` may call over HTTP.
     """
 
     host: str = "127.0.0.1"
@@ -77,6 +77,7 @@ class GatewaySettings:
     keepalive_seconds: float = 20.0
     keepalive_timeout_seconds: float = 10.0
     otlp_traces_endpoint: str | None = None
+    cors_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field, port in (("port", self.port), ("http_port", self.http_port or 0)):
@@ -102,6 +103,10 @@ class GatewaySettings:
     @property
     def connections_allowed(self) -> int:
         """The most connections of one port: `max_connections`, or a third of the files that the process may open."""
+        try:
+            import resource
+        except ModuleNotFoundError:  # Windows has no such limit
+            return self.max_connections
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return self.max_connections if files == resource.RLIM_INFINITY else min(self.max_connections, files // 3)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention, installed
 from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksDispatcher
@@ -12,9 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from attn_sparse.dsa.indexer import turn
-
-if TYPE_CHECKING:
-    from attn_sparse.indexed_blocks import IndexedBlocks
+from attn_sparse.indexed_blocks.options import IndexedBlocksConfig
 
 NEVER = float("-inf")
 
@@ -29,7 +25,7 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
 
     computes_itself = True
 
-    def __init__(self, spec: AttentionSpec, options: IndexedBlocks.Config) -> None:
+    def __init__(self, spec: AttentionSpec, options: IndexedBlocksConfig) -> None:
         super().__init__()
         self.spec, self.options = spec, options
         self.plan = SelectedBlocksDispatcher(installed().kernels, spec.heads)
@@ -77,15 +73,18 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
         with torch.no_grad():
             query = self.query_norm(torch.unflatten(self.query(rows), -1, (self.groups, -1)))
             query, key = wide(query), wide(operands.fields["index"])
-            if self.options.rotary is not None and self.options.turned:
-                turned = self.options.rotary, self.options.turned
-                how = {"interleaved": self.options.rotary.interleaved}
-                query, key = turn(query, places, *turned, **how), turn(key[:, :, None], keys, *turned, **how)[:, :, 0]
+            query, key = self._turned(query, places), self._turned(key[:, :, None], keys)[:, :, 0]
             scores = torch.unflatten(query.transpose(1, 2).flatten(1, 2) @ key.transpose(1, 2), 1, (self.groups, -1))
             scores = scores.masked_fill(~seen_pairs(self.spec.mask, places, keys, operands.key_padding_mask), NEVER)
             missing = -scores.shape[-1] % self.options.block
             best = torch.unflatten(pad(scores, (0, missing), value=NEVER), -1, (-1, self.options.block)).amax(-1)
             return self._best(best, places // self.options.block), places
+
+    def _turned(self, rows: Tensor, places: Tensor) -> Tensor:
+        rotary, turned = self.options.rotary, self.options.turned
+        if rotary is None or not turned:
+            return rows
+        return turn(rows, places, rotary, turned, interleaved=rotary.interleaved)
 
     def _best(self, scores: Tensor, own: Tensor) -> Tensor:
         """The chosen blocks by scores [batch, groups, query, block] of queries in the blocks `own` [batch, query]."""
