@@ -71,9 +71,9 @@ def main() -> None:
     PAGE.write_text("\n".join(lines) + "\n", "utf-8")
 
 
-SAID = f"""Every decoder's recipe, trained for {STEPS} steps on a small text and exported by `attn models export`: what it
-opens as in an environment without this project, the largest difference of any logit there, and of any logit here after
-it was trained there for {TUNED} steps and brought back. Other recipes open with `import attn_models.hf`."""
+SAID = f"""Every decoder's recipe, trained for {STEPS} steps on a small text and exported by `attn models export`: what
+it opens as in an environment without this project, the largest difference of any logit there, and of any logit here
+after it was trained there for {TUNED} steps and brought back. Other recipes open with `import attn_models.hf`."""
 HEAD = [
     "| recipe | opens as | logits there | greedy tokens | logits here, after it was trained there |",
     "|---|---|---|---|---|",
