@@ -244,6 +244,21 @@ def demo(session: nox.Session) -> None:
     session.run("python", "demo/run.py", *session.posargs)
 
 
+@nox.session(venv_backend="none", requires=["dev"], default=False)
+def clients(session: nox.Session) -> None:
+    """Run other people's clients against the server; write docs/clients.md and what they send, for `tests`."""
+    folder = Path(session.create_tmp()).resolve()
+    found = [f"node={folder}"]
+    for name in ("clients", "clients-agents", "clients-crewai"):
+        python = str(folder / name / "bin" / "python")
+        session.run(sys.executable, "-m", "venv", str(folder / name), external=True)
+        session.run(python, "-m", "pip", "install", "-qq", *group(name), external=True)
+        found.append(f"{name}={python}")
+    shutil.copy(ROOT / "tests" / "clients" / "package.json", folder)
+    session.run("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), external=True)
+    run_in("dev", session, "python", "tests/clients/run.py", *found)
+
+
 @nox.session(venv_backend="none", requires=["dev"])
 def docs(session: nox.Session) -> None:
     """Build the documentation in dist/site and run its examples; a warning or a dead link is an error."""

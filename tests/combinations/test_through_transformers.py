@@ -96,7 +96,7 @@ def test_what_cannot_be_stepped_is_refused_with_the_reason(kind, sizes, reason, 
 
 def test_other_requests_of_the_loader_are_refused_by_name(tmp_path):
     peer = saved("arcee", tmp_path, **TINY["arcee"])
-    with pytest.raises(Incompatible, match="int4.*int8"):
+    with pytest.raises(Incompatible, match=r"int4.*int8"):
         load_model(tmp_path, "float32", quantization="int4")
     weights = dict(peer.state_dict())
     weights.pop("model.layers.0.mlp.up_proj.weight")

@@ -91,7 +91,7 @@ def shape_of(info: FieldInfo, field: Any) -> str:
         (field,) = field.message_type.fields  # a list in a oneof
     if listed != field.is_repeated:
         return "a list in one of both only"
-    zero = info.default in (0, 0.0, False, "", ()) or info.required or is_enum(kind)
+    zero = info.default in (0, 0.0, False, "", b"", ()) or info.required or is_enum(kind)
     if not zero and not (info.optional and kind is str) and not field.has_presence and not listed:
         return "needs `optional`: its default is not the zero of protobuf"
     return "" if same_type(kind, field) else f"{kind} and protobuf's type {field.type}"

@@ -181,6 +181,7 @@ async def test_what_no_model_can_answer_is_neither_offered_nor_sent(page: Any, u
     assert await page.evaluate("document.activeElement.matches(':invalid')")
     assert await page.locator(".turn").count() == 0
     await page.goto(f"{url}/ui/#/explorer/tiny-bert")
+    await page.wait_for_selector("h1:text-is('Attention')")
     await page.fill("main textarea >> nth=0", "abcd")
     await page.click("main form button.primary")
     await page.wait_for_selector(".matrix canvas")
@@ -196,9 +197,10 @@ async def test_a_mechanism_is_drawn_again_when_an_option_changes(page: Any, url:
     await page.goto(f"{url}/ui/#/mechanisms/sliding_window")
     await page.wait_for_selector(".uplot >> nth=1")
     assert await page.locator(".equation math").count() >= 1
-    await page.fill("main form input[type=number] >> nth=0", "7")
+    window = page.get_by_label("window", exact=True)
+    await window.fill("7")
     await page.wait_for_selector("figcaption:has-text('window=7')")
-    await page.fill("main form input[type=number] >> nth=0", "0")
+    await window.fill("0")
     await page.wait_for_selector(".notice.error:has-text('window')")
     await page.set_viewport_size({"width": 390, "height": 844})
     assert await fits(page)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
-from attn_openai.app import REQUESTS
+from attn_openai.app import POSTS
 
 DEEP: Any = 1
 for _ in range(480):
@@ -80,6 +80,22 @@ EXAMPLES: dict[str, tuple[dict[str, Any], ...]] = {
             ],
         },
     ),
+    "/api/chat": (
+        {
+            "messages": [
+                {"role": "user", "content": "a", "images": ["AAAA"]},
+                {"role": "assistant", "content": "", "thinking": "t", "tool_calls": [{"function": CALL["function"]}]},
+                {"role": "tool", "tool_name": "f", "content": "o"},
+            ],
+            "options": {"num_predict": 1, "stop": ["zz"], "seed": 1},
+            "tools": [TOOL],
+            "think": False,
+        },
+        {"messages": MESSAGES[1:2], "options": {"num_predict": 1}, "format": {"type": "object"}},
+    ),
+    "/api/generate": ({"prompt": "a", "system": "s", "options": {"num_predict": 1}},),
+    "/rerank": ({"query": "a", "documents": ["b", "c"], "top_n": 1},),
+    "/score": ({"text_1": "a", "text_2": ["b", "c"]},),
     "/v1/embeddings": ({"input": ["a b"], "encoding_format": "float", "dimensions": 3},),
     "/tokenize": ({"prompt": "a"}, {"messages": MESSAGES[:2]}),
     "/detokenize": ({"tokens": [5, 6]},),
@@ -105,7 +121,7 @@ def changed(body: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[st
 
 def cases(path: str) -> Iterator[tuple[tuple[Any, ...], Any, dict[str, Any]]]:
     """The examples of a path with each value in each place, and each field of the request that they lack."""
-    kind = REQUESTS.get(path)
+    kind = POSTS[path].kind if path in POSTS else None
     fields = set() if kind is None else {field.encode_name for field in msgspec.structs.fields(kind)} - {"model"}
     known: set[tuple[Any, ...]] = {(name,) for body in EXAMPLES[path] for name in body}
     first, *others = EXAMPLES[path]
@@ -119,7 +135,7 @@ def cases(path: str) -> Iterator[tuple[tuple[Any, ...], Any, dict[str, Any]]]:
 
 @pytest.mark.parametrize("path", EXAMPLES)
 async def test_no_value_of_any_field_is_a_fault_of_ours(http: httpx2.AsyncClient, path: str) -> None:
-    model = "tiny-bert" if path == "/v1/embeddings" else "tiny"
+    model = "tiny-bert" if path in {"/v1/embeddings", "/rerank", "/score"} else "tiny"
     headers, faults, answered = {"content-type": "application/json"}, [], 0
     for place, value, body in cases(path):
         # A lone surrogate is an escape here, as clients may send it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import string
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from attn_gateway import GatewaySettings
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
-from attn_models.tokenizers import Tokenizer
+from attn_models.tokenizers import Tokenizer, character_tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer
 from attn_schema import EngineConfig
 from attn_schema.decoder import DecoderConfig
@@ -252,7 +253,9 @@ async def test_a_keyword_that_cannot_be_constrained_refuses_only_what_is_strict(
     strict = await chat(http, tools=[{"type": "function", "function": function | {"strict": True}}])
     assert strict.status_code == (200 if kind in SUPPORTED else 400), strict.text
     if kind not in SUPPORTED:
-        assert strict.json()["error"]["param"] == "tools"
+        error = strict.json()["error"]
+        assert error["param"] == "tools[0].function.parameters"
+        assert "start:" not in error["message"]
 
 
 async def test_arguments_are_an_object_whether_or_not_the_schema_says_so(http: httpx2.AsyncClient) -> None:
@@ -284,6 +287,7 @@ async def test_a_response_goes_on_by_id_for_its_caller_alone(
 
 async def test_a_failed_stream_of_a_response_is_an_exception_of_the_client(client: Any) -> None:
     openai = pytest.importorskip("openai")
+    await client.responses.create(model="tiny", input="to be?", max_output_tokens=1)  # the template is known
     events = await client.responses.create(
         model="tiny",
         input="to be?",
@@ -342,4 +346,21 @@ async def test_a_message_of_anthropics_format_is_the_chat_completion_of_the_same
     for field, value in (("thinking", {"type": "x"}), ("tools", [{"type": "bash_20250124"}]), ("messages", [{}])):
         refused = await http.post("/v1/messages", json=body | {field: value})
         assert refused.status_code == 400
-        assert refused.json()["error"]["param"].startswith(field)
+        assert refused.json()["type"] == "error"
+        assert refused.json()["error"]["message"].startswith(field)
+
+
+async def test_tools_are_refused_by_name_where_the_vocabulary_is_too_small_to_know_the_template(
+    http: httpx2.AsyncClient, home: Path, inference: Any
+) -> None:
+    plain = character_tokenizer("".join(sorted(set(string.printable) - set("zq"))))
+    plain.settings = dataclasses.replace(plain.settings, chat_template=TEMPLATE)
+    config = DecoderConfig(
+        vocab_size=plain.vocab_size, max_seq_len=512, hidden_size=32, num_layers=1, num_heads=4, mechanism="mha"
+    )
+    save_model(home / "models" / "characters", Decoder(config), plain)
+    await inference.served.load("characters", "", EngineConfig(num_threads=1))
+    given = {"model": "characters", "enable_thinking": False}
+    assert (await chat(http, **given)).status_code == 200
+    refused = await chat(http, **given, tools=[WEATHER])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")

@@ -87,8 +87,8 @@ async def test_the_most_texts_of_one_request_come_back_whole(encoder: InferenceS
 BAD: list[tuple[wire.EmbedRequest, grpc.StatusCode, tuple[str, ...]]] = [
     (texts("a", model="tiny-brt"), grpc.StatusCode.NOT_FOUND, ("'tiny-brt'", "'tiny-bert'")),
     (texts("a", model="tiny"), grpc.StatusCode.INVALID_ARGUMENT, ("not an encoder",)),
-    (texts(), grpc.StatusCode.INVALID_ARGUMENT, ("texts", "1 to 1024")),
-    (texts(*["a"] * 1025), grpc.StatusCode.INVALID_ARGUMENT, ("1025 items", "1 to 1024")),
+    (texts(), grpc.StatusCode.INVALID_ARGUMENT, ("texts", "1 to 1024 texts")),
+    (texts(*["a"] * 1025), grpc.StatusCode.INVALID_ARGUMENT, ("1025 items", "1024")),
     (texts("a", "a" * 13), grpc.StatusCode.INVALID_ARGUMENT, ("texts[1]", "13 tokens", "1 to 12")),
     (texts("a", ""), grpc.StatusCode.INVALID_ARGUMENT, ("texts[1]", "0 tokens")),
     (texts("a", "xyz"), grpc.StatusCode.INVALID_ARGUMENT, ("x",)),

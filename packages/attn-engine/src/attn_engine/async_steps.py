@@ -150,7 +150,7 @@ class AsyncSteps:
         if sequence.scoring is not None or request.prefill_only or request.adapter is not None:
             return False
         ready = sequence.generated > 0 and not sequence.followers
-        plain = sequence.params.num_beams == 1 and sequence.matcher is None
+        plain = sequence.params.num_beams == 1 and sequence.matcher is None and not sequence.request.bad_words
         plain = plain and (self._rewinds or not may_fall_short(sequence.params))
         return plain and ready and not self._isolator.isolates(sequence) and not self._scheduler.drafts(sequence)
 

@@ -154,7 +154,7 @@ class BeamSearch:
         self.running = [self.leader]
         self._params = params
         self._end_ids = end_ids
-        stops_at = () if params.ignore_eos else end_ids
+        stops_at = {*params.stop_token_ids, *(() if params.ignore_eos else end_ids)}
         self._hypotheses = BeamHypotheses(params, self.leader.max_new_tokens, stops_at)
         for sequence in sequences:
             sequence.co_scheduled = self.running

@@ -60,10 +60,12 @@ class TextTask:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedTask:
-    """Texts to embed; `timeout` is the time left until the caller's deadline, in seconds."""
+    """Texts to embed, or their token ids, cut to `max_tokens`; `timeout` is the time left until the caller's deadline,
+    in seconds."""
 
-    texts: tuple[str, ...]
+    texts: tuple[str | tuple[int, ...], ...]
     timeout: float | None = None
+    max_tokens: int | None = None
     id: str = field(default_factory=new_id)
 
 

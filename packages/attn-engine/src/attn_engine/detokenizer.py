@@ -19,8 +19,8 @@ MAX_INCOMPLETE_BYTES = 3
 """The maximum number of bytes of an incomplete UTF-8 character, each decoded as U+FFFD."""
 CACHED_TOKENS = 65536
 
-TokenText = Callable[[int], str]
-"""Maps a token id to the text of that token decoded by itself."""
+TokenText = Callable[[int], tuple[str, bytes]]
+"""Maps a token id to the text of that token decoded by itself, and to its bytes if it is part of a character."""
 
 
 @runtime_checkable
@@ -45,14 +45,24 @@ class StreamTokenizer(Protocol):
         """The text of a token within a text, with the space that it begins with; U+FFFD for part of a character."""
         ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds within a text."""
+        ...
+
 
 def token_text(tokenizer: Tokenizer | None) -> TokenText:
     """A cached function that decodes single tokens, special tokens included; it returns "" without a tokenizer."""
     if tokenizer is None:
-        return lambda _: ""
-    if isinstance(tokenizer, StreamTokenizer):
-        return lru_cache(CACHED_TOKENS)(tokenizer.token_text)
-    return lru_cache(CACHED_TOKENS)(lambda token: tokenizer.decode([token], skip_special=False))
+        return lambda _: ("", b"")
+    known: Tokenizer = tokenizer
+
+    def decoded(token: int) -> tuple[str, bytes]:
+        if not isinstance(known, StreamTokenizer):
+            return known.decode([token], skip_special=False), b""
+        text = known.token_text(token)
+        return text, known.token_bytes(token) if REPLACEMENT in text else b""
+
+    return lru_cache(CACHED_TOKENS)(decoded)
 
 
 class Detokenizer(ABC):

@@ -77,7 +77,7 @@ def beam_output(sequence: sequences.Sequence, hypothesis: BeamHypothesis, end_id
     """Convert a finished hypothesis of a beam search to the output of the completion `sequence`."""
     texts = []
     last = len(hypothesis.tokens) - 1
-    ends = not sequence.params.ignore_eos and hypothesis.tokens[last].id in end_ids
+    ends = sequence.ends(hypothesis.tokens[last].id, end_ids)
     for place, token in enumerate(hypothesis.tokens):
         sequence.tokens.append(token.id)
         if not (ends and place == last):
@@ -202,11 +202,14 @@ def _with_logprobs(
 def extended(sequence: sequences.Sequence, choice: Choice, end_ids: Collection[int]) -> SequenceOutput:
     """Append the chosen token to a sequence, and decide whether the sequence ends."""
     id, logprob, top = choice  # noqa: A001
-    ended = id in end_ids and not sequence.params.ignore_eos
+    ended = sequence.ends(id, end_ids)
     matcher = sequence.matcher
     # If no token can continue the grammar, it allows only the end of sequence, although it is not matched yet.
     if matcher is not None and (matcher.allows_nothing if id < 0 else ended and not matcher.may_end):
         error = UserError(f"structured_output: {UNSPELLABLE}", field="structured_output")
+        return SequenceOutput(sequence, (), sequence.remaining_text(), error=error)
+    if id < 0 and (sequence.params.allowed_token_ids or sequence.params.bad_words):
+        error = UserError("allowed_token_ids, bad_words: no token may come next", field="allowed_token_ids")
         return SequenceOutput(sequence, (), sequence.remaining_text(), error=error)
     if id < 0:
         return SequenceOutput(sequence, (), sequence.remaining_text(), error=NoTokenError(NOT_FINITE))

@@ -51,7 +51,8 @@ class Request:
     is applied by the model. The KV cache of equal prefixes is shared between requests of the same `scope`, such as a
     tenant's, and the same adapter; a `scope` of None shares nothing.
 
-    `suppress_tokens` are never generated, and `begin_suppress_tokens` not as the first token.
+    `suppress_tokens` are never generated, and `begin_suppress_tokens` not as the first token; of the tokens of each of
+    `bad_words` the last is not generated behind the others.
 
     `resume` is the part of the outputs that has already been received, from another engine that began the request: only
     the missing outputs are returned, and they are the same as without the interruption. For a prompt to score it has
@@ -70,6 +71,7 @@ class Request:
     prompt_embeddings: PromptEmbeddings | None = None
     suppress_tokens: frozenset[int] = frozenset()
     begin_suppress_tokens: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     deadline: float | None = None
     priority: int = 0
     scope: str | None = ""
@@ -195,7 +197,8 @@ class ModelLimits:
             raise ContextLengthExceeded.of(len(request.token_ids), self.max_new_tokens(request), self.max_seq_len)
         self._check_ids("token_ids", request.token_ids)
         if isinstance(request.params, SamplingParams):
-            self._check_ids("logit_bias", request.params.logit_bias, required=False)
+            for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+                self._check_ids(name, getattr(request.params, name), required=False)
         for name in ("suppress_tokens", "begin_suppress_tokens"):
             self._check_ids(name, getattr(request, name), required=False)
         if self.encoder_features is None:

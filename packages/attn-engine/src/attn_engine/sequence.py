@@ -7,13 +7,15 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from attn_core.errors import InternalError, InvalidValue, UserError
 from attn_core.kernels.sampling import TokenCounts
 from attn_schema import FinishReason, ScoringParams, Token, TopLogprob
 from attn_schema.sampling import ResolvedSamplingParams
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attn_engine.batch_scores import BatchRow, TokenTally
@@ -43,7 +45,7 @@ class Sequence:
     """Its name in the KV cache store, and its order of arrival."""
     max_new_tokens: int = 0
     detokenizer: Detokenizer | None = None
-    token_text: TokenText = lambda _: ""
+    token_text: TokenText = lambda _: ("", b"")
     index: int = 0
     """The index of the completion in its request."""
     rank: tuple[int, int, int] = field(init=False)
@@ -174,18 +176,23 @@ class Sequence:
                     self.matcher.accept_checked(token)
                 except UserError as error:
                     raise InvalidValue.of(field, token, "a token that structured_output allows") from error
-            ended = token in end_ids and not self.params.ignore_eos
-            if ended or self.stops.found is not None or (self.matcher is not None and self.matcher.complete):
+            if (
+                self.ends(token, end_ids)
+                or self.stops.found is not None
+                or (self.matcher is not None and self.matcher.complete)
+            ):
                 raise InvalidValue.of(
                     field, token, "a token that does not end the completion, unless it is marked as finished"
                 )
 
     def token(self, id: int, logprob: float | None = None, top: Collection[tuple[int, float]] = ()) -> Token:  # noqa: A002
         """The `Token` with its text; `top` are the most likely (id, logprob) at its position."""
+        text, raw = self.token_text(id)
         if not top:
-            return Token(id=id, text=self.token_text(id), logprob=logprob)
-        others = tuple(TopLogprob(id=i, text=self.token_text(i), logprob=value) for i, value in top)
-        return Token(id=id, text=self.token_text(id), logprob=logprob, top_logprobs=others)
+            return Token(id=id, text=text, raw=raw, logprob=logprob)
+        spelled = [(i, *self.token_text(i), value) for i, value in top]
+        others = tuple(TopLogprob(id=i, text=said, raw=part, logprob=value) for i, said, part, value in spelled)
+        return Token(id=id, text=text, raw=raw, logprob=logprob, top_logprobs=others)
 
     def text_of(self, token: int) -> str:
         """Process the next token; returns the text that becomes final with it."""
@@ -196,6 +203,10 @@ class Sequence:
         if self.detokenizer is None or self.stops.found is not None:
             return ""
         return self.stops.push(self.detokenizer.finish()) + self.stops.finish()
+
+    def ends(self, token: int, end_ids: Collection[int]) -> bool:
+        """Whether a token ends the completion, and is no part of its text."""
+        return token in self.params.stop_token_ids or (token in end_ids and not self.params.ignore_eos)
 
     def token_counts(self) -> TokenCounts | None:
         """The distinct tokens of the sequence and how often each was generated; None without penalties."""
@@ -211,6 +222,8 @@ class Sequence:
     def allowed(self, vocab_size: int, device: torch.device, end_ids: Collection[int]) -> Tensor | None:
         """Which tokens may come next [vocab_size], bool; None if all may."""
         allowed = None if self.matcher is None else self.matcher.allowed(vocab_size, device)
+        if self.params.allowed_token_ids:
+            allowed = torch.as_tensor(self._grammar(vocab_size), device=device).bool()
         suppressed = self.suppressed(end_ids)
         if not suppressed:
             return allowed
@@ -224,8 +237,20 @@ class Sequence:
         if not generated:
             suppressed |= self.request.begin_suppress_tokens
         if generated < self.params.min_new_tokens:
-            suppressed.update(end_ids)
+            suppressed.update(end_ids, self.params.stop_token_ids)
+        begin = len(self.request.token_ids)
+        for *before, last in self.request.bad_words:
+            if not before or self.tokens[max(begin, len(self.tokens) - len(before)) :] == before:
+                suppressed.add(last)
         return suppressed
+
+    def _grammar(self, vocab_size: int) -> NDArray[Any] | None:
+        """The tokens that `allowed_token_ids` or the grammar allows [vocab_size], uint8, not 0; None for all."""
+        if not self.params.allowed_token_ids:
+            return None if self.matcher is None else self.matcher.allowed_bytes(vocab_size)
+        only = np.zeros(vocab_size, np.uint8)
+        only[list(self.params.allowed_token_ids)] = 1
+        return only
 
     def batch_row(self, vocab_size: int, end_ids: Collection[int], *, after: int | None = None) -> BatchRow:
         """The row from which `batch_sampler` chooses its next token on a GPU.
@@ -247,7 +272,7 @@ class Sequence:
             seen=seen if self.params.repetition_penalty != 1 else None,
             counts=counts if self.penalizes_counts else None,
             suppressed=self.suppressed(end_ids, ahead),
-            grammar=None if self.matcher is None else self.matcher.allowed_bytes(vocab_size),
+            grammar=self._grammar(vocab_size),
             after=after,
         )
 

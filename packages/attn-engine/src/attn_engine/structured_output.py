@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
@@ -16,6 +17,8 @@ from torch import Tensor
 
 CACHED_GRAMMARS = 256
 """The number of compiled grammars that are cached for later requests."""
+LISTING = re.compile(r"\n\s*\d+ \| ")
+"""The beginning of the lines that llguidance quotes behind an error."""
 UNSPELLABLE = "no token of the vocabulary can continue the completion"
 
 
@@ -194,6 +197,7 @@ def _compile_error(wanted: StructuredOutput, cause: object) -> InvalidValue:
 
 
 def _one_line(cause: object) -> str:
-    message = " ".join(str(cause).split())
+    # The grammar itself, which the library lists behind the error, is as long as all schemas of a request together.
+    message = " ".join(LISTING.split(str(cause), maxsplit=1)[0].split())
     # llguidance panics if the tokenizer cannot encode the text that the grammar forces next.
     return UNSPELLABLE if message.startswith("panic:") else message[:300]

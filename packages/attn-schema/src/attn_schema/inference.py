@@ -127,6 +127,7 @@ class TopLogprob(Schema, frozen=True, kw_only=True):
     id: Annotated[int, Meta(description="Token id.")]
     text: Annotated[str, Meta(description="The token, decoded by itself.")] = ""
     logprob: Annotated[float, Meta(description="Natural logarithm of its probability.")]
+    raw: Annotated[bytes, Meta(description="Its bytes, if it is part of a character; else empty.")] = b""
 
 
 class Token(Schema, frozen=True, kw_only=True):
@@ -144,6 +145,7 @@ class Token(Schema, frozen=True, kw_only=True):
     top_logprobs: Annotated[
         tuple[TopLogprob, ...], Meta(description="The most likely tokens at this position, most likely first.")
     ] = ()
+    raw: Annotated[bytes, Meta(description="Its bytes, if it is part of a character; else empty.")] = b""
 
 
 class Usage(Schema, frozen=True, kw_only=True):
@@ -442,17 +444,36 @@ class TokenizeRequest(Checked, frozen=True, kw_only=True):
     prompt: Annotated[Prompt, Meta(description="What to tokenise.")]
 
 
+class TokenIds(Checked, frozen=True, kw_only=True):
+    """A text as token ids."""
+
+    ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, description="Token ids, used as they are.")]
+
+
 class EmbedRequest(Checked, frozen=True, kw_only=True):
-    """A request for the embedding vectors of texts."""
+    """A request for the embedding vectors of texts, which are given as texts or as token ids."""
 
     model: Annotated[str, Meta(description="Name of a loaded encoder.")]
     texts: Annotated[
         tuple[str, ...],
         Meta(
-            min_length=1, max_length=MAX_EMBED_TEXTS,
+            max_length=MAX_EMBED_TEXTS,
             description="Texts, each of at least one token and at most the model's max_seq_len.",
         ),
-    ]  # fmt: skip
+    ] = ()  # fmt: skip
+    token_ids: Annotated[
+        tuple[TokenIds, ...],
+        Meta(max_length=MAX_EMBED_TEXTS, description="Texts as token ids, in place of texts."),
+    ] = ()
+    max_tokens: Annotated[
+        int, Meta(ge=1, le=MAX_INT32, description="Texts are cut to this many tokens; else those too long are refused.")
+    ] | None = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.texts) == bool(self.token_ids):
+            given = "texts and token_ids" if self.texts else "nothing"
+            raise InvalidValue.of("texts", given, f"1 to {MAX_EMBED_TEXTS} texts, or else token_ids")
 
 
 class AttentionMapsRequest(Checked, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from msgspec import Meta
 from attn_schema.schema import MAX_INT32, Checked
 
 MAX_STOP_STRINGS = 16
+MAX_BAD_WORDS = 64
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
 MAX_N = 64
@@ -127,7 +128,7 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
     generation_config.json recommends; without a recommendation they change nothing.
 
     Logits are processed in this order: repetition_penalty, frequency_penalty and presence_penalty, logit_bias,
-    min_new_tokens, structured_output, temperature, top_k, top_p, min_p, typical_p.
+    min_new_tokens, allowed_token_ids and bad_words, structured_output, temperature, top_k, top_p, min_p, typical_p.
     """
 
     max_new_tokens: Annotated[
@@ -210,6 +211,24 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
         ),
     ] | None = None  # fmt: skip
     skip_special_tokens: Annotated[bool, Meta(description="Leaves special tokens out of the text.")] = True
+    stop_token_ids: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=MAX_INT32)], ...],
+        Meta(
+            max_length=MAX_LOGIT_BIASES,
+            description="Tokens that end the completion like an end-of-sequence token, even with ignore_eos.",
+        ),
+    ] = ()  # fmt: skip
+    allowed_token_ids: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=MAX_INT32)], ...],
+        Meta(description="The only tokens that may be generated; all if empty."),
+    ] = ()
+    bad_words: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(
+            max_length=MAX_BAD_WORDS,
+            description="Texts that are not generated: the last token of each is excluded behind the others.",
+        ),
+    ] = ()  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,10 +236,10 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
             raise InvalidValue.of(
                 "min_new_tokens", self.min_new_tokens, f"at most {self.max_new_tokens}, max_new_tokens"
             )
-        if self.structured_output is not None and (self.ignore_eos or self.min_new_tokens):
-            other = "ignore_eos" if self.ignore_eos else "min_new_tokens"
-            allowed = "left out, as structured_output decides where the completion ends"
-            raise InvalidValue.of(other, getattr(self, other), allowed)
+        for other in OTHER_CONSTRAINTS if self.structured_output is not None else ():
+            if value := getattr(self, other):
+                allowed = "left out, as structured_output decides which tokens come and where the completion ends"
+                raise InvalidValue.of(other, value, allowed)
         if self.num_beams > 1:
             self._check_beam_search()
 
@@ -275,10 +294,10 @@ class ResolvedSamplingParams(SamplingParams, frozen=True, kw_only=True):
 
     @property
     def greedy(self) -> bool:
-        """Whether each token is the argmax of the model's logits, with no penalty, bias, grammar or minimum length."""
+        """Whether each token is the argmax of the model's logits, with no penalty, bias or constraint."""
         edits = (self.repetition_penalty != 1, self.frequency_penalty != 0, self.presence_penalty != 0)
-        constraints = (bool(self.logit_bias), self.structured_output is not None, self.min_new_tokens > 0)
-        return self.temperature == 0 and not any((*edits, *constraints))
+        constraints = (self.logit_bias, self.structured_output, self.min_new_tokens, self.allowed_token_ids)
+        return self.temperature == 0 and not any((*edits, *constraints, self.bad_words))
 
 
 FILTERS = ("top_k", "top_p", "min_p", "typical_p")
@@ -305,3 +324,7 @@ class ScoringParams(Checked, frozen=True, kw_only=True):
             description="Returns the log probabilities of this many most likely tokens at each position as well.",
         ),
     ] = 0  # fmt: skip
+
+
+OTHER_CONSTRAINTS = ("ignore_eos", "min_new_tokens", "stop_token_ids", "allowed_token_ids", "bad_words")
+"""The fields that do what a grammar does."""

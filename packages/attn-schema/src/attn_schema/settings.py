@@ -107,6 +107,10 @@ class ServerConfig(Checked, frozen=True, kw_only=True):
             extra={"metavar": "URL"},
         ),
     ] | None = None  # fmt: skip
+    cors_origins: Annotated[
+        str,
+        Meta(min_length=1, description="Origins of web pages that may call over HTTP, separated by commas; * is any."),
+    ] | None = None  # fmt: skip
     ready_file: Annotated[
         Path, Meta(description="File that holds the address and the process id as JSON while the server is serving.")
     ] | None = None  # fmt: skip

@@ -74,6 +74,7 @@ def serve_command(  # noqa: PLR0913 - options, given by name
             tls=tls,
             insecure=server.insecure,
             otlp_traces_endpoint=server.otlp_traces_endpoint,
+            cors_origins=tuple(filter(None, (server.cors_origins or "").replace(" ", "").split(","))),
         ),
         cluster=ClusterSettings(
             ray=server.ray,

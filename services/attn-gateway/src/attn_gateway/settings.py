@@ -57,7 +57,8 @@ class GatewaySettings:
     changes. `insecure` allows hosts other than loopback without token and TLS. `max_streams_per_connection` calls of a
     connection run at the same time, some more wait, and further ones are refused. At most `max_connections` stand at
     each port (fewer if the process may open too few files), over HTTP at most `max_connections_per_address` from one
-    address. Spans of calls are sent to the collector at the URL `otlp_traces_endpoint` over OTLP.
+    address. Spans of calls are sent to the collector at the URL `otlp_traces_endpoint` over OTLP. Web pages of
+    `cors_origins` may call over HTTP.
     """
 
     host: str = "127.0.0.1"
@@ -76,6 +77,7 @@ class GatewaySettings:
     keepalive_seconds: float = 20.0
     keepalive_timeout_seconds: float = 10.0
     otlp_traces_endpoint: str | None = None
+    cors_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field, port in (("port", self.port), ("http_port", self.http_port or 0)):

@@ -1,7 +1,8 @@
 """OpenTelemetry traces of calls: a span for each call, with child spans for the phases of a completion.
 
 The caller's span is the parent, from the W3C's `traceparent` in the metadata or the HTTP header. Attributes follow the
-conventions for RPC and for generative models, and vLLM's for latencies; they never contain prompts or completions.
+conventions for RPC and for generative models; what these have no name for begins with attn. They never contain prompts
+or completions.
 """
 
 from __future__ import annotations
@@ -59,13 +60,12 @@ class Traces:
 
         carrier = {key: str(value) for key, value in metadata if key in TRACE_KEYS}
         start = time.time() - call.seconds
-        service, method = call.method[1:].split("/")
         attributes: dict[str, Any] = {
-            "rpc.system": "grpc",
-            "rpc.service": service,
-            "rpc.method": method,
+            "rpc.system.name": "grpc",
+            "rpc.method": call.method[1:],
             "rpc.response.status_code": call.code,
-            "gen_ai.request.id": call.request_id,
+            "error.type": "" if call.code == "OK" else call.code,
+            "attn.request.id": call.request_id,
             "gen_ai.request.model": call.model,
             "attn.tenant": call.tenant,
         } | _measured(call)
@@ -93,12 +93,13 @@ def _measured(call: TracedCall) -> dict[str, Any]:
     if call.usage is None:
         return {}
     return {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": SERVICE,
         "gen_ai.usage.input_tokens": call.usage.prompt_tokens,
         "gen_ai.usage.output_tokens": call.usage.completion_tokens,
-        "attn.usage.cached_tokens": call.usage.cached_tokens,
-        "gen_ai.latency.time_in_queue": call.usage.queue_time,
-        "gen_ai.latency.time_to_first_token": call.first_token,
-        "gen_ai.latency.e2e": call.seconds,
+        "gen_ai.usage.cache_read.input_tokens": call.usage.cached_tokens,
+        "gen_ai.response.time_to_first_chunk": call.first_token,
+        "attn.queue_time": call.usage.queue_time,
     }
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from typing import Annotated, Any, Self
 
-from attn_core.errors import InvalidValue
+from attn_core.errors import AttnError, InvalidValue
 from attn_schema import Usage
 from attn_schema.schema import Checked
-from msgspec import Meta
 
 from attn_openai.caller import HttpCaller
-from attn_openai.chat import ChatTask, ChoiceState, choices_of
+from attn_openai.chat import ChatAnswer
+from attn_openai.errors import body_of, message_of, status_of
 from attn_openai.messages import require_known
-from attn_openai.requests import IGNORED, ChatCompletionRequest, StreamOptions
+from attn_openai.requests import IGNORED, StreamOptions, says
+from attn_openai.streams import Events, NamedEvents
+from attn_openai.translation import Translation
 
-STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+STOP_REASONS = {None: None, "stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 BLOCK_FIELDS = {
     "text": frozenset({"type", "text", "citations"}),
     "image": frozenset({"type", "source"}),
@@ -29,25 +31,38 @@ BLOCK_FIELDS = {
 """The fields of each type of content block; those of `messages.IGNORED` may be there, too."""
 
 
+HELD = ("system", "tools")
+"""The fields that are kept with a thread."""
+WORDS = {
+    r"^(max_completion_tokens|max_new_tokens)$": "max_tokens",
+    r"^stop$": "stop_sequences",
+    r"^(tools\[\d+\])\.function\.parameters": r"\1.input_schema",
+    r"^(tools\[\d+\])\.function": r"\1",
+    r"\.function\.arguments": ".input",
+    r"\.function\.": ".",
+    r"\.tool_call_id$": ".tool_use_id",
+    r"\.image_url": ".source",
+}
+"""Patterns of the fields of a chat completion, and their names here."""
+
+
 class MessagesRequest(Checked, frozen=True, kw_only=True):
     """POST /v1/messages."""
 
-    model: Annotated[str, Meta(description="Name of a loaded model.")]
-    messages: Annotated[Any, Meta(description="The conversation: texts, images, calls, results and thoughts.")]
-    max_tokens: Annotated[int, Meta(description="Maximum number of tokens to generate.")] | None = None
-    system: Annotated[Any, Meta(description="The system message, a text or blocks of text.")] = None
-    temperature: (
-        Annotated[float, Meta(description="Divides the logits; the model's recommendation if not given, else 1.")]
-        | None
-    ) = None
-    top_p: Annotated[float, Meta(description="Nucleus sampling.")] | None = None
-    top_k: Annotated[int, Meta(description="Samples from the k most likely tokens.")] | None = None
-    stop_sequences: Annotated[Any, Meta(description="Texts before which the completion ends.")] = None
-    stream: Annotated[bool, Meta(description="Answers with server-sent events.")] | None = None
-    tools: Annotated[Any, Meta(description="Functions that the model may call.")] = None
-    tool_choice: Annotated[Any, Meta(description="The type auto, any, none, or tool with its name.")] = None
-    thinking: Annotated[Any, Meta(description="The type enabled, adaptive or disabled.")] = None
-    timeout: Annotated[float, Meta(gt=0, description="Seconds after which the request ends with 504.")] | None = None
+    model: Annotated[str, says("Name of a loaded model.")]
+    messages: Annotated[Any, says("The conversation: texts, images, calls, results and thoughts.")]
+    max_tokens: Annotated[int, says("Maximum number of tokens to generate.")] | None = None
+    system: Annotated[Any, says("The system message, a text or blocks of text.")] = None
+    temperature: Annotated[float, says("If not given as the model recommends, else 1.")] | None = None
+    top_p: Annotated[float, says("Nucleus sampling.")] | None = None
+    top_k: Annotated[int, says("Samples from the k most likely tokens.")] | None = None
+    stop_sequences: Annotated[Any, says("Texts before which the completion ends.")] = None
+    stream: Annotated[bool, says("Answers with server-sent events.")] | None = None
+    tools: Annotated[Any, says("Functions that the model may call.")] = None
+    tool_choice: Annotated[Any, says("The type auto, any, none, or tool with its name.")] = None
+    thinking: Annotated[Any, says("The type enabled, adaptive or disabled.")] = None
+    thread: Annotated[Any, says("The type create, or continue with previous_message_id.")] = None
+    timeout: Annotated[float, says("Seconds after which the request ends with 504.", gt=0)] | None = None
 
     user = None
 
@@ -58,26 +73,6 @@ class MessagesRequest(Checked, frozen=True, kw_only=True):
         if known.pop("service_tier", "auto") not in ("auto", "standard_only"):
             raise InvalidValue.of("service_tier", values["service_tier"], "auto or standard_only")
         return cls.from_mapping(known)
-
-    def as_chat(self) -> ChatCompletionRequest:
-        """Convert to the equivalent chat completion request; raises `InvalidValue`."""
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        choice, parallel = _choice(self.tool_choice)
-        return ChatCompletionRequest(
-            model=self.model,
-            messages=[*system, *_messages(self.messages)],
-            max_completion_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop=self.stop_sequences,
-            tools=None if self.tools is None else _tools(self.tools),
-            tool_choice=choice,
-            parallel_tool_calls=parallel,
-            enable_thinking=_thinking(self.thinking),
-            stream=True,
-            stream_options=StreamOptions(include_usage=True, continuous_usage_stats=True),
-        )
 
 
 def _thinking(given: Any) -> bool | None:
@@ -117,56 +112,50 @@ def _tools(tools: Any) -> list[Any]:
     return found
 
 
-def _messages(messages: Any) -> Iterator[dict[str, Any]]:
+def read_messages(said: Translation, messages: Any) -> None:
+    """Add the messages; raises `InvalidValue`."""
     if not isinstance(messages, list) or not messages:
         raise InvalidValue.of("messages", messages, "a list of at least one message")
-    for place, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, dict) else None
+    for number, message in enumerate(messages):
+        place, role = f"messages[{number}]", message.get("role") if isinstance(message, dict) else None
         if role not in ("user", "assistant", "system"):
-            raise InvalidValue.of(f"messages[{place}].role", role, "user or assistant")
-        require_known(message, f"messages[{place}]", {"role", "content"})
+            raise InvalidValue.of(f"{place}.role", role, "user or assistant")
+        require_known(message, place, {"role", "content"})
         content = message.get("content")
         if not isinstance(content, list):
-            yield {"role": role, "content": content}
+            said.say(place, role, content)
             continue
-        parts, calls, thoughts = list[Any](), list[Any](), list[str]()
-        for number, block in enumerate(content):
-            yield from _block(block, f"messages[{place}].content[{number}]", (parts, calls, thoughts))
-        said: dict[str, Any] = {"role": role, "content": parts or None}
-        said |= {"tool_calls": calls} if calls else {}
-        said |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
-        if parts or calls or thoughts:
-            yield said
+        results = [isinstance(block, dict) and block.get("type") == "tool_result" for block in content]
+        for kind in (True, False):  # a result is a message of its own, before what is said beside it
+            if not kind and not all(results):
+                said.say(place, role, None)
+            for here, block in enumerate(content):
+                if results[here] is kind:
+                    _add_block(said, block, f"{place}.content[{here}]")
 
 
-def _block(block: Any, field: str, into: tuple[list[Any], list[Any], list[str]]) -> Iterator[dict[str, Any]]:
-    """Add a block to the parts, calls or thoughts of its message; a result is a message of its own."""
-    parts, calls, thoughts = into
+def _add_block(said: Translation, block: Any, field: str) -> None:
+    """Add a block to the last message, or as a message of its own."""
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(kind, str) or kind not in BLOCK_FIELDS:
         raise InvalidValue.of(f"{field}.type", kind, ", ".join(BLOCK_FIELDS))
     require_known(block, field, BLOCK_FIELDS[kind])
     match kind:
         case "text":
-            parts.append({"type": "text", "text": block.get("text")})
+            said.part(field, {"type": "text", "text": block.get("text")})
         case "image":
             source = block.get("source")
             if not isinstance(source, dict) or source.get("type") != "base64":
                 raise InvalidValue.of(f"{field}.source", source, "of the type base64; images at URLs are not fetched")
             url = f"data:{source.get('media_type')};base64,{source.get('data')}"
-            parts.append({"type": "image_url", "image_url": {"url": url}})
+            said.part(field, {"type": "image_url", "image_url": {"url": url}})
         case "tool_use":
-            function = {"name": block.get("name"), "arguments": block.get("input")}
-            calls.append({"id": block.get("id"), "function": function})
+            said.call(field, block.get("id"), block.get("name"), block.get("input"))
         case "tool_result":
             content = block.get("content")
-            yield {
-                "role": "tool",
-                "tool_call_id": block.get("tool_use_id"),
-                "content": "" if content is None else content,
-            }
+            said.say(field, "tool", "" if content is None else content, tool_call_id=block.get("tool_use_id"))
         case _:
-            thoughts.append(str(block.get("thinking")))
+            said.think(str(block.get("thinking")))
 
 
 def _usage(usage: Usage) -> dict[str, int]:
@@ -226,55 +215,89 @@ class MessageBlocks:
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
 
 
-async def stream_message(request: MessagesRequest, caller: HttpCaller) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the events of a message; the last but one has the reason of its end and the usage."""
-    task = await ChatTask.of(request.as_chat(), caller)
-    (state,), usage, blocks = choices_of(task), Usage(prompt_tokens=task.prompt_tokens), MessageBlocks()
-    yield {"type": "message_start", "message": _message(request, caller, [], None, usage)}
-    async with aclosing(task.deltas(caller)) as deltas:
-        async for delta in deltas:
-            usage = delta.usage or usage
-            for event in blocks.take(state.take(delta)):
-                yield event
-    for event in blocks.close():
-        yield event
-    ended = {"stop_reason": _stop_reason(state), "stop_sequence": state.stop_reason}
-    whole = _message(request, caller, blocks.content, state, usage)
-    yield {"type": "message_delta", "delta": ended, "usage": whole["usage"]}
-    yield {"type": "message_stop"}
+def error_body(error: AttnError) -> dict[str, Any]:
+    """The body of an error response in Anthropic's format."""
+    status = status_of(error)
+    kind = "overloaded_error" if status == 503 else body_of(error)["error"]["type"]
+    kind = "api_error" if kind == "server_error" else kind
+    return {"type": "error", "error": {"type": kind, "message": message_of(error)}}
 
 
-def _stop_reason(state: ChoiceState) -> str:
-    return "stop_sequence" if state.stop_reason else STOP_REASONS[state.finish_reason or "stop"]
+class Message(ChatAnswer):
+    """POST /v1/messages."""
 
+    stream = NamedEvents
+    words = WORDS
 
-def _message(
-    request: MessagesRequest, caller: HttpCaller, content: list[Any], state: ChoiceState | None, usage: Usage
-) -> dict[str, Any]:
-    return {
-        "id": f"msg_{caller.answer_id}",
-        "type": "message",
-        "role": "assistant",
-        "model": request.model,
-        "content": content,
-        "stop_reason": None if state is None else _stop_reason(state),
-        "stop_sequence": None if state is None else state.stop_reason,
-        "usage": _usage(usage),
-    }
+    def __init__(self, request: MessagesRequest, caller: HttpCaller) -> None:
+        super().__init__(request, caller)
+        self._blocks = MessageBlocks()
 
+    def translated(self) -> dict[str, Any]:
+        """See `ChatAnswer.translated`."""
+        request = self.request
+        thread = request.thread if isinstance(request.thread, dict) else {"type": request.thread}
+        if thread.get("type") not in (None, "create", "continue"):
+            raise InvalidValue.of("thread.type", thread["type"], "create or continue")
+        continues = thread.get("type") == "continue"
+        held, messages = self.recalled(thread.get("previous_message_id")) if continues else ({}, [])
+        self._held = {name: given for name in HELD if (given := getattr(request, name) or held.get(name)) is not None}
+        if "system" in self._held:
+            self.said.say("system", "system", self._held["system"])
+        for message in messages:
+            self.said.say("thread", **message)
+        read_messages(self.said, request.messages)
+        choice, parallel = _choice(request.tool_choice)
+        return {
+            "model": request.model,
+            "max_completion_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "stop": request.stop_sequences,
+            "tools": _tools(self._held["tools"]) if "tools" in self._held else None,
+            "tool_choice": choice,
+            "parallel_tool_calls": parallel,
+            "enable_thinking": _thinking(request.thinking),
+            "stream": True,
+            "stream_options": StreamOptions(include_usage=True, continuous_usage_stats=True),
+        }
 
-async def make_message(request: MessagesRequest, caller: HttpCaller) -> dict[str, Any]:
-    """Return the whole message."""
-    task = await ChatTask.of(request.as_chat(), caller)
-    (state,), usage, blocks = choices_of(task), Usage(), MessageBlocks()
-    async with aclosing(task.deltas(caller)) as deltas:
-        async for delta in deltas:
-            usage = delta.usage or usage
-            list(blocks.take(state.take(delta)))
-    list(blocks.close())
-    return _message(request, caller, blocks.content, state, usage)
+    async def events(self) -> Events:
+        """Yield the events of a message; the last but one has the reason of its end and the usage."""
+        await self.begin()
+        yield {"type": "message_start", "message": self.whole() | {"content": []}}
+        async with aclosing(self.steps()) as steps:
+            async for _, parts, _ in steps:
+                for event in self._blocks.take(parts):
+                    yield event
+        for event in self._blocks.close():
+            yield event
+        whole = self.whole()
+        if self.request.thread is not None:
+            self.keep(whole["id"], self._held)
+        ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+        yield {"type": "message_delta", "delta": ended, "usage": whole["usage"]}
+        yield {"type": "message_stop"}
+
+    def whole(self) -> dict[str, Any]:
+        """The whole message."""
+        choice = self.choice
+        reason = "stop_sequence" if choice.stop_reason else STOP_REASONS.get(choice.finish_reason)
+        return {
+            "id": f"msg_{self.caller.answer_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.request.model,
+            "content": self._blocks.content,
+            "stop_reason": reason,
+            "stop_sequence": choice.stop_reason,
+            "usage": _usage(self.usage),
+        }
 
 
 async def count_tokens(request: MessagesRequest, caller: HttpCaller) -> dict[str, Any]:
     """Return the length of the prompt."""
-    return {"input_tokens": (await ChatTask.of(request.as_chat(), caller)).prompt_tokens}
+    message = Message(request, caller)
+    await message.begin()
+    return {"input_tokens": message.task.prompt_tokens}

@@ -3,46 +3,90 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from importlib.metadata import version
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import structlog
-from attn_core.errors import AttnError, InternalError, InvalidValue, Unavailable, UnknownName, UserError
+from attn_core.errors import InvalidValue, Unavailable, UnknownName, UserError
 from attn_gateway import ServingState
 from attn_gateway.call import request_id_in
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from attn_openai import chat, completions, responses, transcoding
+from attn_openai import completions, ollama, transcoding
 from attn_openai.answers import AnswerStore
-from attn_openai.anthropic_messages import MessagesRequest, count_tokens, make_message, stream_message
+from attn_openai.anthropic_messages import Message, MessagesRequest, count_tokens, error_body
 from attn_openai.caller import HttpCaller
-from attn_openai.errors import SlowRequestError, body_of, headers_of, status_of
+from attn_openai.chat import ChatCompletion
+from attn_openai.errors import SlowRequestError, body_of
 from attn_openai.pages import PAGE_PATHS, Pages
-from attn_openai.requests import ChatCompletionRequest, CompletionRequest, EmbeddingsRequest, ResponseRequest
-
-log = structlog.get_logger()
+from attn_openai.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeFields,
+    EmbeddingsRequest,
+    RerankFields,
+    ResponseRequest,
+    ScoreFields,
+    TokenizeFields,
+)
+from attn_openai.responses import ResponseAnswer
+from attn_openai.streams import (
+    CallerGoneError,
+    Fault,
+    JsonLines,
+    error_response,
+    json_response,
+    shown_error,
+    unless_gone,
+)
 
 BODY_SECONDS = 30.0
 """How long a client may take to send the body of a request."""
-PATHS = {
-    "POST /v1/chat/completions": "The next message of a conversation, with tools, structured output and streaming.",
-    "POST /v1/completions": "Completions of texts or token ids; with echo their log probabilities.",
-    "POST /v1/responses": "Like chat completions, in the format of OpenAI's Responses API.",
-    "POST /v1/messages": "Like chat completions, in the format of Anthropic's Messages API.",
-    "POST /v1/messages/count_tokens": "The length of the prompt of a message.",
-    "POST /v1/embeddings": "A vector for each text, by an encoder.",
-    "POST /tokenize": "The token ids of a text or a conversation.",
-    "POST /detokenize": "The text of token ids.",
+
+
+class Endpoint(NamedTuple):
+    """What answers requests of the type `kind`: a class that has events, too, or a function with one body."""
+
+    does: str
+    kind: Any
+    answer: Any
+
+
+POSTS = {
+    "/v1/chat/completions": Endpoint("The next message of a conversation.", ChatCompletionRequest, ChatCompletion),
+    "/v1/completions": Endpoint("Completions of texts or token ids.", CompletionRequest, completions.Completion),
+    "/v1/responses": Endpoint("Like chat completions, in the Responses format.", ResponseRequest, ResponseAnswer),
+    "/v1/messages": Endpoint("Like chat completions, in Anthropic's format.", MessagesRequest, Message),
+    "/v1/messages/count_tokens": Endpoint("The length of the prompt of a message.", MessagesRequest, count_tokens),
+    "/v1/embeddings": Endpoint("A vector for each text, by an encoder.", EmbeddingsRequest, completions.embed),
+    "/score": Endpoint("How near in meaning texts are, by an encoder.", ScoreFields, completions.score),
+    "/rerank": Endpoint("Documents by how near in meaning they are to a text.", RerankFields, completions.rerank),
+    "/tokenize": Endpoint("The token ids of a text or a conversation.", TokenizeFields, completions.tokenize),
+    "/detokenize": Endpoint("The text of token ids.", DetokenizeFields, completions.detokenize),
+    "/api/chat": Endpoint("Like chat completions, in Ollama's format.", ollama.ChatRequest, ollama.OllamaChat),
+    "/api/generate": Endpoint("An answer, in Ollama's format.", ollama.GenerateRequest, ollama.OllamaGenerate),
+    "/api/embed": Endpoint("A vector for each text, in Ollama's format.", ollama.EmbedRequest, ollama.embed_texts),
+    "/api/show": Endpoint("What is known of a model, in Ollama's format.", ollama.ShowRequest, ollama.show),
+}
+"""The bodies that are answered, by path."""
+ALIASES = {"/v1/score": "/score", "/v1/rerank": "/rerank", "/v2/rerank": "/rerank"}
+"""Further paths."""
+FAULTS = {"/v1/messages": error_body, "/api/": ollama.error_body}
+"""How errors are shown below these paths; elsewhere in OpenAI's format."""
+PATHS = {f"POST {path}": endpoint.does for path, endpoint in POSTS.items()} | {
+    "GET /api/tags": "The models that are loaded, in the format of Ollama's API.",
+    "GET /api/ps": "The same, with their contexts.",
+    "GET /api/version": "The version of this package, in the format of Ollama's API; needs no token.",
     "GET /v1/models": "The models that are loaded.",
     "GET /v1/models/{name:path}": "One model.",
     "GET /metrics": "The metrics for Prometheus; needs a token if the server has tokens.",
@@ -51,7 +95,7 @@ PATHS = {
     "GET /health": "200 while all services are ready, else 503; needs no token.",
     "GET /version": "The version of this package; needs no token.",
 }
-"""The method and path of each supported part of OpenAI's and vLLM's interfaces, with its description."""
+"""The method and path of each supported part of these interfaces, with its description."""
 
 BEARER = re.compile(r"^bearer +", re.IGNORECASE)
 """The scheme of a token, in which HTTP does not distinguish capitals."""
@@ -61,137 +105,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 CALL_PATH = "/{service}/{method}"
 """The path of a gRPC call."""
 
-DONE = b"data: [DONE]\n\n"
-
-REQUESTS: dict[str, type[msgspec.Struct]] = {
-    "/v1/chat/completions": ChatCompletionRequest,
-    "/v1/completions": CompletionRequest,
-    "/v1/responses": ResponseRequest,
-    "/v1/messages": MessagesRequest,
-    "/v1/messages/count_tokens": MessagesRequest,
-    "/v1/embeddings": EmbeddingsRequest,
-}
-"""The types of request bodies, by path."""
-
-Answer: TypeAlias = Callable[[Any, HttpCaller], Coroutine[Any, Any, dict[str, Any]]]
-Stream: TypeAlias = Callable[[Any, HttpCaller], AsyncGenerator[dict[str, Any], None]]
-
-
-class CallerGoneError(Exception):
-    """The client has disconnected before the response."""
-
-
-def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A response with a value as JSON."""
-    return Response(msgspec.json.encode(value), status, headers, "application/json")
-
-
-def error_response(error: AttnError) -> Response:
-    """A response with an error in OpenAI's format."""
-    return json_response(body_of(error), status_of(error), headers_of(error))
-
-
-def event_of(value: dict[str, Any]) -> bytes:
-    """A value as a server-sent event; events of /v1/responses have a type."""
-    data = b"data: " + msgspec.json.encode(value) + b"\n\n"
-    kind = value.get("type")
-    return f"event: {kind}\n".encode() + data if isinstance(kind, str) else data
-
-
-async def gone(receive: Receive) -> None:
-    """Wait until the client has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of `work`; if the client disconnects, cancels it and raises `CallerGoneError`."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(gone(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise CallerGoneError
-        return working.result()
-    finally:
-        leaving.cancel()
-        working.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-class EventStream:
-    """An ASGI response that streams events; it ends their source when the client disconnects, and sends errors.
-
-    An error before the first event, such as that of an invalid request, gets an HTTP error status; a later one becomes
-    the last event. All events are generated in one task, as calls set context variables of their task.
-    """
-
-    media_type = "text/event-stream; charset=utf-8"
-
-    def __init__(self, events: AsyncGenerator[dict[str, Any], None], request_id: str, *, done: bool = False) -> None:
-        self._events = events
-        self._request_id = request_id
-        self._done = done
-        self._sent = 0
-
-    def piece(self, value: dict[str, Any]) -> bytes:
-        """Encode an event."""
-        self._sent += 1
-        return event_of(value)
-
-    def failure(self, error: AttnError) -> dict[str, Any]:
-        """The event that reports an error to the client: clients raise an exception if it has the key `error`."""
-        body = body_of(error)
-        if self._done:
-            return body
-        facts = {name: body["error"][name] for name in ("code", "message", "param")}
-        return {"type": "error", "sequence_number": self._sent, **facts, **body}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, as an ASGI application."""
-        with contextlib.suppress(CallerGoneError):
-            await unless_gone(receive, self._answer(scope, receive, send))
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self._events):
-            try:
-                value = await anext(self._events, None)
-                first = b"" if value is None else self.piece(value)
-            except Exception as error:  # noqa: BLE001 - the last place that can answer it
-                await error_response(shown_error(error, self._request_id))(scope, receive, send)
-                return
-            await self._send(first, send)
-
-    async def _send(self, first: bytes, send: Send) -> None:
-        headers = [
-            (b"content-type", self.media_type.encode()),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-            (b"x-request-id", self._request_id.encode()),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": first, "more_body": True})
-        try:
-            async for event in self._events:
-                await send({"type": "http.response.body", "body": self.piece(event), "more_body": True})
-        except Exception as error:  # noqa: BLE001 - a stream must not end as if it were whole
-            failure = self.piece(self.failure(shown_error(error, self._request_id)))
-            await send({"type": "http.response.body", "body": failure, "more_body": True})
-        await send({"type": "http.response.body", "body": DONE if self._done else b"", "more_body": False})
-
-
-class LineStream(EventStream):
-    """A stream of JSON lines."""
-
-    media_type = "application/x-ndjson"
-
-    def piece(self, value: dict[str, Any]) -> bytes:
-        """Encode one line."""
-        return msgspec.json.encode(value) + b"\n"
-
-    def failure(self, error: AttnError) -> dict[str, Any]:
-        """The JSON line that reports an error to the client."""
-        return body_of(error)
+Handle: TypeAlias = Callable[[Request, HttpCaller], Awaitable[Any]]
 
 
 def timeout_of(request: Request) -> float | None:
@@ -204,33 +118,23 @@ def timeout_of(request: Request) -> float | None:
     return int(given) / 1000
 
 
-def shown_error(error: Exception, request_id: str) -> AttnError:
-    """The error that a client may see: an `AttnError` as it is; others are logged, and only the request id is shown."""
-    if isinstance(error, AttnError):
-        return error
-    log.error("request failed", exc_info=error)
-    return InternalError(f"internal error, request id {request_id}", request_id=request_id)
-
-
 class HttpApplication:
     """The Starlette application in front of one gateway."""
 
     def __init__(self, gateway: ServingState) -> None:
         self._gateway = gateway
         self._caches: dict[str, Any] = {"kv_tokens": {}, "templates": {}, "answers": AnswerStore()}
-        self.app = Starlette(routes=self._routes(), exception_handlers={HTTPException: _unknown_path})
+        origins = gateway.settings.cors_origins
+        cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        around, errors = [cors] if origins else [], {HTTPException: _unknown_path}
+        self.app = Starlette(routes=self._routes(), middleware=around, exception_handlers=errors)
 
     def _routes(self) -> list[Route]:
-        answers = {
-            "POST /v1/chat/completions": self._text(ChatCompletionRequest, chat.complete_chat, chat.stream_chat),
-            "POST /v1/completions": self._text(CompletionRequest, completions.complete, completions.stream_completions),
-            "POST /v1/responses": self._text(ResponseRequest, responses.respond, responses.stream_response, done=False),
-            "POST /v1/messages": self._text(MessagesRequest, make_message, stream_message, done=False),
-            "POST /v1/messages/count_tokens": self._text(MessagesRequest, count_tokens),
-            "POST /v1/embeddings": self._text(EmbeddingsRequest, completions.embed),
-            "POST /tokenize": self._plain(completions.tokenize),
-            "POST /detokenize": self._plain(completions.detokenize),
-            "GET /v1/models": self._guarded(self._models),
+        answers = {f"POST {path}": self._guarded(self._post(endpoint)) for path, endpoint in POSTS.items()} | {
+            "GET /api/tags": self._told(ollama.tags),
+            "GET /api/ps": self._told(ollama.running),
+            "GET /api/version": self._version,
+            "GET /v1/models": self._told(completions.models),
             "GET /v1/models/{name:path}": self._guarded(self._model),
             "GET /metrics": self._guarded(self._metrics),
             "GET /openapi.json": self._openapi,
@@ -247,26 +151,28 @@ class HttpApplication:
             "GET /ui/{path:path}": pages.file,
         }
         named = [Route(key.split()[1], answers[key], methods=[key.split()[0]]) for key in PATHS | PAGE_PATHS]
+        named += [Route(other, answers[f"POST {path}"], methods=["POST"]) for other, path in ALIASES.items()]
         return [*named, Route(CALL_PATH, self._guarded(self._call), methods=["POST"])]
 
-    def _text(self, kind: Any, answer: Answer, stream: Stream | None = None, *, done: bool = True) -> Any:
-        """An endpoint for requests of type `kind`, which responds with one body, or a stream if `stream` is set."""
-
+    def _post(self, endpoint: Endpoint) -> Handle:
         async def handle(request: Request, caller: HttpCaller) -> Any:
-            body = kind.read(await self._body(request))
+            body = endpoint.kind.read(await self._body(request))
             structlog.contextvars.bind_contextvars(**({"user": body.user} if body.user else {}))
-            timed = caller.until(body.timeout)
-            if stream is None or not body.stream:
+            timed, answer = caller.until(body.timeout), endpoint.answer
+            if not isinstance(answer, type):
                 return json_response(await unless_gone(request.receive, answer(body, timed)))
-            return EventStream(stream(body, timed), caller.request_id, done=done)
+            made: Any = answer(body, timed)
+            if body.stream:
+                return made.stream(made.events(), caller.request_id, fault_of(request))
+            return json_response(await unless_gone(request.receive, made.complete()))
 
-        return self._guarded(handle)
+        return handle
 
-    def _plain(self, answer: Answer) -> Any:
-        """An endpoint for requests of a few fields, which `answer` validates itself."""
+    def _told(self, answer: Callable[[HttpCaller], Coroutine[Any, Any, Any]]) -> Any:
+        """An endpoint without a body."""
 
         async def handle(request: Request, caller: HttpCaller) -> Any:
-            return json_response(await unless_gone(request.receive, answer(await self._body(request), caller)))
+            return json_response(await unless_gone(request.receive, answer(caller)))
 
         return self._guarded(handle)
 
@@ -277,7 +183,7 @@ class HttpApplication:
 
         return handle
 
-    def _guarded(self, handle: Callable[[Request, HttpCaller], Awaitable[Any]]) -> Any:
+    def _guarded(self, handle: Handle) -> Any:
         """An endpoint that responds with the result of `handle`, or with the error that it raises."""
 
         async def endpoint(request: Request) -> Any:
@@ -292,7 +198,7 @@ class HttpApplication:
             except CallerGoneError:
                 return Response(status_code=499)
             except Exception as error:  # noqa: BLE001 - the last place that can answer it
-                response = error_response(shown_error(error, request_id))
+                response = error_response(shown_error(error, request_id), fault_of(request))
             if isinstance(response, Response):
                 response.headers["x-request-id"] = request_id
             return response
@@ -318,8 +224,8 @@ class HttpApplication:
     async def _body(self, request: Request) -> dict[str, Any]:
         """Read and decode the body; raises `UserError` if it is too long, too slow, or not a JSON object."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            # Pages of other sites can send other content types without a CORS preflight request.
+        if kind != "application/json" and (kind or "origin" in request.headers):
+            # Pages of other sites can send other content types, or none, without a CORS preflight request.
             raise InvalidValue.of("content-type", kind, "application/json")
         limit, parts, size = self._gateway.settings.max_request_bytes, [], 0
         try:
@@ -339,9 +245,6 @@ class HttpApplication:
             raise InvalidValue.of("body", type(values).__name__, "a JSON object")
         return values
 
-    async def _models(self, request: Request, caller: HttpCaller) -> Response:
-        return json_response(await unless_gone(request.receive, completions.models(caller)))
-
     async def _model(self, request: Request, caller: HttpCaller) -> Response:
         return json_response(completions.model_of(await caller.model(request.path_params["name"])))
 
@@ -355,10 +258,11 @@ class HttpApplication:
         timed = caller.until(timeout_of(request))
         if not row.streams:
             return json_response(await unless_gone(request.receive, transcoding.call(row, message, timed, lists=lists)))
-        return LineStream(transcoding.stream(row, message, timed, lists=lists), caller.request_id)
+        return JsonLines(transcoding.stream(row, message, timed, lists=lists), caller.request_id)
 
     def _document(self) -> Any:
-        return transcoding.openapi(self._gateway.calls, PATHS | PAGE_PATHS, REQUESTS, version("attn-openai"))
+        kinds = {path: endpoint.kind for path, endpoint in POSTS.items()}
+        return transcoding.openapi(self._gateway.calls, PATHS | PAGE_PATHS, kinds, version("attn-openai"))
 
     async def _openapi(self, _: Request) -> Response:
         return json_response(self._document())
@@ -378,6 +282,11 @@ class HttpApplication:
         return json_response({"version": version("attn-openai")})
 
 
+def fault_of(request: Request) -> Fault:
+    """How an error is shown below the path of a request."""
+    return next((fault for start, fault in FAULTS.items() if request.url.path.startswith(start)), body_of)
+
+
 def is_own_host(name: str) -> bool:
     """Whether a host name cannot belong to a web site: localhost or an IP address."""
     try:
@@ -393,7 +302,7 @@ async def _unknown_path(request: Request, error: Exception) -> Response:
     named = [route for route in routes if route.path != CALL_PATH]
     if status == 404 or not any(route.path_regex.match(request.url.path) for route in named):
         paths = [route.path for route in named if not route.path.startswith("/ui")]
-        return error_response(UnknownName.of("path", request.url.path, paths))
+        return error_response(UnknownName.of("path", request.url.path, paths), fault_of(request))
     headers = error.headers if isinstance(error, HTTPException) else None  # Allow, with 405
     body = body_of(UserError(f"{request.method} is not allowed for {request.url.path}"))
     return json_response(body, status, dict(headers or {}))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core.errors import InvalidValue, UserError
 from attn_schema import FinishReason, GenerateRequest, OutputDelta, Prompt, Token, Tokenization, Usage
@@ -17,12 +17,13 @@ from attn_schema.sampling import ResolvedSamplingParams
 from attn_openai.caller import HttpCaller
 from attn_openai.messages import turns_of
 from attn_openai.output_reader import CallArguments, CallBegin, OutputReader, Part, Text, Thought
-from attn_openai.requests import ChatCompletionRequest, answer_schema, renamed
+from attn_openai.requests import ChatCompletionRequest, answer_schema
+from attn_openai.streams import Chunks, Events, JsonLines
 from attn_openai.templates import ChatTemplate, Turn, require_written
 from attn_openai.tools import Choice, OutputGrammar, Tools
+from attn_openai.translation import Translation
 
 FINISH_REASONS = {FinishReason.END_OF_SEQUENCE: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-BROKEN_CHARACTER = "\ufffd"
 
 
 def usage_of(usage: Usage, thought_tokens: int | None = None) -> dict[str, Any]:
@@ -38,20 +39,16 @@ def usage_of(usage: Usage, thought_tokens: int | None = None) -> dict[str, Any]:
     return found
 
 
-def text_bytes(text: str) -> list[int] | None:
-    """The UTF-8 bytes of a token; None for part of a character, whose bytes are not known from its text."""
-    return None if BROKEN_CHARACTER in text else list(text.encode())
-
-
 def logprobs_of(tokens: Iterable[Token]) -> list[dict[str, Any]]:
     """Log probabilities of tokens in the format of chat completions and responses."""
     return [
         {
             "token": token.text,
             "logprob": token.logprob,
-            "bytes": text_bytes(token.text),
+            "bytes": list(token.raw or token.text.encode()),
             "top_logprobs": [
-                {"token": top.text, "logprob": top.logprob, "bytes": text_bytes(top.text)} for top in token.top_logprobs
+                {"token": top.text, "logprob": top.logprob, "bytes": list(top.raw or top.text.encode())}
+                for top in token.top_logprobs
             ],
         }
         for token in tokens
@@ -84,6 +81,9 @@ class Conversation:
 
     async def read(self, model: str, template: ChatTemplate, caller: HttpCaller) -> tuple[Prompt, Tokenization]:
         """The prompt and its tokens; raises `InvalidValue` for what the template leaves out."""
+        if template.unspelled and (self.tools.functions or any(turn.calls for turn in self.turns)):
+            field = "tools" if self.tools.functions else "messages"
+            raise InvalidValue(f"{field}: the vocabulary is too small for calls: {template.unspelled}", field=field)
         prompt = self.prompt(template)
         try:
             found = await caller.tokenize(model, prompt)
@@ -117,6 +117,7 @@ class ChatTask:
     sampling: ResolvedSamplingParams
     tools: Tools
     template: ChatTemplate
+    grammar: OutputGrammar
     thinking: bool = False
     prompt_tokens: int = 0
     """The length of the prompt, if it was needed before."""
@@ -139,27 +140,24 @@ class ChatTask:
             prompt, read = await said.read(request.model, template, caller)
             thinking, length = template.thinks(read.text), len(read.tokens)
             limit = await caller.room(request.model, read) if limit is None else limit
-        grammar = OutputGrammar(tools, template, answer, thinking=thinking).structured_output()
+        grammar = OutputGrammar(tools, template, answer, thinking=thinking)
         changes: dict[str, Any] = {"max_new_tokens": limit}
-        if grammar is not None:
-            changes["structured_output"] = grammar
+        if (wanted := grammar.structured_output()) is not None:
+            changes["structured_output"] = wanted
         if template.thoughts is not None or tools.choice is not Choice.NONE:
             changes["skip_special_tokens"] = False  # marks may be special tokens
         sampling = await caller.resolved(request.model, sampling.replace(**changes))
-        return cls(request.model, prompt, sampling, tools, template, thinking, length)
+        return cls(request.model, prompt, sampling, tools, template, grammar, thinking, length)
 
     async def deltas(self, caller: HttpCaller) -> AsyncGenerator[OutputDelta, None]:
         """The deltas of the completions; raises `InvalidValue` for a schema that cannot be followed."""
         request = GenerateRequest(model=self.model, prompt=self.prompt, sampling=self.sampling)
-        field = "response_format" if self.tools.choice is Choice.NONE else "tools"
         try:
             async with aclosing(caller.stream(GENERATE, request)) as deltas:
                 async for delta in deltas:
                     yield delta
-        except InvalidValue as error:
-            if error.metadata.get("field") != "structured_output":
-                raise
-            raise renamed(error, field) from error
+        except UserError as error:
+            raise self.grammar.explained(error) from error
 
 
 @dataclass
@@ -221,60 +219,147 @@ class ChoiceState:
                 return {"tool_calls": [{"index": len(self.calls) - 1, "function": {"arguments": text}}]}
 
 
-def choices_of(task: ChatTask) -> list[ChoiceState]:
-    """The initial states of a task's completions."""
-    readers = (task.tools.reader(task.template, thinking=task.thinking) for _ in range(task.sampling.n))
-    return [ChoiceState(index, reader) for index, reader in enumerate(readers)]
+class ChatAnswer:
+    """A request for the next message of a conversation, and its answer while it is generated.
+
+    This is the shape of all formats: a class derived from it has the `translated` fields of a request, the `events` of
+    a stream, and what the `whole` answer is after the last event.
+    """
+
+    stream: ClassVar[type[JsonLines]] = Chunks
+    words: ClassVar[Mapping[str, str]] = {}
+    """The names of fields that are others in a chat completion; see `Translation`."""
+
+    def __init__(self, request: Any, caller: HttpCaller) -> None:
+        self.request, self.caller = request, caller
+        self.said = Translation(self.words)
+        self.usage = Usage()
+        self.created = int(time.time())
+        self.task: ChatTask
+        self.choices: list[ChoiceState]
+
+    def translated(self) -> dict[str, Any]:
+        """The fields of the request as those of a chat completion, for other formats; raises `UserError`."""
+        raise NotImplementedError
+
+    def asked(self) -> ChatCompletionRequest:
+        """The request as one for a chat completion; raises `UserError`."""
+        fields = self.translated()
+        with self.said.sent_names():
+            return ChatCompletionRequest(messages=self.said.messages, **fields)
+
+    def recalled(self, name: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The fields and messages that were kept of an earlier answer to this caller; raises `UnknownName`."""
+        fields, *messages = self.caller.answers.get(self.caller.owner, str(name))
+        return fields, messages
+
+    def keep(self, name: str, fields: dict[str, Any]) -> None:
+        """Keep the conversation for later requests, without the system message of this one, and with some fields."""
+        own = self.said.places["messages[0]"] in ("instructions", "system")
+        self.caller.answers.put(self.caller.owner, name, [fields, *self.said.messages[own:], self.choice.message()])
+
+    @property
+    def choice(self) -> ChoiceState:
+        """The only completion of formats that have one."""
+        return self.choices[0]
+
+    async def begin(self) -> None:
+        """Read the request; calls the model's tokenizer where it has to. Raises `UserError`."""
+        asked = self.asked()
+        with self.said.sent_names():
+            self.task = await ChatTask.of(asked, self.caller)
+        self.usage = Usage(prompt_tokens=self.task.prompt_tokens)
+        readers = [self.task.tools.reader(self.task.template, thinking=self.task.thinking)] * self.task.sampling.n
+        self.choices = [ChoiceState(index, replace(reader)) for index, reader in enumerate(readers)]
+
+    async def steps(self) -> AsyncGenerator[tuple[ChoiceState, list[dict[str, Any]], OutputDelta], None]:
+        """Yield each output of the engine, with the deltas of the message that it makes and the state of its choice."""
+        with self.said.sent_names():
+            async with aclosing(self.task.deltas(self.caller)) as deltas:
+                async for delta in deltas:
+                    self.usage = delta.usage or self.usage
+                    choice = self.choices[delta.index]
+                    yield choice, choice.take(delta), delta
+
+    def events(self) -> Events:
+        """Yield the events of a stream."""
+        raise NotImplementedError
+
+    def whole(self) -> dict[str, Any]:
+        """The whole answer, once everything is generated."""
+        raise NotImplementedError
+
+    async def complete(self) -> dict[str, Any]:
+        """Return the whole answer."""
+        async with aclosing(self.events()) as events:
+            async for _ in events:
+                pass
+        return self.whole()
 
 
-def thought_tokens_of(choices: Iterable[ChoiceState], task: ChatTask) -> int | None:
-    """The number of tokens of thoughts; None for a model that has none."""
-    return None if task.template.thoughts is None else sum(choice.thought_tokens for choice in choices)
+class ChatCompletion(ChatAnswer):
+    """POST /v1/chat/completions."""
+
+    def asked(self) -> ChatCompletionRequest:
+        """See `ChatAnswer.asked`."""
+        found: ChatCompletionRequest = self.request
+        return found
+
+    async def complete(self) -> dict[str, Any]:
+        """Return the whole chat completion."""
+        await self.begin()
+        async with aclosing(self.steps()) as steps:
+            async for _ in steps:
+                pass
+        return self.whole()
+
+    def whole(self) -> dict[str, Any]:
+        """The whole chat completion."""
+        logprobs = bool(self.request.logprobs)
+        found = [
+            {
+                "index": choice.index,
+                "message": choice.message(),
+                "logprobs": {"content": logprobs_of(choice.tokens), "refusal": None} if logprobs else None,
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop_reason,
+            }
+            for choice in self.choices
+        ]
+        return {**self._head("chat.completion"), "choices": found, "usage": self._usage()}
+
+    async def events(self) -> Events:
+        """Yield the chat completion in chunks; the first chunk of each choice contains the role."""
+        await self.begin()
+        request, made = self.request, 0
+        head = self._head("chat.completion.chunk")
+        if request.include_usage:
+            head["usage"] = None
+        async with aclosing(self.steps()) as steps:
+            async for choice, parts, delta in steps:
+                made += len(delta.tokens)
+                if request.continuous_usage:
+                    head["usage"] = usage_of(Usage(prompt_tokens=self.task.prompt_tokens, completion_tokens=made))
+                for chunk in _chunks(choice, parts, delta, logprobs=bool(request.logprobs)):
+                    yield {**head, "choices": [chunk]}
+        if request.include_usage:
+            yield {**head, "choices": [], "usage": self._usage()}
+
+    def _usage(self) -> dict[str, Any]:
+        thoughts = None
+        if self.task.template.thoughts is not None:
+            thoughts = sum(choice.thought_tokens for choice in self.choices)
+        return usage_of(self.usage, thoughts)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        name = f"chatcmpl-{self.caller.answer_id}"
+        return {"id": name, "object": kind, "created": self.created, "model": self.request.model}
 
 
-async def complete_chat(request: ChatCompletionRequest, caller: HttpCaller) -> dict[str, Any]:
-    """Return the whole chat completion."""
-    task = await ChatTask.of(request, caller)
-    choices, usage = choices_of(task), Usage()
-    async with aclosing(task.deltas(caller)) as deltas:
-        async for delta in deltas:
-            choices[delta.index].take(delta)
-            usage = delta.usage or usage
-    found = [
-        {
-            "index": choice.index,
-            "message": choice.message(),
-            "logprobs": {"content": logprobs_of(choice.tokens), "refusal": None} if request.logprobs else None,
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-        }
-        for choice in choices
-    ]
-    counted = usage_of(usage, thought_tokens_of(choices, task))
-    return {**_head(request, caller, "chat.completion"), "choices": found, "usage": counted}
-
-
-async def stream_chat(request: ChatCompletionRequest, caller: HttpCaller) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the chat completion in chunks; the first chunk of each choice contains the role."""
-    task = await ChatTask.of(request, caller)
-    head = _head(request, caller, "chat.completion.chunk")
-    if request.include_usage:
-        head["usage"] = None
-    choices, usage, made = choices_of(task), Usage(), 0
-    async with aclosing(task.deltas(caller)) as deltas:
-        async for delta in deltas:
-            usage, made = delta.usage or usage, made + len(delta.tokens)
-            if request.continuous_usage:
-                head["usage"] = usage_of(Usage(prompt_tokens=task.prompt_tokens, completion_tokens=made))
-            for choice in _chunks(choices[delta.index], delta, logprobs=bool(request.logprobs)):
-                yield {**head, "choices": [choice]}
-    if request.include_usage:
-        yield {**head, "choices": [], "usage": usage_of(usage, thought_tokens_of(choices, task))}
-
-
-def _chunks(state: ChoiceState, delta: OutputDelta, *, logprobs: bool) -> Iterator[dict[str, Any]]:
+def _chunks(
+    state: ChoiceState, parts: list[dict[str, Any]], delta: OutputDelta, *, logprobs: bool
+) -> Iterator[dict[str, Any]]:
     """The entries for `choices` of the next chunks, one per chunk."""
-    parts = state.take(delta)
     if not state.started:
         state.started = True
         parts = [{"role": "assistant", "content": ""}, *parts]
@@ -290,7 +375,3 @@ def _chunks(state: ChoiceState, delta: OutputDelta, *, logprobs: bool) -> Iterat
             found.append({"index": state.index, "delta": {}, "logprobs": None, "finish_reason": None})
         found[-1] |= {"finish_reason": state.finish_reason, "stop_reason": state.stop_reason}
     yield from found
-
-
-def _head(request: ChatCompletionRequest, caller: HttpCaller, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{caller.answer_id}", "object": kind, "created": int(time.time()), "model": request.model}

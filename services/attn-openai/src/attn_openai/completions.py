@@ -8,13 +8,17 @@ import base64
 import math
 import sys
 import time
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from operator import mul
+from typing import Any, ClassVar, NamedTuple
 
 from attn_core.errors import InvalidValue
 from attn_schema import (
+    Embeddings,
     EmbedRequest,
     GenerateRequest,
     ModelInfo,
@@ -22,29 +26,44 @@ from attn_schema import (
     Prompt,
     ScoreRequest,
     Token,
+    TokenIds,
+    TopLogprob,
     Usage,
 )
 from attn_schema.methods import EMBED, GENERATE, LIST_MODELS, SCORE, ListModelsRequest
 
 from attn_openai.caller import HttpCaller
-from attn_openai.chat import BROKEN_CHARACTER, FINISH_REASONS, Conversation, usage_of
+from attn_openai.chat import FINISH_REASONS, Conversation, usage_of
 from attn_openai.messages import turns_of
-from attn_openai.requests import MAX_PROMPTS, CompletionRequest, EmbeddingsRequest
+from attn_openai.requests import (
+    MAX_PROMPTS,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeFields,
+    EmbeddingsRequest,
+    EncoderFields,
+    RerankFields,
+    ScoreFields,
+    TokenizeFields,
+    renamed,
+)
+from attn_openai.streams import Chunks, Events, JsonLines
 from attn_openai.tools import Tools
 
 PAGE_SIZE = 1000
+MAX_EMBED_TEXTS = 1024
 
 
-def prompts_of(given: Any) -> list[Prompt]:
-    """The prompts of a request: a text, token ids, or a list of either; raises `InvalidValue`."""
+def prompts_of(given: Any, field: str = "prompt", most: int = MAX_PROMPTS) -> list[Prompt]:
+    """The prompts in a field of a request: a text, token ids, or a list of either; raises `InvalidValue`."""
     if isinstance(given, str):
         return [Prompt(text=given)]
     if not isinstance(given, Sequence) or not given:
-        raise InvalidValue.of("prompt", given, "a text, token ids, or a list of either")
+        raise InvalidValue.of(field, given, "a text, token ids, or a list of either")
     if all(isinstance(item, int) for item in given):
         return [Prompt.of(given)]
-    if len(given) > MAX_PROMPTS:
-        raise InvalidValue.of("prompt", f"{len(given)} prompts", f"at most {MAX_PROMPTS} prompts")
+    if len(given) > most:
+        raise InvalidValue.of(field, f"{len(given)} texts", f"at most {most}")
     found = []
     for place, item in enumerate(given):
         if isinstance(item, str):
@@ -52,62 +71,63 @@ def prompts_of(given: Any) -> list[Prompt]:
         elif isinstance(item, list) and item and all(isinstance(token, int) for token in item):
             found.append(Prompt.of(item))
         else:
-            raise InvalidValue.of(f"prompt[{place}]", item, "a text or token ids")
+            raise InvalidValue.of(f"{field}[{place}]", item, "a text or token ids")
     return found
 
 
-def token_name(token_id: int, text: str) -> str:
-    """A token as a dict key: its text, or its id for part of a character, as other parts have the same text."""
-    return f"token_id:{token_id}" if BROKEN_CHARACTER in text else text
+def token_name(token: Token | TopLogprob) -> str:
+    """A token as a dict key: its text, or its bytes for part of a character, as other parts have the same text."""
+    return "bytes:" + "".join(f"\\x{value:02x}" for value in token.raw) if token.raw else token.text
 
 
 @dataclass
 class CompletionState:
-    """One completion during generation; `offset` is where its next token begins, in characters of the text."""
+    """One completion during generation; `offset` is how many characters the text has before its next token."""
 
     index: int
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
     offset: int = 0
+    _decoder: IncrementalDecoder = field(default_factory=partial(getincrementaldecoder("utf-8"), "replace"))
     finish_reason: str | None = None
     stop_reason: str | None = None
 
-    def take(self, delta: OutputDelta) -> dict[str, Any]:
-        """Add a delta of the completion; returns the choice for the next chunk."""
-        offset = self.offset
+    def take(self, delta: OutputDelta) -> None:
+        """Add a delta of the completion."""
         self.text += delta.text
         self.tokens += delta.tokens
-        self.offset += sum(len(token.text) for token in delta.tokens)
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = FINISH_REASONS[delta.finish_reason], delta.stop_reason
-        return self.shown(delta.text, delta.tokens, offset)
 
-    def shown(self, text: str, tokens: Iterable[Token], offset: int = 0) -> dict[str, Any]:
+    def shown(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
         """A choice with this text and the log probabilities of these tokens, if they have any."""
         known = [token for token in tokens if token.logprob is not None or token.top_logprobs]
         return {
             "index": self.index,
             "text": text,
-            "logprobs": _logprobs(list(tokens), offset) if known else None,
+            "logprobs": self._logprobs(tokens) if known else None,
             "finish_reason": self.finish_reason,
             "stop_reason": self.stop_reason,
         }
 
-
-def _logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any]:
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
-    return {
-        "tokens": [token_name(token.id, token.text) for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [
-            {token_name(top.id, top.text): top.logprob for top in token.top_logprobs} if token.top_logprobs else None
-            for token in tokens
-        ],
-        "text_offset": offsets,
-    }
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        offsets = []
+        for token in tokens:
+            # Tokens that are parts of one character all begin where it does; other bytes end one that is incomplete.
+            spelled = token.raw or token.text.encode()
+            if not 0x80 <= (spelled or b"\x00")[0] < 0xC0:
+                self.offset += len(self._decoder.decode(b"", final=True))
+            offsets.append(self.offset)
+            self.offset += len(self._decoder.decode(spelled))
+        return {
+            "tokens": [token_name(token) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [
+                {token_name(top): top.logprob for top in token.top_logprobs} if token.top_logprobs else None
+                for token in tokens
+            ],
+            "text_offset": offsets,
+        }
 
 
 class Echo(NamedTuple):
@@ -118,46 +138,101 @@ class Echo(NamedTuple):
     scored: tuple[Token, ...] = ()
 
 
-@dataclass(frozen=True)
-class CompletionTask:
-    """The prompts of a request and its completions; choice i is completion i modulo n of prompt i // n."""
+class Completion:
+    """POST /v1/completions; choice i is completion i modulo n of prompt i // n."""
 
-    request: CompletionRequest
-    caller: HttpCaller
-    prompts: list[Prompt]
+    stream: ClassVar[type[JsonLines]] = Chunks
 
-    @classmethod
-    def of(cls, request: CompletionRequest, caller: HttpCaller) -> CompletionTask:
-        """Create the task of a request; raises `InvalidValue`."""
-        return cls(request, caller, prompts_of(request.prompt))
+    def __init__(self, request: CompletionRequest, caller: HttpCaller) -> None:
+        self._request, self._caller = request, caller
+        self._prompts = prompts_of(request.prompt)
+        self._n = request.n or 1
+        self._states = [CompletionState(index) for index in range(len(self._prompts) * self._n)]
+        self._usages: list[Usage] = []
+        name, created = f"cmpl-{caller.answer_id}", int(time.time())
+        self._head = {"id": name, "object": "text_completion", "created": created, "model": request.model}
 
-    @property
-    def n(self) -> int:
-        """The number of completions per prompt."""
-        return self.request.n or 1
-
-    async def echoes(self) -> list[Echo]:
+    async def _echoes(self) -> list[Echo]:
         """The prompts with which choices begin; empty ones without echo."""
-        request, caller = self.request, self.caller
-        if not request.echo:
-            return [Echo()] * len(self.prompts)
-        read = await asyncio.gather(*(caller.tokenize(request.model, prompt) for prompt in self.prompts))
-        if request.logprobs is None:
-            return [Echo(each.text, len(each.tokens)) for each in read]
-        asked = ScoreRequest(model=request.model, prompts=tuple(self.prompts), top_logprobs=request.logprobs)
+        request, caller = self._request, self._caller
+        if not request.echo and request.prompt_logprobs is None:
+            return [Echo()] * len(self._prompts)
+        read = await asyncio.gather(*(caller.tokenize(request.model, prompt) for prompt in self._prompts))
+        texts = [Echo(each.text if request.echo else "", len(each.tokens)) for each in read]
+        if request.logprobs is None and request.prompt_logprobs is None:
+            return texts
+        most = max(request.logprobs or 0, request.prompt_logprobs or 0)
+        asked = ScoreRequest(model=request.model, prompts=tuple(self._prompts), top_logprobs=most)
         scores = (await caller.unary(SCORE, asked)).scores
-        return [Echo(each.text, len(each.tokens), score.tokens) for each, score in zip(read, scores, strict=True)]
+        return [echo._replace(scored=score.tokens) for echo, score in zip(texts, scores, strict=True)]
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
-        """Yield the deltas of all prompts as they arrive, with the index of the choice."""
-        request = self.request
+    async def _steps(self) -> AsyncGenerator[tuple[CompletionState, OutputDelta], None]:
+        """Yield the deltas of all prompts as they arrive."""
+        request = self._request
         given = request.sampling(request.token_limit, top_logprobs=request.logprobs)
-        sampling = await self.caller.resolved(request.model, given)
-        asked = [GenerateRequest(model=request.model, prompt=prompt, sampling=sampling) for prompt in self.prompts]
-        streams = [self.caller.stream(GENERATE, each) for each in asked]
-        async with aclosing(merged(streams)) as outputs:
+        sampling = await self._caller.resolved(request.model, given)
+        asked = [GenerateRequest(model=request.model, prompt=prompt, sampling=sampling) for prompt in self._prompts]
+        async with aclosing(merged([self._caller.stream(GENERATE, each) for each in asked])) as outputs:
             async for place, delta in outputs:
-                yield place * self.n + delta.index, delta
+                self._usages += [delta.usage] if delta.usage else []
+                yield self._states[place * self._n + delta.index], delta
+
+    async def complete(self) -> dict[str, Any]:
+        """Return the whole completions. With echo and `max_tokens` 0, prompts are scored and nothing is generated."""
+        request, echoes = self._request, await self._echoes()
+        if request.echo and request.token_limit == 0:
+            self._usages = [Usage(prompt_tokens=echo.num_tokens) for echo in echoes]
+            for state in self._states:
+                state.finish_reason = "length"
+        else:
+            async with aclosing(self._steps()) as steps:
+                async for state, delta in steps:
+                    state.take(delta)
+        choices = []
+        for state in self._states:
+            echo = echoes[state.index // self._n]
+            before = echo.scored if request.echo and request.logprobs is not None else ()
+            choice = state.shown(echo.text + state.text, [*before, *state.tokens])
+            if request.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = prompt_logprobs_of(echo.scored, request.prompt_logprobs)
+            choices.append(choice)
+        return {**self._head, "choices": choices, "usage": usage_of(_sum(self._usages))}
+
+    async def events(self) -> Events:
+        """Yield the completions in chunks; with echo, the first chunk of each choice is its prompt."""
+        request, head = self._request, self._head
+        if request.token_limit == 0:
+            raise InvalidValue.of("max_tokens", 0, "at least 1 with stream")
+        if request.include_usage:
+            head["usage"] = None
+        if request.echo:
+            echoes = await self._echoes()
+            for state in self._states:
+                echo = echoes[state.index // self._n]
+                yield {**head, "choices": [state.shown(echo.text, echo.scored)]}
+                state.offset = len(echo.text)
+        async with aclosing(self._steps()) as steps:
+            async for state, delta in steps:
+                state.take(delta)
+                yield {**head, "choices": [state.shown(delta.text, delta.tokens)]}
+        if request.include_usage:
+            yield {**head, "choices": [], "usage": usage_of(_sum(self._usages))}
+
+
+def prompt_logprobs_of(tokens: Sequence[Token], count: int) -> list[dict[str, Any] | None]:
+    """The log probabilities of a prompt's tokens as vLLM returns them: by token id; None for the first token."""
+    found: list[dict[str, Any] | None] = []
+    for token in tokens:
+        ranked = {top.id: (place, top) for place, top in enumerate(token.top_logprobs[:count], 1)}
+        rows = {str(i): _logprob(top.logprob, rank, top.text) for i, (rank, top) in ranked.items()}
+        if token.logprob is not None and token.id not in ranked:
+            rows[str(token.id)] = _logprob(token.logprob, None, token.text)
+        found.append(rows if token.logprob is not None else None)
+    return found
+
+
+def _logprob(logprob: float, rank: int | None, text: str) -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": text}
 
 
 async def merged(streams: Sequence[AsyncGenerator[OutputDelta, None]]) -> AsyncGenerator[tuple[int, OutputDelta], None]:
@@ -207,61 +282,9 @@ def _sum(usages: Iterable[Usage]) -> Usage:
     return total
 
 
-async def complete(request: CompletionRequest, caller: HttpCaller) -> dict[str, Any]:
-    """Return the whole completions. With echo and `max_tokens` 0, prompts are scored and nothing is generated."""
-    task = CompletionTask.of(request, caller)
-    echoes = await task.echoes()
-    states = [CompletionState(index) for index in range(len(task.prompts) * task.n)]
-    usages: list[Usage] = []
-    if request.echo and request.token_limit == 0:
-        usages = [Usage(prompt_tokens=echo.num_tokens) for echo in echoes]
-        for state in states:
-            state.finish_reason = "length"
-    else:
-        async with aclosing(task.deltas()) as deltas:
-            async for index, delta in deltas:
-                states[index].take(delta)
-                usages += [delta.usage] if delta.usage else []
-    choices = []
-    for state in states:
-        echo = echoes[state.index // task.n]
-        choices.append(state.shown(echo.text + state.text, [*echo.scored, *state.tokens]))
-    return {**_head(request, caller), "choices": choices, "usage": usage_of(_sum(usages))}
-
-
-async def stream_completions(request: CompletionRequest, caller: HttpCaller) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the completions in chunks; with echo, the first chunk of each choice is its prompt."""
-    if request.token_limit == 0:
-        raise InvalidValue.of("max_tokens", 0, "at least 1 with stream")
-    task = CompletionTask.of(request, caller)
-    head = _head(request, caller)
-    if request.include_usage:
-        head["usage"] = None
-    states = [CompletionState(index) for index in range(len(task.prompts) * task.n)]
-    if request.echo:
-        echoes = await task.echoes()
-        for state in states:
-            echo = echoes[state.index // task.n]
-            state.offset = len(echo.text)
-            yield {**head, "choices": [state.shown(echo.text, echo.scored)]}
-    usages: list[Usage] = []
-    async with aclosing(task.deltas()) as deltas:
-        async for index, delta in deltas:
-            usages += [delta.usage] if delta.usage else []
-            yield {**head, "choices": [states[index].take(delta)]}
-    if request.include_usage:
-        yield {**head, "choices": [], "usage": usage_of(_sum(usages))}
-
-
-def _head(request: CompletionRequest, caller: HttpCaller) -> dict[str, Any]:
-    created = int(time.time())
-    return {"id": f"cmpl-{caller.answer_id}", "object": "text_completion", "created": created, "model": request.model}
-
-
 async def embed(request: EmbeddingsRequest, caller: HttpCaller) -> dict[str, Any]:
     """Return an embedding for each text."""
-    texts = request.texts()
-    found = await caller.unary(EMBED, EmbedRequest(model=request.model, texts=tuple(texts)))
+    found = await _embedded(request, "input", prompts_of(request.input, "input", MAX_EMBED_TEXTS), caller)
     size = found.embeddings.shape[1]
     if request.dimensions is not None and request.dimensions > size:
         raise InvalidValue.of("dimensions", request.dimensions, f"1 to {size}, the size of the model's embeddings")
@@ -270,9 +293,64 @@ async def embed(request: EmbeddingsRequest, caller: HttpCaller) -> dict[str, Any
         {"object": "embedding", "index": place, "embedding": encoded(row, request.encoding_format)}
         for place, row in enumerate(rows)
     ]
-    tokens = found.usage.prompt_tokens
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "data": data, "model": request.model, "usage": usage}
+    return {"object": "list", "data": data, "model": request.model, "usage": _encoder_usage(found)}
+
+
+async def _embedded(request: EncoderFields, field: str, prompts: Sequence[Prompt], caller: HttpCaller) -> Embeddings:
+    """The vectors of texts, which were sent in `field`; raises `InvalidValue`."""
+    limit = request.truncate_prompt_tokens
+    if limit in (0, -1):
+        limit = (await caller.model(request.model)).max_seq_len
+    texts = [prompt.text for prompt in prompts if prompt.text is not None]
+    ids = [TokenIds(ids=prompt.token_ids) for prompt in prompts if prompt.token_ids is not None]
+    if texts and ids:
+        raise InvalidValue.of(field, "texts and token ids", "either")
+    try:
+        asked = EmbedRequest(model=request.model, texts=tuple(texts), token_ids=tuple(ids), max_tokens=limit)
+        return await caller.unary(EMBED, asked)
+    except InvalidValue as error:
+        given = str(error.metadata.get("field", ""))
+        raise renamed(error, given.replace("texts", field, 1)) from error
+
+
+def _encoder_usage(found: Embeddings) -> dict[str, int]:
+    return {"prompt_tokens": found.usage.prompt_tokens, "total_tokens": found.usage.prompt_tokens}
+
+
+def _cosine(left: Sequence[float], right: Sequence[float]) -> float:
+    return math.fsum(map(mul, left, right)) / (math.hypot(*left) * math.hypot(*right))
+
+
+async def score(request: ScoreFields, caller: HttpCaller) -> dict[str, Any]:
+    """POST /score, as vLLM with an encoder of texts: the cosine of each pair of vectors."""
+    left, right = (prompts_of(getattr(request, name), name, MAX_EMBED_TEXTS) for name in ("text_1", "text_2"))
+    if len(left) not in (1, len(right)):
+        raise InvalidValue.of("text_1", f"{len(left)} texts", f"1 or {len(right)}, as many as in text_2")
+    found = await _embedded(request, "text_2", [*left, *right], caller)
+    rows = found.rows()
+    firsts, seconds = rows[: len(left)] * (len(right) // len(left)), rows[len(left) :]
+    data = [
+        {"index": place, "object": "score", "score": _cosine(*pair)}
+        for place, pair in enumerate(zip(firsts, seconds, strict=True))
+    ]
+    head = {"id": f"score-{caller.answer_id}", "object": "list", "created": int(time.time()), "model": request.model}
+    return {**head, "data": data, "usage": _encoder_usage(found)}
+
+
+async def rerank(request: RerankFields, caller: HttpCaller) -> dict[str, Any]:
+    """POST /rerank, as vLLM, Jina and Cohere: the documents by their cosine with the query, the nearest first."""
+    prompts = [Prompt(text=text) for text in (request.query, *request.documents)]
+    found = await _embedded(request, "documents", prompts, caller)
+    query, *rows = found.rows()
+    scores = [_cosine(query, row) for row in rows]
+    order = sorted(range(len(scores)), key=lambda place: -scores[place])[: request.top_n or None]
+    shown = request.documents if request.return_documents else ()
+    results = [
+        {"index": place, "relevance_score": scores[place]} | ({"document": {"text": shown[place]}} if shown else {})
+        for place in order
+    ]
+    usage = {"total_tokens": found.usage.prompt_tokens}
+    return {"id": f"rerank-{caller.answer_id}", "model": request.model, "usage": usage, "results": results}
 
 
 def truncated_embedding(row: Sequence[float], dimensions: int) -> Sequence[float]:
@@ -302,30 +380,40 @@ def model_of(info: ModelInfo) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def models(caller: HttpCaller) -> dict[str, Any]:
+async def loaded_models(caller: HttpCaller) -> tuple[ModelInfo, ...]:
     """All models that this server serves."""
-    listed = await caller.unary(LIST_MODELS, ListModelsRequest(page_size=PAGE_SIZE))
-    return {"object": "list", "data": [model_of(info) for info in listed.models]}
+    return (await caller.unary(LIST_MODELS, ListModelsRequest(page_size=PAGE_SIZE))).models
 
 
-async def tokenize(values: dict[str, Any], caller: HttpCaller) -> dict[str, Any]:
+async def models(caller: HttpCaller) -> dict[str, Any]:
+    """GET /v1/models."""
+    return {"object": "list", "data": [model_of(info) for info in await loaded_models(caller)]}
+
+
+async def tokenize(request: TokenizeFields, caller: HttpCaller) -> dict[str, Any]:
     """POST /tokenize, as in vLLM: the token ids of a prompt or a conversation."""
-    given = values.keys() & {"prompt", "messages"}
-    if values.keys() - {"model", "prompt", "messages"} or len(given) != 1 or not isinstance(values.get("model"), str):
-        raise InvalidValue.of("body", sorted(values), "model, and one of prompt and messages")
-    messages = values.get("messages")
-    if "messages" in given:
-        said = Conversation(turns_of(messages), Tools(), {})
-        prompt = said.prompt(await caller.template(values["model"]))
+    if request.messages is None:
+        (prompt,) = prompts_of(request.prompt)
+        read = await caller.tokenize(request.model, prompt)
     else:
-        prompt = prompts_of(values["prompt"])[0]
-    read, info = await asyncio.gather(caller.tokenize(values["model"], prompt), caller.model(values["model"]))
+        names = (
+            "model",
+            "messages",
+            "tools",
+            "chat_template_kwargs",
+            "add_generation_prompt",
+            "continue_final_message",
+        )
+        asked = ChatCompletionRequest(**{name: getattr(request, name) for name in names})
+        tools = Tools.read(asked.tools, None)
+        said = Conversation(turns_of(asked.messages), tools, asked.template_values)
+        _, read = await said.read(request.model, await caller.template(request.model), caller)
     ids = [token.id for token in read.tokens]
-    return {"count": len(ids), "max_model_len": info.max_seq_len, "tokens": ids}
+    strings = [token.text for token in read.tokens] if request.return_token_strs else None
+    limit = (await caller.model(request.model)).max_seq_len
+    return {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings}
 
 
-async def detokenize(values: dict[str, Any], caller: HttpCaller) -> dict[str, Any]:
+async def detokenize(request: DetokenizeFields, caller: HttpCaller) -> dict[str, Any]:
     """POST /detokenize, as in vLLM: the text of token ids."""
-    if values.keys() != {"model", "tokens"} or not isinstance(values["model"], str):
-        raise InvalidValue.of("body", sorted(values), "model and tokens")
-    return {"prompt": (await caller.tokenize(values["model"], Prompt(token_ids=values["tokens"]))).text}
+    return {"prompt": (await caller.tokenize(request.model, Prompt(token_ids=request.tokens))).text}

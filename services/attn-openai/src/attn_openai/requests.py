@@ -10,14 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from attn_core.errors import InvalidValue
+from attn_core.errors import InvalidValue, UserError
 from attn_schema import SamplingParams, StructuredOutput
 from attn_schema.schema import Checked
 from msgspec import Meta
 
 from attn_openai.schemas import compact_schema, schema_of
 
-"""OpenAI's default temperature; that of `SamplingParams` is greedy."""
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for `max_tokens` of /v1/completions."""
 MAX_PROMPTS = 128
@@ -26,7 +25,6 @@ MAX_PROMPTS = 128
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "background": (False,),
-    "bad_words": ([],),
     "best_of": (1,),
     "chat_template_content_format": ("auto", "string"),
     "continue_final_message": (False,),
@@ -43,7 +41,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
     "store": (False,),
     "suffix": ("",),
     "truncation": ("disabled",),
@@ -63,8 +60,8 @@ IGNORED: Mapping[str, str] = {
 
 SAME_NAMES = (
     "temperature", "top_p", "n", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p",
-    "repetition_penalty", "ignore_eos", "num_beams", "length_penalty", "early_stopping", "num_speculative_tokens",
-    "skip_special_tokens",
+    "repetition_penalty", "ignore_eos", "stop_token_ids", "allowed_token_ids", "bad_words", "num_beams",
+    "length_penalty", "early_stopping", "num_speculative_tokens", "skip_special_tokens",
 )  # fmt: skip
 """Fields of requests that have the same name in `SamplingParams`."""
 
@@ -72,25 +69,26 @@ OTHER_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 """Fields of `SamplingParams` that have another name in requests."""
 
 
+def says(description: str, **bounds: Any) -> Meta:
+    """What a field means, for the OpenAPI document, and its bounds."""
+    return Meta(description=description, **bounds)
+
+
 class StreamOptions(Checked, frozen=True, kw_only=True):
     """Options of a stream."""
 
-    include_usage: Annotated[bool, Meta(description="Ends the stream with the usage of the whole request.")] = False
-    continuous_usage_stats: Annotated[bool, Meta(description="vLLM: the usage so far, in every chunk.")] = False
-    include_obfuscation: Annotated[
-        bool, Meta(description="Ignored, as no padding against the guessing of lengths is added.")
-    ] = False  # fmt: skip
+    include_usage: Annotated[bool, says("Ends the stream with the usage of the whole request.")] = False
+    continuous_usage_stats: Annotated[bool, says("vLLM: the usage so far, in every chunk.")] = False
+    include_obfuscation: Annotated[bool, says("Ignored; no padding is added.")] = False
 
 
 class StructuredOutputs(Checked, frozen=True, kw_only=True):
     """vLLM's form of structured output; exactly one field must be given."""
 
-    json: Annotated[Any, Meta(description="JSON schema of the completion, as an object or as text.")] = None
-    regex: Annotated[str, Meta(description="Regular expression that the whole completion matches.")] | None = None
-    choice: Annotated[
-        tuple[str, ...], Meta(min_length=1, description="The completion is one of these texts.")
-    ] | None = None  # fmt: skip
-    grammar: Annotated[str, Meta(description="Lark grammar whose first rule is `start`.")] | None = None
+    json: Annotated[Any, says("JSON schema of the completion, as an object or as text.")] = None
+    regex: Annotated[str, says("Regular expression that the whole completion matches.")] | None = None
+    choice: Annotated[tuple[str, ...], says("The completion is one of these texts.", min_length=1)] | None = None
+    grammar: Annotated[str, says("Lark grammar whose first rule is `start`.")] | None = None
 
     def wanted(self) -> StructuredOutput:
         """Convert to the engine's `StructuredOutput`; raises `InvalidValue` unless exactly one field is given."""
@@ -108,49 +106,36 @@ class StructuredOutputs(Checked, frozen=True, kw_only=True):
 class SamplingFields(Checked, frozen=True, kw_only=True):
     """The common fields of all requests for text. None means that a field was not given."""
 
-    model: Annotated[str, Meta(description="Name of a loaded model; GET /v1/models lists them.")]
-    max_tokens: Annotated[int, Meta(description="Maximum number of tokens to generate.")] | None = None
-    temperature: (
-        Annotated[
-            float, Meta(description="Divides the logits; 0 is greedy. The model's recommendation if not given, else 1.")
-        ]
-        | None
-    ) = None
-    top_p: Annotated[float, Meta(description="Nucleus sampling.")] | None = None
-    n: Annotated[int, Meta(description="Number of completions of each prompt.")] | None = None
-    stop: Annotated[
-        Any, Meta(description="Stop string, or a list of stop strings; the completion ends before the first.")
-    ] = None
-    seed: Annotated[int, Meta(description="Makes sampling reproducible.")] | None = None
-    presence_penalty: Annotated[float, Meta(description="From -2 to 2.")] | None = None
-    frequency_penalty: Annotated[float, Meta(description="From -2 to 2.")] | None = None
-    logit_bias: Annotated[Any, Meta(description="Added to logits, by token id; from -100 to 100.")] = None
-    stream: Annotated[bool, Meta(description="Answers with server-sent events.")] | None = None
-    stream_options: Annotated[StreamOptions, Meta(description="Only with stream.")] | None = None
-    user: Annotated[str, Meta(description="Name of the end user, for the server's log.")] | None = None
-    timeout: Annotated[float, Meta(gt=0, description="Seconds after which the request ends with 504.")] | None = None
-    top_k: Annotated[int, Meta(description="vLLM: samples from the k most likely tokens; 0 or -1 from all.")] | None = (
-        None
-    )
-    min_p: (
-        Annotated[
-            float, Meta(description="vLLM: minimum probability of a token, relative to that of the most likely one.")
-        ]
-        | None
-    ) = None
-    typical_p: Annotated[float, Meta(description="Locally typical sampling.")] | None = None
-    repetition_penalty: Annotated[float, Meta(description="vLLM: above 1 discourages repetition.")] | None = None
-    min_tokens: Annotated[int, Meta(description="vLLM: no end of sequence before this many tokens.")] | None = None
-    ignore_eos: Annotated[bool, Meta(description="vLLM: generates past end-of-sequence tokens.")] | None = None
-    use_beam_search: Annotated[bool, Meta(description="vLLM: beam search with n beams.")] | None = None
-    num_beams: Annotated[int, Meta(description="Beam search with this many beams.")] | None = None
-    length_penalty: Annotated[float, Meta(description="vLLM: with beam search.")] | None = None
-    early_stopping: Annotated[Any, Meta(description="vLLM: with beam search; false, true or never.")] = None
-    num_speculative_tokens: Annotated[int, Meta(description="Draft tokens per step.")] | None = None
-    skip_special_tokens: (
-        Annotated[bool, Meta(description="vLLM: leaves special tokens out of the text; true if not given.")] | None
-    ) = None
-    structured_outputs: Annotated[StructuredOutputs, Meta(description="vLLM: constrains the text.")] | None = None
+    model: Annotated[str, says("Name of a loaded model; GET /v1/models lists them.")]
+    max_tokens: Annotated[int, says("Maximum number of tokens to generate.")] | None = None
+    temperature: Annotated[float, says("0 is greedy. If not given as the model recommends, else 1.")] | None = None
+    top_p: Annotated[float, says("Nucleus sampling.")] | None = None
+    n: Annotated[int, says("Number of completions of each prompt.")] | None = None
+    stop: Annotated[Any, says("Stop string, or a list of stop strings; the completion ends before the first.")] = None
+    seed: Annotated[int, says("Makes sampling reproducible.")] | None = None
+    presence_penalty: Annotated[float, says("From -2 to 2.")] | None = None
+    frequency_penalty: Annotated[float, says("From -2 to 2.")] | None = None
+    logit_bias: Annotated[Any, says("Added to logits, by token id; from -100 to 100.")] = None
+    stream: Annotated[bool, says("Answers with server-sent events.")] | None = None
+    stream_options: Annotated[StreamOptions, says("Only with stream.")] | None = None
+    user: Annotated[str, says("Name of the end user, for the server's log.")] | None = None
+    timeout: Annotated[float, says("Seconds after which the request ends with 504.", gt=0)] | None = None
+    top_k: Annotated[int, says("vLLM: samples from the k most likely tokens; 0 or -1 from all.")] | None = None
+    min_p: Annotated[float, says("vLLM: least probability, relative to the likeliest token's.")] | None = None
+    typical_p: Annotated[float, says("Locally typical sampling.")] | None = None
+    repetition_penalty: Annotated[float, says("vLLM: above 1 discourages repetition.")] | None = None
+    min_tokens: Annotated[int, says("vLLM: no end of sequence before this many tokens.")] | None = None
+    ignore_eos: Annotated[bool, says("vLLM: generates past end-of-sequence tokens.")] | None = None
+    stop_token_ids: Annotated[tuple[int, ...], says("vLLM: tokens that end the text.")] | None = None
+    allowed_token_ids: Annotated[tuple[int, ...], says("vLLM: the only tokens that may come.")] | None = None
+    bad_words: Annotated[tuple[str, ...], says("vLLM: texts that are not generated.")] | None = None
+    use_beam_search: Annotated[bool, says("vLLM: beam search with n beams.")] | None = None
+    num_beams: Annotated[int, says("Beam search with this many beams.")] | None = None
+    length_penalty: Annotated[float, says("vLLM: with beam search.")] | None = None
+    early_stopping: Annotated[Any, says("vLLM: with beam search; false, true or never.")] = None
+    num_speculative_tokens: Annotated[int, says("Draft tokens per step.")] | None = None
+    skip_special_tokens: Annotated[bool, says("vLLM: leaves them out of the text, as if not given.")] | None = None
+    structured_outputs: Annotated[StructuredOutputs, says("vLLM: constrains the text.")] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,12 +206,11 @@ class SamplingFields(Checked, frozen=True, kw_only=True):
 UNKNOWN_YET = StructuredOutput(regex=".")
 
 
-def renamed(error: InvalidValue, field: str | None = None) -> InvalidValue:
+def renamed(error: UserError, field: str | None = None) -> InvalidValue:
     """The error with the field's name in requests, or `field`, instead of that in `SamplingParams`."""
-    given = error.metadata.get("field", "")
+    given = str(error.metadata.get("field", ""))
     name = field or OTHER_NAMES.get(given)
-    if name is None:
-        return error
+    name = name or given
     return InvalidValue(error.message.replace(given, name), **error.metadata | {"field": name})
 
 
@@ -278,32 +262,20 @@ OWN_VALUES = ("messages", "tools", "documents")
 class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[Any, Meta(description="The conversation, oldest message first.")]
-    max_completion_tokens: Annotated[
-        int, Meta(description="Maximum number of tokens to generate; by default as many as the context holds.")
-    ] | None = None  # fmt: skip
-    logprobs: Annotated[bool, Meta(description="Returns the log probability of each token.")] | None = None
-    top_logprobs: Annotated[
-        int, Meta(description="Number of most likely tokens to return at each position, from 0 to 20; needs logprobs.")
-    ] | None = None  # fmt: skip
-    response_format: Annotated[Any, Meta(description="text, json_object or json_schema.")] = None
-    tools: Annotated[Any, Meta(description="Functions that the model may call.")] = None
-    tool_choice: Annotated[Any, Meta(description="none, auto, required, or a function that is to be called.")] = None
-    parallel_tool_calls: (
-        Annotated[bool, Meta(description="Allows several calls at once; true if not given.")] | None
-    ) = None
-    documents: Annotated[Any, Meta(description="vLLM: documents for the chat template.")] = None
-    chat_template_kwargs: Annotated[Any, Meta(description="vLLM: further values for the chat template.")] = None
-    reasoning_effort: (
-        Annotated[str, Meta(description="For the chat template; none turns thoughts off, if it can.")] | None
-    ) = None
-    enable_thinking: Annotated[bool, Meta(description="For the chat template: thoughts before the answer.")] | None = (
-        None
-    )
-    add_generation_prompt: Annotated[bool, Meta(description="vLLM: begins an answer; true if not given.")] | None = None
-    continue_final_message: (
-        Annotated[bool, Meta(description="vLLM: continues the last message instead of beginning another.")] | None
-    ) = None
+    messages: Annotated[Any, says("The conversation, oldest message first.")]
+    max_completion_tokens: Annotated[int, says("By default as many tokens as the context holds.")] | None = None
+    logprobs: Annotated[bool, says("Returns the log probability of each token.")] | None = None
+    top_logprobs: Annotated[int, says("Most likely tokens to return, from 0 to 20; needs logprobs.")] | None = None
+    response_format: Annotated[Any, says("text, json_object or json_schema.")] = None
+    tools: Annotated[Any, says("Functions that the model may call.")] = None
+    tool_choice: Annotated[Any, says("none, auto, required, or a function that is to be called.")] = None
+    parallel_tool_calls: Annotated[bool, says("Allows several calls at once; true if not given.")] | None = None
+    documents: Annotated[Any, says("vLLM: documents for the chat template.")] = None
+    chat_template_kwargs: Annotated[Any, says("vLLM: further values for the chat template.")] = None
+    reasoning_effort: Annotated[str, says("For the chat template; none turns thoughts off, if it can.")] | None = None
+    enable_thinking: Annotated[bool, says("For the chat template: thoughts before the answer.")] | None = None
+    add_generation_prompt: Annotated[bool, says("vLLM: begins an answer; true if not given.")] | None = None
+    continue_final_message: Annotated[bool, says("vLLM: continues the last message.")] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -341,17 +313,18 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: Annotated[Any, Meta(description="A text, token ids, or a list of either; at most 128 prompts.")]
-    echo: Annotated[bool, Meta(description="Returns the prompt before its completion.")] | None = None
-    logprobs: Annotated[
-        int, Meta(ge=0, description="Returns the log probability of each token, and of this many most likely ones.")
-    ] | None = None  # fmt: skip
-    best_of: Annotated[int, Meta(description="Must equal n.")] | None = None
+    prompt: Annotated[Any, says("A text, token ids, or a list of either; at most 128 prompts.")]
+    echo: Annotated[bool, says("Returns the prompt before its completion.")] | None = None
+    logprobs: Annotated[int, says("Also of this many most likely tokens.", ge=0)] | None = None
+    best_of: Annotated[int, says("Must equal n.")] | None = None
+    prompt_logprobs: Annotated[int, says("vLLM: the same of the prompt's tokens.", ge=0)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise InvalidValue.of("best_of", self.best_of, f"{self.n or 1}, which is n, or left out")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidValue.of("prompt_logprobs", self.prompt_logprobs, "left out with stream")
 
     @property
     def token_limit(self) -> int:
@@ -359,65 +332,104 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
 
-class EmbeddingsRequest(Checked, frozen=True, kw_only=True):
-    """POST /v1/embeddings."""
+class ModelFields(Checked, frozen=True, kw_only=True):
+    """The common fields of small requests."""
 
-    model: Annotated[str, Meta(description="Name of a loaded encoder.")]
-    input: Annotated[Any, Meta(description="A text or a list of texts.")]
-    encoding_format: Annotated[
-        Literal["float", "base64"], Meta(description="Numbers, or float32 in little-endian order as base64.")
-    ] | None = None  # fmt: skip
-    dimensions: Annotated[
-        int, Meta(ge=1, description="Keeps only this many first components of each vector, scaled to length 1.")
-    ] | None = None  # fmt: skip
-    user: Annotated[str, Meta(description="Name of the end user, for the server's log.")] | None = None
-    timeout: Annotated[float, Meta(gt=0, description="Seconds after which the request ends with 504.")] | None = None
+    model: Annotated[str, says("Name of a loaded model.")]
+    user: Annotated[str, says("Name of the end user, for the server's log.")] | None = None
+    timeout: Annotated[float, says("Seconds after which the request ends with 504.", gt=0)] | None = None
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """Parse a decoded body; raises as `SamplingFields.read`."""
-        return cls.from_mapping(values)
+        return cls.from_mapping({name: value for name, value in values.items() if value is not None})
 
-    def texts(self) -> tuple[str, ...]:
-        """The texts to embed; raises `InvalidValue` for anything else."""
-        given = (self.input,) if isinstance(self.input, str) else self.input
-        if not isinstance(given, Sequence) or not given or not all(isinstance(text, str) for text in given):
-            shown = "token ids" if isinstance(given, Sequence) and given else given
-            raise InvalidValue.of("input", shown, "a text or a list of texts")
-        return tuple(given)
+
+class EncoderFields(ModelFields, frozen=True, kw_only=True):
+    """The common fields of requests to an encoder."""
+
+    truncate_prompt_tokens: Annotated[
+        int, says("vLLM: the most tokens of a text; -1 as many as fit.", ge=-1)
+    ] | None = None  # fmt: skip
+
+
+class EmbeddingsRequest(EncoderFields, frozen=True, kw_only=True):
+    """POST /v1/embeddings."""
+
+    input: Annotated[Any, says("A text, token ids of the model's own vocabulary, or a list of either.")]
+    encoding_format: Annotated[Literal["float", "base64"], says("As base64: little-endian float32.")] | None = None
+    dimensions: Annotated[int, says("The first components to keep, at length 1.", ge=1)] | None = None
+
+
+class ScoreFields(EncoderFields, frozen=True, kw_only=True):
+    """POST /score: how near in meaning texts are."""
+
+    text_1: Annotated[Any, says("A text, or as many as in text_2.")]
+    text_2: Annotated[Any, says("A text or a list of texts.")]
+
+
+class RerankFields(EncoderFields, frozen=True, kw_only=True):
+    """POST /rerank: documents by how near in meaning they are to a text."""
+
+    query: Annotated[str, says("A text.")]
+    documents: Annotated[tuple[str, ...], says("Texts.", min_length=1)]
+    top_n: Annotated[int, says("Returns only the nearest documents; 0 returns all.", ge=0)] | None = None
+    return_documents: Annotated[bool, says("Returns the documents, too; true if not given.")] = True
+
+
+class TokenizeFields(ModelFields, frozen=True, kw_only=True):
+    """POST /tokenize: a text, or a conversation as in a chat completion."""
+
+    prompt: Annotated[Any, says("A text.")] = None
+    messages: Annotated[Any, says("The conversation, oldest message first.")] = None
+    tools: Annotated[Any, says("Functions that the model may call.")] = None
+    chat_template_kwargs: Annotated[Any, says("Further values for the chat template.")] = None
+    add_generation_prompt: Annotated[bool, says("Begins an answer; true if not given.")] | None = None
+    continue_final_message: Annotated[bool, says("Continues the last message.")] | None = None
+    add_special_tokens: Annotated[bool, says("True with prompt, else false.")] | None = None
+    return_token_strs: Annotated[bool, says("Returns the tokens as texts, too.")] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidValue.of("prompt", "given" if self.prompt else None, "one of prompt and messages")
+        if self.add_special_tokens not in {None, self.messages is None}:
+            raise InvalidValue.of("add_special_tokens", self.add_special_tokens, "true with prompt, else false")
+
+
+class DetokenizeFields(ModelFields, frozen=True, kw_only=True):
+    """POST /detokenize: token ids."""
+
+    tokens: Annotated[tuple[int, ...], says("Token ids.")]
 
 
 class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/responses. Conversations are kept in memory, so that a request may go on with one by its id."""
 
-    input: Annotated[Any, Meta(description="A text, or a list of messages, function calls and their outputs.")]
-    instructions: Annotated[str, Meta(description="A system message before the input.")] | None = None
-    max_output_tokens: Annotated[int, Meta(description="Maximum number of tokens to generate.")] | None = None
-    text: Annotated[Any, Meta(description="The format of the text: text, json_object or json_schema.")] = None
-    tools: Annotated[Any, Meta(description="Functions that the model may call.")] = None
-    tool_choice: Annotated[Any, Meta(description="none, auto, required, or a function that is to be called.")] = None
-    parallel_tool_calls: (
-        Annotated[bool, Meta(description="Allows several calls at once; true if not given.")] | None
-    ) = None
+    input: Annotated[Any, says("A text, or a list of messages, function calls and their outputs.")]
+    instructions: Annotated[str, says("A system message before the input.")] | None = None
+    max_output_tokens: Annotated[int, says("Maximum number of tokens to generate.")] | None = None
+    text: Annotated[Any, says("The format of the text: text, json_object or json_schema.")] = None
+    tools: Annotated[Any, says("Functions that the model may call.")] = None
+    tool_choice: Annotated[Any, says("none, auto, required, or a function that is to be called.")] = None
+    parallel_tool_calls: Annotated[bool, says("Allows several calls at once; true if not given.")] | None = None
     include: Annotated[
         tuple[Literal["message.output_text.logprobs", "reasoning.encrypted_content"], ...],
-        Meta(description="Additional data to return; thoughts are always returned, unencrypted."),
+        says("Thoughts are always returned."),
     ] | None = None  # fmt: skip
-    previous_response_id: Annotated[str, Meta(description="The response whose conversation goes on.")] | None = None
-    store: Annotated[bool, Meta(description="Keeps the conversation for later requests; true if not given.")] | None = (
-        None
-    )
-    metadata: Annotated[Any, Meta(description="Returned as it is.")] = None
-    reasoning: Annotated[Any, Meta(description="The effort, for the chat template.")] = None
-    chat_template_kwargs: Annotated[Any, Meta(description="vLLM: further values for the chat template.")] = None
-    top_logprobs: (
-        Annotated[int, Meta(description="Number of most likely tokens to return at each position.")] | None
-    ) = None
+    previous_response_id: Annotated[str, says("The response whose conversation goes on.")] | None = None
+    store: Annotated[bool, says("Keeps the conversation for later requests; true if not given.")] | None = None
+    metadata: Annotated[Any, says("Returned as it is.")] = None
+    reasoning: Annotated[Any, says("The effort, for the chat template.")] = None
+    chat_template_kwargs: Annotated[Any, says("vLLM: further values for the chat template.")] = None
+    top_logprobs: Annotated[int, says("Number of most likely tokens to return at each position.")] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n not in {None, 1}:
             raise InvalidValue.of("n", self.n, "1, as a response has one completion")
+        if self.max_tokens is not None:
+            raise InvalidValue.of("max_tokens", self.max_tokens, "left out; use max_output_tokens instead")
         if not isinstance(self.metadata, dict | None):
             raise InvalidValue.of("metadata", self.metadata, "an object")
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_schema import FinishReason, Usage
-from attn_schema.sampling import ResolvedSamplingParams
+from attn_schema import Usage
 
 from attn_openai.caller import HttpCaller
-from attn_openai.chat import ChatTask, ChoiceState, choices_of, logprobs_of
+from attn_openai.chat import ChatAnswer, logprobs_of
 from attn_openai.messages import require_known
-from attn_openai.requests import SAME_NAMES, ChatCompletionRequest, ResponseRequest
+from attn_openai.requests import SAME_NAMES, ResponseRequest
+from attn_openai.streams import Events, NamedEvents
+from attn_openai.translation import Translation
 
 COPIED = (
     *SAME_NAMES, "model", "stop", "seed", "logit_bias", "user", "timeout", "min_tokens",
@@ -33,76 +32,63 @@ ITEM_FIELDS = {
 """The fields of each type of input item; those of `IGNORED` may be there, too."""
 
 
-def as_chat(request: ResponseRequest, messages: list[Any]) -> ChatCompletionRequest:
-    """Convert to the chat completion request of these messages; raises `InvalidValue`."""
-    if request.max_tokens is not None:
-        raise InvalidValue.of("max_tokens", request.max_tokens, "left out; use max_output_tokens instead")
-    text = request.text if request.text is not None else {}
-    if not isinstance(text, dict) or text.keys() - {"format", "verbosity"}:
-        raise InvalidValue.of("text", text, "an object with format")
-    if text.get("verbosity") not in (None, "medium"):
-        raise InvalidValue.of("text.verbosity", text["verbosity"], "medium")
-    reasoning = request.reasoning if request.reasoning is not None else {}
-    if not isinstance(reasoning, dict) or reasoning.keys() - {"effort", "summary", "generate_summary"}:
-        raise InvalidValue.of(
-            "reasoning", reasoning, "an object with effort; a summary is not made, but the whole text"
-        )
-    system = [{"role": "system", "content": request.instructions}] if request.instructions is not None else []
-    return ChatCompletionRequest(
-        messages=[*system, *messages],
-        max_completion_tokens=request.max_output_tokens,
-        response_format=text.get("format"),
-        logprobs=request.wants_logprobs,
-        top_logprobs=request.top_logprobs,
-        reasoning_effort=reasoning.get("effort"),
-        **{name: getattr(request, name) for name in COPIED},
-    )
+WORDS = {
+    r"^(max_completion_tokens|max_tokens|max_new_tokens)$": "max_output_tokens",
+    r"^response_format(\.json_schema)?": "text.format",
+    r"^reasoning_effort$": "reasoning.effort",
+    r"^(tools\[\d+\])\.function": r"\1",
+    r"\.tool_call_id$": ".call_id",
+    r"^(input\[\d+\])\.function\.": r"\1.",
+}
+"""Patterns of the fields of a chat completion, and their names here."""
 
 
-def messages_of(items: Any) -> list[Any]:
-    """The messages of `input`; thoughts and calls that follow one another become one message. Raises `InvalidValue`."""
+def read_input(said: Translation, items: Any) -> None:
+    """Add the messages of `input`; thoughts and calls that follow one another become one message.
+
+    Raises `InvalidValue`.
+    """
     if isinstance(items, str):
-        return [{"role": "user", "content": items}]
+        said.say("input", "user", items)
+        return
     if not isinstance(items, list) or not items:
         raise InvalidValue.of("input", items, "a text, or a list of items")
-    messages: list[Any] = []
-    for place, item in enumerate(items):
-        kind = item.get("type", "message") if isinstance(item, dict) else None
+    for number, item in enumerate(items):
+        kind, place = item.get("type", "message") if isinstance(item, dict) else None, f"input[{number}]"
         if not isinstance(kind, str) or kind not in ITEM_FIELDS:
-            raise InvalidValue.of(f"input[{place}].type", kind, ", ".join(ITEM_FIELDS))
-        require_known(item, f"input[{place}]", ITEM_FIELDS[kind])
+            raise InvalidValue.of(f"{place}.type", kind, ", ".join(ITEM_FIELDS))
+        require_known(item, place, ITEM_FIELDS[kind])
         if kind == "message":
-            message = {name: item[name] for name in ("role", "content") if name in item}
-            if message.get("role") == "assistant" and _open(messages):
-                messages[-1] |= message
+            if item.get("role") == "assistant" and _only_thinks(said.messages):
+                said.messages[-1]["content"] = item.get("content")
             else:
-                messages.append(message)
+                said.say(place, item.get("role"), item.get("content"))
         elif kind == "function_call_output":
             output = item.get("output")
             text = output if isinstance(output, str | list) else json.dumps(output)
-            messages.append({"role": "tool", "content": text, "tool_call_id": item.get("call_id")})
+            said.say(place, "tool", text, tool_call_id=item.get("call_id"))
         else:
-            if not messages or messages[-1].get("role") != "assistant" or (kind == "reasoning" and not _open(messages)):
-                messages.append({"role": "assistant", "content": None})
-            _extend(messages[-1], item, f"input[{place}]")
-    return messages
+            _extend(said, item, place)
 
 
-def _open(messages: list[Any]) -> bool:
+def _only_thinks(messages: list[Any]) -> bool:
     """Whether the last message has only a thought so far."""
     return bool(messages) and messages[-1].keys() == {"role", "content", "reasoning_content"}
 
 
-def _extend(message: dict[str, Any], item: dict[str, Any], place: str) -> None:
-    """Add a thought or a call to a message."""
-    if item["type"] == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        message.setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
+def _extend(said: Translation, item: dict[str, Any], place: str) -> None:
+    """Add a thought or a call to the last message, or to a new one."""
+    thinks = item["type"] == "reasoning"
+    said_by = said.messages[-1]["role"] if said.messages else None
+    if said_by != "assistant" or (thinks and not _only_thinks(said.messages)):
+        said.say(place, "assistant", None)
+    if not thinks:
+        said.call(place, item.get("call_id"), item.get("name"), item.get("arguments"))
         return
     parts = item.get("content") or item.get("summary") or []
     if not isinstance(parts, list) or not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
         raise InvalidValue.of(f"{place}.content", parts, "a list of parts with a text")
-    message["reasoning_content"] = "".join(part["text"] for part in parts)
+    said.think("".join(part["text"] for part in parts))
 
 
 def _usage(usage: Usage, thought_tokens: int) -> dict[str, Any]:
@@ -119,26 +105,54 @@ def _new_id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
 
 
-@dataclass
-class ResponseState:
-    """A response during generation, which produces the events of its stream."""
+class ResponseAnswer(ChatAnswer):
+    """POST /v1/responses."""
 
-    request: ResponseRequest
-    id: str
-    sampling: ResolvedSamplingParams
-    thought_tokens: int = 0
-    created: int = field(default_factory=lambda: int(time.time()))
-    output: list[dict[str, Any]] = field(default_factory=list)
-    _events: int = 0
+    stream = NamedEvents
+    words = WORDS
+
+    def __init__(self, request: ResponseRequest, caller: HttpCaller) -> None:
+        super().__init__(request, caller)
+        self.id = f"resp_{caller.answer_id}"
+        self.output: list[dict[str, Any]] = []
+        self._events = 0
+        self._ended: dict[str, Any] = {}
+
+    def translated(self) -> dict[str, Any]:
+        """See `ChatAnswer.translated`."""
+        request, said = self.request, self.said
+        text = request.text if request.text is not None else {}
+        if not isinstance(text, dict) or text.keys() - {"format", "verbosity"}:
+            raise InvalidValue.of("text", text, "an object with format")
+        if text.get("verbosity") not in (None, "medium"):
+            raise InvalidValue.of("text.verbosity", text["verbosity"], "medium")
+        reasoning = request.reasoning if request.reasoning is not None else {}
+        if not isinstance(reasoning, dict) or reasoning.keys() - {"effort", "summary", "generate_summary"}:
+            allowed = "an object with effort; a summary is not made, but the whole text"
+            raise InvalidValue.of("reasoning", reasoning, allowed)
+        if request.instructions is not None:
+            said.say("instructions", "system", request.instructions)
+        if request.previous_response_id is not None:
+            for message in self.recalled(request.previous_response_id)[1]:
+                said.say("previous_response_id", **message)
+        read_input(said, request.input)
+        return dict(
+            max_completion_tokens=request.max_output_tokens,
+            response_format=text.get("format"),
+            logprobs=request.wants_logprobs,
+            top_logprobs=request.top_logprobs,
+            reasoning_effort=reasoning.get("effort"),
+            **{name: getattr(request, name) for name in COPIED},
+        )
 
     def event(self, kind: str, **facts: Any) -> dict[str, Any]:
         """The next event of the stream."""
         self._events += 1
         return {"type": kind, "sequence_number": self._events - 1, **facts}
 
-    def shown(self, status: str, usage: Usage | None = None, *, incomplete: bool = False) -> dict[str, Any]:
+    def shown(self, status: str) -> dict[str, Any]:
         """The response as a JSON object."""
-        request = self.request
+        request, incomplete = self.request, status == "incomplete"
         return {
             "id": self.id,
             "object": "response",
@@ -155,14 +169,14 @@ class ResponseState:
             "previous_response_id": request.previous_response_id,
             "reasoning": {"effort": None, "summary": None} | (request.reasoning or {}),
             "store": request.store is not False,
-            "temperature": self.sampling.temperature,
+            "temperature": self.task.sampling.temperature,
             "text": request.text or {"format": {"type": "text"}},
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
-            "top_p": self.sampling.top_p,
+            "top_p": self.task.sampling.top_p,
             "truncation": "disabled",
-            "usage": None if usage is None else _usage(usage, self.thought_tokens),
+            "usage": None if status == "in_progress" else _usage(self.usage, self.choice.thought_tokens),
         }
 
     def message_delta(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -231,58 +245,41 @@ class ResponseState:
     def _place(self) -> dict[str, Any]:
         return {"item_id": self.output[-1]["id"], "output_index": self._last}
 
+    def _added(self, parts: list[Any], tokens: Any) -> Iterator[dict[str, Any]]:
+        """Add deltas of a message; yields the events."""
+        logprobs = logprobs_of(tokens) if self.request.wants_logprobs else []
+        for part in parts:
+            if "reasoning_content" in part:
+                yield from self.thought_delta(part["reasoning_content"])
+            if "content" in part:
+                yield from self.message_delta(part["content"], logprobs)
+                logprobs = []
+            for call in part.get("tool_calls", ()):
+                yield from self.call_delta(call)
+        if not parts and logprobs and self.output and self.output[-1]["type"] == "message" and not self.choice.calls:
+            yield from self.message_delta("", logprobs)
 
-def _deltas(response: ResponseState, state: ChoiceState, parts: list[Any], tokens: Any) -> Iterator[dict[str, Any]]:
-    logprobs = logprobs_of(tokens) if response.request.wants_logprobs else []
-    for part in parts:
-        if "reasoning_content" in part:
-            yield from response.thought_delta(part["reasoning_content"])
-        if "content" in part:
-            yield from response.message_delta(part["content"], logprobs)
-            logprobs = []
-        for call in part.get("tool_calls", ()):
-            yield from response.call_delta(call)
-    if not parts and logprobs and response.output and response.output[-1]["type"] == "message" and not state.calls:
-        yield from response.message_delta("", logprobs)
-
-
-async def stream_response(request: ResponseRequest, caller: HttpCaller) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the events of a response."""
-    messages = messages_of(request.input)
-    if request.previous_response_id is not None:
-        messages = [*caller.answers.get(caller.owner, request.previous_response_id), *messages]
-    task = await ChatTask.of(as_chat(request, messages), caller)
-    response = ResponseState(request, f"resp_{caller.answer_id}", task.sampling)
-    (state,), usage, reason = choices_of(task), Usage(), None
-    async with aclosing(task.deltas(caller)) as deltas:
-        started = False
-        async for delta in deltas:
-            if not started:
-                started = True
-                yield response.event("response.created", response=response.shown("in_progress"))
-                yield response.event("response.in_progress", response=response.shown("in_progress"))
-            usage, reason = delta.usage or usage, delta.finish_reason or reason
-            for event in _deltas(response, state, state.take(delta), delta.tokens):
+    async def events(self) -> Events:
+        """Yield the events of a response."""
+        await self.begin()
+        async with aclosing(self.steps()) as steps:
+            async for _, parts, delta in steps:
+                if not self._events:
+                    for kind in ("response.created", "response.in_progress"):
+                        yield self.event(kind, response=self.shown("in_progress"))
+                for event in self._added(parts, delta.tokens):
+                    yield event
+        if not self.output:
+            for event in self.message_delta("", []):
                 yield event
-    incomplete = reason is FinishReason.LENGTH or state.finish_reason == "length"
-    response.thought_tokens = state.thought_tokens
-    if not response.output:
-        for event in response.message_delta("", []):
+        status = "incomplete" if self.choice.finish_reason == "length" else "completed"
+        for event in self.close(status):
             yield event
-    status = "incomplete" if incomplete else "completed"
-    for event in response.close(status):
-        yield event
-    if request.store is not False:
-        caller.answers.put(caller.owner, response.id, [*messages, state.message()])
-    whole = response.shown(status, usage, incomplete=incomplete)
-    yield response.event(f"response.{status}", response=whole)
+        if self.request.store is not False:
+            self.keep(self.id, {})
+        self._ended = self.shown(status)
+        yield self.event(f"response.{status}", response=self._ended)
 
-
-async def respond(request: ResponseRequest, caller: HttpCaller) -> dict[str, Any]:
-    """Return the whole response."""
-    last: dict[str, Any] = {}
-    async with aclosing(stream_response(request, caller)) as events:
-        async for event in events:
-            last = event
-    found: dict[str, Any] = last["response"]
-    return found
+    def whole(self) -> dict[str, Any]:
+        """The whole response."""
+        return self._ended

@@ -77,6 +77,8 @@ class ChatTemplate:
     text_arguments: bool = False
     ids: Ids = "given"
     marks: tuple[tuple[str, int], ...] = ()
+    unspelled: str = ""
+    """Why nothing of this is known: what the vocabulary cannot spell of the conversations that were tried."""
 
     def messages(self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]] = ()) -> tuple[ChatMessage, ...]:
         """The messages in the forms that the template takes; `tools` are described here if it does not."""
@@ -230,8 +232,10 @@ TRIED_TOOLS = [
 
 async def inspect(render: Render) -> ChatTemplate:
     """Find the forms of the template by which `render` renders; a form that it refuses is not one of them."""
-    found = await _calls(render)
-    thoughts = await _thoughts(render)
+    try:
+        found, thoughts = await _calls(render), await _thoughts(render)
+    except InvalidValue as error:
+        return ChatTemplate(unspelled=error.message)
     found = replace(found, thoughts=thoughts)
     texts = [*found.calls.pieces(), *_pieces(thoughts)]
     marks = sorted({mark for text in texts for mark in MARK.findall(text)})
@@ -256,7 +260,9 @@ async def _rendered(render: Render, messages: Sequence[ChatMessage], *, tools: b
     kwargs = _json({"tools": TRIED_TOOLS}) if tools else ""
     try:
         return (await render(Prompt(chat=tuple(messages), chat_template_kwargs=kwargs))).text
-    except UserError:
+    except UserError as error:
+        if str(error.metadata.get("field")).startswith("text"):  # which the vocabulary cannot spell
+            raise
         return ""
 
 

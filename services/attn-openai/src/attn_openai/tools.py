@@ -10,7 +10,7 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import Any
 
-from attn_core.errors import InvalidValue, UnknownName
+from attn_core.errors import InvalidValue, UnknownName, UserError
 from attn_schema import StructuredOutput
 from attn_schema.sampling import MAX_GRAMMAR_CHARACTERS
 
@@ -18,6 +18,7 @@ from attn_openai.call_formats import VARIABLE
 from attn_openai.messages import require_known
 from attn_openai.notations import Rules, lark_regex
 from attn_openai.output_reader import OutputReader
+from attn_openai.requests import renamed
 from attn_openai.schemas import COMPACT, schema_of, written
 from attn_openai.templates import ChatTemplate
 
@@ -161,6 +162,10 @@ def _names(given: Any) -> list[str]:
     return names
 
 
+SCHEMA_ERROR = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: (.*)")
+"""What the engine says of a schema in a grammar: the line, and what is wrong."""
+
+
 class OutputGrammar:
     """The Lark grammar of one completion: a thought, if the model writes one, then an answer, or calls.
 
@@ -182,6 +187,21 @@ class OutputGrammar:
             allowed = f"schemas of at most {MAX_GRAMMAR_CHARACTERS} characters together"
             raise InvalidValue.of("tools", f"{len(lark)} characters of schemas", allowed)
         return StructuredOutput(lark=lark)
+
+    def explained(self, error: UserError) -> UserError:
+        """An error of the grammar as one of the field of the request whose schema cannot be followed."""
+        found = SCHEMA_ERROR.search(error.message)
+        if error.metadata.get("field") != "structured_output":
+            return error
+        if found is None:
+            return renamed(error, "response_format" if self._tools.choice is Choice.NONE else "tools")
+        line, field = int(found[1]), "response_format.json_schema.schema"
+        # The rules of a function's arguments follow those of the one before; the schema of the answer is in line 1.
+        for function in self._tools.callable if line > 1 else ():
+            if line <= int(self._arguments[function.name][1:]) + 2:
+                field = f"tools[{self._tools.functions.index(function)}].function.parameters"
+                break
+        return InvalidValue(f"{field}: the schema cannot be followed strictly: {found[2]}", field=field)
 
     def _thought(self) -> str:
         form = self._template.thoughts

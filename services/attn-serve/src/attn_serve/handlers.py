@@ -101,8 +101,10 @@ class InferenceHandlers:
     async def embed(self, request: EmbedRequest, call: Call) -> Embeddings:
         """Return the embeddings of texts."""
         engine = self._serving(request.model, call).engine
-        call.charge.reserve(sum(estimated_tokens(Prompt(text=text)) for text in request.texts))
-        found = await engine.embed(EmbedTask(texts=request.texts, timeout=call.remaining()))
+        ids = tuple(text.ids for text in request.token_ids)
+        texts: tuple[str | tuple[int, ...], ...] = request.texts or ids
+        call.charge.reserve(sum(estimated_tokens(Prompt.of(text)) for text in texts))
+        found = await engine.embed(EmbedTask(texts=texts, timeout=call.remaining(), max_tokens=request.max_tokens))
         call.charge.prompt_tokens = found.usage.prompt_tokens
         return found
 

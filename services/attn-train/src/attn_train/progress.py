@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
-from attn_train.trainer import NullReporter
+from attn_train.records import NullReporter
 
 WIDTH = 30
 """The length of the bar, in characters."""

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from pathlib import Path
 
@@ -158,7 +158,7 @@ class Embedding:
     def __init__(self, encoder: SentenceEncoder, task: EmbedTask) -> None:
         self.answer: Future[Embeddings] = Future()
         self._end = None if task.timeout is None else time.monotonic() + task.timeout
-        self._work: TextBatches | None = TextBatches(encoder, task.texts)
+        self._work: TextBatches | None = TextBatches(encoder, task)
         self.answer.add_done_callback(self._free)
 
     def step(self) -> int:
@@ -199,10 +199,10 @@ class Embedding:
 class TextBatches:
     """The texts of a call and the vectors that have been computed so far."""
 
-    def __init__(self, encoder: SentenceEncoder, texts: Sequence[str]) -> None:
+    def __init__(self, encoder: SentenceEncoder, task: EmbedTask) -> None:
         self.device: torch.device = encoder.device
         self._encoder = encoder
-        self._texts = texts
+        self._task = task
         self._ids: list[list[int]] = []
         self._batches: Iterator[tuple[list[int], torch.Tensor]] | None = None
         self._vectors = torch.empty(0)
@@ -210,7 +210,7 @@ class TextBatches:
     def step(self) -> int | None:
         """Compute the next batch; returns its number of tokens, or None if all texts have been computed."""
         if self._batches is None:
-            self._ids = self._encoder.read(self._texts)
+            self._ids = self._encoder.read(self._task.texts, self._task.max_tokens)
             self._vectors = torch.empty(len(self._ids), self._encoder.size)
             self._batches = self._encoder.batches(self._ids)
         batch = next(self._batches, None)

@@ -132,6 +132,7 @@ class EngineHost(ModelHost):
             prompt_embeddings=None if self._images is None else self._images.embeddings(prompt),
             encoder_token_ids=self._tokenizer.encoder_ids(task.prompt),
             params=params,
+            bad_words=self._tokenizer.words(task.params),
             deadline=None if task.timeout is None else time.monotonic() + task.timeout,
             scope=task.tenant,
             tenant=task.tenant,

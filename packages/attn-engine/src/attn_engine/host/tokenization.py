@@ -10,7 +10,7 @@ from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
 from attn_models.vision_language.prompts import ImagePrompt, ImagePrompts
-from attn_schema import ChatMessage, Prompt, Token, Tokenization
+from attn_schema import ChatMessage, Prompt, SamplingParams, ScoringParams, Token, Tokenization
 
 from attn_engine.detokenizer import token_text
 
@@ -91,7 +91,8 @@ class PromptTokenizer:
         unknown = self._unknown(prompt.text, ids)
         if prompt.encoder_prompt is not None and prompt.encoder_prompt.text:
             unknown += self._unknown(prompt.encoder_prompt.text, self.encoder_ids(prompt) or ())
-        tokens = tuple(Token(id=i, text=self._text(i)) for i in ids)
+        spelled = [(i, *self._text(i)) for i in ids]
+        tokens = tuple(Token(id=i, text=said, raw=raw) for i, said, raw in spelled)
         return Tokenization(tokens=tokens, text=text, unknown=tuple(dict.fromkeys(unknown)))
 
     def _rendered(self, prompt: Prompt, chat: Sequence[ChatMessage]) -> str:
@@ -105,9 +106,15 @@ class PromptTokenizer:
         """The pieces of a text that the vocabulary cannot spell; only looked up if its `ids` have the unknown token."""
         return self._tokenizer.unknown(text) if text and self._tokenizer.unk_id in ids else ()
 
+    def words(self, params: SamplingParams | ScoringParams) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each of `bad_words`, at the beginning of a text and after a space."""
+        given = params.bad_words if isinstance(params, SamplingParams) else ()
+        spelled = [word for text in given for word in (text, f" {text.lstrip()}")]
+        return tuple({tuple(self._tokenizer.encode(word, add_special=False)) for word in spelled} - {()})
+
     def text(self, token: int) -> str:
         """The text of a token decoded by itself; U+FFFD for part of a character."""
-        return self._text(token)
+        return self._text(token)[0]
 
     def _messages(self, prompt: Prompt) -> list[dict[str, Any]]:
         if not prompt.chat:

@@ -32,7 +32,10 @@ from transformers.masking_utils import eager_mask
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from attn_models.adapters.registry import ADVICE
+from attn_models.adapters.state_dict import stored_type
+from attn_models.quantization.quantize import prepack_model, quantize_model
 from attn_models.tokenizers.vocabulary import LibraryErrors
+from attn_models.weights import CheckpointFolder
 
 NAME = "attn_step"
 """The name under which transformers knows `attention`."""
@@ -292,7 +295,8 @@ class TransformersModel(nn.Module):
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
         """Attention weights [heads, query, key] by layer of one sequence [tokens]."""
-        token = MAPS.set(maps := [])
+        maps: list[Tensor] = []
+        token = MAPS.set(maps)
         try:
             self(tokens[None])
         finally:
@@ -327,7 +331,7 @@ def require_same_logits(model: TransformersModel) -> None:
         batch = RaggedBatch.of(lengths, contexts, lambda numbers: torch.tensor(numbers, device=device))
         new = [text[at : at + n] for text, at, n in zip(texts, contexts, lengths, strict=True)]
         found = model.logits(model.step(torch.cat(new), batch, store.view(batch, [0, 1])))
-        steps.append(found.split(lengths))
+        steps.append(torch.split(found, list(lengths)))
         contexts = [at + n for at, n in zip(contexts, lengths, strict=True)]
     bound = 4000 * torch.finfo(dtype).eps if dtype == torch.float32 else 0.1
     for text, parts in zip(texts, zip(*steps, strict=True), strict=True):
@@ -344,7 +348,7 @@ def class_of(folder: Path) -> tuple[Any, Any]:
     """
     with LibraryErrors(lambda said: CheckpointInvalid.of(folder / "config.json", f"transformers says: {said}")):
         made = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    found = MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
     return (made if found.config_class is type(made) else made.get_text_config()), found
 
 
@@ -400,3 +404,30 @@ def load_causal(
         with LibraryErrors(lambda said: Incompatible(f"{found.__name__} cannot be stepped: {said}")):
             require_same_logits(model)
     return model
+
+
+UNFUSED = (None, "none", "auto", "float32", "bfloat16", "int8")
+"""Quantizations of models that transformers builds: each linear layer by itself, the unembedding like the others."""
+
+
+def load_through_transformers(
+    checkpoint: CheckpointFolder, dtype: str, quantization: str | None, prepare: Callable[[Any], object] | None
+) -> tuple[Any, int]:
+    """The model of a family that only transformers knows, and its number of parameters; raises as `load_causal`."""
+    if quantization not in UNFUSED:
+        allowed = ", ".join(filter(None, UNFUSED))
+        raise Incompatible(f"quantization {quantization!r}: a model that transformers builds takes {allowed}")
+    device, counts = torch.device(checkpoint.tensors.device), []
+    packs = quantization == "auto" and dtype == "float32" and device.type == "cpu"
+    read_as = stored_type(checkpoint) if packs else getattr(torch, dtype)
+
+    def pack(model: Any) -> None:
+        counts.append(sum(parameter.numel() for parameter in model.parameters()))
+        if prepare is not None:
+            prepare(model)
+        if packs:
+            prepack_model(model, read_as)
+        elif quantization not in (None, "none", "auto"):
+            quantize_model(model, quantization, getattr(torch, dtype))
+
+    return load_causal(checkpoint.path, checkpoint.config, read_as, device, pack), counts[0]

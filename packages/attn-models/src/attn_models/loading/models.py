@@ -80,10 +80,11 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
 def described_model(checkpoint: CheckpointFolder) -> tuple[Any, Layout, Callable[[], Any]]:
     """The model that the config of a folder describes, without memory, the layout of its tensors, and a function that
     builds another; raises the errors of `load_model` for the config."""
-    kind, config = checkpoint.config.get("model_type"), None
+    kind = checkpoint.config.get("model_type")
+    layout: Layout = NativeAdapter()
     if kind in LAYOUTS:
         family, config = _family_and_config(checkpoint)
-        build, layout = family.build, NativeAdapter()
+        build = family.build
     else:
         adapter = decoder_adapter(kind, checkpoint.config.get("requires"))
         config = _configured(checkpoint, adapter)
@@ -271,7 +272,9 @@ def load_model(
     require_quantization(quantization, place.type)
     checkpoint = read_folder(folder_at(folder), verify=verify, device=place)
     if through_transformers(checkpoint.config):
-        return _loaded(checkpoint, *_transformers_model(checkpoint, name, quantization, prepare))
+        from attn_models.hf.causal import load_through_transformers
+
+        return _loaded(checkpoint, *load_through_transformers(checkpoint, name, quantization, prepare))
     in_blocks = prepare is None and _stays_in_blocks(quantization, name, place)
     checkpoint = with_plain_weights(checkpoint, in_blocks=in_blocks)
     joined = quantization == "auto" and place.type == "cuda"
@@ -310,35 +313,6 @@ def _loaded(checkpoint: CheckpointFolder, model: Any, count: int) -> LoadedModel
         parameters=count,
         device=torch.device(checkpoint.tensors.device),
     )
-
-
-UNFUSED = (None, "none", "auto", "float32", "bfloat16", "int8")
-"""Quantizations of models that transformers builds: each linear layer by itself, the unembedding like the others."""
-
-
-def _transformers_model(
-    checkpoint: CheckpointFolder, dtype: str, quantization: str | None, prepare: Callable[[Any], object] | None
-) -> tuple[Any, int]:
-    """The model of a family that only transformers knows, and its number of parameters; raises as `load_causal`."""
-    from attn_models.hf.causal import load_causal
-
-    if quantization not in UNFUSED:
-        allowed = ", ".join(filter(None, UNFUSED))
-        raise Incompatible(f"quantization {quantization!r}: a model that transformers builds takes {allowed}")
-    device, counts = torch.device(checkpoint.tensors.device), []
-    packs = quantization == "auto" and dtype == "float32" and device.type == "cpu"
-    read_as = stored_type(checkpoint) if packs else getattr(torch, dtype)
-
-    def pack(model: Any) -> None:
-        counts.append(sum(parameter.numel() for parameter in model.parameters()))
-        if prepare is not None:
-            prepare(model)
-        if packs:
-            prepack_model(model, read_as)
-        elif quantization not in (None, "none", "auto"):
-            quantize_model(model, quantization, getattr(torch, dtype))
-
-    return load_causal(checkpoint.path, checkpoint.config, read_as, device, pack), counts[0]
 
 
 def _stays_in_blocks(quantization: str | None, dtype: str, place: torch.device) -> bool:

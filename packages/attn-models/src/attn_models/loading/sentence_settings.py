@@ -40,10 +40,10 @@ class SentenceSettings:
     lower: bool = False
     truncate_dim: int | None = None
 
-    def read(self, tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-        """The token ids of each text."""
+    def read(self, tokenizer: Tokenizer, texts: list[str], max_tokens: int | None = None) -> list[list[int]]:
+        """The token ids of each text, cut to `max_tokens` if that is less than the folder's own limit."""
         given = [(self.prompt + text).lower() if self.lower else self.prompt + text for text in texts]
-        ids, limit = tokenizer.encode_batch(given), self.limit
+        ids, limit = tokenizer.encode_batch(given), min(filter(None, (self.limit, max_tokens)), default=None)
         if limit is None:
             return ids
         return [

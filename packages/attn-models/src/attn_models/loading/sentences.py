@@ -64,17 +64,21 @@ class SentenceEncoder:
         rows = {place: row for places, found in self.batches(ids) for place, row in zip(places, found, strict=True)}
         return torch.stack([rows[place] for place in range(len(ids))])
 
-    def read(self, texts: Sequence[str]) -> list[list[int]]:
+    def read(self, texts: Sequence[str | Sequence[int]], max_tokens: int | None = None) -> list[list[int]]:
         """The token ids of each text: behind the prompt, and cut to the longest text, that the folder's
-        sentence-transformers files name.
+        sentence-transformers files name, and to `max_tokens`. A text of token ids is used as it is, but for this cut.
 
-        Raises `InvalidValue` if `texts` is empty, and, with the index of the text, for one that has no tokens or more
-        than fit into the context.
+        Raises `InvalidValue` if `texts` is empty, and, with the index of the text, for one that has no tokens, more
+        than fit into the context, or ids that the vocabulary does not have.
         """
         if isinstance(texts, str) or not texts:
             raise InvalidValue.of("texts", texts, "at least one text, in a list")
-        ids = self.settings.read(self.tokenizer, list(texts))
-        for place, tokens in enumerate(ids):
+        read = iter(self.settings.read(self.tokenizer, [text for text in texts if isinstance(text, str)], max_tokens))
+        ids = [next(read) if isinstance(text, str) else list(text[:max_tokens]) for text in texts]
+        size = self.model.config.vocab_size
+        for place, (text, tokens) in enumerate(zip(texts, ids, strict=True)):
+            if not isinstance(text, str) and not all(0 <= token < size for token in tokens):
+                raise InvalidValue.of(f"texts[{place}]", "other token ids", f"ids from 0 to {size - 1}")
             if not self._skipped < len(tokens) <= self.model.max_seq_len:
                 allowed = f"{self._skipped + 1} to {self.model.max_seq_len} tokens"
                 raise InvalidValue.of(f"texts[{place}]", f"a text of {len(tokens)} tokens", allowed)

@@ -10,13 +10,10 @@ from attn_models.adapters.base import listed_layer_types, required_count
 from attn_models.adapters.family import GROUPED, LLAMA_NAMES, QKV, BlockNames, FamilyAdapter
 from attn_models.attention import layer_attentions
 
-from attn_recurrent.minimax.config import LIGHTNING, MiniMaxConfig
+from attn_recurrent.minimax.config import FACTORS, LIGHTNING, MiniMaxConfig
 
 FULL, LINEAR = "full_attention", "linear_attention"
 MATRICES = {"gate": "w1", "up": "w3", "down": "w2"}
-FACTORS = tuple(
-    f"{part}_{factor}_factor" for part in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")
-)
 EXPERTS = {
     "num_experts": "num_local_experts",
     "num_experts_per_tok": "num_experts_per_tok",

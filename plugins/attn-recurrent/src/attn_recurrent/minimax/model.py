@@ -10,7 +10,7 @@ from attn_models.decoder.block import Block, attended_documents, given
 from attn_models.decoder.decoder import Decoder
 from torch import Tensor
 
-from attn_recurrent.minimax.config import LIGHTNING, MiniMaxConfig
+from attn_recurrent.minimax.config import MiniMaxConfig
 
 
 class MiniMaxBlock(Block):
@@ -18,9 +18,7 @@ class MiniMaxBlock(Block):
 
     def __init__(self, config: MiniMaxConfig, attention: LayerAttention, *, sparse: bool = False) -> None:
         super().__init__(config, attention, sparse=sparse)
-        linear = config.linear_attn_alpha_factor, config.linear_attn_beta_factor
-        full = config.full_attn_alpha_factor, config.full_attn_beta_factor
-        self.alpha, self.beta = linear if attention.full_name == LIGHTNING else full
+        self.alpha, self.beta = config.attention_factors(attention.full_name)
         self.fed_alpha, self.fed_beta = config.mlp_alpha_factor, config.mlp_beta_factor
 
     def forward(self, hidden: Tensor, shared_kv: Fields | None = None, lengths: Tensor | None = None) -> Tensor:
