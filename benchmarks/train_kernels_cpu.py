@@ -194,7 +194,7 @@ def main() -> None:
     keep_freed_memory()
     known = RECIPES[args.recipe]
     sizes = Sizes(known.layers, known.width, known.context, args.batch or known.batch)
-    text = tokenize(read_text(pull_shakespeare(home_folder())), validation=0.1)
+    text = tokenize(read_text([pull_shakespeare(home_folder())]), validation=0.1)
     said = {"benchmark": "train_kernels_cpu", "recipe": args.recipe, "batch": sizes.batch, "threads": 1}
     result = said | {"machine": machine(), "kernels": statement(), "torch": torch.__version__}
     for precision in args.precision:

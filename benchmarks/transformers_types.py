@@ -24,12 +24,13 @@ from attn_core.errors import AttnError
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_models.adapters.registry import through_transformers
 from attn_models.loading import load_model
-from transformers import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 NAMES = {
     64: "hidden_size d_model n_embd embed_dim hidden_dim dim word_embed_proj_dim embedding_size lru_width",
     4: "num_hidden_layers n_layer n_layers num_layers num_attention_heads n_head n_heads num_heads num_experts "
+    "encoder_attention_heads decoder_attention_heads "
     "num_local_experts n_routed_experts moe_num_experts num_routed_experts linear_num_value_heads",
     2: "num_key_value_heads num_kv_heads num_experts_per_tok num_experts_per_token moe_topk moe_k moe_top_k "
     "top_k_experts expert_top_k index_n_heads n_mamba_heads mamba_expand linear_num_key_heads decoder_layers "
@@ -52,26 +53,30 @@ SMALL = {name: value for value, names in NAMES.items() for name in names.split()
 PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 FURTHER: dict[str, dict[str, Any]] = {
     "bloom": {"seq_length": 128},
-    "deepseek_v2": {"topk_method": "greedy"},
+    "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2},
+    "falcon": {"num_kv_heads": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "hunyuan_v1_dense": PLAIN,
     "hunyuan_v1_moe": PLAIN,
     "ministral": PLAIN,
     "lfm2_moe": {"layer_types": ["full_attention", "conv"] * 2},
     "modernbert-decoder": {"global_attn_every_n_layers": 2},
+    "nemotron": {"num_key_value_heads": 2},
+    "zaya": {"num_experts_per_tok": 1},
     "mpt": {"max_seq_len": 128},
 }
 """What the defaults of a type lack, or need besides."""
-LARGEST = 3_000_000
+LARGEST = 15_000_000
 PROMPTS = [[(7 * row + 3 * place) % 120 + 4 for place in range(3 + 2 * row)] for row in range(8)]
 NEW = 8
 
 
 def small_values(config: Any) -> dict[str, Any]:
     """The small sizes of the fields that a config has."""
-    fields = {*inspect.signature(type(config).__init__).parameters, *config.to_dict()}
+    given = config.to_dict()
+    fields = {*inspect.signature(type(config).__init__).parameters, *given}
     fields -= set(getattr(config, "attribute_map", None) or {})
-    found = {name: SMALL[name] for name in fields & SMALL.keys() if getattr(config, name, None) is not None}
+    found = {name: SMALL[name] for name in fields & SMALL.keys() if given.get(name) is not None}
     found |= {name: SMALL[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     if "kv_lora_rank" in found:
         found |= {"num_key_value_heads": 4} if "num_key_value_heads" in found else {}
@@ -82,24 +87,27 @@ def small_values(config: Any) -> dict[str, Any]:
 def tiny_config(kind: str) -> Any:
     """A small config of a type; raises what transformers raises where its defaults cannot be made small so."""
     default = CONFIG_MAPPING[kind]()
-    text = default.get_text_config()
+    inner = {name: getattr(default, name, None) for name in getattr(default, "sub_configs", None) or {}}
+    values = {name: small_values(config) for name, config in inner.items() if config is not None} or small_values(
+        default
+    )
     further = FURTHER.get(kind, {})
-    if text is default:
-        return type(default)(**small_values(default) | further)
-    key = next(name for name in default.sub_configs if getattr(default, name, None) is text)
-    return type(default)(**{key: small_values(text) | further})
+    if "text_config" in values:
+        values["text_config"] |= further
+    else:
+        values |= further
+    return type(default)(**values)
 
 
 def tiny_model(kind: str) -> Any:
     """A small model with random weights, large enough for distinct tokens."""
     config = tiny_config(kind)
-    found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with torch.device("meta"):
-        parameters = sum(each.numel() for each in found._from_config(config).parameters())  # noqa: SLF001 -- AutoModel's own way
+        parameters = sum(each.numel() for each in AutoModelForCausalLM.from_config(config).parameters())
     if parameters > LARGEST:
         raise ValueError(f"{parameters:,} parameters")
     torch.manual_seed(0)
-    model = found._from_config(config, attn_implementation="eager").eval()  # noqa: SLF001
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     draw = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=draw)
@@ -108,13 +116,13 @@ def tiny_model(kind: str) -> Any:
 
 
 @torch.inference_mode()
-def wanted_tokens(model: Any) -> list[list[int]]:
+def wanted_tokens(model: Any, *, use_cache: bool = True) -> list[list[int]]:
     """What transformers generates from each prompt alone, the likeliest tokens."""
     made = []
     model.generation_config.eos_token_id = None
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
-        out = model.generate(ids, max_new_tokens=NEW, do_sample=False, use_cache=True)
+        out = model.generate(ids, max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
         made.append(out[0, len(prompt) :].tolist())
     return made
 
@@ -142,7 +150,8 @@ def outcome(kind: str) -> tuple[str, str]:
         return "no small config", f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        how = "through transformers" if through_transformers({"model_type": kind}) else "native"
+        saved = json.loads((Path(folder) / "config.json").read_text())
+        how = "through transformers" if through_transformers(saved) else "native"
         try:
             served = served_tokens(Path(folder))
         except AttnError as error:
@@ -151,7 +160,10 @@ def outcome(kind: str) -> tuple[str, str]:
         wanted = wanted_tokens(model)
     except Exception as error:  # noqa: BLE001 -- a model that transformers cannot generate from
         return "transformers fails", f"{type(error).__name__}: {str(error)[:120]}"
-    return (how, "") if served == wanted else ("WRONG TOKENS", how)
+    if served == wanted:
+        return how, ""
+    whole = wanted_tokens(model, use_cache=False)
+    return ("transformers contradicts its cache" if served == whole else "WRONG TOKENS"), how
 
 
 def main() -> None:

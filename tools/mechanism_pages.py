@@ -18,7 +18,7 @@ from typing import Any
 import proof_page
 import proof_records
 import workspace
-from attn_cli.facts import padding_statement, verdicts, weights_statement
+from attn_cli.facts import by_use, padding_statement, verdicts, weights_statement
 from attn_cli.pictures import as_text, view_of
 from attn_core import Capability, Mechanism, MechanismConfig, Shape, configure, installed, state_bytes
 from attn_core.computation import WholeCall
@@ -43,7 +43,8 @@ def pages() -> dict[str, str]:
 
 def index(mechanisms: list[Mechanism]) -> str:
     """The index page: a table of all mechanisms."""
-    rows = [f"| [{m.name}]({m.name}.md) | {m.summary} | {m.paper.authors}, {m.paper.year} |" for m in mechanisms]
+    found = by_use(mechanisms)
+    rows = [f"| [{m.name}]({m.name}.md) | {m.summary} | {m.paper.authors}, {m.paper.year} |" for m in found]
     head = ["# Mechanisms", "", "| name | what it is | paper |", "|---|---|---|"]
     return NOTE + "\n".join([*head, *rows]) + "\n"
 
@@ -55,9 +56,10 @@ def page(mechanism: Mechanism) -> str:
     title = f"[{paper.title}]({paper.url})" if paper.url else paper.title
     summary = f"{mechanism.summary[:1].upper()}{mechanism.summary[1:]}."
     owner = installed().mechanisms.owner(mechanism.name)
+    used = f" In {', '.join(mechanism.used_by)}." if mechanism.used_by else ""
     parts = [
         f"# {mechanism.name}",
-        f"{summary} {paper.authors}, {paper.year}: {title}. In `{owner}`.",
+        f"{summary} {paper.authors}, {paper.year}: {title}. Package `{owner}`.{used}",
         f"$$\n{mechanism.equation}\n$$",
         *explained(mechanism),
         "## Run it\n\n" + example_code(mechanism),

@@ -18,11 +18,13 @@ from typing import Any
 import public_api
 import typer
 import workspace
+from attn_cli.facts import by_use
 from attn_cli.main import application, load
 from attn_core import installed
 from typer.cli import get_docs_for_click
 
 COURSE = workspace.ROOT / "docs" / "course"
+EXAMPLE = workspace.ROOT / "docs" / "start" / "notebook.md"
 FOLDER = workspace.ROOT / "docs" / "reference"
 PROTOS = workspace.ROOT / "proto" / "attn" / "v1"
 
@@ -38,7 +40,7 @@ def write() -> None:
         pages[f"wire/{path.stem}"] = wire(path)
     pages["api/index"] = contents("API", "api")
     pages["wire/index"] = contents("Wire format", "wire")
-    for path in COURSE.glob("[0-9]*.md"):
+    for path in (*COURSE.glob("[0-9]*.md"), EXAMPLE):
         pages[f"notebooks/{path.stem}.ipynb"] = notebook(path.read_text(encoding="utf-8"))
     for name, text in pages.items():
         target = FOLDER / (name if name.endswith(".ipynb") else f"{name}.md")
@@ -48,8 +50,13 @@ def write() -> None:
 
 def gallery() -> str:
     """The gallery: all mechanisms by the year of their paper, each with its summary and equation."""
-    found = [installed().mechanisms.get(name) for name in installed().mechanisms.names()]
-    lines = ["# Mechanisms", "", f"{len(found)} mechanisms, by the year of the paper they come from.", ""]
+    found = by_use(installed().mechanisms.get(name) for name in installed().mechanisms.names())
+    lines = ["# Mechanisms", "", f"{len(found)} mechanisms: those of well-known models, then all by year.", ""]
+    lines += ["## In models of today", "", "| mechanism | what it is | in |", "|---|---|---|"]
+    for mechanism in (one for one in found if one.used_by):
+        link = f"[{mechanism.name}](../mechanisms/{mechanism.name}.md)"
+        lines.append(f"| {link} | {mechanism.summary} | {', '.join(mechanism.used_by)} |")
+    lines.append("")
     for year in sorted({mechanism.paper.year for mechanism in found}):
         lines += [f"## {year}", ""]
         for mechanism in sorted((one for one in found if one.paper.year == year), key=lambda one: one.name):

@@ -8,7 +8,6 @@ from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
-from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)(#[^)]*)?\)")
@@ -56,8 +55,8 @@ def prepare_page(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = PICTURE.sub(both_pictures, LINK.sub(resolved, source[0]))
     if name == "docs/decisions/README":
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
-    if re.match(r"docs/course/\d", name):
-        source[0] += f"\n{{download}}`This chapter as a notebook <../reference/notebooks/{Path(name).name}.ipynb>`\n"
+    if re.match(r"docs/(course/\d|start/notebook)", name):
+        source[0] += f"\n{{download}}`This page as a notebook <../reference/notebooks/{Path(name).name}.ipynb>`\n"
 
 
 def plain_docstring(*event: Any) -> None:
@@ -89,7 +88,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Tell Sphinx of them."""
     app.add_html_math_renderer("mathml", (inline, None), (display, None))
     app.config.html_math_renderer = "mathml"
-    app.add_lexer("mermaid", TextLexer)
     app.connect("source-read", prepare_page)
     app.connect("autodoc-skip-member", skips_metaclasses)
     app.connect("autodoc-process-docstring", plain_docstring)

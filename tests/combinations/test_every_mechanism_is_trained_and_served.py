@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from attn_core import Capability, Slot, installed
+from attn_core.errors import Incompatible
+from attn_core.reinforce import samples_keys
 from attn_engine import Engine, EngineConfig, Request, SamplingParams, ScoringParams, build_engine
 from attn_models.decoder.decoder import Decoder
 from attn_schema.decoder import DecoderConfig
+from attn_train.optimizer import decayed
+from attn_train.tasks.packed import require_document_mask
 from torch.nn import functional
 
 VOCABULARY, CONTEXT = 32, 96
@@ -86,6 +91,70 @@ def test_a_request_in_a_crowd_with_chunked_and_shared_prompts_gives_the_tokens_o
     crowd = build_engine(model, config=EngineConfig(kv_cache="shared", max_num_seqs=4), kv_cache_tokens=128)
     assert tokens(crowd, asked, every=2) == alone
     assert (crowd.stats().running, crowd.stats().waiting, crowd.stats().kv_tokens_used) == (0, 0, 0)
+
+
+@EVERY_MECHANISM
+def test_the_log_probability_of_what_the_engine_sampled_is_that_of_training(name: str) -> None:
+    """In float32, with prompts in chunks, shared prefixes and batches of all sizes: the importance ratio of
+    reinforcement learning is 1 before the first update."""
+    model = decoder(name).eval()
+    config = EngineConfig(kv_cache="shared", max_num_seqs=8, max_num_batched_tokens=24)
+    engine = build_engine(model, config=config)
+    params = SamplingParams(max_new_tokens=8, ignore_eos=True, temperature=1.0, seed=5, top_logprobs=0)
+    told: dict[str, list[tuple[int, float]]] = {}
+    for one in (asked := requests()):
+        engine.submit(replace(one, params=params))
+    while not engine.idle:
+        for event in engine.step():
+            told.setdefault(event.request_id, []).extend((token.id, token.logprob) for token in event.delta.tokens)
+    if not samples_keys(model):  # which attends to other keys in training
+        model.train()
+    for one in asked:
+        ids = torch.tensor([[*one.token_ids, *(token for token, _ in told[one.id])]])
+        trained = model(ids[:, :-1])[0, -8:].log_softmax(-1).gather(1, ids[0, -8:, None])[:, 0]
+        sampled = torch.tensor([logprob for _, logprob in told[one.id]])
+        assert (trained - sampled).abs().max() < 1e-6
+
+
+def packs(name: str) -> bool:
+    try:
+        require_document_mask(served(name))
+    except Incompatible:
+        return False
+    return True
+
+
+@EVERY_MECHANISM
+def test_documents_packed_into_a_row_are_each_computed_alone_or_packing_is_refused(name: str) -> None:
+    """No key, state, convolution or position of one document reaches the next."""
+    model = served(name)
+    ids = torch.randint(VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(2))
+    lengths = [9, 1, 17, 13]
+    if not packs(name):
+        with pytest.raises(Incompatible, match="document_mask"):
+            require_document_mask(model)
+        return
+    with torch.no_grad():
+        packed = model.logits(model.hidden(ids, lengths=lengths))
+        alone = torch.cat([model(part) for part in ids.split(lengths, dim=1)], dim=1)
+    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-11)
+    assert (model(ids) - alone).abs().max() > 1e-6
+
+
+def test_most_mechanisms_pack_documents() -> None:
+    refused = {name for name in MECHANISMS if not packs(name)}
+    assert not refused & {"mha", "gqa", "mla", "sliding_window", "mamba2", "gated_deltanet", "kda", "retnet", "linear"}
+    assert len(refused) < len(MECHANISMS) / 4
+
+
+@EVERY_MECHANISM
+def test_weight_decay_reaches_matrices_only(name: str) -> None:
+    """No norm, bias, decay rate (A_log), skip (D) or sink, however it is named and stored."""
+    model = decoder(name)
+    chosen = decayed(model)
+    assert all(parameter.dim() >= 2 and min(parameter.shape) > 1 for parameter in chosen)
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    assert chosen >= {module.weight for module in linear}
 
 
 @cache

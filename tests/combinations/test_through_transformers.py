@@ -66,7 +66,11 @@ def test_a_batch_with_chunked_prompts_has_the_tokens_of_transformers(kind, tmp_p
     assert loaded.family == kind
     tokens = torch.tensor([PROMPTS[5]])
     torch.testing.assert_close(loaded.model(tokens), peer(tokens).logits)
-    assert served(loaded.model) == [alone(peer, prompt) for prompt in PROMPTS]
+    wanted = [alone(peer, prompt) for prompt in PROMPTS]
+    assert served(loaded.model) == wanted
+    packed = load_model(tmp_path, "float32", quantization="auto")
+    assert packed.parameters == loaded.parameters > sum(each.numel() for each in packed.model.parameters())
+    assert served(packed.model) == wanted
 
 
 def test_a_window_frees_the_rows_that_no_token_sees(tmp_path):
@@ -92,8 +96,8 @@ def test_what_cannot_be_stepped_is_refused_with_the_reason(kind, sizes, reason, 
 
 def test_other_requests_of_the_loader_are_refused_by_name(tmp_path):
     peer = saved("arcee", tmp_path, **TINY["arcee"])
-    with pytest.raises(Incompatible, match="int8"):
-        load_model(tmp_path, "float32", quantization="int8")
+    with pytest.raises(Incompatible, match=r"int4.*int8"):
+        load_model(tmp_path, "float32", quantization="int4")
     weights = dict(peer.state_dict())
     weights.pop("model.layers.0.mlp.up_proj.weight")
     peer.save_pretrained(tmp_path, state_dict=weights)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attn_cli.commands.costs import with_powers_of_two
+from attn_cli.comparison import compare
 from attn_cli.pictures import View, as_text, grid_figure, influence_grid, sample_grid, view_of
 from attn_core import Capability, Mechanism, MechanismConfig, configure, installed
 from attn_core.errors import Incompatible
@@ -30,6 +31,18 @@ def test_what_is_remembered_grows_with_the_sequence_only_where_the_mechanism_say
     assert found["mha", 8000]["state_bytes"] == 8 * found["mha", 1000]["state_bytes"]
     assert found["gqa", 1000]["state_bytes"] * 4 == found["mha", 1000]["state_bytes"]
     assert found["linear", 8000]["state_bytes"] == found["linear", 1000]["state_bytes"]
+
+
+def test_python_compares_as_the_command_does_and_shows_a_row_for_each_length(answer: Run) -> None:
+    found = compare("mha", "gqa", num_kv_heads=2, tokens=[1000, 8000])
+    assert list(found) == answer("compare", "mha", "gqa", "--num-kv-heads", "2", "--seq", "1000,8000")
+    assert found._repr_html_().count("<tr>") == len(str(found).splitlines()) == 1 + 4
+
+
+def test_the_list_begins_with_the_mechanisms_of_known_models(answer: Run) -> None:
+    used = [bool(installed().mechanisms.get(row["name"]).used_by) for row in answer("list", "mechanisms")]
+    assert True in used
+    assert used == sorted(used, reverse=True)
 
 
 def test_linear_attention_costs_in_proportion_and_full_attention_in_the_square(answer: Run) -> None:

@@ -1,6 +1,9 @@
 """The Python in our documents runs as written, and the commands they show exist."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,14 +13,15 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
     *(path for path in ROOT.glob("docs/*.md") if path.name != "tutorial.md"),
-    *ROOT.glob("docs/start/*.md"),
+    *(path for path in ROOT.glob("docs/start/*.md") if path.name != "notebook.md"),
     *ROOT.glob("plugins/*/README.md"),
     ROOT / "packages/attn-variants/README.md",
     ROOT / "packages/attn-experiments/README.md",
 ]
 """Those whose Python needs nothing that the reader was to bring, but a server where it makes a `Client()`.
 
-The tutorial needs the package that it writes: `test_walkthroughs.py` runs it. `test_course.py` runs the course.
+The tutorial needs the package that it writes: `test_walkthroughs.py` runs it. `test_course.py` runs the course, and
+`test_notebook.py` the notebook.
 """
 
 WRITTEN = sorted(
@@ -42,13 +46,52 @@ def test_the_python_of_a_document_runs_from_top_to_bottom(path, tmp_path):
     assert ran.returncode == 0, ran.stderr
 
 
-def test_the_first_thing_that_readme_shows_is_how_to_use_it_from_python():
-    text = (ROOT / "README.md").read_text("utf-8")
-    first = text.index("```python")
-    assert first < text.index("```\n")
-    assert text[:first].count("\n") < 20
+README = ROOT / "README.md"
+WITHOUT_A_MODEL, WITH_A_MODEL = blocks(README, "sh")
+
+
+def test_readme_begins_with_a_reason_a_picture_and_a_measurement_and_then_python():
+    text = README.read_text("utf-8")
+    places = [text.index(part) for part in ("![", "| requests at once |", "**Do not**", "```python", "## Install")]
+    assert places == sorted(places)
+    assert text[: places[3]].count("\n") < 40
+    assert (ROOT / re.search(r"!\[.*\]\((.*)\)", text)[1]).is_file()
     for use in ("attn_variants.layer(", "attend(", "attn_variants.MultiheadAttention("):
-        assert use in text[: text.index("nox -s demo")]
+        assert use in text[: places[4]]
+
+
+@pytest.mark.parametrize("block", blocks(README, "python"))
+def test_a_block_of_readme_works_when_it_is_pasted_alone(block, tmp_path):
+    ran = warm.run(block, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+
+
+def pasted(lines, folder, home):
+    """What a shell prints that runs these lines and stops at the first that fails."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    given = {**os.environ, "PATH": path, "ATTN_HOME": str(home), "COLUMNS": "80"}
+    return subprocess.run(
+        ["bash", "-e"], input=lines, cwd=folder, env=given, capture_output=True, text=True, check=False, timeout=280
+    )
+
+
+def test_the_commands_of_readme_that_need_no_model_work_when_they_are_pasted(tmp_path):
+    ran = pasted(WITHOUT_A_MODEL, tmp_path, tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    for said in ("window=4", "sliding", "torch_sdpa"):
+        assert said in ran.stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_the_commands_of_readme_with_a_model_work_when_they_are_pasted(tmp_path):
+    lines = WITH_A_MODEL.splitlines()
+    assert lines[-1].startswith("attn serve")  # which would not end
+    ran = pasted("\n".join(lines[:-1]), tmp_path, tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "Paris" in ran.stdout
+    several = re.split(r"^--- \d$", ran.stdout, flags=re.MULTILINE)[1:]
+    assert len({text.split("Next token")[0].strip() for text in several}) == 4
 
 
 def commands(path):

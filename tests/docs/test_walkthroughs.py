@@ -1,4 +1,4 @@
-"""The tutorial and the README's translation, as they are written, in folders outside the tree and with a server.
+"""The tutorial and a translation by commands, as they are written, in folders outside the tree and with a server.
 
 Three things are not as written: `pip` installs into a folder of the test, from the tree and not from an index; the
 server has a port of its own, as another may have the usual one; and training takes fewer steps.
@@ -120,8 +120,8 @@ def test_the_tutorial_ends_with_an_answer_of_the_mechanism_that_it_wrote(reader:
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_the_translation_of_the_readme_knows_its_words(reader: Reader) -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
+def test_the_translation_of_the_examples_knows_its_words(reader: Reader) -> None:
+    text = (ROOT / "docs/start/commands.md").read_text("utf-8")
     lines = [line for line in text.splitlines() if re.match(r"attn (train --job|models load) swapped", line)]
     assert len(lines) == 2
     trained = f"{lines[0].partition(' #')[0].rstrip()} --steps {STEPS} --bleu-sentences 0"

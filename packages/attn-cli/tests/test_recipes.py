@@ -15,6 +15,7 @@ def test_the_recipes_that_come_along_can_be_read():
     families_of |= {"gpt3": "gpt3", "sparse-transformer": "sparse_transformer", "retnet": "retnet_lm"}
     families_of |= {"key-value": "key_value_lm", "lstmn": "lstmn_lm", "turing-machine": "turing_machine"}
     families_of |= {"show-attend-tell": "show_attend_tell", "tagging": "tagger", "reformer": "reformer_lm"}
+    families_of |= {"text-classifier": "text_classifier"}
     families_of |= dict.fromkeys(("bert", "bigbird", "linformer", "longformer", "performer"), "masked_lm")
     families_of |= dict.fromkeys(("vit-digits", "vit-mnist"), "vit")
     decoders = "deepseek gemma2 gemma3 glossary gpt2 llama mistral mixtral needle qwen3 qwen3-next recall"

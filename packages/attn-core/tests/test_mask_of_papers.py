@@ -131,16 +131,15 @@ def test_random_blocks_of_big_bird_differ_by_head_and_seed_and_are_spread_evenly
 
 def test_parts_of_big_bird_add_up_to_the_whole_and_random_blocks_do_not_depend_on_the_others():
     keys, made = 40, {"block": 2, "seed": 3, "number_of_heads": 2}
-    window, ends = (
-        {(q, k) for q in range(keys) for k in seen(BigBird(random=0, **made, **part).of_head(1), q, keys)}
-        for part in ({"ends": False}, {"window": False})
+    window, ends, alone, whole = (
+        {(q, k) for q in range(keys) for k in seen(BigBird(**made, **part).of_head(1), q, keys)}
+        for part in (
+            {"random": 0, "ends": False},
+            {"random": 0, "window": False},
+            {"random": 2, "window": False, "ends": False},
+            {"random": 2},
+        )
     )
-    alone = {
-        (q, k)
-        for q in range(keys)
-        for k in seen(BigBird(random=2, window=False, ends=False, **made).of_head(1), q, keys)
-    }
-    whole = {(q, k) for q in range(keys) for k in seen(BigBird(random=2, **made).of_head(1), q, keys)}
     assert whole == window | ends | alone
     assert window == {(q, k) for q in range(keys) for k in range(keys) if abs(q // 2 - k // 2) <= 1}
     assert all(sum(q == row for q, _ in alone) == 2 + 2 * 2 for row in range(2, keys - 2))

@@ -1,10 +1,13 @@
-"""Layers do what any torch module does: they are moved between types, differentiated by sample, and exported."""
+"""Layers do what any module of torch does: they are moved, differentiated by sample, exported and sharded."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from attn_core import Capability, configure, installed
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.func import functional_call, grad, vmap
 
 SELF = {Capability.CAUSAL, Capability.BIDIRECTIONAL}
@@ -63,3 +66,25 @@ def test_an_exported_layer_computes_sequences_of_other_lengths(name):
     program = torch.export.export(layer, tuple(given), dynamic_shapes=tuple(sizes for _ in given), strict=False)
     longer = [torch.randn(3, 20, 16, dtype=torch.float64) for _ in given]
     torch.testing.assert_close(program.module()(*longer), layer(*longer), atol=1e-10, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory):
+    """One process as a group of its own; parameters are gathered by the hooks of FSDP2 all the same."""
+    store = f"file://{tmp_path_factory.mktemp('group') / 'store'}"
+    distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_sharded_layer_computes_and_learns_the_same(name, mesh):
+    layer, given = built(name)
+    sharded = fully_shard(built(name)[0], mesh=mesh)
+    torch.testing.assert_close(sharded(*given), layer(*given), atol=1e-10, rtol=0)
+    for each in (layer, sharded):
+        torch.autograd.backward(each(*given).square().sum())
+    for (key, own), other in zip(layer.named_parameters(), sharded.parameters(), strict=True):
+        assert (own.grad is None) == (other.grad is None), key
+        if own.grad is not None:
+            torch.testing.assert_close(other.grad.full_tensor(), own.grad, atol=1e-10, rtol=0)

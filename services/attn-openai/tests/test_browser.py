@@ -32,11 +32,12 @@ pytestmark = [
 PATIENT = 120_000
 """Milliseconds to wait for what a slow machine does at last."""
 DRAWN = {
-    "explorer/tiny": ".matrix canvas",
-    "playground/tiny": "main textarea",
-    "mechanisms/sliding_window": ".uplot >> nth=1",
-    "jobs": ".events li:has-text('loss')",
-    "models": "h2:has-text('tiny-bert')",
+    "ui/#/explorer/tiny": ".matrix canvas",
+    "ui/#/playground/tiny": "main textarea",
+    "ui/#/mechanisms/sliding_window": ".uplot >> nth=1",
+    "ui/#/jobs": ".events li:has-text('loss')",
+    "ui/#/models": "h2:has-text('tiny-bert')",
+    "docs": "summary",
 }
 """The pages, and what is there when they have drawn themselves."""
 GROUND_AND_WORDS = "(({ backgroundColor, color }) => [backgroundColor, color])(getComputedStyle(document.body))"
@@ -170,13 +171,36 @@ async def test_an_answer_streams_shows_probabilities_and_can_be_stopped(page: An
     assert await page.input_value("main textarea") == "go on"
 
 
+async def test_what_no_model_can_answer_is_neither_offered_nor_sent(page: Any, url: str) -> None:
+    await page.goto(f"{url}/ui/#/playground/tiny-bert")
+    await page.wait_for_selector(".notice.error:has-text('tiny-bert')")
+    assert await page.locator("main select option").all_inner_texts() == ["tiny"]
+    await page.get_by_label("Temperature").fill("9")
+    await page.fill("main textarea", "go on")
+    await page.locator("main textarea").press("Enter")
+    assert await page.evaluate("document.activeElement.matches(':invalid')")
+    assert await page.locator(".turn").count() == 0
+    await page.goto(f"{url}/ui/#/explorer/tiny-bert")
+    await page.wait_for_selector("h1:text-is('Attention')")
+    await page.fill("main textarea >> nth=0", "abcd")
+    await page.click("main form button.primary")
+    await page.wait_for_selector(".matrix canvas")
+
+
+@pytest.mark.parametrize("address", ["nonsense", "mechanisms/%", "constructor"])
+async def test_an_address_that_is_no_pages_is_named(page: Any, url: str, address: str) -> None:
+    await page.goto(f"{url}/ui/#/{address}")
+    assert address in await page.inner_text(".notice.error")
+
+
 async def test_a_mechanism_is_drawn_again_when_an_option_changes(page: Any, url: str) -> None:
     await page.goto(f"{url}/ui/#/mechanisms/sliding_window")
     await page.wait_for_selector(".uplot >> nth=1")
     assert await page.locator(".equation math").count() >= 1
-    await page.fill("main form input[type=number] >> nth=0", "7")
+    window = page.get_by_label("window", exact=True)
+    await window.fill("7")
     await page.wait_for_selector("figcaption:has-text('window=7')")
-    await page.fill("main form input[type=number] >> nth=0", "0")
+    await window.fill("0")
     await page.wait_for_selector(".notice.error:has-text('window')")
     await page.set_viewport_size({"width": 390, "height": 844})
     assert await fits(page)
@@ -240,13 +264,14 @@ async def test_every_page_fits_in_light_and_dark_on_a_desk_and_on_a_phone(page: 
         await page.set_viewport_size({"width": width, "height": 844})
         await page.emulate_media(color_scheme=theme)
         for name, drawn in DRAWN.items():
-            await page.goto(f"{url}/ui/#/{name}")
+            await page.goto(f"{url}/{name}")
             await page.wait_for_selector(drawn)
             assert await fits(page), name
             ground, words = await page.evaluate(GROUND_AND_WORDS)
             assert (lightness(ground) > lightness(words)) == (theme == "light"), name
             if PICTURES is not None:
-                await page.screenshot(path=PICTURES / f"{name.partition('/')[0]}-{theme}-{width}.png", full_page=True)
+                picture = PICTURES / f"{re.sub(r'[^a-z]+', '-', name)}-{theme}-{width}.png"
+                await page.screenshot(path=picture, full_page=True)
 
 
 async def test_the_single_file_needs_no_server(page: Any, url: str, tmp_path: Path) -> None:

@@ -66,7 +66,9 @@ def chats(words, tmp_path):
         for number in range(80)
     )
     (tmp_path / "c.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return DECODER, chat_dataset(tmp_path / "c.jsonl", tokenizer, validation=0.6, max_length=24)
+    return DECODER, chat_dataset(
+        DataConfig(dataset=str(tmp_path / "c.jsonl"), validation_fraction=0.6), tokenizer, max_length=24
+    )
 
 
 EVERY = [text, masked, completions, pairs, images, tags, chats]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import MISSING
 from typing import Any
 
@@ -43,6 +44,7 @@ def describe(mechanism: Mechanism) -> dict[str, Any]:
         "summary": mechanism.summary,
         "package": installed().mechanisms.owner(mechanism.name),
         "paper": f"{paper.authors} ({paper.year}). {paper.title}. {paper.url or ''}".strip(),
+        "used_by": list(mechanism.used_by),
         "equation": mechanism.equation,
         "capabilities": sorted(mechanism.capabilities),
         "options": options,
@@ -59,6 +61,11 @@ def padding_statement(mechanism: Mechanism, config: MechanismConfig) -> str:
     if turned and mechanism.depends_on_padding(dataclasses.replace(config, rotary=config.rotary or Rotary())):
         return "changes no output; with rotary positions it depends on padding in front of a sequence"
     return "changes no output, in front of a sequence or at its end"
+
+
+def by_use(mechanisms: Iterable[Mechanism]) -> list[Mechanism]:
+    """The mechanisms of the most well-known models first, those of none by name."""
+    return sorted(mechanisms, key=lambda mechanism: (-len(mechanism.used_by), mechanism.name))
 
 
 def price(mechanism: Mechanism, config: MechanismConfig, tokens: int, dtype: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 # Names are imported lazily: listing plugins imports this package, and must not import gRPC with it.
-__getattr__, __dir__ = lazy_names(
+lazy_names(
     __name__,
     {
         "async_client": ("AsyncClient",),

@@ -58,6 +58,15 @@ def mechanism_card(mechanism: Any, mask: Any, details: str) -> str:
     return f"<div>{''.join(parts)}{'' if mask is None else mask_svg(mask)}</div>"
 
 
+def sketch_card(mechanism: Any) -> str:
+    """A mechanism with its capabilities, and the mask of a layer for a dozen tokens."""
+    causal = "causal" in mechanism.capabilities and not mechanism.only_cross
+    sizes = {"hidden_size": 64, "num_heads": 4, "causal": causal, "cross": mechanism.only_cross}
+    spec = mechanism.spec(mechanism.Config(**sizes, **mechanism.sketch))
+    mask = None if spec is None else spec.mask
+    return mechanism_card(mechanism, mask, ", ".join(sorted(mechanism.capabilities)))
+
+
 def table(rows: Sequence[Mapping[str, str]]) -> str:
     """Rows with the same keys as a table; the keys are its heads."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))

@@ -6,19 +6,17 @@ Listing plugins imports the packages that offer them, and must import neither to
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The functions `__getattr__` and `__dir__` of a package (PEP 562); `homes` has its names by module.
+def lazy_names(package: str, homes: Mapping[str, Sequence[str]]) -> None:
+    """Give a package `__getattr__` and `__dir__` (PEP 562), unseen by type checkers; `homes` has its names by module.
 
     In the package's `__init__.py`, with the same imports under `TYPE_CHECKING`:
 
-        __getattr__, __dir__ = lazy_names(__name__, {"client": ("Client",)})
+        lazy_names(__name__, {"client": ("Client",)})
     """
     modules = {name: f"{package}.{module}" for module, names in homes.items() for name in names}
 
@@ -30,4 +28,4 @@ def lazy_names(
     def names() -> list[str]:
         return sorted({*modules, *getattr(sys.modules[package], "__all__", ())})
 
-    return get, names
+    vars(sys.modules[package]).update(__getattr__=get, __dir__=names)

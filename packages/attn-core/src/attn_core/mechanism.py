@@ -16,7 +16,7 @@ from attn_core.batch import Fields, LayerState, RaggedBatch
 from attn_core.computation import Computation
 from attn_core.config import MechanismConfig, check_config_type
 from attn_core.cost import Cost, Shape, Step
-from attn_core.display import mechanism_card
+from attn_core.display import sketch_card
 from attn_core.errors import Incompatible, InvalidValue, MechanismInvalid, Undeclared
 from attn_core.state_faults import described
 from attn_core.states import Field, Paged, StateSpecs
@@ -142,6 +142,8 @@ class Mechanism(ABC):
     """Whether each token's computation needs the previous token's result: a loop, recompiled for every length."""
     counts_from_start: ClassVar[bool] = False
     """Whether layers count something from the first row, real or padding, in every config: blocks, or positions."""
+    used_by: ClassVar[tuple[str, ...]] = ()
+    """Well-known models with this attention that people run today; lists begin with those that have the most."""
     sketch: ClassVar[Mapping[str, Any]] = {}
     """Options for demonstrations on about a dozen tokens, where the defaults are meant for thousands of tokens."""
 
@@ -156,11 +158,7 @@ class Mechanism(ABC):
     def __repr__(self) -> str:
         return f"<mechanism {self.name!r}: {self.summary}>"
 
-    def _repr_html_(self) -> str:
-        causal = self.can(Capability.CAUSAL) and not self.only_cross
-        sizes = {"hidden_size": 64, "num_heads": 4, "causal": causal, "cross": self.only_cross}
-        spec = self.spec(self.Config(**sizes, **self.sketch))
-        return mechanism_card(self, None if spec is None else spec.mask, ", ".join(sorted(self.capabilities)))
+    _repr_html_ = sketch_card
 
     @property
     def idea(self) -> tuple[str, ...]:
@@ -177,14 +175,12 @@ class Mechanism(ABC):
         return tuple(part.strip() for part in found[0].split("\n\n") if part.strip()) if found else ()
 
     def sequential_operations(self, length: int) -> int:
-        """The number of operations that must wait for one another in a forward pass over `length` tokens; those of any
-        size that compute all tokens at once count as one (Vaswani et al. 2017, table 1)."""
+        """The operations over `length` tokens that wait for one another, 1 if none (Vaswani et al. 2017, table 1)."""
         return length if self.sequential else 1
 
     @property
     def drops_weights(self) -> bool:
-        """Whether a layer applies `config.dropout` to its attention weights in training. If not, configs with
-        dropout are refused."""
+        """Whether a layer applies `config.dropout` to its weights in training; if not, configs with it are refused."""
         return False
 
     def depends_on_padding(self, config: MechanismConfig) -> bool:
@@ -210,8 +206,7 @@ class Mechanism(ABC):
         return {}
 
     def split_options(self, config: MechanismConfig, ranks: int) -> Mapping[str, Any]:
-        """The mechanism's own options that differ between one rank's layer and the whole layer. Raises
-        `InvalidValue` where the number of ranks does not divide them."""
+        """The options that differ in one rank's layer; raises `InvalidValue` where `ranks` does not divide them."""
         return {}
 
     @abstractmethod
@@ -443,10 +438,8 @@ def require_supported(mechanism: Mechanism, config: MechanismConfig) -> None:
     for field, (uses_feature, capability, allowed) in ASKING.items():
         if uses_feature(config) and not mechanism.can(capability):
             raise _undeclared(mechanism, config, field, allowed, LACKING[capability])
-    if config.cross:
-        _require_cross(mechanism, config)
-    else:
-        _require_direction(mechanism, config)
+    require_mode = _require_cross if config.cross else _require_direction
+    require_mode(mechanism, config)
 
 
 def _require_cross(mechanism: Mechanism, config: MechanismConfig) -> None:

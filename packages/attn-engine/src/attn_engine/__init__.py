@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["EngineConfig", "EngineStats", "FinishReason", "SamplingParams", "ScoringParams", "StructuredOutput"]
 
 # Names are imported lazily: listing plugins imports this package, and must not import torch with it.
-__getattr__, __dir__ = lazy_names(
+lazy_names(
     __name__,
     {
         "build": ("build_engine",),

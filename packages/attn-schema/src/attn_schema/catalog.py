@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType
 
-from attn_schema.sampling import SamplingParams
 from attn_schema.schema import Schema
 
 
@@ -53,13 +52,9 @@ class ModelInfo(Schema, frozen=True, kw_only=True):
         "none.")
     ] = ""  # fmt: skip
     replicas: Annotated[int, Meta(description="Number of engines that are serving it.")] = 0
-    recommended_sampling: (
-        Annotated[
-            SamplingParams,
-            Meta(description="What its generation_config.json recommends: the defaults of requests to it."),
-        ]
-        | None
-    ) = None
+    recommended_sampling: Annotated[
+        dict[str, float], Meta(description="What its generation_config.json recommends: the defaults of requests.")
+    ] = {}  # noqa: RUF012 - msgspec copies it
     max_encoder_len: Annotated[
         int, Meta(description="Maximum length of an encoder's input, in tokens; 0 for a model that reads none beside "
         "its prompt.")

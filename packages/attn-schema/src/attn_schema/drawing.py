@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import math
 import struct
 import textwrap
@@ -44,7 +45,16 @@ def figure(drawn: Any, title: str) -> Any:
     columns = math.ceil(math.sqrt(len(drawn.heads)))
     rows = math.ceil(len(drawn.heads) / columns)
     side = min(6.0, max(2.4 if len(drawn.heads) > 1 else 6.0, 0.16 * len(drawn.key_tokens) + 1.2))
-    picture = Figure(figsize=(side * columns, side * rows), layout="constrained")
+
+    class Shown(Figure):
+        """A figure that a notebook shows whether or not pyplot, which registers those that it makes, is imported."""
+
+        def _repr_png_(self) -> bytes:
+            held = io.BytesIO()
+            self.savefig(held, dpi=100)
+            return held.getvalue()
+
+    picture = Shown(figsize=(side * columns, side * rows), layout="constrained")
     FigureCanvasAgg(picture)
     picture.suptitle("\n".join(textwrap.wrap(title, max(24, round(side * columns * 9)))), fontsize=10)
     grid = picture.subplots(rows, columns, squeeze=False)
@@ -97,7 +107,7 @@ def png(matrix: Sequence[Sequence[float]], most: float) -> bytes:
 
 
 def map_html(drawn: Any) -> str:
-    """An `AttentionMap` for a notebook: the mean over heads with its tokens, and each head, on a scale of its own."""
+    """An `AttentionMap` for a notebook: the mean over heads with its tokens, and each head, up to `typical`."""
     down, across = ("generated", "source") if drawn.cross_attention else ("query", "key")
     what = f"{len(drawn.query_tokens)} {down} tokens down, {len(drawn.key_tokens)} {across} tokens across"
     head = f"<p><b>layer {drawn.layer}</b>, {html.escape(drawn.mechanism)}, {len(drawn.heads)} heads: {what}</p>"
@@ -113,11 +123,19 @@ def map_html(drawn: Any) -> str:
     return f'{head}{_labelled(mean, drawn.query_tokens, drawn.key_tokens)}<div style="{row}">{"".join(figures)}</div>'
 
 
+def typical(matrix: Sequence[Sequence[float]]) -> float:
+    """The median over rows of the largest weight on another key than the first: the end of the scale of colours.
+
+    The first rows of causal attention have few keys, and many heads leave the first key what they have no use for.
+    """
+    largest = sorted(max(map(abs, row[1:] or row)) for row in matrix)
+    return largest[len(largest) // 2] or 1.0
+
+
 def _image(matrix: Sequence[Sequence[float]], width: int, place: str = "") -> str:
     """The image of a matrix in HTML, or with a `place` in an SVG."""
-    most = max(abs(value) for row in matrix for value in row) or 1.0
     height = max(1, round(width * len(matrix) / len(matrix[0])))
-    data = f"data:image/png;base64,{base64.b64encode(png(matrix, most)).decode()}"
+    data = f"data:image/png;base64,{base64.b64encode(png(matrix, typical(matrix))).decode()}"
     style = f'style="image-rendering:pixelated;border:1px solid #888" width="{width}" height="{height}"'
     return f'<image {place} {style} href="{data}"/>' if place else f'<img alt="" {style} src="{data}"/>'
 

@@ -66,26 +66,57 @@ class LoraConfig(Checked, frozen=True, kw_only=True):
 
 _objective = in_panel("Preferences and teacher")
 
-DPO_BETA = 0.1
-"""The default of `dpo_beta`."""
+BETAS = {"simpo": 2.0}
+"""The defaults of `preference_beta`, by loss; that of the others is 0.1."""
+REFERENCE_FREE = ("simpo", "orpo")
+"""The losses of preferences that need no reference, and so no adapter."""
+OPTIONS_OF_LOSSES = {
+    "simpo_gamma": "simpo",
+    "flipped_share": "robust",
+    "desirable_weight": "kto",
+    "undesirable_weight": "kto",
+}
+"""Options of single losses of preferences."""
 
 
 class ObjectiveConfig(Checked, frozen=True, kw_only=True):
-    """Training objectives other than next-token cross-entropy: preferences (DPO, arXiv 2305.18290) and distillation.
+    """Training objectives other than next-token cross-entropy: preferences and distillation.
 
     Distillation adds a loss on a teacher's probabilities (arXiv 1503.02531).
     """
 
-    dpo_beta: (
+    preference_loss: Annotated[
+        Literal["sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "apo_zero", "apo_down", "kto", "simpo", "orpo"],
+        _objective(
+            "Loss with data of the format preference: DPO (sigmoid; sigmoid_norm per token) and its kin, KTO, which "
+            "also takes rows of prompt, completion and label, and SimPO and ORPO, which need no adapter."
+        ),
+    ] = "sigmoid"
+    preference_beta: (
         Annotated[
             float,
             _objective(
-                f"Beta of DPO, with data of the format preference: a higher one keeps the model closer to its base; "
-                f"{DPO_BETA:g} if not given.",
+                "Beta of the loss of preferences: with a reference, a higher one keeps the model closer to its base. 2 "
+                "with simpo and 0.1 with the others if not given.",
                 gt=0,
             ),
         ]
         | None
+    ) = None
+    simpo_gamma: (
+        Annotated[float, _objective("Margin of SimPO by which chosen answers win; 1 if not given.", ge=0)] | None
+    ) = None
+    flipped_share: (
+        Annotated[
+            float, _objective("Share of flipped preferences that robust assumes; 0.1 if not given.", gt=0, lt=0.5)
+        ]
+        | None
+    ) = None
+    desirable_weight: (
+        Annotated[float, _objective("Weight of desirable answers in KTO; 1 if not given.", ge=0)] | None
+    ) = None
+    undesirable_weight: (
+        Annotated[float, _objective("Weight of undesirable answers in KTO; 1 if not given.", ge=0)] | None
     ) = None
     teacher: (
         Annotated[
@@ -119,3 +150,31 @@ class ObjectiveConfig(Checked, frozen=True, kw_only=True):
         for name in ("distillation_temperature", "distillation_weight"):
             if getattr(self, name) is not None and self.teacher is None:
                 raise InvalidValue.of(name, getattr(self, name), "none without a teacher")
+        for name, loss in OPTIONS_OF_LOSSES.items():
+            if getattr(self, name) is not None and self.preference_loss != loss:
+                raise InvalidValue.of(name, getattr(self, name), f"none unless preference_loss is {loss}")
+
+    @property
+    def beta(self) -> float:
+        """`preference_beta`, or its default."""
+        return BETAS.get(self.preference_loss, 0.1) if self.preference_beta is None else self.preference_beta
+
+    @property
+    def margin(self) -> float:
+        """`simpo_gamma`, or its default."""
+        return 1.0 if self.simpo_gamma is None else self.simpo_gamma
+
+    @property
+    def flipped(self) -> float:
+        """`flipped_share`, or its default."""
+        return 0.1 if self.flipped_share is None else self.flipped_share
+
+    @property
+    def desirable(self) -> float:
+        """`desirable_weight`, or its default."""
+        return 1.0 if self.desirable_weight is None else self.desirable_weight
+
+    @property
+    def undesirable(self) -> float:
+        """`undesirable_weight`, or its default."""
+        return 1.0 if self.undesirable_weight is None else self.undesirable_weight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Annotated, Literal
@@ -47,6 +48,32 @@ class PrepareConfig(Checked, frozen=True, kw_only=True):
         float, _rows("Fraction of rows, or of texts at their end, that is held out for validation.", ge=0, lt=1)
     ] = 0.0
     seed: Annotated[int, _rows("Seed by which rows are chosen for validation.", ge=0, le=2**64 - 1)] = 0
+
+
+class ShowConfig(Checked, frozen=True, kw_only=True):
+    """The options of `attn data show` for files of rows or text."""
+
+    tokenizer: Annotated[
+        str, _rows("A model on this machine, or a folder with a tokenizer.json; without, messages are shown.")
+    ] = ""
+    columns: Annotated[
+        tuple[str, ...],
+        _rows("Columns that have other names, as NAME=COLUMN, such as prompt=question,completion=answer."),
+    ] = ()
+    skip_broken: Annotated[bool, _rows("Leave out rows that cannot be read, and count them.")] = False
+    rows: Annotated[int, _rows("Number of rows to read.", ge=1)] = 1000
+    max_seq_len: Annotated[int, _rows("Count the sequences that are longer; 0 counts none.", ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_named_columns(self.columns)
+
+
+def require_named_columns(columns: Sequence[str]) -> None:
+    """Raise `InvalidValue` for columns that are not all NAME=COLUMN, each name once."""
+    names = [given.partition("=")[0] for given in columns]
+    if not all(all(given.partition("=")) for given in columns) or len(set(names)) < len(names):
+        raise InvalidValue.of("columns", ",".join(columns), "NAME=COLUMN, each name once")
 
 
 @dataclass(frozen=True, kw_only=True)

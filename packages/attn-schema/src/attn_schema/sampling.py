@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from attn_core.errors import InvalidValue
 from msgspec import Meta
@@ -244,8 +244,9 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
             self._check_beam_search()
 
     @classmethod
-    def recommended(cls, config: Mapping[str, Any]) -> Self:
-        """What a generation_config.json recommends: a penalty and, only with `do_sample`, as in transformers, sampling.
+    def recommended(cls, config: Mapping[str, Any]) -> dict[str, float]:
+        """What a generation_config.json recommends, by name: a penalty and, only with `do_sample`, as in transformers,
+        sampling.
 
         Raises `InvalidValue` for values that are not allowed.
         """
@@ -253,12 +254,9 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
         given = {name: value for name in names if (value := config.get(name)) is not None}
         if given.get("top_k") == -1:
             given["top_k"] = 0
-        return cls(**{"temperature": 1.0} | given) if len(names) > 1 else cls(**given)
-
-    @property
-    def recommendation(self) -> dict[str, float]:
-        """The given ones of the fields that a model may recommend, by name."""
-        return {name: value for name in RECOMMENDED if (value := getattr(self, name)) is not None}
+        found = {"temperature": 1.0} | given if len(names) > 1 else given
+        cls(**found)
+        return found
 
     def resolved(self, recommended: Mapping[str, float] = MappingProxyType({})) -> ResolvedSamplingParams:
         """The same with every such field given: those that are not are as recommended, else change nothing.
@@ -268,6 +266,8 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
         given = {name: getattr(self, name) for name in self.__struct_fields__}
         beams = self.num_beams > 1
         wished = {name: value for name, value in recommended.items() if not beams or name == "repetition_penalty"}
+        if "top_k" in wished:
+            wished["top_k"] = int(wished["top_k"])
         asks = self.n > 1 or any(given[name] not in (None, NEUTRAL[name]) for name in FILTERS)
         drawn = {"temperature": 1.0} if asks and not beams else {}
         filled = {name: default for name, default in (NEUTRAL | drawn | wished).items() if given[name] is None}

@@ -23,7 +23,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 import msgspec
 from attn_core.checks import is_number, require_choice, require_flag, require_number, require_whole, whole
@@ -101,15 +101,17 @@ class SchemaMeta(msgspec.StructMeta):
     Only the subclasses of `Checked` have it: one `Token` is made for every token, and would take three times as long.
     """
 
-    def __call__(cls, *values: Any, **fields: Any) -> Any:  # noqa: N805 -- what it makes are classes
-        """Construct an instance; raises `UnknownName` for a field that the class does not have."""
-        try:
-            return super().__call__(*values, **fields)
-        except TypeError:
-            unknown = next((name for name in fields if name not in cls.__struct_fields__), None)
-            if unknown is None:
-                raise
-            raise UnknownName.of(f"field of {cls.__name__}", unknown, cls.__struct_fields__) from None
+    if not TYPE_CHECKING:  # which would take its signature for that of all constructors
+
+        def __call__(cls, *values: Any, **fields: Any) -> Any:  # noqa: N805 -- what it makes are classes
+            """Construct an instance; raises `UnknownName` for a field that the class does not have."""
+            try:
+                return super().__call__(*values, **fields)
+            except TypeError:
+                unknown = next((name for name in fields if name not in cls.__struct_fields__), None)
+                if unknown is None:
+                    raise
+                raise UnknownName.of(f"field of {cls.__name__}", unknown, cls.__struct_fields__) from None
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True):

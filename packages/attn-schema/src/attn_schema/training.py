@@ -12,10 +12,10 @@ from attn_core.errors import AttnError, InvalidValue, error_of_reasons
 from msgspec import Meta
 
 from attn_schema.device import AUTO, Device, require_device
-from attn_schema.finetuning import LoraConfig, ObjectiveConfig
+from attn_schema.finetuning import REFERENCE_FREE, LoraConfig, ObjectiveConfig
 from attn_schema.model import ModelConfig
 from attn_schema.optimization import MAX_STEPS, OPTIMIZER_PANEL, OptimizerConfig
-from attn_schema.prepared import PreparedSource, prepared_sources
+from attn_schema.prepared import PreparedSource, prepared_sources, require_named_columns
 from attn_schema.schema import DATASET, MAX_INT32, PREPARED, TOKENIZER, Checked, Schema, fields_of, in_panel, is_noun
 
 MAX_SEED = 2**64 - 1
@@ -56,11 +56,21 @@ class DataConfig(Checked, frozen=True, kw_only=True):
     format: Annotated[
         Literal["text", "chat", "preference"],
         _data(
-            "Format of the lines of the dataset, for a base model with a chat template: text; chat, JSON with "
-            "messages, of which only the assistant's contribute to the loss; or preference, JSON with prompt, chosen "
-            "and rejected (DPO)."
+            "Format of the dataset, for a base model with a chat template: text; chat, rows of messages, of prompt and "
+            "completion, or of token ids, of which only the answers contribute to the loss; or preference, rows of "
+            "prompt, chosen and rejected."
         ),
     ] = "text"
+    columns: Annotated[
+        tuple[str, ...],
+        _data(
+            "Columns of rows that have other names than these formats, as NAME=COLUMN, such as "
+            "prompt=question,completion=answer."
+        ),
+    ] = ()
+    skip_broken: Annotated[
+        bool, _data("Leave out rows of chats and preferences that cannot be read, and count them.")
+    ] = False
 
     prepared: Annotated[
         str,
@@ -83,6 +93,10 @@ class DataConfig(Checked, frozen=True, kw_only=True):
             raise InvalidValue.of(
                 "document_mask", self.document_mask, "true without prepared data, as it has no effect"
             )
+        for name in ("columns", "skip_broken"):
+            if getattr(self, name) and self.format == "text":
+                raise InvalidValue.of(name, getattr(self, name), "none without the format chat or preference")
+        require_named_columns(self.columns)
         if not self.prepared:
             return
         prepared_sources(self.prepared)
@@ -209,8 +223,9 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
             raise InvalidValue.of("format", self.data.format, "text without a base model (--from)")
         if self.data.format == "preference":
             self._require_preferences()
-        if self.objective.dpo_beta is not None and self.data.format != "preference":
-            raise InvalidValue.of("dpo_beta", self.objective.dpo_beta, "none unless format is preference")
+        elif self.objective.preference_loss != "sigmoid" or self.objective.preference_beta is not None:
+            name = "preference_loss" if self.objective.preference_beta is None else "preference_beta"
+            raise InvalidValue.of(name, getattr(self.objective, name), "none unless format is preference")
         if self.evaluation.bleu_sentences and not self.model.is_encoder_decoder:
             raise InvalidValue.of(
                 "bleu_sentences", self.evaluation.bleu_sentences, "0 unless the model is an encoder-decoder"
@@ -218,8 +233,11 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
 
     def _require_preferences(self) -> None:
         """Raise `InvalidValue` for what does not go with preferences."""
-        if self.lora.lora_rank is None:
-            raise InvalidValue.of("lora_rank", None, "a rank with preferences: DPO uses the frozen base")
+        loss = self.objective.preference_loss
+        if self.lora.lora_rank is None and loss not in REFERENCE_FREE:
+            raise InvalidValue.of("lora_rank", None, f"a rank with the loss {loss}: the frozen base is its reference")
+        if self.optimizer.batch_size < 2 and loss == "kto":
+            raise InvalidValue.of("batch_size", 1, "at least 2 with kto, which compares the examples of a batch")
         if self.lora.lora_dropout:
             allowed = "0 with preferences: policy and reference must differ by the adapter alone"
             raise InvalidValue.of("lora_dropout", self.lora.lora_dropout, allowed)

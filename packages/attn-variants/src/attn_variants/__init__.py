@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MultiheadAttention", "attend", "layer", "replace"]
 
-__getattr__, __dir__ = lazy_names(
+lazy_names(
     __name__,
     {
         "multihead_attention": ("MultiheadAttention",),

@@ -69,7 +69,7 @@ def torch_state_dict(module: MultiheadAttention) -> dict[str, Tensor]:
     Keys and values that heads share are repeated. Raises `Incompatible` for a mechanism that is not plain attention.
     """
     spec = getattr(module.attention, "spec", None)
-    if not module.takes_pairs or spec != AttentionSpec(heads=spec.heads):
+    if spec is None or not module.takes_pairs or spec != AttentionSpec(heads=spec.heads):
         raise Incompatible(f"torch's module does not compute mechanism {module.mechanism.name!r}")
     own = {name: tensor.detach() for name, tensor in module.state_dict().items()}
     for name in [f"attention.{part}.{kind}" for part in PARTS[1:] for kind in ("weight", "bias")]:

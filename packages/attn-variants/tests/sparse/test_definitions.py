@@ -211,7 +211,7 @@ BAD = [
     ("fixed", {"block": 4, "summaries": 5}, r"fixed\.summaries: 5"),
     ("bigbird", {"block": 0}, r"block: 0"),
     ("bigbird", {"random": -1}, r"random: -1"),
-    ("bigbird", {"parts": ("middle",)}, r"parts: \['middle'\]"),
+    ("bigbird", {"parts": ("middle",)}, r"parts: \('middle',\)"),
     ("neighborhood", {"size": 0}, r"size: 0"),
     ("chunked", {"chunk": 1.5}, r"chunk: 1\.5"),
     ("block_local", {"reach": -1}, r"reach: -1"),

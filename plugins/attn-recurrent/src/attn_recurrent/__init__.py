@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_core import hookimpl
+from attn_core import ModelFamily, hookimpl
 
 
 @hookimpl
@@ -16,6 +16,22 @@ def attn_adapters() -> list[Any]:
     """The adapters of the families."""
     from attn_recurrent.kimi_linear import KimiLinearAdapter
     from attn_recurrent.lfm2 import Lfm2Adapter
+    from attn_recurrent.minimax.adapter import MiniMaxAdapter
     from attn_recurrent.qwen3_5 import Qwen35Adapter, Qwen35MoeAdapter, Qwen35VisionAdapter
 
-    return [KimiLinearAdapter(), Lfm2Adapter(), Qwen35Adapter(), Qwen35MoeAdapter(), Qwen35VisionAdapter()]
+    return [
+        KimiLinearAdapter(),
+        Lfm2Adapter(),
+        Qwen35Adapter(),
+        Qwen35MoeAdapter(),
+        Qwen35VisionAdapter(),
+        MiniMaxAdapter(),
+    ]
+
+
+@hookimpl
+def attn_models() -> list[ModelFamily]:
+    """The families that can be trained."""
+    from attn_recurrent.minimax import MiniMaxFamily
+
+    return [MiniMaxFamily()]

@@ -21,7 +21,7 @@ class DeepseekV32Adapter(DeepseekV3Adapter):
     model_type = "deepseek_v32"
     architecture = "DeepseekV32ForCausalLM"
     mechanism = "attn-sparse/sparse_mla"
-    sizes = DeepseekV3Adapter.sizes | INDEXER
+    sizes: ClassVar[Mapping[str, str]] = {**DeepseekV3Adapter.sizes, **INDEXER}
     keys = DeepseekV3Adapter.keys | {ours: theirs for theirs, ours in INDEXER.items()}
     known_keys = DeepseekV3Adapter.known_keys | {*INDEXER, *LAYER_KEYS}
     fixed_options: ClassVar[Mapping[str, Any]] = {"index_interleaved": False}
@@ -51,7 +51,8 @@ class DeepseekV32Adapter(DeepseekV3Adapter):
     def computed(self, attention: LayerAttention) -> object:
         """See `StateDictAdapter`; `align` only has an effect in training."""
         if attention.full_name == self.mechanism:
-            attention = LayerAttention(attention.mechanism, dataclasses.replace(attention.config, align=1.0))
+            config: Any = attention.config
+            attention = LayerAttention(attention.mechanism, dataclasses.replace(config, align=1.0))
         return super().computed(attention)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core.errors import Incompatible, InvalidValue
 from attn_models.adapters.base import listed_layer_types, needed, require_allowed, required_count
 from attn_models.adapters.family import GROUPED, LLAMA_NAMES, QK_NORM, FamilyAdapter
-from attn_models.adapters.hf_config import Rope, check_unread_keys, objects_of, one_rope_of, read_rope
+from attn_models.adapters.hf_config import Rope, check_unread_keys, objects_of, one_rope_of
 from attn_models.attention import layer_attentions
 
 MATRICES = {"gate": "w1", "up": "w3", "down": "w2"}
@@ -43,6 +43,7 @@ class MiniMaxM2Adapter(FamilyAdapter):
     derived_names = re.compile(r"rotary_emb\.inv_freq$|(^|\.)mtp\.")
     nulls = frozenset()
     rope_base = 5e6
+    partial_rotary = True
     mechanism = "attn-variants/gemma"
     names = (
         LLAMA_NAMES
@@ -64,16 +65,13 @@ class MiniMaxM2Adapter(FamilyAdapter):
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
         """The rotary positions, whose part of a head older files give in elements."""
-        given, turned = one_rope_of(values), values.get("rotary_dim")
-        usual = {"partial_rotary_factor": values.get("partial_rotary_factor", given.get("partial_rotary_factor"))}
-        if turned is not None and usual["partial_rotary_factor"] is None:
-            size = required_count(values, "head_dim")
-            usual["partial_rotary_factor"] = required_count(values, "rotary_dim", least=0) / size
-            if usual["partial_rotary_factor"] > 1:
-                raise InvalidValue.of("rotary_dim", turned, f"at most the head_dim {size}")
-        if usual["partial_rotary_factor"] is None:
-            return read_rope(values, base=self.rope_base, partial=True)
-        return read_rope({**values, **usual}, base=self.rope_base, partial=True)
+        told = values.get("partial_rotary_factor", one_rope_of(values).get("partial_rotary_factor"))
+        if told is not None or values.get("rotary_dim") is None:
+            return super().rope(values)
+        size, turned = required_count(values, "head_dim"), required_count(values, "rotary_dim", least=0)
+        if turned > size:
+            raise InvalidValue.of("rotary_dim", turned, f"at most the head_dim {size}")
+        return super().rope({**values, "partial_rotary_factor": turned / size})
 
 
 FULL, SPARSE = "full_attention", "minimax_m3_sparse"
@@ -127,11 +125,11 @@ class MiniMaxM3Adapter(FamilyAdapter):
         | {"feed_forward.router.score": "mlp.gate", "feed_forward.shared.down": "mlp.shared_experts.down_proj"}
         | {"feed_forward.router.correction": "mlp.gate.e_score_correction_bias"}
     )
-    fused: Mapping[str, tuple[str, ...]] = {
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "mlp.gate_up_proj": ("feed_forward.gate", "feed_forward.up"),
         "mlp.shared_experts.gate_up_proj": ("feed_forward.shared.gate", "feed_forward.shared.up"),
     }
-    stacked: Mapping[str, tuple[str, ...]] = {
+    stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "mlp.experts.gate_up_proj": ("gate", "up"),
         "mlp.experts.down_proj": ("down",),
     }
@@ -225,8 +223,8 @@ class MiniMaxM3VisionAdapter(MiniMaxM3Adapter):
         | {"feed_forward.router.score": "block_sparse_moe.gate"}
         | {"feed_forward.router.correction": "block_sparse_moe.e_score_correction_bias"}
     )
-    fused: Mapping[str, tuple[str, ...]] = {}
-    stacked: Mapping[str, tuple[str, ...]] = {}
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     derived_names = re.compile(r"inv_freq$|(^|\.)mtp\.|^(vision_tower|multi_modal_projector|patch_merge_mlp)\.")
 
     def from_hf_config(self, values: Mapping[str, Any]) -> Any:

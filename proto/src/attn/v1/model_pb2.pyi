@@ -3,7 +3,6 @@
 isort:skip_file
 """
 
-from attn.v1 import inference_pb2 as _inference_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -58,6 +57,26 @@ class ModelInfo(_message.Message):
     """A model on a server; the sizes are 0 until it is loaded."""
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RecommendedSamplingEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     NAME_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
@@ -125,8 +144,10 @@ class ModelInfo(_message.Message):
         """When loading began."""
 
     @_builtins.property
-    def recommended_sampling(self) -> _inference_pb2.SamplingParams:
-        """What its generation_config.json recommends: what requests to it leave out is so; absent where it recommends nothing."""
+    def recommended_sampling(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """What its generation_config.json recommends of temperature, top_k, top_p, min_p, typical_p and repetition_penalty, by name:
+        what requests to it leave out is so.
+        """
 
     def __init__(
         self,
@@ -150,10 +171,10 @@ class ModelInfo(_message.Message):
         note: _builtins.str = ...,
         base_model: _builtins.str = ...,
         replicas: _builtins.int = ...,
-        recommended_sampling: _inference_pb2.SamplingParams | None = ...,
+        recommended_sampling: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         max_encoder_len: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time", "recommended_sampling", b"recommended_sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "base_model", b"base_model", "chat", b"chat", "device", b"device", "dtype", b"dtype", "load_time", b"load_time", "max_encoder_len", b"max_encoder_len", "max_seq_len", b"max_seq_len", "mechanisms", b"mechanisms", "name", b"name", "note", b"note", "num_heads", b"num_heads", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "quantization", b"quantization", "recommended_sampling", b"recommended_sampling", "replicas", b"replicas", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

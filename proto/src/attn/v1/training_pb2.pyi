@@ -214,12 +214,17 @@ class ObjectiveConfig(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    DPO_BETA_FIELD_NUMBER: _builtins.int
+    PREFERENCE_BETA_FIELD_NUMBER: _builtins.int
     TEACHER_FIELD_NUMBER: _builtins.int
     DISTILLATION_TEMPERATURE_FIELD_NUMBER: _builtins.int
     DISTILLATION_WEIGHT_FIELD_NUMBER: _builtins.int
-    dpo_beta: _builtins.float
-    """Beta of DPO, with data of the format preference: a higher one keeps the model closer to its base; 0.1 if not given."""
+    PREFERENCE_LOSS_FIELD_NUMBER: _builtins.int
+    SIMPO_GAMMA_FIELD_NUMBER: _builtins.int
+    FLIPPED_SHARE_FIELD_NUMBER: _builtins.int
+    DESIRABLE_WEIGHT_FIELD_NUMBER: _builtins.int
+    UNDESIRABLE_WEIGHT_FIELD_NUMBER: _builtins.int
+    preference_beta: _builtins.float
+    """Beta of the loss of preferences: with a reference, a higher one keeps the model closer to its base."""
     teacher: _builtins.str
     """Model whose probabilities are learned beside the text (distillation), by name or folder; its vocabulary is that of
     the model.
@@ -228,34 +233,71 @@ class ObjectiveConfig(_message.Message):
     """Softmax temperature of teacher and model; 1 if not given."""
     distillation_weight: _builtins.float
     """Weight of the distillation loss; the cross-entropy has 1 minus this weight. 0.5 if not given."""
+    preference_loss: _builtins.str
+    """Loss with data of the format preference: sigmoid (DPO), sigmoid_norm, hinge, ipo, robust, apo_zero, apo_down, kto,
+    simpo or orpo.
+    """
+    simpo_gamma: _builtins.float
+    """Margin of SimPO; 1 if not given."""
+    flipped_share: _builtins.float
+    """Share of flipped preferences, which the loss robust assumes; 0.1 if not given."""
+    desirable_weight: _builtins.float
+    """Weight of desirable answers in KTO; 1 if not given."""
+    undesirable_weight: _builtins.float
+    """Weight of undesirable answers in KTO; 1 if not given."""
     def __init__(
         self,
         *,
-        dpo_beta: _builtins.float | None = ...,
+        preference_beta: _builtins.float | None = ...,
         teacher: _builtins.str | None = ...,
         distillation_temperature: _builtins.float | None = ...,
         distillation_weight: _builtins.float | None = ...,
+        preference_loss: _builtins.str | None = ...,
+        simpo_gamma: _builtins.float | None = ...,
+        flipped_share: _builtins.float | None = ...,
+        desirable_weight: _builtins.float | None = ...,
+        undesirable_weight: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_distillation_temperature", b"_distillation_temperature", "_distillation_weight", b"_distillation_weight", "_dpo_beta", b"_dpo_beta", "_teacher", b"_teacher", "distillation_temperature", b"distillation_temperature", "distillation_weight", b"distillation_weight", "dpo_beta", b"dpo_beta", "teacher", b"teacher"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_desirable_weight", b"_desirable_weight", "_distillation_temperature", b"_distillation_temperature", "_distillation_weight", b"_distillation_weight", "_flipped_share", b"_flipped_share", "_preference_beta", b"_preference_beta", "_preference_loss", b"_preference_loss", "_simpo_gamma", b"_simpo_gamma", "_teacher", b"_teacher", "_undesirable_weight", b"_undesirable_weight", "desirable_weight", b"desirable_weight", "distillation_temperature", b"distillation_temperature", "distillation_weight", b"distillation_weight", "flipped_share", b"flipped_share", "preference_beta", b"preference_beta", "preference_loss", b"preference_loss", "simpo_gamma", b"simpo_gamma", "teacher", b"teacher", "undesirable_weight", b"undesirable_weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_distillation_temperature", b"_distillation_temperature", "_distillation_weight", b"_distillation_weight", "_dpo_beta", b"_dpo_beta", "_teacher", b"_teacher", "distillation_temperature", b"distillation_temperature", "distillation_weight", b"distillation_weight", "dpo_beta", b"dpo_beta", "teacher", b"teacher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_desirable_weight", b"_desirable_weight", "_distillation_temperature", b"_distillation_temperature", "_distillation_weight", b"_distillation_weight", "_flipped_share", b"_flipped_share", "_preference_beta", b"_preference_beta", "_preference_loss", b"_preference_loss", "_simpo_gamma", b"_simpo_gamma", "_teacher", b"_teacher", "_undesirable_weight", b"_undesirable_weight", "desirable_weight", b"desirable_weight", "distillation_temperature", b"distillation_temperature", "distillation_weight", b"distillation_weight", "flipped_share", b"flipped_share", "preference_beta", b"preference_beta", "preference_loss", b"preference_loss", "simpo_gamma", b"simpo_gamma", "teacher", b"teacher", "undesirable_weight", b"undesirable_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__desirable_weight: _TypeAlias = _typing.Literal["desirable_weight"]  # noqa: Y015
+    _WhichOneofArgType__desirable_weight: _TypeAlias = _typing.Literal["_desirable_weight", b"_desirable_weight"]  # noqa: Y015
     _WhichOneofReturnType__distillation_temperature: _TypeAlias = _typing.Literal["distillation_temperature"]  # noqa: Y015
     _WhichOneofArgType__distillation_temperature: _TypeAlias = _typing.Literal["_distillation_temperature", b"_distillation_temperature"]  # noqa: Y015
     _WhichOneofReturnType__distillation_weight: _TypeAlias = _typing.Literal["distillation_weight"]  # noqa: Y015
     _WhichOneofArgType__distillation_weight: _TypeAlias = _typing.Literal["_distillation_weight", b"_distillation_weight"]  # noqa: Y015
-    _WhichOneofReturnType__dpo_beta: _TypeAlias = _typing.Literal["dpo_beta"]  # noqa: Y015
-    _WhichOneofArgType__dpo_beta: _TypeAlias = _typing.Literal["_dpo_beta", b"_dpo_beta"]  # noqa: Y015
+    _WhichOneofReturnType__flipped_share: _TypeAlias = _typing.Literal["flipped_share"]  # noqa: Y015
+    _WhichOneofArgType__flipped_share: _TypeAlias = _typing.Literal["_flipped_share", b"_flipped_share"]  # noqa: Y015
+    _WhichOneofReturnType__preference_beta: _TypeAlias = _typing.Literal["preference_beta"]  # noqa: Y015
+    _WhichOneofArgType__preference_beta: _TypeAlias = _typing.Literal["_preference_beta", b"_preference_beta"]  # noqa: Y015
+    _WhichOneofReturnType__preference_loss: _TypeAlias = _typing.Literal["preference_loss"]  # noqa: Y015
+    _WhichOneofArgType__preference_loss: _TypeAlias = _typing.Literal["_preference_loss", b"_preference_loss"]  # noqa: Y015
+    _WhichOneofReturnType__simpo_gamma: _TypeAlias = _typing.Literal["simpo_gamma"]  # noqa: Y015
+    _WhichOneofArgType__simpo_gamma: _TypeAlias = _typing.Literal["_simpo_gamma", b"_simpo_gamma"]  # noqa: Y015
     _WhichOneofReturnType__teacher: _TypeAlias = _typing.Literal["teacher"]  # noqa: Y015
     _WhichOneofArgType__teacher: _TypeAlias = _typing.Literal["_teacher", b"_teacher"]  # noqa: Y015
+    _WhichOneofReturnType__undesirable_weight: _TypeAlias = _typing.Literal["undesirable_weight"]  # noqa: Y015
+    _WhichOneofArgType__undesirable_weight: _TypeAlias = _typing.Literal["_undesirable_weight", b"_undesirable_weight"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__desirable_weight) -> _WhichOneofReturnType__desirable_weight | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__distillation_temperature) -> _WhichOneofReturnType__distillation_temperature | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__distillation_weight) -> _WhichOneofReturnType__distillation_weight | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__dpo_beta) -> _WhichOneofReturnType__dpo_beta | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__flipped_share) -> _WhichOneofReturnType__flipped_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__preference_beta) -> _WhichOneofReturnType__preference_beta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__preference_loss) -> _WhichOneofReturnType__preference_loss | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__simpo_gamma) -> _WhichOneofReturnType__simpo_gamma | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__teacher) -> _WhichOneofReturnType__teacher | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__undesirable_weight) -> _WhichOneofReturnType__undesirable_weight | None: ...
 
 Global___ObjectiveConfig: _TypeAlias = ObjectiveConfig  # noqa: Y015
 
@@ -549,6 +591,8 @@ class DataConfig(_message.Message):
     FORMAT_FIELD_NUMBER: _builtins.int
     PREPARED_FIELD_NUMBER: _builtins.int
     DOCUMENT_MASK_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    SKIP_BROKEN_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     """Dataset by name, or the path of a file or folder on the server (it has a slash): UTF-8 text; for pairs a file
     SOURCE<tab>TARGET or a folder with train.LANGUAGE and val.LANGUAGE; for tags a .conllu file or a folder of them;
@@ -572,6 +616,12 @@ class DataConfig(_message.Message):
     """Folders of prepared data in place of a dataset: FOLDER[:WEIGHT[:EPOCHS]],..."""
     document_mask: _builtins.bool
     """Mask attention between documents where a sequence of prepared data holds several."""
+    skip_broken: _builtins.bool
+    """Leave out rows of chats and preferences that cannot be read, and count them."""
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Columns of rows that have other names than the formats chat and preference, as NAME=COLUMN."""
+
     def __init__(
         self,
         *,
@@ -583,10 +633,12 @@ class DataConfig(_message.Message):
         format: _builtins.str | None = ...,
         prepared: _builtins.str = ...,
         document_mask: _builtins.bool | None = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+        skip_broken: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_document_mask", b"_document_mask", "_format", b"_format", "_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "document_mask", b"document_mask", "format", b"format", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_document_mask", b"_document_mask", "_format", b"_format", "_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "dataset", b"dataset", "document_mask", b"document_mask", "format", b"format", "languages", b"languages", "max_pairs", b"max_pairs", "prepared", b"prepared", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_document_mask", b"_document_mask", "_format", b"_format", "_tokenizer", b"_tokenizer", "_validation_fraction", b"_validation_fraction", "columns", b"columns", "dataset", b"dataset", "document_mask", b"document_mask", "format", b"format", "languages", b"languages", "max_pairs", b"max_pairs", "prepared", b"prepared", "skip_broken", b"skip_broken", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__document_mask: _TypeAlias = _typing.Literal["document_mask"]  # noqa: Y015
     _WhichOneofArgType__document_mask: _TypeAlias = _typing.Literal["_document_mask", b"_document_mask"]  # noqa: Y015

@@ -39,7 +39,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 # Listing plugins imports this package, and must not import gRPC with it.
-__getattr__, __dir__ = lazy_names(
+lazy_names(
     __name__,
     {
         "call": ("Call", "Caller", "Metadata"),

@@ -41,7 +41,7 @@ def remove_abandoned() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         # The folder may be gone meanwhile, or belong to another user.
         with contextlib.suppress(OSError):
-            if path.lstat().st_uid == os.getuid():
+            if path.lstat().st_uid == getattr(os, "getuid", lambda: 0)():
                 _remove_if_abandoned(path)
 
 

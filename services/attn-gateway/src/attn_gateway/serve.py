@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ async def serve(
         applying.add(task)
         task.add_done_callback(applying.discard)
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+    if hasattr(signal, "SIGHUP"):  # Windows has none
+        on_signal(signal.SIGHUP, reload)
     try:
         await signals.unless_stopped(gateway.start())
         if not signals.stopped.is_set():
@@ -138,6 +140,15 @@ def offered_http_server(settings: GatewaySettings) -> HttpServer | None:
     raise MissingPackage.of("attn-openai", "serving HTTP")
 
 
+def on_signal(number: signal.Signals, call: Callable[[], None]) -> None:
+    """Call a function in the running event loop at a signal."""
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_signal_handler(number, call)
+    except NotImplementedError:  # on Windows
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(call))
+
+
 class _Signals:
     """Handles SIGINT and SIGTERM: the first signal stops gracefully, the second kills all child processes and exits."""
 
@@ -147,7 +158,7 @@ class _Signals:
         self._on_second = on_second
         self._below: list[psutil.Process] = []
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._hit, number)
+            on_signal(number, partial(self._hit, number))
 
     async def unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, and cancel it when a signal arrives."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +103,10 @@ class GatewaySettings:
     @property
     def connections_allowed(self) -> int:
         """The most connections of one port: `max_connections`, or a third of the files that the process may open."""
+        try:
+            import resource
+        except ModuleNotFoundError:  # Windows has no such limit
+            return self.max_connections
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return self.max_connections if files == resource.RLIM_INFINITY else min(self.max_connections, files // 3)
 

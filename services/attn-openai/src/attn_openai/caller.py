@@ -79,8 +79,7 @@ class HttpCaller:
 
     async def resolved(self, model: str, sampling: SamplingParams) -> ResolvedSamplingParams:
         """Sampling parameters with what the request leaves out: as the model recommends, else OpenAI's temperature."""
-        found = (await self.model(model)).recommended_sampling
-        wished = {} if found is None else found.recommendation
+        wished = (await self.model(model)).recommended_sampling
         return sampling.resolved({"temperature": DEFAULT_TEMPERATURE} | wished)
 
     async def tokenize(self, model: str, prompt: Prompt) -> Tokenization:

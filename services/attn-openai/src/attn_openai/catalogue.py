@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from attn_cli.commands.costs import row
+from attn_cli.comparison import row
 from attn_cli.facts import describe, price, verdicts, weights_statement
 from attn_cli.options import Sizes, supported_sizes
 from attn_cli.pictures import tensors, view_of

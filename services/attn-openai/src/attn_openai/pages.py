@@ -24,7 +24,7 @@ AT_ONCE = 2
 """The number of mechanisms whose data is computed at the same time; further requests wait."""
 CHECK_SECONDS = 120.0
 """How long checking the laws of one mechanism may take."""
-CHECK = "import os; os.nice(10); from attn_cli.main import main; main()"
+CHECK = "import os; getattr(os, 'nice', int)(10); from attn_cli.main import main; main()"
 
 ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
 

@@ -15,8 +15,9 @@ from attn_train.data.labels import INCLUDED as LABELLED
 from attn_train.data.labels import label_files
 from attn_train.data.load import TEXT, data_kind_of, default_tokenizer, require_known_text, tokenizer_folder
 from attn_train.data.pairs import known_pair_sets, pair_paths
-from attn_train.data.shapes import Notes
+from attn_train.data.shapes import Reading, TokenRow
 from attn_train.data.synthetic import TASKS
+from attn_train.data.token_shards.inputs import input_files
 from attn_train.data.token_shards.shards import FIELD as PREPARED
 from attn_train.data.treebank import treebank_files
 from attn_train.tasks.language_modeling import CHARACTER
@@ -67,14 +68,17 @@ def check_prepared(config: TrainingConfig) -> None:
 
 
 def check_conversations(data: DataConfig, home: Path) -> None:
-    """Raise `InvalidValue` for the first row that is not a conversation, `UserError` without a chat template."""
+    """Raise `InvalidValue` for the first row that is not a conversation, unless such rows are skipped, and `UserError`
+    for messages without a chat template."""
     if data.path is None:
         raise InvalidValue.of(
             FIELD, data.dataset, f"the path of a file or folder, which the format {data.format} needs"
         )
-    require_template(Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home)))
-    for _ in (checked_chats if data.format == "chat" else checked_preferences)(Path(data.path), Notes()):
-        pass
+    tokenizer = Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home))
+    checked = checked_chats if data.format == "chat" else checked_preferences
+    kinds = {type(row) for _, row in checked(input_files([data.path]), Reading.of(data))}
+    if kinds - {TokenRow}:
+        require_template(tokenizer)
 
 
 def check_masked(data: DataConfig, *, home: Path) -> None:

@@ -19,6 +19,7 @@ from attn_models.weights import read_folder
 from attn_models.weights.safe_files import read_config
 from attn_schema import DeviceConfig
 from attn_schema.device import AUTO
+from attn_schema.text_files import files_of
 from attn_schema.training import DataConfig
 from torch import Tensor
 
@@ -134,7 +135,7 @@ def _float32(where: DeviceConfig) -> str:
 
 def _read(data: str, tokenizer: Tokenizer, home: Path) -> tuple[str, Tensor]:
     config = _file(data) if Path(data).exists() else DataConfig(dataset=data)
-    text = read_text(text_path(config, home, lambda _: None))
+    text = read_text(files_of(text_path(config, home, lambda _: None)))
     return text, torch.from_numpy(tokenizer.encode_corpus(text))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from attn_core.errors import WrongState
 from attn_schema.training import Checkpoint, JobState, LogLine, Metrics, StateChange, TrainingJob
@@ -76,3 +77,47 @@ def require_transition(job_id: str, current: JobState, following: JobState) -> N
     if following not in TRANSITIONS[current]:
         message = f"job {job_id!r} is {current}; it cannot become {following}"
         raise WrongState(message, job=job_id, state=current)
+
+
+class Reporter(Protocol):
+    """Receives the progress of a run, in order, in the thread of the training loop; methods must return quickly."""
+
+    def heartbeat(self) -> None:
+        """Report that an update or an evaluation batch was done."""
+        ...
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Report metrics, by name, after `step` updates."""
+        ...
+
+    def checkpoint(self, step: int, where: str, size: int) -> None:
+        """Report a complete checkpoint of `size` bytes at the path or URL `where`."""
+        ...
+
+    def log(self, text: str) -> None:
+        """Report a log line."""
+        ...
+
+    def flush(self) -> None:
+        """Return once everything reported is recorded; called before a checkpoint is written, so that a run that
+        resumes from it has lost nothing, whoever was killed."""
+        ...
+
+
+class NullReporter:
+    """A reporter that discards everything."""
+
+    def heartbeat(self) -> None:
+        """Do nothing."""
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Do nothing."""
+
+    def checkpoint(self, step: int, where: str, size: int) -> None:
+        """Do nothing."""
+
+    def log(self, text: str) -> None:
+        """Do nothing."""
+
+    def flush(self) -> None:
+        """Do nothing."""

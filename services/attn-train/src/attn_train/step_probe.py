@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from attn_train.layout import MeshLayout
 from attn_train.precision import set_up_blocks
 from attn_train.process_group import Group
-from attn_train.records import Stop, StopFlag
+from attn_train.records import NullReporter, Stop, StopFlag
 from attn_train.tasks.base import Dataset
-from attn_train.trainer import NullReporter, Trainer
+from attn_train.trainer import Trainer
 
 ENDLESS = 2**31 - 1
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from attn_core.errors import AttnError, CheckpointInvalid, Incompatible, Unavailable, UserError
@@ -37,7 +37,7 @@ from attn_train.optimizer import (
 )
 from attn_train.precision import forward_precision, half_weights, validation_precision
 from attn_train.process_group import Group
-from attn_train.records import Stop, StopFlag
+from attn_train.records import NullReporter, Reporter, Stop, StopFlag
 from attn_train.sharded_checkpoint import Held, Parts, read_shards, read_whole, stored_tensors
 from attn_train.tasks.base import (
     Dataset,
@@ -60,35 +60,6 @@ Read = TypeVar("Read")
 NAMED = 5
 """The number of weights that are named in a message."""
 NO_DIGEST = torch.tensor([], dtype=torch.uint8)
-
-
-class Reporter(Protocol):
-    """Receives the progress of a run, in order, in the thread of the training loop; methods must return quickly."""
-
-    def heartbeat(self) -> None:
-        """Report that an update or an evaluation batch was done."""
-        ...
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Report metrics, by name, after `step` updates."""
-        ...
-
-    def checkpoint(self, step: int, where: str, size: int) -> None:
-        """Report a complete checkpoint of `size` bytes at the path or URL `where`."""
-        ...
-
-    def log(self, text: str) -> None:
-        """Report a log line."""
-        ...
-
-    def flush(self) -> None:
-        """Return once everything reported is recorded; called before a checkpoint is written, so that a run that
-        resumes from it has lost nothing, whoever was killed."""
-        ...
-
-
-class NullReporter(Reporter):
-    """A reporter that discards everything."""
 
 
 class TrainingDiverged(UserError):  # noqa: N818 - named, as all errors here, for what happened
@@ -147,6 +118,7 @@ class Trainer:
         self._throughput = Throughput()
         self._saved_step: int | None = None
         self._began = False
+        self._last: dict[str, Tensor] = {}
         self.resumed_from: Saved | None = None
         if checkpoints is not None:
             keep, writers = config.checkpoint.save_total_limit, self._group.writers
@@ -271,6 +243,8 @@ class Trainer:
         self._report_checkpoint(self._finished(report), report)
         if self._group.agreed_step(self._saved_step or 0) == self.step:
             return
+        for name, last in self._last.items():
+            self._require_finite(name, last.item(), self.step)
         report.flush()
         self._writer.begin(Progress(step=self.step, elapsed_seconds=self.elapsed), self._state())
         self._writer.stops.seconds[-1] += time.perf_counter() - began
@@ -347,6 +321,8 @@ class Trainer:
         rate = learning_rate(self.step, self.config.optimizer, self._width)
         loss, norm = self._update(rate, report)
         self.step += 1
+        # An update by a gradient that is no number leaves weights that are none; with `_norms`, it is skipped.
+        self._last = {"loss": loss} | ({"gradient norm": norm} if self._norms is None else {})
         report.heartbeat()
         last = self.step == self.config.optimizer.steps
         measured = last or self.step % self.config.evaluation.logging_steps == 0
@@ -358,7 +334,7 @@ class Trainer:
         self._throughput.seconds += seconds
         if measured:
             values |= self._speed()
-            self._require_finite(values["loss"], self.step)
+            self._require_finite("loss", values["loss"], self.step)
         if last or self.step % self.config.evaluation.eval_steps == 0:
             values |= self._validation_losses(report)
         if last:
@@ -426,7 +402,7 @@ class Trainer:
         if self._norms is None:
             return False
         # Checked at every step, as NaN losses would otherwise be noticed only in steps with metrics.
-        self._require_finite(loss.item(), self.step + 1)
+        self._require_finite("loss", loss.item(), self.step + 1)
         length, limit = norm.item(), self._norms.limit()
         skipped = self._group.agreed_choice(chosen=self._norms.too_large(length))
         self._norms.add(length, skipped=skipped)
@@ -467,17 +443,20 @@ class Trainer:
         self._throughput = Throughput(tokens=self._task.tokens)
         return {"tokens_per_second": speed, "elapsed_seconds": self.elapsed}
 
-    def _require_finite(self, loss: float, step: int) -> None:
-        if not math.isfinite(loss):
+    def _require_finite(self, name: str, value: float, step: int) -> None:
+        if not math.isfinite(value):
             raise TrainingDiverged(
-                f"the loss is {loss} at step {step}; a lower learning rate or a longer warm-up may help",
+                f"the {name} is {value} at step {step}; a lower learning rate or a longer warm-up may help",
                 step=step,
-                loss=loss,
+                loss=value,
             )
 
     def _try_save(self, report: Reporter) -> None:
         """Like `save`, but a failure is only reported."""
-        self._begin_save(report)
+        try:
+            self._begin_save(report)
+        except TrainingDiverged as error:
+            report.log(f"{error.reason}: {error.message}; the previous checkpoint is kept")
         self._report_checkpoint(self._finished(report), report)
 
 

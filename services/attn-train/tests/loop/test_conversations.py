@@ -13,10 +13,12 @@ from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer, character_tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer
 from attn_models.tokenizers.settings import TokenizerSettings
-from attn_train.data.conversations import read_chats, read_preferences
+from attn_schema.training import DataConfig
+from attn_train.data import conversations
+from attn_train.data.shapes import Reading
+from attn_train.data.token_shards.inputs import input_files
 from attn_train.tasks.distillation import distillation_loss
 from attn_train.tasks.instruction_tuning import chat_dataset
-from attn_train.tasks.preferences import dpo_loss
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<' + m['role'][0] + '>' + m['content'] + '.' }}{% endfor %}"
@@ -30,6 +32,14 @@ def tokenizer() -> Tokenizer:
     """Characters, with a template that ends each message with a full stop."""
     plain = character_tokenizer(ALPHABET)
     return Tokenizer(plain.backend, TokenizerSettings(chat_template=TEMPLATE, eos_token="."))
+
+
+def read_chats(path, tokenizer):
+    return list(conversations.read_chats(input_files([str(path)]), tokenizer, Reading()))
+
+
+def read_preferences(path, tokenizer):
+    return list(conversations.read_preferences(input_files([str(path)]), tokenizer, Reading()))
 
 
 def written(path: Path, *lines: object) -> Path:
@@ -221,11 +231,11 @@ def test_conversations_that_do_not_fit_are_counted_and_none_left_is_refused(
 ) -> None:
     long = {"messages": said("user:" + "a" * 50, "assistant:yes")}
     path = written(tmp_path / "a.jsonl", GOOD, long, GOOD)
-    dataset = chat_dataset(path, tokenizer, validation=0.0, max_length=30)
+    dataset = chat_dataset(DataConfig(dataset=str(path), validation_fraction=0.0), tokenizer, max_length=30)
     assert (len(dataset.training), dataset.left_out) == (2, 1)
     assert "1 left out as too long" in dataset.summary
     with pytest.raises(InvalidValue, match="max_seq_len"):
-        chat_dataset(written(tmp_path / "b.jsonl", long), tokenizer, validation=0.0, max_length=30)
+        chat_dataset(DataConfig(dataset=str(written(tmp_path / "b.jsonl", long))), tokenizer, max_length=30)
 
 
 def test_preferences_share_their_prompt_and_differ_in_what_is_learned(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -238,15 +248,6 @@ def test_preferences_share_their_prompt_and_differ_in_what_is_learned(tmp_path: 
     assert learned == ["yes.", "no."]
     with pytest.raises(InvalidValue, match="rejected"):
         read_preferences(written(tmp_path / "b.jsonl", {name: line[name] for name in ("prompt", "chosen")}), tokenizer)
-
-
-def test_the_loss_of_preferences_is_that_of_the_paper() -> None:
-    policy = torch.tensor([[-1.0, -2.0], [-3.0, -1.5]])
-    reference = torch.tensor([[-1.5, -2.0], [-2.5, -2.0]])
-    loss, margins = dpo_loss(policy, reference, 0.5)
-    expected = [0.5 * ((-1 + 1.5) - (-3 + 2.5)), 0.5 * ((-2 + 2) - (-1.5 + 2))]
-    assert margins.tolist() == pytest.approx(expected)
-    assert loss.item() == pytest.approx(sum(math.log(1 + math.exp(-margin)) for margin in expected) / 2)
 
 
 def test_the_loss_of_a_teacher_is_zero_for_itself_and_else_the_divergence() -> None:

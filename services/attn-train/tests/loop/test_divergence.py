@@ -24,6 +24,29 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(bigram, text, co
     assert CheckpointFolder(tmp_path).newest().step == 10
 
 
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_weights_that_are_no_numbers_never_replace_a_checkpoint(bigram, text, config, changed, record, tmp_path, kind):
+    """Also where the loss is reported more rarely than checkpoints are written."""
+    config = changed(config, evaluation__logging_steps=100, checkpoint__save_steps=2, checkpoint__save_total_limit=1)
+    model = bigram()
+    trainer = Trainer(model, text, config, checkpoints=CheckpointFolder(tmp_path))
+    plain = trainer._task.loss
+
+    def loss(*given):
+        found = plain(*given)
+        if trainer.step < 5:
+            return found
+        return found * torch.nan if kind == "loss" else found + (model.hidden.weight * 0).sum().sqrt()
+
+    trainer._task.loss = loss
+    with pytest.raises(TrainingDiverged, match=f"{kind}.* at step 6"):
+        trainer.run(record(), StopFlag())
+    assert CheckpointFolder(tmp_path).newest().step == 4
+    again = bigram()
+    assert Trainer(again, text, config, checkpoints=CheckpointFolder(tmp_path)).resume()
+    assert all(parameter.isfinite().all() for parameter in again.parameters())
+
+
 def test_a_text_without_validation_is_trained_on_without_a_validation_loss(bigram, words, config, record):
     from attn_train.tasks.language_modeling import tokenize
 

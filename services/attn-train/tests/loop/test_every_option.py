@@ -91,12 +91,19 @@ VALUES: dict[str, Any] = {
     "use_rslora": True,
     "use_dora": True,
     "base_quantization": "int8",
-    "dpo_beta": 0.2,
+    "preference_loss": "ipo",
+    "preference_beta": 0.2,
+    "simpo_gamma": 0.3,
+    "flipped_share": 0.2,
+    "desirable_weight": 2.0,
+    "undesirable_weight": 2.0,
     "teacher": "nobody",
     "distillation_temperature": 2.0,
     "distillation_weight": 0.4,
     "save_steps": 1,
     "save_total_limit": 1,
+    "columns": ("prompt=question",),
+    "skip_broken": True,
     "logging_steps": 2,
     "eval_steps": 2,
     "eval_batches": 1,
@@ -150,6 +157,13 @@ def observed(config: TrainingConfig, home: Path, folder: Path) -> list[Any]:
     whole = trainer.whole_model()
     kept = sorted(path.name for path in folder.iterdir())
     return [*seen.told, dataset.summary, kept, sum(float(p.detach().double().sum()) for p in whole.parameters())]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_batches():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attn_train.tasks.base.VALIDATION_TOKENS", 64)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -77,6 +77,10 @@ def test_a_recipe_builds_its_model_learns_and_leaves_a_folder(name, files, recor
         exported = export_model(folder, files / "exported")
         assert exported.layout == DOOR_OF.get(name, name if name in ADAPTERS else "llama")
         assert load_model(exported.path).config.vocab_size == model.vocab_size
+        # transformers checks the types of fields, which are floats where a config came over the wire.
+        assert (
+            pytest.importorskip("transformers").AutoConfig.from_pretrained(exported.path).model_type == exported.layout
+        )
 
 
 def test_every_family_of_models_has_a_recipe():

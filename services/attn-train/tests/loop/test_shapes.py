@@ -8,17 +8,26 @@ import json
 
 import pytest
 from attn_core.errors import InvalidValue
-from attn_train.data.conversations import checked_chats, checked_preferences
-from attn_train.data.shapes import Notes
+from attn_models.evaluation import IGNORED
+from attn_models.tokenizers import character_tokenizer
+from attn_schema.prepared import ShowConfig
+from attn_schema.training import DataConfig
+from attn_train.data.conversations import checked_chats, checked_preferences, read_chats, read_splits
+from attn_train.data.preview import preview, shown
+from attn_train.data.shapes import Reading
+from attn_train.data.token_shards.inputs import input_files
+from small_tasks import chats
 
 HI, YES, NO = (
     {"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "yes"), ("assistant", "no"))
 )
 SYSTEM = {"role": "system", "content": "be"}
 
+TOKENIZER = character_tokenizer("abcdefghi")
 CHATS = {
     "messages": {"messages": [HI, YES]},
     "a further column": {"messages": [HI, YES], "id": 3},
+    "a spare text": {"messages": [HI, YES], "text": "<u>hi<a>yes"},
     "parts": {"messages": [HI | {"content": [{"type": "text", "text": "hi"}]}, YES]},
     "texts": {"prompt": "hi", "completion": "yes"},
     "messages in two columns": {"prompt": [HI], "completion": [YES]},
@@ -31,16 +40,16 @@ CHATS = {
 @pytest.mark.parametrize("shape", CHATS)
 def test_conversations_of_every_published_shape_are_the_same(tmp_path, shape):
     (tmp_path / "a.jsonl").write_text(json.dumps(CHATS[shape]) + "\n")
-    notes = Notes()
-    ((_, messages),) = checked_chats(tmp_path, notes)
+    reading = Reading()
+    ((_, messages),) = checked_chats(input_files([str(tmp_path)]), reading)
     assert messages == [HI, YES]
-    assert notes.aside == ({"id"} if "id" in CHATS[shape] else set())
+    assert reading.aside == {"id", "text"} & set(CHATS[shape])
 
 
 def test_the_input_of_an_instruction_follows_it_and_a_system_message_comes_first(tmp_path):
     row = {"instruction": "add", "input": "1 2", "output": "3", "system": "be"}
     (tmp_path / "a.json").write_text(json.dumps([row]))
-    ((_, messages),) = checked_chats(tmp_path / "a.json", Notes())
+    ((_, messages),) = checked_chats(input_files([str(tmp_path / "a.json")]), Reading())
     assert messages == [SYSTEM, {"role": "user", "content": "add\n\n1 2"}, {"role": "assistant", "content": "3"}]
 
 
@@ -64,17 +73,17 @@ PREFERENCES = {
 @pytest.mark.parametrize("shape", PREFERENCES)
 def test_preferences_of_every_published_shape_are_the_same(tmp_path, shape):
     (tmp_path / "a.jsonl").write_text(json.dumps(PREFERENCES[shape]) + "\n")
-    notes = Notes()
-    ((_, both),) = checked_preferences(tmp_path, notes)
+    reading = Reading()
+    ((_, both),) = checked_preferences(input_files([str(tmp_path)]), reading)
     assert both == [[HI, YES], [HI, NO]]
-    assert notes.aside == (set(ULTRA) - {"prompt", "chosen", "rejected"} if shape == "UltraFeedback" else set())
+    assert reading.aside == (set(ULTRA) - {"prompt", "chosen", "rejected"} if shape == "UltraFeedback" else set())
 
 
 def test_of_several_turns_only_what_differs_is_compared(tmp_path):
     turns = [HI, YES, {"role": "user", "content": "why"}]
     row = {"chosen": [*turns, YES], "rejected": [*turns, NO]}
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    ((_, both),) = checked_preferences(tmp_path, Notes())
+    ((_, both),) = checked_preferences(input_files([str(tmp_path)]), Reading())
     assert [[message.get("weight", 1) for message in one] for one in both] == [[1, 0, 1, 1]] * 2
 
 
@@ -86,9 +95,9 @@ def test_rows_that_prefer_nothing_are_counted(tmp_path):
         {"prompt": "hi", "chosen": "yes", "rejected": "never"},
     ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    notes = Notes()
-    assert len(list(checked_preferences(tmp_path, notes))) == 2
-    assert list(notes.dropped.values()) == [1, 1, 1]
+    reading = Reading()
+    assert len(list(checked_preferences(input_files([str(tmp_path)]), reading))) == 2
+    assert list(reading.dropped.values()) == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +112,7 @@ def test_rows_that_prefer_nothing_are_counted(tmp_path):
 def test_what_is_not_understood_is_refused_with_its_place(tmp_path, row, complaint):
     (tmp_path / "a.jsonl").write_text(json.dumps(CHATS["messages"]) + "\n" + json.dumps(row) + "\n")
     with pytest.raises(InvalidValue, match=f"(?s)line 2.*{complaint}"):
-        list(checked_chats(tmp_path, Notes()))
+        list(checked_chats(input_files([str(tmp_path)]), Reading()))
 
 
 def test_tables_of_every_format_hold_the_text_that_was_written(tmp_path):
@@ -120,8 +129,106 @@ def test_tables_of_every_format_hold_the_text_that_was_written(tmp_path):
     with ipc.new_stream(tmp_path / "a.arrow", table.schema) as stream:
         stream.write_table(table)
     for name in ("a.csv", "a.tsv", "a.csv.gz", "a.parquet", "a.arrow"):
-        found = [messages for _, messages in checked_chats(tmp_path / name, Notes())]
+        found = [messages for _, messages in checked_chats(input_files([str(tmp_path / name)]), Reading())]
         assert [tuple(message["content"] for message in messages) for messages in found] == rows, name
     (tmp_path / "b.csv").write_text("prompt,completion\na,b,c\n")
     with pytest.raises(InvalidValue, match=r"line 2.*2 columns"):
-        list(checked_chats(tmp_path / "b.csv", Notes()))
+        list(checked_chats(input_files([str(tmp_path / "b.csv")]), Reading()))
+
+
+def rows(path, *values):
+    path.write_text("".join((value if isinstance(value, str) else json.dumps(value)) + "\n" for value in values))
+    return [path]
+
+
+def test_columns_of_other_names_are_read_by_their_names(tmp_path):
+    files = rows(tmp_path / "a.jsonl", {"question": "hi", "answer": "yes", "prompt": "unused"})
+    reading = Reading.of(DataConfig(format="chat", columns=("prompt=question", "completion=answer")))
+    assert [messages for _, messages in checked_chats(files, reading)] == [[HI, YES]]
+    assert (reading.used, reading.aside) == ({"question", "answer"}, set())
+    with pytest.raises(InvalidValue, match=r"answers.*question, answer"):
+        list(checked_chats(files, Reading.of(DataConfig(format="chat", columns=("completion=answers",)))))
+    for wrong in (("reply=answer",), ("prompt",), ("prompt=a", "prompt=b")):
+        with pytest.raises(InvalidValue, match="columns"):
+            Reading.of(DataConfig(format="chat", columns=wrong))
+    with pytest.raises(InvalidValue, match="columns"):
+        DataConfig(columns=("prompt=question",))
+
+
+def test_rows_that_cannot_be_read_are_refused_with_their_place_or_skipped_and_counted(tmp_path):
+    broken = ['{"messages": [', "[1]", "\udcff", {"text": "a"}, {"messages": [HI | {"content": 3}, YES]}]
+    good = {"messages": [HI, YES]}
+    for number, one in enumerate(broken):
+        text = (one if isinstance(one, str) else json.dumps(one)).encode(errors="surrogateescape")
+        (tmp_path / f"{number}.jsonl").write_bytes(json.dumps(good).encode() + b"\n" + text + b"\n")
+        with pytest.raises(InvalidValue, match=f"{number}.jsonl, line 2"):
+            list(checked_chats([tmp_path / f"{number}.jsonl"], Reading()))
+    (tmp_path / "5.csv").write_text("prompt,completion\nhi,yes\nhi\nhi,yes\n")
+    reading = Reading(skip_broken=True)
+    found = [messages for _, messages in checked_chats(input_files([str(tmp_path)]), reading)]
+    assert found == [[HI, YES]] * 7
+    assert sum(reading.dropped.values()) == 6
+    assert "0.jsonl, line 2" in reading.first_broken
+
+
+TOKENS = {
+    "labels": {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]},
+    "a mask of the answer": {"input_ids": [5, 6, 7, 8], "completion_mask": [0, 0, 1, 1]},
+    "padding": {"input_ids": [0, 5, 6, 7, 8, 0], "attention_mask": [0, 1, 1, 1, 1, 0],
+                "assistant_masks": [0, 0, 0, 1, 1, 0], "labels": [-100, -100, -100, 7, 8, -100]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TOKENS)
+def test_ready_made_tokens_are_learned_where_their_masks_say(tmp_path, kind):
+    tokenizer = character_tokenizer("abcdefghi")
+    nothing = {"input_ids": [5, 6], "labels": [5, -100]}
+    reading = Reading()
+    (chat,) = read_chats(rows(tmp_path / "a.jsonl", TOKENS[kind], nothing), tokenizer, reading)
+    assert (chat.inputs, chat.targets) == ((5, 6, 7), (IGNORED, 7, 8))
+    assert list(reading.dropped.values()) == [1]
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"input_ids": [5, 6], "labels": [6, -100]}, "labels"),
+        ({"input_ids": [5, 6], "completion_mask": [1]}, "as many as input_ids"),
+        ({"input_ids": [5, 6, 7], "attention_mask": [1, 0, 1]}, "padding at the ends"),
+        ({"input_ids": [5, 6.0]}, "integers"),
+        ({"input_ids": [5, 99]}, "99.*0 to 8"),
+    ],
+)
+def test_tokens_that_are_no_tokens_are_refused(tmp_path, row, complaint):
+    with pytest.raises(InvalidValue, match=complaint):
+        list(read_chats(rows(tmp_path / "a.jsonl", row), character_tokenizer("abcdefghi"), Reading()))
+
+
+def test_files_for_validation_and_tests_are_not_trained_on(tmp_path):
+    (tmp_path / "test").mkdir()
+    for name, answer in (("train_sft-0", 5), ("valid", 6), ("test/data-0", 7), ("card", 8)):
+        rows(tmp_path / f"{name}.jsonl", {"input_ids": [1, answer]})
+    config = DataConfig(dataset=str(tmp_path), format="chat")
+    training, kept, notes = read_splits(config, lambda files, reading: read_chats(files, TOKENIZER, reading))
+    assert [chat.targets for chat in (*training, *kept)] == [(5,), (6,)]
+    assert "card.jsonl, data-0.jsonl" in notes
+
+
+def test_a_preview_shows_what_is_learned_and_what_is_left_out(tmp_path, words):
+    _, dataset = chats(words, tmp_path)
+    found = preview(str(tmp_path / "c.jsonl"), ShowConfig(rows=9, columns=()), dataset.tokenizer)
+    facts = found.facts(max_seq_len=12)
+    assert (found.format, facts["columns"], facts["shapes"]) == ("chat", ["messages"], {"messages": 9})
+    assert shown(found.examples[2][0], tokenized=True) == "<|u|>|h|i|.|<|a|>[y|a|y|a|.]"
+    lengths = [len("<u>hi.<a>.") + 2 * (number % 7) for number in range(9)]
+    assert facts["lengths"] == {"min": 10, "median": sorted(lengths)[4], "95 %": sorted(lengths)[7], "max": 22}
+    assert facts["too_long"] == sum(length > 13 for length in lengths)
+    assert facts["remarks"] == {"that others equal": 2}
+    rows(tmp_path / "p.jsonl", {"prompt": "hi", "chosen": "yes", "rejected": "no", "score": 1})
+    found = preview(str(tmp_path / "p.jsonl"), ShowConfig(), None)
+    assert (found.format, found.reading.aside) == ("preference", {"score"})
+    assert [shown(one, tokenized=False) for one in found.examples[0]] == [
+        f"user: hi\nassistant: [{answer}]\n" for answer in ("yes", "no")
+    ]
+    with pytest.raises(InvalidValue, match=r"question.*--columns"):
+        preview(str(rows(tmp_path / "q.jsonl", {"question": "a"})[0]), ShowConfig(), None)

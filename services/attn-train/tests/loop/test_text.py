@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, InvalidValue
+from attn_schema.text_files import files_of
+from attn_schema.training import DataConfig
+from attn_train.data.load import load_text
 from attn_train.tasks.base import RandomWindows
 from attn_train.tasks.language_modeling import read_text, tokenize
 
@@ -44,16 +47,16 @@ def test_files_of_a_folder_are_joined_in_sorted_order_with_plain_line_ends(tmp_p
     (tmp_path / "b.txt").write_bytes(b"two\r\n")
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\n")
     (tmp_path / ".DS_Store").write_bytes(b"\xff")
-    assert read_text(tmp_path) == "one\ntwo\n"
-    assert read_text(tmp_path / "b.txt") == "two\n"
+    assert read_text(files_of(tmp_path)) == "one\ntwo\n"
+    assert read_text([tmp_path / "b.txt"]) == "two\n"
 
 
 def test_a_file_that_is_not_utf_8_or_not_there_is_refused_by_name(tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"ok\xff")
     with pytest.raises(InvalidValue, match=r"bad\.txt.*byte 2"):
-        read_text(tmp_path / "bad.txt")
+        read_text([tmp_path / "bad.txt"])
     with pytest.raises(InvalidValue, match=r"none\.txt.*No such file"):
-        read_text(tmp_path / "none.txt")
+        read_text([tmp_path / "none.txt"])
 
 
 def test_a_batch_is_windows_of_the_text_with_the_next_token_as_target():
@@ -74,3 +77,16 @@ def test_a_text_of_one_window_is_enough_and_a_shorter_one_is_refused():
     assert targets.tolist() == [[1, 2, 3, 4, 5]] * 2
     with pytest.raises(InvalidValue, match="5 tokens"):
         RandomWindows(torch.arange(5), context=5, batch=2, seed=0)
+
+
+@pytest.mark.parametrize("tokenizer", ["character", "byte_pairs:270"])
+def test_files_for_validation_are_measured_and_files_of_rows_are_no_text(tmp_path, tokenizer):
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"wiki.{name}.txt").write_text(f"{name} " * 30)
+    config = DataConfig(dataset=str(tmp_path), tokenizer=tokenizer)
+    found = load_text(config, tmp_path, lambda _: None)
+    assert found.tokenizer.decode(found.training.tolist()) == "train " * 30
+    assert found.tokenizer.decode(found.validation.tolist()) == "valid " * 30
+    (tmp_path / "train.jsonl.gz").write_bytes(b"")
+    with pytest.raises(InvalidValue, match="attn data prepare"):
+        load_text(config, tmp_path, lambda _: None)

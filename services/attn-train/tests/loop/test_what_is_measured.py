@@ -35,7 +35,11 @@ def test_conversations_are_measured_alike_whatever_the_length_of_training_sequen
     model = build_model(config(), dataset).eval()
     found = set()
     for length in (12, 16, 24):
-        again = chat_dataset(tmp_path / "c.jsonl", dataset.tokenizer, validation=0.6, max_length=length)
+        again = chat_dataset(
+            DataConfig(dataset=str(tmp_path / "c.jsonl"), validation_fraction=0.6),
+            dataset.tokenizer,
+            max_length=length,
+        )
         task = again.task(config(DECODER.replace(max_seq_len=length)))
         found.add(task.validation_loss(model, 2, lambda: None))
         assert task.validation_left_out == 0

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -141,7 +141,8 @@ def talk(
     conversation = Conversation(writer, name, sampling, before, keeper.keep if keeper else None)
     person = sys.stdin.isatty()
     if person:
-        import readline  # noqa: F401  (importing it gives input() editing and history)
+        with suppress(ModuleNotFoundError):  # Windows edits lines itself
+            import readline  # noqa: F401  (importing it gives input() editing and history)
 
         note(f"{name}: {FORGET} begins anew, {LEAVE} or Ctrl-D ends, Ctrl-C ends an answer")
     shown = list(images)

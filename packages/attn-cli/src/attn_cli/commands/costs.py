@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
 from dataclasses import dataclass, replace
@@ -13,11 +12,9 @@ import typer
 from attn_core import (
     Capability,
     Cost,
-    Field,
     Mechanism,
     MechanismConfig,
     Shape,
-    Slot,
     StateSpecs,
     Step,
     installed,
@@ -29,7 +26,7 @@ from attn_core.options import parse_options
 from attn_core.states import dtype_name
 from attn_schema.output import Json, print_json, print_table
 
-from attn_cli.facts import price
+from attn_cli.comparison import comparison, priced
 from attn_cli.main import CommandElsewhere, FlagCommand, load
 from attn_cli.options import (
     Bidirectional,
@@ -41,45 +38,13 @@ from attn_cli.options import (
     Options,
     Sizes,
     own_groups,
-    supported_sizes,
 )
 from attn_cli.output import human_bytes, human_count, print_facts
 from attn_cli.pictures import draw_curves
 
 CURVES = {"allowed_flops": "FLOPs of a forward pass", "state_bytes": "bytes of state"}
-COUNTS = {
-    "weights": "parameters",
-    "flops": "flops",
-    "allowed": "allowed_flops",
-    "in sequence": "sequential_operations",
-}
 TRAINING = "compare-training"
 """The command that compares by training, in a package that may not be installed."""
-SIZES = {"state": "state_bytes", "per token": "state_bytes_per_token"}
-
-
-KERNEL = 3
-"""The number of tokens that a convolution reads."""
-
-
-def lstm(sizes: Sizes, length: int) -> tuple[Cost, int, int]:
-    """The cost of an LSTM layer as wide as its input, the elements of its state, h and c, and the operations that must
-    wait for one another: a step for each token (Vaswani et al. 2017, table 1)."""
-    width = sizes.hidden_size
-    flops = length * 2 * 8 * width**2
-    return Cost(flops=flops, allowed_flops=flops, parameters=8 * width**2 + 8 * width), 2 * width, length
-
-
-def convolution(sizes: Sizes, length: int) -> tuple[Cost, int, int]:
-    """As `lstm`, of a convolution of `KERNEL` tokens, which computes all tokens at once; its state is the last ones."""
-    width = sizes.hidden_size
-    flops = length * 2 * KERNEL * width**2
-    parameters = KERNEL * width**2 + width
-    return Cost(flops=flops, allowed_flops=flops, parameters=parameters), (KERNEL - 1) * width, 1
-
-
-WITHOUT_ATTENTION = {"lstm": lstm, "convolution": convolution}
-"""The layers without attention that `attn compare` also prices."""
 
 
 class CompareCommand(FlagCommand):
@@ -149,26 +114,6 @@ def compare_command(
         print_table([comparison(facts) for facts in rows], "no mechanism was named")
 
 
-def priced(names: list[str], sizes: Sizes, lengths: list[int], dtype: str) -> list[dict[str, Any]]:
-    """One row of costs per mechanism and length."""
-    return [row(name, sizes, length, dtype) for name in dict.fromkeys(names) for length in lengths]
-
-
-def row(name: str, sizes: Sizes, length: int, dtype: str) -> dict[str, Any]:
-    """The costs of one mechanism at one length."""
-    if name in WITHOUT_ATTENTION and name not in installed().mechanisms.names():
-        cost, elements, waiting = WITHOUT_ATTENTION[name](sizes, length)
-        state = state_bytes({"state": Slot(fields={"h": Field((elements,))})}, tokens=length, dtype=dtype)
-        facts = dataclasses.asdict(cost) | {"tokens": length, "state_bytes": state, "state_bytes_per_token": 0}
-    else:
-        mechanism = installed().mechanisms.get(name)
-        fitted = own_groups(supported_sizes(sizes, mechanism), mechanism, {})
-        facts = price(mechanism, fitted.config(mechanism, {}), length, dtype)
-        waiting = mechanism.sequential_operations(length)
-    kept = ("tokens", "parameters", "flops", "allowed_flops", "state_bytes", "state_bytes_per_token")
-    return {"name": name} | {key: facts[key] for key in kept} | {"sequential_operations": waiting}
-
-
 def curves(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
     """The curves to draw: title of a panel -> mechanism -> values by length."""
     panels: dict[str, dict[str, list[float]]] = {}
@@ -176,13 +121,6 @@ def curves(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
         for facts in rows:
             panels.setdefault(title, {}).setdefault(facts["name"], []).append(facts[key])
     return panels
-
-
-def comparison(facts: dict[str, Any]) -> dict[str, Any]:
-    """A row with human-readable values, which fits the width of a terminal."""
-    counted = {short: human_count(facts[key]) for short, key in COUNTS.items()}
-    sized = {short: human_bytes(facts[key]) for short, key in SIZES.items()}
-    return {"name": facts["name"], "tokens": facts["tokens"]} | counted | sized
 
 
 def with_powers_of_two(lengths: list[int]) -> list[int]:

@@ -21,6 +21,7 @@ from attn_schema.cores import usable_cores
 from attn_schema.home import home_folder
 from attn_schema.output import Json, print_json, print_rows, print_table
 
+from attn_cli.facts import by_use
 from attn_cli.main import FlagCommand, FlagGroup
 from attn_cli.output import human_bytes
 from attn_cli.recipe import recipe_names, recipe_summary
@@ -67,7 +68,9 @@ def plugins(catalog: Catalog) -> list[dict[str, Any]]:
 def mechanisms(catalog: Catalog) -> list[dict[str, Any]]:
     """List the installed mechanisms, one per row."""
     rows = []
-    for item, owner in _owned(catalog.mechanisms):
+    owners = dict(_owned(catalog.mechanisms))
+    for item in by_use(owners):
+        owner = owners[item]
         paper = f"{item.paper.authors}, {item.paper.year}"
         rows.append({"name": item.name, "summary": item.summary, "paper": paper, "package": owner})
     return rows

@@ -85,6 +85,7 @@ def map_command(
                 "layer": drawn.layer,
                 "mechanism": drawn.mechanism,
                 "heads": drawn.heads,
+                "cross_attention": drawn.cross_attention,
                 "query_tokens": drawn.query_tokens,
                 "key_tokens": drawn.key_tokens,
                 "attention_weights": drawn.attention_weights.view().tolist(),

@@ -105,7 +105,8 @@ def readable(facts: dict[str, Any]) -> dict[str, Any]:
         shown[key] = human_bytes(facts[key])
     for key in ("flops", "allowed_flops", "parameters"):
         shown[key] = human_count(facts[key])
-    shown["capabilities"] = ", ".join(facts["capabilities"]) or "none"
+    for key in ("used_by", "capabilities"):
+        shown[key] = ", ".join(facts[key]) or "none"
     shown["states"] = "\n".join(map(_in_words, facts["states"])) or "none"
     shown["options"] = ", ".join(f"{name}={value}" for name, value in facts["options"].items()) or "none"
     shown["kernels"] = "\n".join(map(_verdict_line, facts["kernels"]))

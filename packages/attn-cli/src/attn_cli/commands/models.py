@@ -241,31 +241,16 @@ def check_command(
 
     Examples: `attn models check HuggingFaceTB/SmolLM2-135M-Instruct`, `attn models check model.gguf`
     """
-    if not _describe(model, json=json):
-        raise typer.Exit(1)
-
-
-@app.command("show")
-def show_command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `attn models local` lists, or a folder.")],
-    json: Json = False,
-) -> None:
-    """Show what is known of a model of this machine: how it is built, its sizes, and whose tokens it gets.
-
-    Example: `attn models show smollm2-135m-instruct`
-    """
-    _describe(model, json=json)
-
-
-def _describe(model: str, *, json: bool) -> bool:
-    """Print what is known of a model; returns whether it would load."""
     checked = _store().check(model)
     if json:
         print_json(asdict(checked))
     else:
-        for name, said in checked.rows().items():
-            typer.echo(f"{name:<11} {said}")
-    return checked.refused is None
+        typer.echo("\n".join(f"{name:<11} {said}" for name, said in checked.rows().items()))
+    if checked.refused is not None:
+        raise typer.Exit(1)
+
+
+app.command("show", help="The same as `attn models check`, for a model of this machine.")(check_command)
 
 
 class LocalStore(Protocol):

@@ -102,8 +102,8 @@ def described(client: TextClient, model: str, sampling: SamplingParams, *, chat:
     info = client.model_info(model)
     if chat and not info.chat:
         raise InvalidValue.of("model", model, "a model with a chat template; without one: attn generate")
-    wished = {} if info.recommended_sampling is None else info.recommended_sampling.recommendation
-    followed = [f"{name} {value:g}" for name, value in wished.items() if getattr(sampling, name) is None]
+    wished = info.recommended_sampling.items()
+    followed = [f"{name} {value:g}" for name, value in wished if getattr(sampling, name) is None]
     if followed and sampling.num_beams == 1:
         note(f"attn: as {model} recommends: {', '.join(followed)}")
 

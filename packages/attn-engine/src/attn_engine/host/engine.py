@@ -111,7 +111,7 @@ class EngineHost(ModelHost):
             device=str(parameter.device),
             chat=self._tokenizer.chat,
             note=self._note,
-            recommended_sampling=self._recommended if self._recommended.recommendation else None,
+            recommended_sampling=self._recommended,
         )
 
     def submit(self, task: TextTask, state: PromptState | None = None) -> None:
@@ -125,7 +125,7 @@ class EngineHost(ModelHost):
     def _request(self, task: TextTask, state: PromptState | None = None) -> Request:
         prompt, params = self._tokenizer.with_images(task.prompt), task.params
         if isinstance(params, SamplingParams):
-            params = params.resolved(self._recommended.recommendation)
+            params = params.resolved(self._recommended)
         return Request(
             id=task.id,
             token_ids=prompt.token_ids,

@@ -50,7 +50,7 @@ def use_kernel(model: Any, name: str | None) -> None:
         raise Incompatible(message, field="device", device=device) from error
 
 
-def recommended_sampling(loaded: LoadedModel) -> SamplingParams:
+def recommended_sampling(loaded: LoadedModel) -> dict[str, float]:
     """What the folder's generation_config.json recommends; raises `CheckpointInvalid` for bad values."""
     try:
         return SamplingParams.recommended(loaded.generation)

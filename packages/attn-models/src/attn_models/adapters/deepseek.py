@@ -209,7 +209,7 @@ class DeepseekAdapter(LlamaAdapter):
                 "norm_eps": LATENT_EPS,
                 "score_factor": _score_factor(values, plain.rope_scaling),
             }
-            | self.fixed_options,
+            | dict(self.fixed_options),
             rope_interleave=self.interleaved(values),
             **self._expert_fields(values, plain.num_layers),
         )

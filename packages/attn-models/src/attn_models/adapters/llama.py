@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from attn_core import Causal, Mask, Window
+from attn_core.checks import whole
 from attn_core.errors import Incompatible
 from attn_schema.decoder import DecoderConfig
 
@@ -138,7 +139,7 @@ class MistralAdapter(LlamaAdapter):
         """The keys of a MistralConfig."""
         if config.bias:
             raise Incompatible(f"biases cannot be expressed in a {self.model_type} config.json")
-        window = config.options.get("window")
+        window = whole(config.options.get("window"))
         return super().keys_of(config) | {"architectures": [self.architecture], "sliding_window": window}
 
     def mask(self, config: DecoderConfig) -> Mask:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attn_core.checks import whole
 from attn_core.errors import Incompatible, InvalidValue
 from attn_schema.decoder import AttentionChoice, FeedForwardKind
 
@@ -97,7 +98,7 @@ class ModernBertAdapter(EncoderAdapter):
     def to_hf_config(self, config: ModernBertConfig) -> dict[str, Any]:
         """The ModernBertConfig, as transformers 5 reads it; raises `Incompatible` for what it cannot express."""
         choices = [config.choice(layer) for layer in range(config.num_layers)]
-        windows = {choice.options.get("window") for choice in choices if choice.mechanism == WINDOW} or {128}
+        windows = {whole(choice.options.get("window")) for choice in choices if choice.mechanism == WINDOW} or {128}
         odd = any(choice.mechanism not in (MHA, WINDOW) for choice in choices)
         if odd or len(windows) > 1 or config.head_dim not in (None, config.hidden_size // config.num_heads):
             rule = (

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from attn_core.checks import whole
 from attn_core.errors import Incompatible, InvalidValue
 from attn_schema.decoder import FeedForwardKind
 
@@ -150,7 +151,7 @@ class T5Adapter(StateDictAdapter):
             **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
             "num_decoder_layers": config.decoder_layers,
             "n_positions": config.max_seq_len,
-            **{theirs: config.encoder_options.get(ours, DEFAULTS[theirs]) for ours, theirs in BUCKETS.items()},
+            **{theirs: whole(config.encoder_options.get(ours, DEFAULTS[theirs])) for ours, theirs in BUCKETS.items()},
             "layer_norm_epsilon": config.norm_eps,
             "feed_forward_proj": HF_FEED_FORWARDS[config.feed_forward],
             "tie_word_embeddings": config.scale_output,

@@ -21,6 +21,7 @@ from attn_core import AttentionSpec, Causal, Heads, MechanismConfig, Paged, Ragg
 from attn_core.batch import ModelState, StaticBatch
 from attn_core.distributions import Softmax, SoftmaxWithSink
 from attn_core.errors import CheckpointInvalid, Incompatible, NotGraphSafe
+from attn_core.kernels.linear import Pack
 from attn_core.modifiers import SoftCap
 from attn_core.scores import ScaledDot
 from attn_core.states import Field
@@ -31,7 +32,10 @@ from transformers.masking_utils import eager_mask
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from attn_models.adapters.registry import ADVICE
+from attn_models.adapters.state_dict import stored_type
+from attn_models.quantization.quantize import prepack_model, quantize_model
 from attn_models.tokenizers.vocabulary import LibraryErrors
+from attn_models.weights import CheckpointFolder
 
 NAME = "attn_step"
 """The name under which transformers knows `attention`."""
@@ -168,12 +172,18 @@ def _name(place: int) -> str:
     return f"attention.{place}"
 
 
+def context_of(config: Any) -> int:
+    """The longest sequence of a config of transformers, 0 if it does not say."""
+    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 0)
+
+
 @dataclass(frozen=True)
 class TransformersConfig:
     """The config of a model that transformers builds: that of transformers, and the sizes that attn reads."""
 
     hf: Any
     vocab_size: int
+    hidden_size: int
     max_seq_len: int
     num_heads: int
     family: str
@@ -197,11 +207,16 @@ class TransformersModel(nn.Module):
         self._body = self._intercepted(text)
         head = causal.get_output_embeddings()
         self.vocab_size = int(text.vocab_size if head is None else head.weight.shape[0])
-        self.max_seq_len = int(getattr(text, "max_position_embeddings", None) or 0)
+        self.max_seq_len = context_of(text)
         if not self.max_seq_len:
             raise Incompatible("its config does not say how long a sequence may be (max_position_embeddings)")
         self.config = TransformersConfig(
-            causal.config, self.vocab_size, self.max_seq_len, text.num_attention_heads, text.model_type
+            hf=causal.config,
+            vocab_size=self.vocab_size,
+            hidden_size=text.hidden_size,
+            max_seq_len=self.max_seq_len,
+            num_heads=text.num_attention_heads,
+            family=text.model_type,
         )
 
     def _intercepted(self, text: Any) -> Any:
@@ -215,7 +230,7 @@ class TransformersModel(nn.Module):
                 if given is not None and _body is self._body:
                     return self._output(last_hidden_state=given)
                 out = _own(*args, **named)
-                if hasattr(out, "last_hidden_state"):
+                if not self._attentions and hasattr(out, "last_hidden_state"):
                     kept.append((_body, type(out)))
                 return out
 
@@ -271,9 +286,17 @@ class TransformersModel(nn.Module):
             GIVEN.reset(token)
         return found
 
+    def pack(self, pack: Pack) -> None:
+        """Pack each linear layer that transformers calls, except small ones, whose rows need no kernel."""
+        for owner in list(self.causal.modules()):
+            for name, layer in list(owner.named_children()):
+                if type(layer) is nn.Linear and min(layer.in_features, layer.out_features) >= SMALLEST:
+                    setattr(owner, name, pack([layer]))
+
     def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
         """Attention weights [heads, query, key] by layer of one sequence [tokens]."""
-        token = MAPS.set(maps := [])
+        maps: list[Tensor] = []
+        token = MAPS.set(maps)
         try:
             self(tokens[None])
         finally:
@@ -286,6 +309,8 @@ def _places(positions: Tensor) -> dict[str, Tensor]:
     return {"position_ids": positions[None], "attention_mask": torch.ones_like(positions)[None]}
 
 
+SMALLEST = 32
+"""The fewest inputs and outputs of linear layers that are packed."""
 CHECKED = ((5, 1, 1), (3, 3, 2))
 """The lengths of the chunks of two sequences that are computed together to check a model."""
 
@@ -306,7 +331,7 @@ def require_same_logits(model: TransformersModel) -> None:
         batch = RaggedBatch.of(lengths, contexts, lambda numbers: torch.tensor(numbers, device=device))
         new = [text[at : at + n] for text, at, n in zip(texts, contexts, lengths, strict=True)]
         found = model.logits(model.step(torch.cat(new), batch, store.view(batch, [0, 1])))
-        steps.append(found.split(lengths))
+        steps.append(torch.split(found, list(lengths)))
         contexts = [at + n for at, n in zip(contexts, lengths, strict=True)]
     bound = 4000 * torch.finfo(dtype).eps if dtype == torch.float32 else 0.1
     for text, parts in zip(texts, zip(*steps, strict=True), strict=True):
@@ -323,7 +348,8 @@ def class_of(folder: Path) -> tuple[Any, Any]:
     """
     with LibraryErrors(lambda said: CheckpointInvalid.of(folder / "config.json", f"transformers says: {said}")):
         made = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return made, MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
+    return (made if found.config_class is type(made) else made.get_text_config()), found
 
 
 def _require_supported(found: Any, config: Mapping[str, Any]) -> None:
@@ -353,8 +379,11 @@ def empty_causal(folder: Path, config: Mapping[str, Any]) -> Any:
         return found._from_config(made)  # noqa: SLF001 -- AutoModel's own way
 
 
-def load_causal(path: Path, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> TransformersModel:
-    """The model of a folder, built and read by transformers, without code or pickles of the folder.
+def load_causal(
+    path: Path, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device, pack: Callable[[Any], object]
+) -> TransformersModel:
+    """The model of a folder, built and read by transformers, without code or pickles of the folder. `pack` may pack its
+    weights, or change it otherwise.
 
     Raises `Incompatible` for models that cannot be computed so, `CheckpointInvalid` for missing tensors and for what
     transformers refuses.
@@ -371,6 +400,34 @@ def load_causal(path: Path, config: Mapping[str, Any], dtype: torch.dtype, devic
         if wrong:
             raise CheckpointInvalid.of(path, f"tensors are missing or have other shapes: {', '.join(wrong[:5])}")
         model = TransformersModel(causal.to(device).eval())
+        pack(model)
         with LibraryErrors(lambda said: Incompatible(f"{found.__name__} cannot be stepped: {said}")):
             require_same_logits(model)
     return model
+
+
+UNFUSED = (None, "none", "auto", "float32", "bfloat16", "int8")
+"""Quantizations of models that transformers builds: each linear layer by itself, the unembedding like the others."""
+
+
+def load_through_transformers(
+    checkpoint: CheckpointFolder, dtype: str, quantization: str | None, prepare: Callable[[Any], object] | None
+) -> tuple[Any, int]:
+    """The model of a family that only transformers knows, and its number of parameters; raises as `load_causal`."""
+    if quantization not in UNFUSED:
+        allowed = ", ".join(filter(None, UNFUSED))
+        raise Incompatible(f"quantization {quantization!r}: a model that transformers builds takes {allowed}")
+    device, counts = torch.device(checkpoint.tensors.device), []
+    packs = quantization == "auto" and dtype == "float32" and device.type == "cpu"
+    read_as = stored_type(checkpoint) if packs else getattr(torch, dtype)
+
+    def pack(model: Any) -> None:
+        counts.append(sum(parameter.numel() for parameter in model.parameters()))
+        if prepare is not None:
+            prepare(model)
+        if packs:
+            prepack_model(model, read_as)
+        elif quantization not in (None, "none", "auto"):
+            quantize_model(model, quantization, getattr(torch, dtype))
+
+    return load_causal(checkpoint.path, checkpoint.config, read_as, device, pack), counts[0]

@@ -80,10 +80,11 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
 def described_model(checkpoint: CheckpointFolder) -> tuple[Any, Layout, Callable[[], Any]]:
     """The model that the config of a folder describes, without memory, the layout of its tensors, and a function that
     builds another; raises the errors of `load_model` for the config."""
-    kind, config = checkpoint.config.get("model_type"), None
+    kind = checkpoint.config.get("model_type")
+    layout: Layout = NativeAdapter()
     if kind in LAYOUTS:
         family, config = _family_and_config(checkpoint)
-        build, layout = family.build, NativeAdapter()
+        build = family.build
     else:
         adapter = decoder_adapter(kind, checkpoint.config.get("requires"))
         config = _configured(checkpoint, adapter)
@@ -271,7 +272,9 @@ def load_model(
     require_quantization(quantization, place.type)
     checkpoint = read_folder(folder_at(folder), verify=verify, device=place)
     if through_transformers(checkpoint.config):
-        return _loaded(checkpoint, _transformers_model(checkpoint, name, quantization, prepare), place)
+        from attn_models.hf.causal import load_through_transformers
+
+        return _loaded(checkpoint, *load_through_transformers(checkpoint, name, quantization, prepare))
     in_blocks = prepare is None and _stays_in_blocks(quantization, name, place)
     checkpoint = with_plain_weights(checkpoint, in_blocks=in_blocks)
     joined = quantization == "auto" and place.type == "cuda"
@@ -291,10 +294,10 @@ def load_model(
     elif joined and can_quantize(model):
         join_projections(model, read_as)
     widen_parameters(model, getattr(torch, name))
-    return _loaded(checkpoint, model, place, count)
+    return _loaded(checkpoint, model, count)
 
 
-def _loaded(checkpoint: CheckpointFolder, model: Any, place: torch.device, count: int | None = None) -> LoadedModel:
+def _loaded(checkpoint: CheckpointFolder, model: Any, count: int) -> LoadedModel:
     """A model with the other contents of its folder; its tokenizer must fit its embedding."""
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
     if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
@@ -307,23 +310,9 @@ def _loaded(checkpoint: CheckpointFolder, model: Any, place: torch.device, count
         config=model.config,
         hf_config=checkpoint.config,
         generation=checkpoint.generation_config,
-        parameters=sum(each.numel() for each in model.parameters()) if count is None else count,
-        device=place,
+        parameters=count,
+        device=torch.device(checkpoint.tensors.device),
     )
-
-
-def _transformers_model(
-    checkpoint: CheckpointFolder, dtype: str, quantization: str | None, prepare: Callable[[Any], object] | None
-) -> Any:
-    """The model of a family that only transformers knows, built by it; raises as `load_causal`."""
-    from attn_models.hf.causal import load_causal
-
-    if quantization not in (None, "none", "auto"):
-        raise Incompatible(f"quantization {quantization!r}: a model that transformers builds is not packed; use none")
-    model = load_causal(checkpoint.path, checkpoint.config, getattr(torch, dtype), checkpoint.tensors.device)
-    if prepare is not None:
-        prepare(model)
-    return model
 
 
 def _stays_in_blocks(quantization: str | None, dtype: str, place: torch.device) -> bool:

@@ -27,7 +27,7 @@ __all__ = [
     "write_adapter",
 ]
 
-__getattr__, __dir__ = lazy_names(
+lazy_names(
     __name__,
     {
         "peft_config": ("ADAPTER_CONFIG_NAME", "AdapterConfig"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,35 +91,21 @@ def check_model(source: str, found: Path | None) -> ModelCheck:
     return checked
 
 
-class HeaderTensors(Mapping[str, Any]):
-    """The tensors of files of which only the headers are known; their values are never read."""
+class HeaderTensors(dict[str, Any]):
+    """The tensors of files of which only the headers are known; all values read as zero."""
 
     device = "cpu"
 
     def __init__(self, entries: Mapping[str, TensorEntry]) -> None:
-        self.entries = entries
-
-    def __getitem__(self, name: str) -> Any:
         import torch
 
-        return torch.zeros((), device="meta") if name in self.entries else self.entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def types(self) -> set[str]:
-        """The dtypes in which weights are stored, as safetensors names."""
-        return {entry.dtype for entry in self.entries.values()}
+        super().__init__(dict.fromkeys(entries, torch.zeros(())))
+        self.entries = entries
 
 
 def _check_folder(checked: ModelCheck, folder: Path) -> None:
-    checkpoint = read_folder(folder, verify="sizes")
-    _describe(checked, checkpoint)
-    if checkpoint.tokenizer is not None:
-        _describe_tokenizer(checked, Tokenizer.from_folder(folder))
+    _describe(checked, read_folder(folder, verify="sizes"))
+    _describe_tokenizer(checked, folder)
 
 
 def _check_gguf(checked: ModelCheck, file: Path) -> None:
@@ -132,7 +118,7 @@ def _check_gguf(checked: ModelCheck, file: Path) -> None:
     _describe(checked, _headers_only(file, config | {"quantization_config": None}, entries))
     checked.weight_bytes = checked.read_bytes = sum(tensor.nbytes for tensor in header.tensors.values())
     check_round_trip(tokenizer, file)
-    _describe_tokenizer(checked, tokenizer)
+    _describe_tokenizer(checked, file, tokenizer)
 
 
 def _check_repository(checked: ModelCheck) -> None:
@@ -149,8 +135,7 @@ def _check_repository(checked: ModelCheck) -> None:
         if not (folder / CONFIG_NAME).is_file():
             raise CheckpointInvalid.of(checked.source, f"has no {CONFIG_NAME}")
         _describe(checked, _headers_only(folder, read_config(folder / CONFIG_NAME), hub.headers_of(repository)))
-        if vocabulary_file(folder) is not None:
-            _describe_tokenizer(checked, Tokenizer.from_folder(folder))
+        _describe_tokenizer(checked, folder)
 
 
 def _headers_only(path: Path, config: dict[str, Any], entries: Mapping[str, TensorEntry]) -> CheckpointFolder:
@@ -170,11 +155,11 @@ def _describe(checked: ModelCheck, checkpoint: CheckpointFolder) -> None:
     checked.family = str(kind).rpartition("/")[2]
     checked.weight_bytes = sum(entry.nbytes for entry in checkpoint.tensors.entries.values())
     if through_transformers(checkpoint.config):
-        from attn_models.hf.causal import empty_causal
+        from attn_models.hf.causal import context_of, empty_causal
 
         model = empty_causal(checkpoint.path, checkpoint.config)
         checked.route = f"through transformers ({type(model).__name__}); its steps are compared when it is loaded"
-        checked.max_seq_len = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0)
+        checked.max_seq_len = context_of(model.config)
         _count(checked, model, decodes=True)
         return
     plain = with_plain_weights(checkpoint)
@@ -213,10 +198,13 @@ def _count(checked: ModelCheck, model: torch.nn.Module, *, decodes: bool) -> Non
     checked.read_bytes = int(checked.weight_bytes * (1 - idle / checked.parameters)) if decodes else 0
 
 
-def _describe_tokenizer(checked: ModelCheck, tokenizer: Tokenizer) -> None:
-    template = "with" if tokenizer.settings.chat_template else "without"
-    checked.tokenizer = f"{tokenizer.vocab_size:,} tokens, {template} a chat template"
-    checked.remarks = list(tokenizer.remarks)
+def _describe_tokenizer(checked: ModelCheck, path: Path, found: Tokenizer | None = None) -> None:
+    if found is None and vocabulary_file(path) is not None:
+        found = Tokenizer.from_folder(path)
+    if found is not None:
+        template = "with" if found.settings.chat_template else "without"
+        checked.tokenizer = f"{found.vocab_size:,} tokens, {template} a chat template"
+        checked.remarks = list(found.remarks)
 
 
 def memory_rate() -> float:

@@ -101,7 +101,13 @@ class Steps:
         if json.dumps(self.values) == self._before:
             return
         model = {"type": "BPE", "vocab": {}, "merges": []}
-        whole = {"version": "1.0", "added_tokens": [], "post_processor": None, "model": model, **self.values}
+        whole: dict[str, Any] = {
+            "version": "1.0",
+            "added_tokens": [],
+            "post_processor": None,
+            "model": model,
+            **self.values,
+        }
         made = tokenizers.Tokenizer.from_str(json.dumps(whole))
         for name in INNER:
             setattr(backend, name, getattr(made, name))

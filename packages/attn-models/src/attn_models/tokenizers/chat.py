@@ -6,10 +6,10 @@ import atexit
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -168,6 +168,7 @@ class TemplateWorker:
         child = self._running()
         if child.stdin is None or child.stdout is None:
             raise Unavailable("the process of chat templates has no pipes; try again")
+        began = time.monotonic()
         waited = threading.Timer(PATIENCE, child.kill)
         waited.daemon = True
         waited.start()
@@ -186,7 +187,7 @@ class TemplateWorker:
             waited.cancel()
         if not line.endswith("\n"):
             self._drop()
-            if child.returncode == -signal.SIGKILL:
+            if time.monotonic() - began >= PATIENCE:
                 raise Unavailable(
                     f"no chat template could be rendered for {PATIENCE} s, as the machine is busy; try again"
                 )

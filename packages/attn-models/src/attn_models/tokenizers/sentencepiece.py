@@ -47,7 +47,8 @@ def sentencepiece_backend(path: Path, given: VocabularySettings) -> tuple[tokeni
     if given.kind not in ENDS:
         rule = f"tokenizer_class: {given.kind!r} numbers the pieces of {path.name} anew, which is not supported"
         raise Incompatible(f"{path}: {rule}; supported: {', '.join(filter(None, ENDS))}, and a tokenizer.json of any")
-    file = sentencepiece_model_pb2.ModelProto()
+    messages: Any = sentencepiece_model_pb2
+    file = messages.ModelProto()
     try:
         file.ParseFromString(path.read_bytes())
     except DecodeError as error:

@@ -9,7 +9,6 @@ closes, so it cannot outlive its parent process.
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import sys
 from datetime import UTC, datetime
@@ -61,17 +60,31 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
     return {"text": text} if len(text) <= TEXT_LIMIT else {"error": f"more than {TEXT_LIMIT} characters of text"}
 
 
+def limit_memory() -> None:
+    """Limit this process to MEMORY_LIMIT where the system can: Linux; macOS refuses to, and Windows has no limits."""
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    except (ModuleNotFoundError, ValueError, OSError):
+        return
+
+
 def main() -> None:
     """Answer requests from standard input until it ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory()
     # Ctrl-C in a terminal signals the whole process group; this process ends when its parent does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    timed = hasattr(signal, "SIGPROF")  # without it, as on Windows, the parent's patience is the limit
+    if timed:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT)
+        if timed:
+            signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT)
         reply = json.dumps(answer(json.loads(line)))
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        if timed:
+            signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(reply + "\n")
         sys.stdout.flush()
 

@@ -106,7 +106,8 @@ class Tokenizer:
                 backend = tokenizers.Tokenizer.from_file(str(path))
         else:
             backend, named = sentencepiece_backend(path, given)
-            settings, read = replace(settings, **{**named, **settings.special_tokens}), {}
+            spelled: dict[str, Any] = {**named, **settings.special_tokens}
+            settings, read = replace(settings, **spelled), {}
         return cls(backend, settings, read, apply_config(backend, given, Path(folder) / CONFIG_NAME))
 
     @property

@@ -7,8 +7,8 @@ uses no torch, no pickle and no plugin.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import resource
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -159,7 +159,10 @@ def write_shards(header: GgufHeader, folder: Path, dtype: WeightDtype, files: Ma
 def main(arguments: list[str]) -> int:
     """Run the conversion; returns the exit status: 0, or REFUSED after the rule was printed."""
     file, folder, dtype, limit = arguments
-    resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
+    with contextlib.suppress(ModuleNotFoundError, ValueError, OSError):  # Windows has no limits, macOS refuses them
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
     files = {name: [_placement(item) for item in items] for name, items in json.load(sys.stdin).items()}
     try:
         write_shards(read_gguf_header(file), Path(folder), cast("WeightDtype", dtype), files)

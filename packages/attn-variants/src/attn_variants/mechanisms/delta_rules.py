@@ -74,6 +74,7 @@ class KimiDeltaAttention(Recurrence):
 
     name = "kda"
     summary = "the delta rule with a data-dependent decay for each key channel"
+    used_by = ("Kimi Linear",)
     paper = Paper(
         title="Kimi Linear: An Expressive, Efficient Attention Architecture",
         authors="Kimi Team",

@@ -138,6 +138,7 @@ class SinkAttention(DeclaredMechanism):
 
     name = "sink"
     summary = "softmax with a learned extra logit per head in the denominator"
+    used_by = ("gpt-oss",)
     paper = Paper(
         title="gpt-oss-120b and gpt-oss-20b Model Card",
         authors="OpenAI",

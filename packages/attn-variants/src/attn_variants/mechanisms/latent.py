@@ -39,6 +39,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
     name = "mla"
     splits_heads = True
     summary = "caches one latent vector and one rotary key per token, shared by all heads"
+    used_by = ("DeepSeek-V3", "Kimi K2")
     paper = Paper(
         title="DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model",
         authors="DeepSeek-AI",

@@ -16,6 +16,7 @@ class MultiHeadAttention(DeclaredMechanism):
 
     name = "mha"
     summary = "scaled dot-product attention in several heads"
+    used_by = ("GPT-2", "BERT", "Llama 2", "Whisper")
     paper = Paper(title="Attention Is All You Need", authors="Vaswani et al.", year=2017, arxiv="1706.03762")
     equation = (
         r"\mathrm{head}_h = \mathrm{softmax}\left(\frac{Q_h K_h^\top}{\sqrt{d_k}} + M\right) V_h,\quad"
@@ -37,6 +38,7 @@ class GroupedQueryAttention(DeclaredMechanism):
 
     name = "gqa"
     summary = "query heads share keys and values in groups"
+    used_by = ("Llama 3", "Qwen2.5", "Mixtral", "Granite 3", "SmolLM2")
     paper = Paper(
         title="GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints",
         authors="Ainslie et al.",
@@ -86,6 +88,7 @@ class MultiQueryAttention(DeclaredMechanism):
 
     name = "mqa"
     summary = "all query heads share one head of keys and values"
+    used_by = ("Falcon 7B", "StarCoder")
     paper = Paper(
         title="Fast Transformer Decoding: One Write-Head is All You Need",
         authors="Shazeer",

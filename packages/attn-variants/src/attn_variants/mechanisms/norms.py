@@ -24,6 +24,7 @@ class QkNormAttention(DeclaredMechanism):
 
     name = "qk_norm"
     summary = "queries and keys are normalised in every head"
+    used_by = ("Qwen3",)
     paper = Paper(
         title="Query-Key Normalization for Transformers",
         authors="Henry et al.",
@@ -142,6 +143,7 @@ class GemmaAttention(DeclaredMechanism):
 
     name = "gemma"
     summary = "query-key norm, soft cap, window, scale and rotary base, configurable per layer"
+    used_by = ("Gemma 2", "Gemma 3")
     paper = Paper(title="Gemma 3 Technical Report", authors="Gemma Team", year=2025, arxiv="2503.19786")
     equation = (
         r"O = \mathrm{softmax}\left(c \tanh\left(\frac{s\, R \hat Q (R \hat K)^\top}{c}\right) + M\right) V,\quad"

@@ -96,6 +96,7 @@ class AttentionWithLinearBiases(DeclaredMechanism):
 
     name = "alibi"
     summary = "scores decrease linearly with the distance, at a fixed slope per head"
+    used_by = ("BLOOM", "MPT")
     paper = Paper(
         title="Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation",
         authors="Press et al.",
@@ -118,6 +119,7 @@ class T5Attention(DeclaredMechanism):
 
     name = "t5_bias"
     summary = "a learned bias per head and bucket of distances"
+    used_by = ("T5",)
     paper = Paper(
         title="Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
         authors="Raffel et al.",

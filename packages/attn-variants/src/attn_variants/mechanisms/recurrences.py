@@ -375,6 +375,7 @@ class LightningAttention(Recurrence):
 
     name = "lightning"
     summary = "linear attention with a fixed decay per head and a gate"
+    used_by = ("MiniMax-01",)
     paper = Paper(
         title="Lightning Attention-2: A Free Lunch for Handling Unlimited Sequence Lengths in Large Language Models",
         authors="Qin et al.",

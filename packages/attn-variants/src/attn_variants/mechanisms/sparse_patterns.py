@@ -31,6 +31,7 @@ class SlidingWindow(DeclaredMechanism):
 
     name = "sliding_window"
     summary = "attention to the nearest positions only"
+    used_by = ("Mistral 7B", "Phi-3", "ModernBERT")
     paper = Paper(
         title="Longformer: The Long-Document Transformer", authors="Beltagy et al.", year=2020, arxiv="2004.05150"
     )
@@ -149,6 +150,7 @@ class ChunkedAttention(DeclaredMechanism):
 
     name = "chunked"
     summary = "attention within chunks of a fixed size"
+    used_by = ("Llama 4",)
     paper = Paper(
         title="The Llama 4 herd: The beginning of a new era of natively multimodal AI innovation",
         authors="Meta AI",
@@ -377,9 +379,10 @@ class BigBirdAttention(DeclaredMechanism):
             require_whole("block", self.block, ge=1, unit="tokens")
             require_whole("random", self.random, ge=0)
             require_whole("seed", self.seed, ge=0, optional=True)
+            listed = isinstance(self.parts, list | tuple)
+            if not listed or any(part not in BIG_BIRD or self.parts.count(part) > 1 for part in self.parts):
+                raise InvalidValue.of("parts", self.parts, f"a list of different ones of {', '.join(BIG_BIRD)}")
             object.__setattr__(self, "parts", tuple(self.parts))
-            if not set(self.parts) <= set(BIG_BIRD) or len(set(self.parts)) != len(self.parts):
-                raise InvalidValue.of("parts", list(self.parts), f"different ones of {', '.join(BIG_BIRD)}")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The spec; raises `Incompatible` if causal, `InvalidValue` unless the key/value heads divide the heads."""

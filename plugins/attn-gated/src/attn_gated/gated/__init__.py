@@ -40,6 +40,7 @@ class Gated(DeclaredMechanism):
     name = "gated"
     splits_heads = True
     summary = "a sigmoid gate on the output of each head"
+    used_by = ("Qwen3-Next",)
     paper = Paper(
         title="Gated Attention for Large Language Models: Non-linearity, Sparsity, and Attention-Sink-Free",
         authors="Qiu et al.",

@@ -39,6 +39,7 @@ class GatedDeltaNet(ComputedMechanism):
     name = "gated_deltanet"
     splits_heads = True
     summary = "the delta rule with a data-dependent decay of the state"
+    used_by = ("Qwen3-Next",)
     paper = Paper(
         title="Gated Delta Networks: Improving Mamba2 with Delta Rule",
         authors="Yang et al.",

@@ -32,6 +32,7 @@ class Mamba2(ComputedMechanism):
 
     name = "mamba2"
     summary = "state space duality: linear attention with a data-dependent scalar decay per head"
+    used_by = ("Nemotron-H", "Granite 4")
     paper = Paper(
         title="Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State Space"
         " Duality",

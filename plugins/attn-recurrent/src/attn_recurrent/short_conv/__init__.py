@@ -33,6 +33,7 @@ class ShortConv(ComputedMechanism):
 
     name = "short_conv"
     summary = "a short causal convolution between two multiplicative gates"
+    used_by = ("LFM2",)
     paper = Paper(title="LFM2 Technical Report", authors="Liquid AI", year=2025, arxiv="2511.23404")
     equation = (
         r"[b_t; c_t; u_t] = W_I x_t,\quad h_t = \sum_{j=0}^{L-1} w_j \odot b_{t-j} \odot u_{t-j},\quad"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -90,6 +89,9 @@ class Gemma4Adapter(FamilyAdapter):
             "feed_forward_norm": "pre_feedforward_layernorm",
             "fed_norm": "post_feedforward_layernorm",
             "scalar": "layer_scalar",
+            "layer_gate": "per_layer_input_gate",
+            "layer_output": "per_layer_projection",
+            "layer_output_norm": "post_per_layer_input_norm",
             "feed_forward.dense_norm": "pre_feedforward_layernorm",
             "feed_forward.dense_after": "post_feedforward_layernorm_1",
             "feed_forward.experts_norm": "pre_feedforward_layernorm_2",
@@ -101,11 +103,6 @@ class Gemma4Adapter(FamilyAdapter):
     )
     stacked = {"experts.gate_up_proj": ("gate", "up"), "experts.down_proj": ("down",)}
     stacked_transposed = False
-    block_names = {
-        "layer_gate": "per_layer_input_gate",
-        "layer_output": "per_layer_projection",
-        "layer_norm": "post_per_layer_input_norm",
-    }
 
     def build(self, config: Any) -> Any:
         """A new `Gemma4Decoder`."""
@@ -171,14 +168,6 @@ class Gemma4Adapter(FamilyAdapter):
         unused = rf"layers\.({'|'.join(shared) or '(?!)'})\.self_attn\.(k|v)_(proj|norm)\."
         bound.derived_names = re.compile(f"{self.derived_names.pattern}|{unused}")  # type: ignore[misc]
         return bound
-
-    def tensor_mappings(self, parameters: Sequence[str]) -> list[Any]:
-        """As of `FamilyAdapter`, where names of the decoder's own and of a block differ."""
-        inside = copy.copy(self)
-        inside.names = {**self.names, **self.block_names}
-        blocks = [name for name in parameters if name.startswith("blocks.")]
-        outside = [name for name in parameters if not name.startswith("blocks.")]
-        return FamilyAdapter.tensor_mappings(self, outside) + FamilyAdapter.tensor_mappings(inside, blocks)
 
     def _own_sizes(self, values: Mapping[str, Any], layer: int, kind: str) -> dict[str, Any]:
         """The sizes of the heads of a layer that differ from the model's."""

@@ -90,7 +90,7 @@ class Gemma4Block(Block):
         if self.size:
             self.layer_gate = nn.Linear(self.width, self.size, bias=False)
             self.layer_output = nn.Linear(self.size, self.width, bias=False)
-            self.layer_norm = build_norm(config)
+            self.layer_output_norm = build_norm(config)
             initialise(self.layer_gate)
             initialise(self.layer_output)
 
@@ -112,7 +112,7 @@ class Gemma4Block(Block):
             return after * self.scalar
         start = self.width + self.place * self.size
         gated = self.activation(self.layer_gate(after)) * stream[..., start : start + self.size]
-        after = (after + self.layer_norm(self.layer_output(gated))) * self.scalar
+        after = (after + self.layer_output_norm(self.layer_output(gated))) * self.scalar
         return torch.cat([after, stream[..., self.width :]], dim=-1)
 
 

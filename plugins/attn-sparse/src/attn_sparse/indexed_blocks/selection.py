@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention, installed
 from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksDispatcher
@@ -12,9 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from attn_sparse.dsa.indexer import turn
-
-if TYPE_CHECKING:
-    from attn_sparse.indexed_blocks import IndexedBlocks
+from attn_sparse.indexed_blocks.options import IndexedBlocksConfig
 
 NEVER = float("-inf")
 
@@ -29,7 +25,7 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
 
     computes_itself = True
 
-    def __init__(self, spec: AttentionSpec, options: IndexedBlocks.Config) -> None:
+    def __init__(self, spec: AttentionSpec, options: IndexedBlocksConfig) -> None:
         super().__init__()
         self.spec, self.options = spec, options
         self.plan = SelectedBlocksDispatcher(installed().kernels, spec.heads)
@@ -49,6 +45,8 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
             return attend(operands)
         chosen, places = self._chosen(rows, operands)
         query = torch.unflatten(wide(operands.query), 2, (self.groups, -1)).transpose(1, 2)
+        if rows.shape[1] == 1:
+            return self._gathered(query * self.spec.heads.key_size**-0.5, chosen, places, operands)
         key, value, real = map(self._blocks, (operands.key, operands.value, self._real(operands)))
         key, value = (wide(part).permute(0, 3, 1, 2, 4).contiguous() for part in (key, value))
         selected = SelectedBlocks(query * self.spec.heads.key_size**-0.5, chosen, places)
@@ -69,6 +67,23 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
         seen = seen_pairs(self.spec.mask, places, positions(operands)[1], operands.key_padding_mask)
         return shares(scores, (read & seen)[:, :, None]).flatten(1, 2)
 
+    def _gathered(self, query: Tensor, chosen: Tensor, places: Tensor, operands: AttentionInputs) -> Tensor:
+        """Outputs [batch, 1, heads, value_size] of one query per sequence [batch, groups, 1, shared, size], which only
+        reads the keys and values of its blocks."""
+        keys, block = operands.key.shape[1], self.options.block
+        within = torch.arange(block, device=chosen.device)
+        index = torch.where(chosen < 0, keys, chosen * block)[:, :, 0, :, None] + within
+        index = index.flatten(2)
+        seen = seen_pairs(self.spec.mask, places, positions(operands)[1], operands.key_padding_mask)[:, 0]
+        known, index = index < keys, index.clamp(max=keys - 1)
+        known = known & seen.expand(*index.shape[:2], -1).gather(2, index)
+        key, value = (
+            wide(part.transpose(1, 2).gather(2, index[..., None].expand(-1, -1, -1, part.shape[-1])))
+            for part in (operands.key, operands.value)
+        )
+        weights = shares(query[:, :, 0] @ key.transpose(2, 3), known[:, :, None])
+        return (weights @ value).flatten(1, 2)[:, None].to(operands.value.dtype)
+
     def _chosen(self, rows: Tensor, operands: AttentionInputs) -> tuple[Tensor, Tensor]:
         """The blocks [batch, groups, query, chosen], int64, the query's own first, -1 for none, and the positions of
         the queries [batch, query]."""
@@ -77,15 +92,18 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
         with torch.no_grad():
             query = self.query_norm(torch.unflatten(self.query(rows), -1, (self.groups, -1)))
             query, key = wide(query), wide(operands.fields["index"])
-            if self.options.rotary is not None and self.options.turned:
-                turned = self.options.rotary, self.options.turned
-                how = {"interleaved": self.options.rotary.interleaved}
-                query, key = turn(query, places, *turned, **how), turn(key[:, :, None], keys, *turned, **how)[:, :, 0]
+            query, key = self._turned(query, places), self._turned(key[:, :, None], keys)[:, :, 0]
             scores = torch.unflatten(query.transpose(1, 2).flatten(1, 2) @ key.transpose(1, 2), 1, (self.groups, -1))
             scores = scores.masked_fill(~seen_pairs(self.spec.mask, places, keys, operands.key_padding_mask), NEVER)
             missing = -scores.shape[-1] % self.options.block
             best = torch.unflatten(pad(scores, (0, missing), value=NEVER), -1, (-1, self.options.block)).amax(-1)
             return self._best(best, places // self.options.block), places
+
+    def _turned(self, rows: Tensor, places: Tensor) -> Tensor:
+        rotary, turned = self.options.rotary, self.options.turned
+        if rotary is None or not turned:
+            return rows
+        return turn(rows, places, rotary, turned, interleaved=rotary.interleaved)
 
     def _best(self, scores: Tensor, own: Tensor) -> Tensor:
         """The chosen blocks by scores [batch, groups, query, block] of queries in the blocks `own` [batch, query]."""

@@ -34,6 +34,7 @@ class SparseMla(ComputedMechanism):
     name = "sparse_mla"
     splits_heads = True
     summary = "latent attention to the top k tokens of a lightweight indexer, which reads the query latent"
+    used_by = ("DeepSeek-V3.2",)
     paper = Paper(
         title="DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models",
         authors="DeepSeek-AI",

@@ -95,7 +95,7 @@ class SparseLatentLayer(nn.Module):
         """The queries, scaled, and index queries with their weights, of rows [batch, tokens, hidden_size]."""
         latent = self.query_norm(self.query_down(rows))
         query = torch.unflatten(self.query_up(latent), -1, (self.options.num_heads, self.options.key))
-        nope, rotary = query.split([self.options.nope, self.options.rotary_size], dim=-1)
+        nope, rotary = torch.split(query, [self.options.nope, self.options.rotary_size], dim=-1)
         query = torch.cat([nope, self._turned(rotary, places)], dim=-1)
         indexer = self.inner.indexer
         return Tile(wide(query) * self.scale, indexer.queries(latent, places), indexer.weights(rows), places)
@@ -120,7 +120,7 @@ class SparseLatentLayer(nn.Module):
         latent = fields["latent"][..., None, :]
         key = torch.cat([latent, fields["rotary_key"][..., None, :]], dim=-1)
         memory = Memory(key, latent, fields["index"], rows.positions, rows.key_padding_mask)
-        nope, rotary = tile.query.split([self.options.nope, self.options.rotary_size], dim=-1)
+        nope, rotary = torch.split(tile.query, [self.options.nope, self.options.rotary_size], dim=-1)
         into = torch.unflatten(wide(weight_of(self.key_up)), 0, (heads, -1))
         query = torch.cat([torch.einsum("...hn,hnc->...hc", nope, into), rotary], dim=-1)
         absorbed = Tile(query, tile.index, tile.weights, tile.positions)

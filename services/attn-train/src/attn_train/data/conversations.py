@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from attn_core.errors import InvalidValue, UserError
 from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.chat import ControlTokenPlaceholders, check_messages
+from attn_schema.training import DataConfig
 
 from attn_train.checking import require_wanted
-from attn_train.data.shapes import CHATS, PREFERENCES, Notes, Shape, shape_of
-from attn_train.data.token_shards.inputs import input_files, rows_of, units_of
+from attn_train.data.shapes import CHATS, PREFERENCES, Reading, Shape, TokenRow
+from attn_train.data.token_shards.inputs import input_files, rows_of, split_files, units_of
+from attn_train.tasks.base import split_validation
 
 FIELD = "config.data.dataset"
 ASSISTANT = "assistant"
@@ -23,6 +25,7 @@ MESSAGES = "messages"
 PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 """Columns, as in TRL's conversational formats; each is a list of messages."""
 
+Example = TypeVar("Example")
 WHOLE = 1 << 62
 """More bytes than a file has, so that it is one unit."""
 WEIGHT = "weight"
@@ -47,56 +50,68 @@ class TokenizedChat:
 
 @dataclass(frozen=True, eq=False)
 class PreferencePair:
-    """Two conversations that differ in their answers; `chosen` is the preferred one."""
+    """Two conversations that differ in their answers, `chosen` the preferred one; or one alone, if it is labelled."""
 
-    chosen: TokenizedChat
-    rejected: TokenizedChat
+    chosen: TokenizedChat | None
+    rejected: TokenizedChat | None
+
+    @property
+    def chats(self) -> list[TokenizedChat]:
+        """The conversations."""
+        return [chat for chat in (self.chosen, self.rejected) if chat is not None]
 
 
-def read_rows(path: Path, shapes: Sequence[Shape], notes: Notes) -> Iterator[tuple[str, Any]]:
-    """Yield the place of each row of a file, or of the files below a folder, and what its shape reads of it.
+def read_rows(files: Sequence[Path], shapes: Sequence[Shape], reading: Reading) -> Iterator[tuple[str, Any]]:
+    """Yield the place of each row of files, and what its shape reads of it.
 
-    Raises `InvalidValue`, with the place, for rows of no shape, and as `input_files` and `require_wanted` do.
+    Raises `InvalidValue`, with the place, for rows of no shape, unless they are skipped, and as `require_wanted` does.
     """
-    for file in input_files([str(path)]):
-        for row in (row for unit in units_of(file, "", WHOLE) for row in rows_of(unit)):
+    for file in files:
+        for row in (
+            row for unit in units_of(file, "", WHOLE) for row in rows_of(unit, lines=True, broken=reading.broken)
+        ):
             require_wanted()
             try:
-                shape = shape_of(row.values, shapes)
-                notes.aside |= shape.left_aside(row.values)
-                yield row.place, shape.read(row.values)
+                found = reading.read(row.values, shapes)
             except InvalidValue as error:
-                raise InvalidValue.of(FIELD, row.place, f"a row of a known shape: {error.message}") from error
+                reading.broken(InvalidValue.of(FIELD, row.place, f"a row of a known shape: {error.message}"))
+                continue
+            yield row.place, found
 
 
-def checked_chats(path: Path, notes: Notes) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the place and the messages of each conversation; raises as `read_rows` and `check_conversation` do."""
-    for place, messages in read_rows(path, CHATS, notes):
-        yield place, _checked(messages, place)
+def checked_chats(files: Sequence[Path], reading: Reading) -> Iterator[tuple[str, list[dict[str, Any]] | TokenRow]]:
+    """Yield the place of each conversation and its messages, or its tokens; raises as `read_rows` and
+    `check_conversation` do."""
+    for place, found in read_rows(files, CHATS, reading):
+        for checked in _checked([found], place, reading):
+            yield place, checked[0]
 
 
-def checked_preferences(path: Path, notes: Notes) -> Iterator[tuple[str, list[list[dict[str, Any]]]]]:
-    """Yield the place and both conversations of each row; those in which nothing is preferred are left out, and counted
-    in `notes`. Raises as `checked_chats` does."""
-    seen = set()
-    for place, both in read_rows(path, PREFERENCES, notes):
-        chosen, rejected = (_checked(messages, place) for messages in both)
-        if chosen == rejected:
-            notes.dropped["left out, as both answers are equal"] += 1
-        elif not (chosen[-1]["content"].strip() and rejected[-1]["content"].strip()):
-            notes.dropped["left out, as an answer is empty"] += 1
-        else:
-            prompt = json.dumps([one for one in chosen if one in rejected])
-            notes.dropped["with a prompt that others have, too"] += prompt in seen
-            seen.add(prompt)
-            yield place, [chosen, rejected]
+def checked_preferences(
+    files: Sequence[Path], reading: Reading
+) -> Iterator[tuple[str, list[list[dict[str, Any]] | None]]]:
+    """Yield the place and both conversations of each row, None for one that a labelled row lacks; rows in which nothing
+    is preferred are left out, and counted. Raises as `checked_chats` does."""
+    for place, both in read_rows(files, PREFERENCES, reading):
+        for chosen, rejected in _checked(both, place, reading):
+            given = [one for one in (chosen, rejected) if one is not None]
+            if chosen == rejected:
+                reading.dropped["left out, as both answers are equal"] += 1
+            elif not all(one[-1]["content"].strip() for one in given):
+                reading.dropped["left out, as an answer is empty"] += 1
+            else:
+                prompt = json.dumps([one for one in given[0] if one in given[-1]])
+                reading.seen("with a prompt that others have, too", prompt)
+                yield place, [chosen, rejected]
 
 
-def _checked(messages: Sequence[Any], place: str) -> list[dict[str, Any]]:
+def _checked(conversations: Sequence[Any], place: str, reading: Reading) -> list[list[Any]]:
+    """Return a list of the checked conversations of a row; an empty one if the row is skipped."""
     try:
-        return check_conversation(messages)
+        return [[check_conversation(one) if isinstance(one, list) else one for one in conversations]]
     except InvalidValue as error:
-        raise InvalidValue.of(FIELD, place, f"messages with a role and a content: {error.message}") from error
+        reading.broken(InvalidValue.of(FIELD, place, f"messages with a role and a content: {error.message}"))
+        return []
 
 
 def check_conversation(messages: Sequence[Any]) -> list[dict[str, Any]]:
@@ -209,21 +224,71 @@ def _before_first_answer(tokenizer: Tokenizer, place: str) -> str:
     return before[: found + len(prompt)]
 
 
-def read_chats(path: Path, tokenizer: Tokenizer, notes: Notes | None = None) -> list[TokenizedChat]:
-    """Read and tokenize conversations; raises as `checked_chats` and `tokenized_chats` do."""
-    require_template(tokenizer)
-    rows = checked_chats(path, Notes() if notes is None else notes)
-    return [chat for place, messages in rows for chat in tokenized_chats(tokenizer, messages, place)]
+def read_splits(
+    data: DataConfig, read: Callable[[Sequence[Path], Reading], Iterable[Example]]
+) -> tuple[list[Example], list[Example], str]:
+    """Return the training and validation examples of a config, and what was left out, as text.
+
+    The examples for validation are those of files that are named so beside the training files, else the fraction at the
+    end.
+    """
+    path, reading = Path(data.path or ""), Reading.of(data)
+    files = input_files([str(path)])
+    splits = split_files(path, files)
+    training, kept = (list(read(splits[name], reading)) for name in ("train", "validation"))
+    if not splits["validation"]:
+        training, kept = map(list, split_validation(training, data.validation_fraction))
+    unread = [file.name for file in files if file not in splits["train"] + splits["validation"]]
+    return training, kept, f"{reading}{', files left aside: ' if unread else ''}{', '.join(unread)}"
 
 
-def read_preferences(path: Path, tokenizer: Tokenizer, notes: Notes | None = None) -> list[PreferencePair]:
+def token_row_chat(row: TokenRow, tokenizer: Tokenizer, place: str) -> TokenizedChat:
+    """Return ready-made token ids as a conversation; raises `InvalidValue` for ids that are not in the vocabulary."""
+    wrong = [token for token in row.ids if not 0 <= token < tokenizer.vocab_size]
+    if wrong:
+        raise InvalidValue.of(FIELD, f"{place}: the token {wrong[0]}", f"0 to {tokenizer.vocab_size - 1}")
+    pairs = zip(row.ids[1:], row.learned[1:], strict=True)
+    return TokenizedChat(row.ids[:-1], tuple(token if learned else IGNORED for token, learned in pairs))
+
+
+def read_chats(files: Sequence[Path], tokenizer: Tokenizer, reading: Reading) -> Iterator[TokenizedChat]:
+    """Read and tokenize conversations; those in which no token is learned are left out, and counted in `reading`.
+
+    Raises as `checked_chats` and `tokenized_chats` do.
+    """
+    templates = False
+    for place, row in checked_chats(files, reading):
+        if not isinstance(row, TokenRow) and not templates:
+            require_template(tokenizer)
+            templates = True
+        try:
+            if isinstance(row, TokenRow):
+                found = [token_row_chat(row, tokenizer, place)]
+            else:
+                found = tokenized_chats(tokenizer, row, place)
+        except InvalidValue as error:
+            reading.broken(error)
+            continue
+        for chat in found:
+            if chat.answered:
+                reading.seen("that others equal", (chat.inputs, chat.targets))
+                yield chat
+            else:
+                reading.note("left out, as no token of them is learned", 1)
+
+
+def read_preferences(files: Sequence[Path], tokenizer: Tokenizer, reading: Reading) -> Iterator[PreferencePair]:
     """Read and tokenize preferences; raises as `checked_preferences` and `tokenized_chats` do."""
     require_template(tokenizer)
-    pairs = []
-    for place, both in checked_preferences(path, Notes() if notes is None else notes):
-        chosen, rejected = (tokenized_chats(tokenizer, messages, place)[-1] for messages in both)
-        pairs.append(PreferencePair(chosen, rejected))
-    return pairs
+    for place, both in checked_preferences(files, reading):
+        try:
+            chosen, rejected = (
+                None if messages is None else tokenized_chats(tokenizer, messages, place)[-1] for messages in both
+            )
+        except InvalidValue as error:
+            reading.broken(error)
+            continue
+        yield PreferencePair(chosen, rejected)
 
 
 def require_template(tokenizer: Tokenizer) -> None:

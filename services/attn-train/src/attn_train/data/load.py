@@ -13,11 +13,13 @@ from attn_models.sources import known_sources, pull
 from attn_models.tokenizers import Tokenizer
 from attn_schema.home import model_folder_name, models_folder
 from attn_schema.model import DECODER, ModelConfig
+from attn_schema.text_files import files_of
 from attn_schema.training import DataConfig, TrainingConfig
 
 from attn_train.data.labels import load_labels
 from attn_train.data.pairs import CAPTIONS, load_pairs, synthetic_task_pairs
 from attn_train.data.synthetic import TASKS
+from attn_train.data.token_shards.inputs import split_files
 from attn_train.data.token_shards.shards import MANIFEST
 from attn_train.data.treebank import load_tags
 from attn_train.tasks.base import Dataset
@@ -96,10 +98,11 @@ def _load_dataset(config: TrainingConfig, home: Path, log: Callable[[str], None]
 
 def load_conversations(config: TrainingConfig, home: Path) -> Dataset:
     """Load the conversations of the file that the config names, formatted with the chat template of its tokenizer."""
-    data, length = config.data, config.model.sequence_length
-    tokenizer = Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home))
-    make = chat_dataset if data.format == "chat" else preference_dataset
-    return make(Path(data.path or ""), tokenizer, validation=data.validation_fraction, max_length=length)
+    tokenizer = Tokenizer.from_folder(tokenizer_folder(config.data.tokenizer, home))
+    length = config.model.sequence_length
+    if config.data.format == "chat":
+        return chat_dataset(config.data, tokenizer, max_length=length)
+    return preference_dataset(config.data, tokenizer, loss=config.objective.preference_loss, max_length=length)
 
 
 def data_digest(config: TrainingConfig, home: Path) -> bytes:
@@ -134,12 +137,16 @@ def default_tokenizer(config: DataConfig) -> str:
 
 
 def load_text(config: DataConfig, home: Path, log: Callable[[str], None]) -> TextDataset:
-    """Tokenize the text of a config; a known dataset is downloaded into `home` the first time.
+    """Tokenize the text of a config; a known dataset is downloaded into `home` the first time. Files of a folder that
+    are named as validation are not trained on, nor those for tests.
 
     Raises `InvalidValue` or `UnknownName` for a text that cannot be read, `Unavailable` if the download fails.
     """
+    path = text_path(config, home, log)
+    splits = split_files(path, files_of(path))
     return tokenize(
-        read_text(text_path(config, home, log)),
+        read_text(splits["train"]),
+        held_out=read_text(splits["validation"]),
         tokenizer=config.tokenizer if is_byte_pairs(config.tokenizer) else tokenizer_folder(config.tokenizer, home),
         validation=config.validation_fraction,
     )

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attn_core.errors import InvalidValue
+from attn_models.evaluation import IGNORED
+from attn_schema.prepared import ShowConfig
+from attn_schema.training import DataConfig
 
 Values = Mapping[str, Any]
 Messages = list[dict[str, Any]]
@@ -97,11 +100,50 @@ def _completed(values: Values) -> Messages:
     return messages_in(values[PROMPT], PROMPT) + messages_in(values["completion"], "completion", ASSISTANT)
 
 
+@dataclass(frozen=True, eq=False)
+class TokenRow:
+    """Ready-made token ids, and for each whether it is a target."""
+
+    ids: tuple[int, ...]
+    learned: tuple[bool, ...]
+
+
+MASKS = ("attention_mask", "completion_mask", "assistant_masks")
+
+
+def _tokens(values: Values) -> TokenRow:
+    """Token ids as transformers and TRL have them: `labels` are the ids themselves, or -100 where nothing is learned.
+
+    Tokens at both ends of which the attention mask is 0 are padding.
+    """
+    columns = {name: values[name] for name in ("input_ids", "labels", *MASKS) if values.get(name) is not None}
+    ids = columns["input_ids"]
+    for name, column in columns.items():
+        if not isinstance(column, list) or not all(type(number) is int for number in column):
+            raise InvalidValue.of(name, column, "a list of integers")
+        if len(column) != len(ids):
+            raise InvalidValue.of(name, f"{len(column)} numbers", f"{len(ids)}, as many as input_ids")
+        if name in MASKS and not {0, 1}.issuperset(column):
+            raise InvalidValue.of(name, column, "0 or 1 for each token")
+    for place, (token, label) in enumerate(zip(ids, columns.get("labels", ids), strict=True)):
+        if label not in (token, IGNORED):
+            raise InvalidValue.of(f"labels[{place}]", label, f"{token}, the id at this place, or {IGNORED}")
+    real = columns.get("attention_mask", [1] * len(ids))
+    first, last = (real.index(1), len(real) - real[::-1].index(1)) if 1 in real else (0, 0)
+    if 0 in real[first:last]:
+        raise InvalidValue.of("attention_mask", real, "zeros for padding at the ends only")
+    marks = [columns.get(name, [1] * len(ids)) for name in MASKS[1:]]
+    marks.append([int(label != IGNORED) for label in columns.get("labels", ids)])
+    learned = tuple(all(each) for each in zip(*marks, strict=True))
+    return TokenRow(tuple(ids[first:last]), learned[first:last])
+
+
 CHATS = (
     Shape("messages", ("messages",), lambda values: messages_in(values["messages"], "messages")),
     Shape("ShareGPT", ("conversations",), lambda values: messages_in(values["conversations"], "conversations")),
     Shape("prompt and completion", (PROMPT, "completion"), _completed),
     Shape("Alpaca", ("instruction", "output"), _alpaca, ("input", "system")),
+    Shape("token ids", ("input_ids",), _tokens, ("labels", *MASKS)),
 )
 """The shapes of conversations."""
 
@@ -130,17 +172,84 @@ def _last_learned(conversation: Messages, common: int) -> Messages:
     ]
 
 
-PREFERENCES = (Shape("preferences", (CHOSEN, REJECTED), _preference, (PROMPT,)),)
+def _judged(values: Values) -> tuple[Messages | None, Messages | None]:
+    """The conversation of a row as the chosen one if it is labelled as desirable, else as the rejected one."""
+    label = values["label"]
+    if label not in (0, 1):
+        raise InvalidValue.of("label", label, "true or false")
+    asked = messages_in(values[PROMPT], PROMPT)
+    judged = _last_learned([*asked, *messages_in(values["completion"], "completion", ASSISTANT)], len(asked))
+    return (judged, None) if label else (None, judged)
+
+
+PREFERENCES = (
+    Shape("preferences", (CHOSEN, REJECTED), _preference, (PROMPT,)),
+    Shape("labelled answers", (PROMPT, "completion", "label"), _judged),
+)
 """The shapes of preferences."""
 
 
-@dataclass
-class Notes:
-    """What was left out in reading: columns, and the number of rows by the reason."""
+TEXTS = (Shape("text", ("text",), lambda values: _text(values, "text")),)
+"""The shape of texts."""
+NAMES = sorted({name for shape in (*CHATS, *PREFERENCES, *TEXTS) for name in (*shape.needs, *shape.may)})
+"""The names of all columns of these shapes."""
 
+
+@dataclass
+class Reading:
+    """How rows are read: `columns` with other names, by the names of the shapes, and whether those that cannot be read
+    are left out; and what was found in reading: shapes, unused columns, and the number of rows by a remark."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    skip_broken: bool = False
+    shapes: Counter[str] = field(default_factory=Counter)
+    used: set[str] = field(default_factory=set)
     aside: set[str] = field(default_factory=set)
     dropped: Counter[str] = field(default_factory=Counter)
+    first_broken: str = ""
+    _keys: set[object] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, config: DataConfig | ShowConfig) -> Reading:
+        """Return the reading of a config; raises `InvalidValue` for a column that no shape has."""
+        columns = dict(given.split("=", 1) for given in config.columns)
+        if unknown := sorted(columns.keys() - set(NAMES)):
+            raise InvalidValue.of("config.data.columns", ", ".join(unknown), f"names among {', '.join(NAMES)}")
+        return cls(columns, config.skip_broken)
+
+    def read(self, values: Values, shapes: Sequence[Shape]) -> Any:
+        """Return what the shape of a row reads of it; raises `InvalidValue` for a row of no shape."""
+        if missing := sorted(set(self.columns.values()) - values.keys()):
+            raise InvalidValue.of("columns", ", ".join(missing), f"the columns {', '.join(map(str, values))}")
+        taken = {*self.columns, *self.columns.values()}
+        renamed = {name: value for name, value in values.items() if name not in taken}
+        renamed |= {name: values[column] for name, column in self.columns.items()}
+        shape = shape_of(renamed, shapes)
+        self.shapes[shape.name] += 1
+        self.used |= {
+            self.columns.get(name, name) for name in (*shape.needs, *shape.may) if renamed.get(name) is not None
+        }
+        self.aside |= shape.left_aside(renamed)
+        return shape.read(renamed)
+
+    def note(self, remark: str, count: int) -> None:
+        """Count rows with a remark."""
+        if count:
+            self.dropped[remark] += count
+
+    def seen(self, remark: str, key: object) -> None:
+        """Count a row with a remark if an earlier one had the same key."""
+        self.note(remark, int(key in self._keys))
+        self._keys.add(key)
+
+    def broken(self, error: InvalidValue) -> None:
+        """Count a row that cannot be read, or raise the error."""
+        if not self.skip_broken:
+            raise error
+        self.first_broken = self.first_broken or error.message
+        self.dropped["left out, as they cannot be read"] += 1
 
     def __str__(self) -> str:
         columns = f", columns left aside: {', '.join(sorted(self.aside))}" if self.aside else ""
-        return "".join(f", {count} {reason}" for reason, count in self.dropped.items()) + columns
+        broken = f", the first that cannot be read: {self.first_broken}" if self.first_broken else ""
+        return "".join(f", {count} {reason}" for reason, count in self.dropped.items()) + broken + columns

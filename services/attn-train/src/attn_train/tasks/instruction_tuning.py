@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from attn_core.errors import InvalidValue
 from attn_models.evaluation import next_token_loss
 from attn_models.tokenizers import Tokenizer
-from attn_schema.training import TrainingConfig
+from attn_schema.training import DataConfig, TrainingConfig
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.data.conversations import TokenizedChat, read_chats
-from attn_train.data.shapes import Notes
+from attn_train.data.conversations import TokenizedChat, read_chats, read_splits
 from attn_train.tasks.base import (
     PADDED,
     ExampleTask,
@@ -25,7 +23,6 @@ from attn_train.tasks.base import (
     in_parts,
     longest_input,
     mean_over_batches,
-    split_validation,
     training_loss,
     validation_sample,
 )
@@ -55,23 +52,18 @@ class ChatDataset(TokenDataset):
         return InstructionTask(self, config)
 
 
-def chat_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, max_length: int) -> ChatDataset:
+def chat_dataset(data: DataConfig, tokenizer: Tokenizer, *, max_length: int) -> ChatDataset:
     """Load the conversations of a file or folder; those longer than `max_length` tokens are not trained on.
 
-    The fraction `validation` at the end is for validation. Raises as `read_chats` does, and `InvalidValue` if no
-    training conversation is left.
+    Raises as `read_chats` does, and `InvalidValue` if no training conversation is left.
     """
-    notes = Notes()
-    chats = read_chats(path, tokenizer, notes)
     # The same conversations are for validation whatever the length of a training sequence.
-    first, kept = split_validation(chats, validation)
+    first, kept, notes = read_splits(data, lambda files, reading: read_chats(files, tokenizer, reading))
     training = [chat for chat in first if len(chat.inputs) <= max_length]
     if not training:
         allowed = f"at least one conversation of at most {max_length + 1} tokens (max_seq_len)"
-        raise InvalidValue.of("config.data.dataset", f"{len(chats)} conversations", allowed)
-    return ChatDataset(
-        training=training, validation=kept, tokenizer=tokenizer, left_out=len(first) - len(training), notes=str(notes)
-    )
+        raise InvalidValue.of("config.data.dataset", f"{len(first)} conversations{notes}", allowed)
+    return ChatDataset(training, kept, tokenizer, len(first) - len(training), notes)
 
 
 class InstructionTask(ExampleTask):

@@ -18,6 +18,7 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from attn_train.data.token_shards.inputs import is_rows
 from attn_train.tasks.base import (
     PADDED,
     OnBatch,
@@ -117,8 +118,8 @@ def require_known(ids: Tensor, tokenizer: Tokenizer) -> None:
         raise InvalidValue.of("data.tokenizer", "the tokenizer", allowed)
 
 
-def tokenize(text: str, *, tokenizer: str = CHARACTER, validation: float = 0.1) -> TextDataset:
-    """Tokenize `text`; the fraction `validation` at its end is for validation.
+def tokenize(text: str, *, tokenizer: str = CHARACTER, validation: float = 0.1, held_out: str = "") -> TextDataset:
+    """Tokenize `text`; the text `held_out` is for validation, or if it is empty the fraction `validation` at the end.
 
     `tokenizer` is "character" (the characters of this text are the vocabulary), "byte_pairs:N", learned from the
     training part, or a folder with a tokenizer.json. Raises `InvalidValue` for an empty text, `CheckpointInvalid` for a
@@ -127,22 +128,33 @@ def tokenize(text: str, *, tokenizer: str = CHARACTER, validation: float = 0.1) 
     if not text:
         raise InvalidValue.of("data", "an empty text", "at least one character")
     if tokenizer == CHARACTER:
-        made = character_tokenizer(text)
-        ids = _character_ids(text)
+        made = character_tokenizer(text + held_out)
+        ids = _character_ids(text + held_out)
+        kept = len(text)
+    elif held_out:
+        made = learned_tokenizer(tokenizer, whole_lines_of(text))
+        parts = [_encoded(text, made), _encoded(held_out, made)]
+        ids, kept = torch.cat(parts), len(parts[0])
     else:
         trained = text[: len(text) - int(len(text) * validation)]
         made = learned_tokenizer(tokenizer, whole_lines_of(trained))
         ids = _encoded(text, made)
-    kept = len(ids) - int(len(ids) * validation)
+        kept = len(ids)
+    if not held_out:
+        kept -= int(kept * validation)
     return TextDataset(training=ids[:kept], validation=ids[kept:], tokenizer=made)
 
 
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file, or the files of a folder, joined in sorted order; line ends become newlines.
+def read_text(files: Sequence[Path]) -> str:
+    """Read UTF-8 files, joined in this order; line ends become newlines.
 
-    Raises `InvalidValue` for a file that cannot be read or is not UTF-8.
+    Raises `InvalidValue` for a file that cannot be read or is not UTF-8, and for one of rows, which are no text.
     """
-    return "".join(text_files.read_text(file, "data.dataset") for file in text_files.files_of(path))
+    for file in files:
+        if is_rows(file):
+            allowed = "a text; rows are read with --format chat or preference, or prepared by `attn data prepare`"
+            raise InvalidValue.of("data.dataset", str(file), allowed)
+    return "".join(text_files.read_text(file, "data.dataset") for file in files)
 
 
 def _character_ids(text: str) -> Tensor:

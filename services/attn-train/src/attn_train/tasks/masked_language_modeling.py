@@ -112,7 +112,7 @@ class MaskedText:
         shown = changed(tokens, mask_of(tokenizer), tokenizer.vocab_size, generator)
         self._shown = torch.where(self._chosen, shown, tokens)
 
-    def batches(self, batches: int, context: int, batch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def batches(self, batches: int, context: int, batch: int) -> Iterator[tuple[Tensor, ...]]:
         """Yield the `validation_windows` of `batches`, at most `batch` of equal length together, as
         `Masking.next_batch` does; rows with fewer chosen positions than others have `IGNORED` truths."""
         windows = validation_windows(len(self.tokens), batches, context)

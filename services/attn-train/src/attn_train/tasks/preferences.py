@@ -1,23 +1,22 @@
-"""Preference tuning with direct preference optimisation (DPO), with the frozen base model as reference."""
+"""Preference tuning: DPO and its kin and KTO, with the frozen base model as reference, SimPO and ORPO."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue
 from attn_models.lora import AdaptedModel
+from attn_models.losses import at_least_float32
 from attn_models.tokenizers import Tokenizer
-from attn_schema.finetuning import DPO_BETA
-from attn_schema.training import TrainingConfig
+from attn_schema.finetuning import REFERENCE_FREE
+from attn_schema.training import DataConfig, TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attn_train.data.conversations import PreferencePair, read_preferences
-from attn_train.data.shapes import Notes
+from attn_train.data.conversations import PreferencePair, TokenizedChat, read_preferences, read_splits
 from attn_train.tasks.base import (
     PADDED,
     ExampleTask,
@@ -27,10 +26,10 @@ from attn_train.tasks.base import (
     in_parts,
     longest_input,
     mean_over_batches,
-    split_validation,
     validation_sample,
 )
 from attn_train.tasks.instruction_tuning import collate
+from attn_train.tasks.preference_losses import AVERAGED, PAIR_LOSSES, kto
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +37,8 @@ class PreferenceDataset(TokenDataset):
     """Training and validation pairs; `left_out` is the number of those longer than a training sequence, and
     `notes` what else was left out."""
 
-    training: Sequence[PreferencePair]
-    validation: Sequence[PreferencePair]
+    training: Sequence[Example]
+    validation: Sequence[Example]
     tokenizer: Tokenizer
     left_out: int = 0
     notes: str = ""
@@ -48,54 +47,74 @@ class PreferenceDataset(TokenDataset):
     def summary(self) -> str:
         """The number of pairs."""
         longer = f", {self.left_out} left out as too long" if self.left_out else ""
-        return (
-            f"{len(self.training)} training and {len(self.validation)} validation pairs of answers{longer}{self.notes}"
-        )
+        return f"{len(self.training)} training and {len(self.validation)} validation preferences{longer}{self.notes}"
 
     def task(self, config: TrainingConfig) -> PreferenceTask:
         """Return the training task."""
-        return PreferenceTask(self, config)
+        kind = KtoTask if config.objective.preference_loss == "kto" else PreferenceTask
+        return kind(self, config)
 
 
-def preference_dataset(path: Path, tokenizer: Tokenizer, *, validation: float, max_length: int) -> PreferenceDataset:
-    """Load the pairs of a file or folder; those with a conversation longer than `max_length` tokens are not trained on.
+@dataclass(frozen=True, eq=False)
+class JudgedChat:
+    """A conversation whose answer is desirable or not."""
 
-    The fraction `validation` at the end is for validation. Raises as `read_preferences` does, and `InvalidValue` if no
-    training pair is left.
+    chat: TokenizedChat
+    desirable: bool
+
+    @property
+    def chats(self) -> list[TokenizedChat]:
+        """The conversation."""
+        return [self.chat]
+
+
+Example = PreferencePair | JudgedChat
+
+
+def judged(pairs: Iterable[PreferencePair]) -> Iterator[JudgedChat]:
+    """Yield the conversations of pairs, each by itself."""
+    for pair in pairs:
+        yield from (JudgedChat(chat, desirable=chat is pair.chosen) for chat in pair.chats)
+
+
+def complete_pairs(pairs: Iterable[PreferencePair]) -> Iterator[PreferencePair]:
+    """Yield pairs; raises `InvalidValue` for a labelled answer alone."""
+    for pair in pairs:
+        if len(pair.chats) < 2:
+            allowed = "chosen and rejected, or --preference-loss kto"
+            raise InvalidValue.of("config.data.dataset", "an answer with a label", allowed)
+        yield pair
+
+
+def preference_dataset(data: DataConfig, tokenizer: Tokenizer, *, loss: str, max_length: int) -> PreferenceDataset:
+    """Load the pairs of a file or folder, or the judged answers for the loss kto; those with a conversation longer than
+    `max_length` tokens are not trained on.
+
+    Raises as `read_preferences` does, and `InvalidValue` if no training example is left.
     """
-    notes = Notes()
-    pairs = read_preferences(path, tokenizer, notes)
-    first, kept = split_validation(pairs, validation)
-    training = [pair for pair in first if length_of(pair) <= max_length]
+    make: Callable[[Iterable[PreferencePair]], Iterable[Example]] = judged if loss == "kto" else complete_pairs
+    first, kept, notes = read_splits(data, lambda files, reading: make(read_preferences(files, tokenizer, reading)))
+    training = [example for example in first if length_of(example) <= max_length]
     if not training:
-        allowed = f"at least one pair of at most {max_length + 1} tokens (max_seq_len)"
-        raise InvalidValue.of("config.data.dataset", f"{len(pairs)} pairs", allowed)
-    return PreferenceDataset(training, kept, tokenizer, len(first) - len(training), str(notes))
+        allowed = f"at least one of at most {max_length + 1} tokens (max_seq_len)"
+        raise InvalidValue.of("config.data.dataset", f"{len(first)} preferences{notes}", allowed)
+    return PreferenceDataset(training, kept, tokenizer, len(first) - len(training), notes)
 
 
-def length_of(pair: PreferencePair) -> int:
+def length_of(example: Example) -> int:
     """Return the number of input tokens of the longer conversation."""
-    return max(len(pair.chosen.inputs), len(pair.rejected.inputs))
+    return max(len(chat.inputs) for chat in example.chats)
 
 
-def answer_logprobs(model: Any, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the log probabilities of the answers, float32 [batch] in nats; inputs and targets are [batch, tokens]."""
+def answer_logprobs(model: Any, inputs: Tensor, targets: Tensor, *, averaged: bool = False) -> Tensor:
+    """Return the log probabilities of the answers, or their means per token, at least float32 [rows] in nats; inputs
+    and targets are [rows, tokens]."""
     kept = targets != PADDED
     logits = model.logits(model.hidden(inputs)[kept]) if hasattr(model, "hidden") else model(inputs)[kept]
-    chosen = -functional.cross_entropy(logits.float(), targets[kept], reduction="none")
+    chosen = -functional.cross_entropy(at_least_float32(logits), targets[kept], reduction="none")
     rows = kept.nonzero()[:, 0]
-    return chosen.new_zeros(len(inputs)).index_add(0, rows, chosen)
-
-
-def dpo_loss(policy: Tensor, reference: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Return the mean of -log sigmoid(margin) over pairs, and the margins [pairs].
-
-    A margin is beta (log-ratio of the chosen - log-ratio of the rejected answer). `policy` and `reference` are the log
-    probabilities [2, pairs] of chosen and rejected answers (Rafailov et al. 2023, arXiv 2305.18290, equation 7).
-    """
-    ratios = policy - reference
-    margins = beta * (ratios[0] - ratios[1])
-    return -functional.logsigmoid(margins).mean(), margins
+    sums = chosen.new_zeros(len(inputs)).index_add(0, rows, chosen)
+    return sums / kept.sum(1).clamp(min=1) if averaged else sums
 
 
 class PreferenceTask(ExampleTask):
@@ -107,11 +126,11 @@ class PreferenceTask(ExampleTask):
     def __init__(self, pairs: PreferenceDataset, config: TrainingConfig) -> None:
         super().__init__(config, [length_of(pair) for pair in pairs.training])
         self._pairs = pairs
-        self._beta = config.objective.dpo_beta or DPO_BETA
+        self._objective = config.objective
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """Return a batch of pairs of similar length."""
-        batch = collate_pairs([self._pairs.training[place] for place in self._epochs.next_batch()])
+        batch = self._collate([self._pairs.training[place] for place in self._epochs.next_batch()])
         self.tokens += count_targets(batch)
         return batch
 
@@ -120,39 +139,71 @@ class PreferenceTask(ExampleTask):
         return len(batch[0]) // 2
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Return the mean DPO loss over pairs, in nats."""
+        """Return the mean loss over pairs, in nats."""
         return self._compared(model, batch)[0]
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """Return the mean DPO loss over at most `batches` validation batches."""
+        """Return the mean loss over at most `batches` validation batches."""
         return self._mean(model, lambda batch: self._compared(model, batch)[0], batches, on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
-        """Return the reward accuracy: the share of validation pairs with a positive margin."""
+        """Return the reward accuracy: the share of validation examples whose rewards are as preferred."""
         kept = self._pairs.validation
-        found = self._mean(model, lambda batch: self._accuracy(model, batch), len(kept), on_batch)
+        found = self._mean(model, lambda batch: self._compared(model, batch)[1], len(kept), on_batch)
         return {} if found is None else {"reward_accuracy": found}
 
     def _compared(self, model: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Return the mean loss of a batch, and the share of pairs with a positive margin."""
+        name = self._objective.preference_loss
+        chosen, rejected = self._rewards(model, batch, averaged=name in AVERAGED).view(2, -1)
+        loss = PAIR_LOSSES[name](chosen, rejected, self._objective)
+        return loss.mean(), (chosen > rejected).float().mean()
+
+    def _rewards(self, model: Any, batch: tuple[Tensor, ...], *, averaged: bool = False) -> Tensor:
+        """Return the log-ratios of policy and reference [rows], or log probabilities where a loss has no reference."""
+        rows = batch[0], batch[-1]
+        if self._objective.preference_loss in REFERENCE_FREE:
+            return answer_logprobs(model, *rows, averaged=averaged)
         adapted: AdaptedModel = model.adapted
         with torch.no_grad(), adapted.without():
-            reference = answer_logprobs(model, *batch).view(2, -1)
-        return dpo_loss(answer_logprobs(model, *batch).view(2, -1), reference, self._beta)
-
-    def _accuracy(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        _, margins = self._compared(model, batch)
-        return (margins > 0).float().mean()
+            reference = answer_logprobs(model, *rows, averaged=averaged)
+        return answer_logprobs(model, *rows, averaged=averaged) - reference
 
     def _mean(
         self, model: nn.Module, value: Callable[[tuple[Tensor, ...]], Tensor], batches: int, on_batch: OnBatch
     ) -> float | None:
         chosen = validation_sample(self._pairs.validation, batches)
-        kept = [pair for pair in chosen if length_of(pair) <= longest_input(model)]
+        kept = [example for example in chosen if length_of(example) <= longest_input(model)]
         self.validation_left_out = len(chosen) - len(kept)
-        drawn = in_parts(kept, collate_pairs, self._batch)
+        drawn = in_parts(kept, self._collate, self._batch)
         return mean_over_batches(model, drawn, value, on_batch, self.weight)
 
+    def _collate(self, examples: Sequence[Any]) -> tuple[Tensor, ...]:
+        """Return inputs and targets [2 · pairs, longest], padded at the end."""
+        return collate([*(pair.chosen for pair in examples), *(pair.rejected for pair in examples)])
 
-def collate_pairs(pairs: Sequence[PreferencePair]) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets [2 · pairs, longest], padded at the end."""
-    return collate([*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)])
+
+class KtoTask(PreferenceTask):
+    """Batches of judged answers: inputs, labels and targets [2 · batch, ...], the answers to their own prompts before
+    those to the prompts of their neighbours in the batch."""
+
+    def _compared(self, model: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Return the mean loss of a batch, and the share of examples with a reward of the right sign."""
+        ratios, mismatched = self._rewards(model, batch).view(2, -1)
+        desirable = batch[1][: len(ratios)]
+        loss = kto(ratios, mismatched, desirable, self._objective)
+        return loss.mean(), ((ratios > 0) == desirable).float().mean()
+
+    def _collate(self, examples: Sequence[Any]) -> tuple[Tensor, ...]:
+        """Return inputs, labels and targets [2 · examples, ...], padded at the end."""
+        others = [*examples[1:], *examples[:1]]
+        mismatched = [answered(one.chat, other.chat) for one, other in zip(examples, others, strict=True)]
+        inputs, targets = collate([*(one.chat for one in examples), *mismatched])
+        return inputs, torch.tensor([one.desirable for one in examples] * 2), targets
+
+
+def answered(prompt: TokenizedChat, answer: TokenizedChat) -> TokenizedChat:
+    """Return the first conversation with the learned answer of the other one."""
+    first, start = (next(n for n, t in enumerate(chat.targets) if t != PADDED) for chat in (prompt, answer))
+    inputs = (*prompt.inputs[: first + 1], *answer.inputs[start + 1 :])
+    return TokenizedChat(inputs, (*prompt.targets[:first], *answer.targets[start:]))

@@ -109,7 +109,7 @@ class Mechanism {
     const paper = facts.paper_url ? h("a", { href: facts.paper_url, rel: "noreferrer" }, facts.paper) : facts.paper;
     const run = h("button", { type: "button", onclick: () => this.check(run) }, "Check the laws");
     this.host.replaceChildren(
-      h("section", { class: "card" }, h("h2", {}, facts.name), h("p", {}, facts.summary), h("div", { class: "equation" }, equation(facts.mathml, facts.equation)), h("p", {}, paper), kinds),
+      h("section", { class: "card" }, h("h2", {}, facts.name), h("p", {}, facts.summary), h("div", { class: "equation" }, equation(facts.mathml, facts.equation)), h("p", {}, paper), facts.used_by.length ? h("p", {}, `In ${facts.used_by.join(", ")}.`) : null, kinds),
       h("section", { class: "card" }, h("h2", {}, "Options"), form, this.problem),
       h("div", { class: "panels" }, h("section", { class: "card" }, h("h2", {}, "Picture"), this.withoutPicture, this.picture.element), h("section", { class: "card" }, h("h2", {}, "One layer"), this.numbers)),
       h("section", { class: "card" }, h("h2", {}, "Costs"), h("div", { class: "panels" }, this.flops.element, this.state.element)),

@@ -10,14 +10,16 @@ from typing import Annotated, Any
 import typer
 from attn_core.errors import InvalidValue
 from attn_models.sources.store import ModelStore
+from attn_models.tokenizers import Tokenizer
 from attn_schema.cores import usable_cores
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, note, print_json
-from attn_schema.prepared import PrepareConfig
+from attn_schema.prepared import PrepareConfig, ShowConfig
 
+from attn_train.data.preview import EXAMPLES, Preview, preview, shown
 from attn_train.data.token_shards.pools import inline, processes, ray_tasks
 from attn_train.data.token_shards.prepare import Pool, Progress, Request, prepare
-from attn_train.data.token_shards.shards import TRAIN, VALIDATION, PreparedData
+from attn_train.data.token_shards.shards import MANIFEST, TRAIN, VALIDATION, PreparedData
 from attn_train.tasks.seq2seq import is_byte_pairs
 
 app = typer.Typer(
@@ -69,25 +71,62 @@ def prepare_command(
 
 
 @app.command("show")
+@with_flags
 def show_command(
     *,
-    folder: Annotated[Path, typer.Argument(help="A folder of prepared data.")],
+    data: Annotated[Path, typer.Argument(help="A folder of prepared data; or a file or folder of rows or text.")],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Verify the SHA-256 of every file against the manifest.")
+        bool, typer.Option("--verify", help="Verify the SHA-256 of every file of prepared data against the manifest.")
     ] = False,
-    documents: Annotated[int, typer.Option(min=0, help="Number of sequences whose beginnings are printed.")] = 0,
+    documents: Annotated[
+        int, typer.Option(min=0, help="Number of sequences whose beginnings are printed, of prepared data.")
+    ] = 0,
     json: Json = False,
+    showing: ShowConfig,
 ) -> None:
-    """Show the contents of a folder of prepared data: its sets, shards and vocabulary.
+    """Show what data holds: of prepared data its sets, shards and vocabulary; of other files the shape that is found,
+    its columns, lengths, and the first examples with what is learned of them.
 
-    Example: `attn data show tokens --verify --documents 3`.
+    Examples: `attn data show tokens --verify --documents 3`, `attn data show chats.jsonl --tokenizer
+    smollm2-135m-instruct`, `attn data show qa.csv --columns prompt=question,completion=answer`.
     """
-    prepared = PreparedData.open(folder, verify=verify)
+    if not (data / MANIFEST).is_file():
+        found = preview(str(data), showing, _tokenizer(showing.tokenizer) if showing.tokenizer else None)
+        _show_rows(data, found, showing.max_seq_len, json=json)
+        return
+    prepared = PreparedData.open(data, verify=verify)
     _show(prepared, json=json, seconds=None)
     training = prepared.set(TRAIN)
     for number in range(min(documents, training.records)):
         for window in training.record(number):
             typer.echo(f"{number}: {prepared.tokenizer.decode(window.ids[:64].tolist(), skip_special=False)!r}")
+
+
+def _show_rows(path: Path, found: Preview, max_seq_len: int, *, json: bool) -> None:
+    facts = found.facts(max_seq_len or None)
+    if json:
+        print_json(facts)
+        return
+    shapes = ", ".join(f"{count} {name}" for name, count in facts["shapes"].items())
+    aside = ", ".join(facts["left_aside"]) or "none"
+    typer.echo(f"{path}: {facts['format']}, of the first {facts['rows']} rows {shapes or 'none'}")
+    typer.echo(f"columns: {', '.join(facts['columns'])}; left aside: {aside}")
+    for remark, count in facts["remarks"].items():
+        typer.echo(f"{count} {remark}")
+    if facts["first_broken"]:
+        typer.echo(f"the first of them: {facts['first_broken']}")
+    lengths = ", ".join(f"{name} {length}" for name, length in facts["lengths"].items())
+    typer.echo(f"{facts['unit']} of a sequence: {lengths or 'none'}; {facts['learned']:.0%} of them are learned")
+    if "too_long" in facts:
+        typer.echo(f"{facts['too_long']} sequences are longer than {max_seq_len} tokens, and not trained on")
+    for number, example in enumerate(found.examples[:EXAMPLES], start=1):
+        for pieces in example:
+            typer.echo(f"{number}: {shown(pieces, tokenized=found.tokenized)}")
+
+
+def _tokenizer(named: str) -> Tokenizer:
+    folder = Path(named).expanduser()
+    return Tokenizer.from_folder(folder if (folder / "tokenizer.json").is_file() else ModelStore().find(named))
 
 
 def _sets(given: Sequence[str]) -> dict[str, list[str]]:

@@ -65,7 +65,7 @@ class ChatEncoder:
     def __call__(self, rows: Sequence[Row]) -> list[Record]:
         """Tokenize each conversation."""
         chats = (tokenized_chats(self._tokenizer, _messages(row, MESSAGES), row.place) for row in rows)
-        return [[_learned(chat)] for answers in chats for chat in answers]
+        return [[ids_and_learned(chat)] for answers in chats for chat in answers]
 
 
 class PreferenceEncoder(ChatEncoder):
@@ -77,7 +77,9 @@ class PreferenceEncoder(ChatEncoder):
         for row in rows:
             prompt = _messages(row, PROMPT)
             both = (prompt + _messages(row, name) for name in (CHOSEN, REJECTED))
-            records.append([_learned(tokenized_chats(self._tokenizer, messages, row.place)[-1]) for messages in both])
+            records.append(
+                [ids_and_learned(tokenized_chats(self._tokenizer, messages, row.place)[-1]) for messages in both]
+            )
         return records
 
 
@@ -104,7 +106,7 @@ if ENCODERS.keys() != KINDS.keys():
     raise RuntimeError("a kind of prepared data has no encoder, or an encoder has no kind")
 
 
-def _learned(chat: TokenizedChat) -> tuple[list[int], list[int]]:
+def ids_and_learned(chat: TokenizedChat) -> tuple[list[int], list[int]]:
     """Return a conversation's token ids, and for each whether it is a target."""
     ids = [*chat.inputs, *chat.targets[-1:]] if chat.targets[-1] != IGNORED else list(chat.inputs)
     learned = [0, *(int(target != IGNORED) for target in chat.targets)]

@@ -6,7 +6,8 @@ import codecs
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -54,6 +55,15 @@ class Unit(msgspec.Struct, frozen=True):
     set: str
 
 
+Broken = Callable[[InvalidValue], None]
+"""Called with the error of a row that cannot be read."""
+
+
+def refuse(error: InvalidValue) -> None:
+    """Raise the error."""
+    raise error
+
+
 class Row(NamedTuple):
     """A row to tokenize: its columns, its place for error messages, and whether the record ends with it."""
 
@@ -71,6 +81,11 @@ def format_of(path: Path) -> str:
     if known is None or (known in ("parquet", "arrow") and name != path.name.lower()):
         raise InvalidValue.of(FIELD, str(path), ALLOWED)
     return known
+
+
+def is_rows(path: Path) -> bool:
+    """Whether a file has rows with columns, and is no text, by its name."""
+    return any(FORMATS.get(suffix, "text") != "text" for suffix in path.suffixes[-2:])
 
 
 def input_files(given: Sequence[str]) -> list[Path]:
@@ -97,6 +112,24 @@ def input_files(given: Sequence[str]) -> list[Path]:
         if not file.stat().st_size:
             raise InvalidValue.of(FIELD, str(file), "a file that is not empty")
     return list(dict.fromkeys(file.absolute() for file in found))
+
+
+SPLITS: Mapping[str, Sequence[str]] = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev", "eval"),
+    "test": ("test", "testing"),
+}
+"""Splits of published data, by words in the names of their files and folders."""
+
+
+def split_files(folder: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
+    """Return files below a folder by their `SPLITS`; if none is named as training, all are for training."""
+    found: dict[str, list[Path]] = {name: [] for name in SPLITS}
+    for file in files:
+        words = set(re.findall("[a-z]+", str(file.absolute().relative_to(folder.absolute())).lower()))
+        for name in [name for name, known in SPLITS.items() if words.intersection(known)][:1]:
+            found[name].append(file)
+    return found if found["train"] else {"train": list(files), "validation": [], "test": []}
 
 
 def _is_known(path: Path) -> bool:
@@ -174,10 +207,11 @@ def columns_of(path: Path) -> list[str] | None:
     raise InvalidValue.of(FIELD, str(path), "a file with rows")
 
 
-def rows_of(unit: Unit, columns: Sequence[str] = (), *, lines: bool = False) -> Iterator[Row]:
+def rows_of(unit: Unit, columns: Sequence[str] = (), *, lines: bool = False, broken: Broken = refuse) -> Iterator[Row]:
     """Yield the rows of a unit; those of a text are {"text": ...}, in pieces or, with `lines`, line by line.
 
-    Raises `InvalidValue`, which names the file and the line, for content that cannot be read.
+    Raises `InvalidValue`, which names the file and the line, for content that cannot be read; for a line of JSON or a
+    row of a table, `broken` is called with this error, and if it returns, the row is left out.
     """
     path = Path(unit.file)
     with _reading(path):
@@ -186,11 +220,11 @@ def rows_of(unit: Unit, columns: Sequence[str] = (), *, lines: bool = False) -> 
         elif unit.format == "arrow":
             yield from _arrow_rows(path, columns)
         elif unit.format == "jsonl":
-            yield from _json_rows(path, unit)
+            yield from _json_rows(path, unit, broken)
         elif unit.format == "json":
-            yield from _json_array(path, unit)
+            yield from _json_array(path, unit, broken)
         elif unit.format == "csv":
-            yield from _csv_rows(path)
+            yield from _csv_rows(path, broken)
         else:
             yield from (_text_lines if lines else _text_pieces)(path, unit)
 
@@ -246,28 +280,29 @@ def _character_end(data: bytes) -> int:
     return next((at for at in range(len(data) - 1, len(data) - 5, -1) if data[at] & 0xC0 != 0x80), len(data))
 
 
-def _json_rows(path: Path, unit: Unit) -> Iterator[Row]:
+def _json_rows(path: Path, unit: Unit, broken: Broken) -> Iterator[Row]:
     for number, (at, line) in enumerate(_lines(path, unit), start=1):
         place = f"{path}, the line at byte {at}" if unit.start else f"{path}, line {number}"
         if len(line) >= LONGEST_LINE - 4:
             raise InvalidValue.of(FIELD, place, f"lines of at most {LONGEST_LINE} bytes")
-        text = line.decode("utf-8")
-        if not text.strip():
+        if not line.strip():
             continue
         try:
-            values = json.loads(text)
+            values = json.loads(line.decode("utf-8"))
         except ValueError as error:
-            raise InvalidValue.of(FIELD, place, f"JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise InvalidValue.of(FIELD, place, "an object with columns")
-        yield Row(values, place)
+            broken(InvalidValue.of(FIELD, place, f"JSON in UTF-8: {error}"))
+            continue
+        if isinstance(values, dict):
+            yield Row(values, place)
+        else:
+            broken(InvalidValue.of(FIELD, place, "an object with columns"))
 
 
-def _json_array(path: Path, unit: Unit) -> Iterator[Row]:
+def _json_array(path: Path, unit: Unit, broken: Broken) -> Iterator[Row]:
     """Yield the objects of an array, or of lines as in JSON lines if the file does not begin with a bracket."""
     with _opened(path) as file:
         if not file.read(64).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-            yield from _json_rows(path, unit)
+            yield from _json_rows(path, unit, broken)
             return
     with _opened(path) as file:
         try:
@@ -277,12 +312,13 @@ def _json_array(path: Path, unit: Unit) -> Iterator[Row]:
                 raise
             raise InvalidValue.of(FIELD, str(path), f"JSON: {error}") from error
     for number, values in enumerate(rows, start=1):
-        if not isinstance(values, dict):
-            raise InvalidValue.of(FIELD, f"{path}, item {number}", "an object with columns")
-        yield Row(values, f"{path}, item {number}")
+        if isinstance(values, dict):
+            yield Row(values, f"{path}, item {number}")
+        else:
+            broken(InvalidValue.of(FIELD, f"{path}, item {number}", "an object with columns"))
 
 
-def _csv_rows(path: Path) -> Iterator[Row]:
+def _csv_rows(path: Path, broken: Broken) -> Iterator[Row]:
     """Yield the rows of a table with a line of column names; every value is the text that was written."""
     csv.field_size_limit(LONGEST_LINE)
     separator = "\t" if ".tsv" in path.suffixes else ","
@@ -292,8 +328,10 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             for values in reader:
                 place = f"{path}, line {reader.line_num}"
                 if None in values or None in values.values():
-                    raise InvalidValue.of(FIELD, place, f"{len(reader.fieldnames or ())} columns, as in the first line")
-                yield Row(values, place)
+                    allowed = f"{len(reader.fieldnames or ())} columns, as in the first line"
+                    broken(InvalidValue.of(FIELD, place, allowed))
+                else:
+                    yield Row(values, place)
         except csv.Error as error:
             raise InvalidValue.of(FIELD, f"{path}, line {reader.line_num}", f"a table: {error}") from error
 

@@ -1,0 +1,150 @@
+"""What files hold as training data: their shape and columns, and how the first rows are tokenized and learned."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import typer
+from attn_core.errors import InvalidValue
+from attn_models.tokenizers import Tokenizer
+from attn_schema.prepared import ShowConfig
+
+from attn_train.data.conversations import (
+    ASSISTANT,
+    WEIGHT,
+    Messages,
+    checked_chats,
+    checked_preferences,
+    read_chats,
+    read_preferences,
+    read_rows,
+)
+from attn_train.data.shapes import CHATS, PREFERENCES, TEXTS, Reading, TokenRow
+from attn_train.data.token_shards.encoders import ids_and_learned
+from attn_train.data.token_shards.inputs import columns_of, input_files, split_files
+
+EXAMPLES = 5
+"""The number of examples that are shown."""
+BEGINNING, END = 60, 100
+"""The pieces that are shown of a long example."""
+QUANTILES = {"min": 0.0, "median": 0.5, "95 %": 0.95, "max": 1.0}
+"""The lengths that are shown."""
+Pieces = list[tuple[str, bool]]
+"""The tokens of a sequence as text, or without a tokenizer its messages, and for each whether it is learned."""
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The first rows of files: each has one sequence, or two with preferences."""
+
+    format: str
+    reading: Reading
+    examples: Sequence[Sequence[Pieces]]
+    tokenized: bool
+
+    def facts(self, max_seq_len: int | None) -> dict[str, Any]:
+        """Return shapes, columns, remarks and lengths, in tokens or, without a tokenizer, in characters."""
+        every = [
+            [(1 if self.tokenized else len(text), learned) for text, learned in pieces]
+            for example in self.examples
+            for pieces in example
+        ]
+        lengths = sorted(sum(size for size, _ in pieces) for pieces in every)
+        learned = sum(size for pieces in every for size, learned in pieces if learned)
+        found = {
+            "format": self.format,
+            "rows": self.reading.shapes.total(),
+            "shapes": dict(self.reading.shapes),
+            "columns": sorted(self.reading.used),
+            "left_aside": sorted(self.reading.aside),
+            "remarks": dict(self.reading.dropped),
+            "first_broken": self.reading.first_broken,
+            "unit": "tokens" if self.tokenized else "characters",
+            "lengths": {name: lengths[int(part * (len(lengths) - 1))] for name, part in QUANTILES.items() if lengths},
+            "learned": learned / max(1, sum(lengths)),
+        }
+        if max_seq_len and self.tokenized:
+            # The last token of a sequence is no input.
+            found["too_long"] = sum(length > max_seq_len + 1 for length in lengths)
+        return found
+
+
+def preview(path: str, config: ShowConfig, tokenizer: Tokenizer | None) -> Preview:
+    """Read the first `config.rows` examples of a file, or of a folder's training files, in the format of the columns.
+
+    Raises `InvalidValue` as training on them does.
+    """
+    reading = Reading.of(config)
+    files = split_files(Path(path), input_files([path]))["train"]
+    known = format_of(columns_of(files[0]), reading)
+    examples = islice(_examples(known, files, tokenizer, reading), config.rows)
+    return Preview(known, reading, list(examples), tokenizer is not None)
+
+
+def format_of(columns: Sequence[str] | None, reading: Reading) -> str:
+    """Return the format of files with these columns, None for text; raises `InvalidValue` for columns of no shape."""
+    if columns is None:
+        return "text"
+    names = (set(columns) - set(reading.columns.values())) | set(reading.columns)
+    for known, shapes in {"preference": PREFERENCES, "chat": CHATS, "text": TEXTS}.items():
+        if any(names.issuperset(shape.needs) for shape in shapes):
+            return known
+    needs = "; or ".join(", ".join(shape.needs) for shape in (*CHATS, *PREFERENCES, *TEXTS))
+    raise InvalidValue.of("columns", ", ".join(columns), f"{needs}; name others with --columns NAME=COLUMN")
+
+
+def _examples(
+    known: str, files: Sequence[Path], tokenizer: Tokenizer | None, reading: Reading
+) -> Iterator[list[Pieces]]:
+    if known == "text":
+        for _, text in read_rows(files, TEXTS, reading):
+            yield [[(text, True)] if tokenizer is None else _tokens(tokenizer, tokenizer.encode(text))]
+    elif tokenizer is None and known == "chat":
+        for _, row in checked_chats(files, reading):
+            yield [_messages(row)]
+    elif tokenizer is None:
+        for _, both in checked_preferences(files, reading):
+            yield [_messages(messages) for messages in both if messages is not None]
+    elif known == "chat":
+        for chat in read_chats(files, tokenizer, reading):
+            yield [_tokens(tokenizer, *ids_and_learned(chat))]
+    else:
+        for pair in read_preferences(files, tokenizer, reading):
+            yield [_tokens(tokenizer, *ids_and_learned(chat)) for chat in pair.chats]
+
+
+def _tokens(tokenizer: Tokenizer, ids: Sequence[int], learned: Sequence[int] | None = None) -> Pieces:
+    flags = [True] * len(ids) if learned is None else map(bool, learned)
+    return [(tokenizer.decode([token], skip_special=False), flag) for token, flag in zip(ids, flags, strict=True)]
+
+
+def _messages(row: Messages | TokenRow) -> Pieces:
+    if isinstance(row, TokenRow):
+        return [(f"{token} ", learned) for token, learned in zip(row.ids, row.learned, strict=True)]
+    pieces: Pieces = []
+    for message in row:
+        learned = message["role"] == ASSISTANT and bool(message.get(WEIGHT, 1))
+        pieces += [(f"{message['role']}: ", False), (message["content"], learned), ("\n", False)]
+    return pieces
+
+
+def shown(pieces: Pieces, *, tokenized: bool) -> str:
+    """Return a sequence for a terminal: tokens apart, and what is learned in green, without colour in brackets."""
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    text, before = "", False
+    cut = len(pieces) > BEGINNING + END
+    for place, (piece, learned) in enumerate(pieces):
+        if cut and BEGINNING <= place < len(pieces) - END:
+            text += " ... " * (place == BEGINNING)
+            continue
+        text += "" if colour or learned == before else "[" if learned else "]"
+        text += "|" * bool(tokenized and place and learned == before)
+        text += typer.style(piece, fg="green") if colour and learned else piece
+        before = learned
+    return text + "]" * (before and not colour)
