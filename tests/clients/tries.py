@@ -12,6 +12,7 @@ from functools import wraps
 from importlib.metadata import version
 from typing import Any
 
+import frameworks  # noqa: F401 - registers its tries
 from asked import (
     ASK,
     ASK_JSON,
