@@ -130,12 +130,13 @@ def test_checking_a_mechanism_reports_every_law(answer: Answer) -> None:
 def test_every_named_dataset_and_recipe_is_listed_and_recipes_name_listed_data(answer: Answer) -> None:
     from attn_cli.recipe import read_recipe
     from attn_train.data.images import known_images
+    from attn_train.data.labels import QUESTIONS
     from attn_train.data.load import known_texts
     from attn_train.data.pairs import known_pair_sets
     from attn_train.data.synthetic import MAKERS, RULES
 
     datasets = {row["name"] for row in answer("list", "datasets")}
-    assert datasets == {*known_images(), *known_texts(), *known_pair_sets()} >= {*RULES, *MAKERS}
+    assert datasets == {*known_images(), *known_texts(), *known_pair_sets(), QUESTIONS} >= {*RULES, *MAKERS}
     rows = answer("list", "recipes")
     assert all(row["summary"] for row in rows)
     assert {read_recipe(row["name"]).data.name for row in rows} <= datasets | {"", None}

@@ -31,6 +31,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "map": ("--model", "/nowhere/at/all", "text"),
     "models load": ("name", *NOWHERE),
     "run": ("/nowhere/at/all",),
+    "score": ("--model", "/nowhere/at/all", "text", "another"),
     "serve": ("--host", "192.0.2.1"),
     "train": (*NOWHERE,),
     "transcribe": ("--model", "/nowhere/at/all", "talk.wav"),

@@ -57,8 +57,10 @@ CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     **{f"list {kind}": (ARRAY, ()) for kind in
        ("mechanisms", "kernels", "linears", "blocks", "caches", "models", "shapes", "recipes", "datasets", "plugins")},
     "map": (OBJECT, ("tiny", "abc")),
+    "models check": (OBJECT, ("tiny",)),
     "models list": (ARRAY, ()),
     "models local": (ARRAY, ()),
+    "models show": (OBJECT, ("tiny",)),
     "plugins": (ARRAY, ()),
     "pull": (ARRAY, ()),
     "reproduce": (ARRAY, ()),

@@ -10,7 +10,7 @@ from attn_engine import Request, SamplingParams
 from serving import assert_empty, make_engine, run, run_all, some_requests
 from small_models import KINDS, small_model
 
-GREEDY = SamplingParams(max_new_tokens=12, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
 OTHERS = {
     "drawn": SamplingParams(max_new_tokens=9, temperature=1.0, seed=5, ignore_eos=True),
     "scored": SamplingParams(max_new_tokens=9, top_logprobs=2, ignore_eos=True),

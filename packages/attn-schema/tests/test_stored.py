@@ -11,7 +11,7 @@ from attn_schema.schema import FieldInfo, fields_of, is_noun
 
 FREE_TEXT = {
     ModelConfig: {"family", "mechanism", "positions", "routing", "kv_sharing"},
-    DataConfig: {"languages"},
+    DataConfig: {"columns", "languages"},
     TrainingConfig: {"device"},
     LoraConfig: {"lora_target_modules"},
     EngineConfig: {"device", "dtype", "kernel", "kv_cache", "fingerprint"},

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from attn_core.errors import InvalidValue
 
-from attn_schema.schema import TOKENIZER, Checked, in_panel
+from attn_schema.schema import MAX_INT32, TOKENIZER, Checked, in_panel
 
 _rows = in_panel("Rows")
 
@@ -61,8 +61,8 @@ class ShowConfig(Checked, frozen=True, kw_only=True):
         _rows("Columns that have other names, as NAME=COLUMN, such as prompt=question,completion=answer."),
     ] = ()
     skip_broken: Annotated[bool, _rows("Leave out rows that cannot be read, and count them.")] = False
-    rows: Annotated[int, _rows("Number of rows to read.", ge=1)] = 1000
-    max_seq_len: Annotated[int, _rows("Count the sequences that are longer; 0 counts none.", ge=0)] = 0
+    rows: Annotated[int, _rows("Number of rows to read.", ge=1, le=MAX_INT32)] = 1000
+    max_seq_len: Annotated[int, _rows("Count the sequences that are longer; 0 counts none.", ge=0, le=MAX_INT32)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
