@@ -33,14 +33,15 @@ NAMES = {
     "encoder_attention_heads decoder_attention_heads "
     "num_local_experts n_routed_experts moe_num_experts num_routed_experts linear_num_value_heads",
     2: "num_key_value_heads num_kv_heads num_experts_per_tok num_experts_per_token moe_topk moe_k moe_top_k "
-    "top_k_experts expert_top_k index_n_heads n_mamba_heads mamba_expand linear_num_key_heads decoder_layers "
+    "top_k_experts expert_top_k n_mamba_heads mamba_expand linear_num_key_heads decoder_layers "
     "eos_token_id",
     16: "head_dim global_head_dim d_kv attention_head_dim swa_head_dim kv_lora_rank qk_nope_head_dim v_head_dim "
     "index_head_dim linear_key_head_dim linear_value_head_dim mamba_d_head mamba_head_dim",
     96: "intermediate_size ffn_dim d_ff n_inner ffn_hidden_size dff inner_dim block_ff_dim intermediate_size_mlp "
     "dense_intermediate_size prefix_dense_intermediate_size decoder_ffn_dim",
-    32: "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size q_lora_rank expert_dim "
-    "moe_shared_expert_intermediate_size shared_intermediate_size",
+    # With few heads of an indexer many keys score exactly zero, and the choice among equal ones is nobody's rule.
+    32: "index_n_heads moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size q_lora_rank "
+    "expert_dim moe_shared_expert_intermediate_size shared_intermediate_size",
     8: "qk_rope_head_dim index_topk sliding_window attention_chunk_size attention_window_size state_size mamba_d_state "
     "mamba_n_heads mamba_num_heads ssm_state_size rotary_dim window_size hidden_size_per_layer_input laurel_rank",
     1: "n_group topk_group n_shared_experts num_shared_experts first_k_dense_replace zero_expert_num mamba_n_groups "
