@@ -21,6 +21,7 @@ from attn_cli.recipe import read_recipe, recipe_names
 from attn_core.errors import UserError
 from attn_models.export import export_model
 from attn_models.loading import load_model
+from attn_models.tokenizers import Tokenizer
 from attn_schema.codec import from_message, to_message
 from attn_schema.training import TrainingConfig
 from attn_train.data.load import load_dataset
@@ -88,7 +89,8 @@ def compared(name: str, folder: Path, python: str, versions: str) -> tuple[str, 
     except UserError as error:
         return f"| {name} | no: {error.message.partition(': ')[2].partition(';')[0]} | | | |", versions
     loaded = load_model(own, "float32")
-    tokens = torch.tensor([loaded.tokenizer.encode(TEXT)[:16], loaded.tokenizer.encode(TEXT)[5:21]])
+    ids = Tokenizer.from_folder(own).encode(TEXT)
+    tokens = torch.tensor([ids[:16], ids[5:21]])
     steps = [str(TUNED), str(GREEDY), json.dumps(tokens.tolist())]
     called = [python, "-I", "-c", THERE, *map(str, (folder / "hf", folder / "answers", folder / "tuned")), *steps]
     done = subprocess.run(called, capture_output=True, text=True, check=False)
