@@ -131,6 +131,16 @@ def test_a_config_that_is_not_frozen_and_keyword_only_is_refused_when_the_class_
         type("Loose", (Windowed,), {"Config": config})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Taken(MechanismConfig):
+    bias: float = 0.5
+
+
+def test_an_option_with_the_name_of_a_field_of_every_layer_is_refused_when_the_class_is_made():
+    with pytest.raises(TypeError, match="bias"):
+        type("Own", (Windowed,), {"Config": Taken})
+
+
 def test_typed_values_are_numbers_where_they_look_like_numbers_and_text_otherwise():
     assert parse_options(["window=64", "slope=0.5", "kind=elu", "flag=true"]) == {
         "window": 64,

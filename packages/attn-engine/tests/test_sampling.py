@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core.kernels.sampling import TokenCounts
+from attn_core.kernels.sampling import Draw, TokenCounts
 from attn_engine import Request
 from attn_engine.sampler import SamplingRow, choose_tokens, uniform
+from attn_schema.sampling import FILTERS
 from attn_schema.sampling import ResolvedSamplingParams as Params
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,6 +107,13 @@ def test_a_row_is_chosen_the_same_alone_and_beside_any_others():
     draws = [SamplingRow(kinds[i % len(kinds)], i, 5, occurred) for i in range(40)]
     together = choose_tokens(logits, draws)
     assert together == [choose_tokens(logits[i : i + 1], [draws[i]])[0] for i in range(40)]
+
+
+@pytest.mark.parametrize("name", sorted({*FILTERS} - {*Draw._fields}))
+def test_a_filter_that_kernels_do_not_know_is_left_to_torch(name):
+    logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(3))
+    row = SamplingRow(Params(temperature=1.0, **{name: 0.3}), 1, 1)
+    assert choose_tokens(logits, [row], object()) == choose_tokens(logits, [row])
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e9])

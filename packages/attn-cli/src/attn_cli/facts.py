@@ -43,7 +43,7 @@ def describe(mechanism: Mechanism) -> dict[str, Any]:
         "name": mechanism.name,
         "summary": mechanism.summary,
         "package": installed().mechanisms.owner(mechanism.name),
-        "paper": f"{paper.authors} ({paper.year}). {paper.title}. {paper.url or ''}".strip(),
+        "paper": f"{paper.cited}. {paper.title}. {paper.url or ''}".strip(". "),
         "used_by": list(mechanism.used_by),
         "equation": mechanism.equation,
         "capabilities": sorted(mechanism.capabilities),

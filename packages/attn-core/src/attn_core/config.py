@@ -121,3 +121,7 @@ def check_config_type(config: type[MechanismConfig], *, owner: str) -> None:
     frozen = config.__dataclass_params__.frozen  # type: ignore[attr-defined]
     if not frozen or not all(field.kw_only for field in fields) or "__dataclass_fields__" not in vars(config):
         raise TypeError(f"{owner}.Config must be decorated with @dataclass(frozen=True, kw_only=True)")
+    own = config.__mro__[: config.__mro__.index(MechanismConfig)]
+    named = {name for kind in own for name in vars(kind).get("__annotations__", {})}
+    if taken := sorted(named & {field.name for field in dataclasses.fields(MechanismConfig)}):
+        raise TypeError(f"{owner}.Config: every layer has a field {taken[0]}; the option needs another name")

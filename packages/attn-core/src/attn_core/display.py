@@ -53,7 +53,7 @@ def mechanism_card(mechanism: Any, mask: Any, details: str) -> str:
         f"<p><b>{html.escape(mechanism.name)}</b>: {html.escape(mechanism.summary)}</p>",
         f"<p><code>{html.escape(details)}</code></p>",
         f"<p>$${html.escape(mechanism.equation)}$$</p>",
-        f"<p>{title}, {html.escape(paper.authors)} {paper.year}</p>",
+        f"<p>{title}{', ' if title else ''}{html.escape(paper.cited)}</p>",
     ]
     return f"<div>{''.join(parts)}{'' if mask is None else mask_svg(mask)}</div>"
 

@@ -66,12 +66,17 @@ class Capability(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """The paper that introduced a mechanism."""
+    """The paper that introduced a mechanism; without a title, of one that is not published."""
 
-    title: str
-    authors: str
-    year: int
+    title: str = ""
+    authors: str = ""
+    year: int = 0
     arxiv: str | None = None
+
+    @property
+    def cited(self) -> str:
+        """Authors and year; "unpublished" without a title."""
+        return f"{self.authors}, {self.year}" if self.title else "unpublished"
 
     @property
     def url(self) -> str | None:
@@ -134,7 +139,7 @@ class Mechanism(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    paper: ClassVar[Paper]
+    paper: ClassVar[Paper] = Paper()
     equation: ClassVar[str]
     capabilities: ClassVar[frozenset[Capability]]
     Config: ClassVar[type[MechanismConfig]] = MechanismConfig
@@ -196,8 +201,7 @@ class Mechanism(ABC):
     def splits_heads(self) -> bool:
         """Whether heads are computed independently, so that a layer can be split into layers with some of its heads
         each, whose outputs add up: heads are first combined in the output projection, `output`. Code that depends on
-        a head's index in the whole layer reads `config.heads_of`. See `attn_core.splitting`.
-        """
+        a head's index in the whole layer reads `config.heads_of`. See `attn_core.splitting`."""
         return False
 
     def joint_parameters(self, config: MechanismConfig) -> Mapping[str, tuple[int, ...]]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 from attn_core.kernels.sampling import Draw, LogProbability, SamplingKernel, TokenCounts
-from attn_schema.sampling import ResolvedSamplingParams
+from attn_schema.sampling import FILTERS, NEUTRAL, ResolvedSamplingParams
 from torch import Tensor
 
 Choice = tuple[int, float | None, Sequence[tuple[int, float]]]
@@ -54,10 +54,10 @@ class SamplingRow:
 def choose_tokens(logits: Tensor, rows: Sequence[SamplingRow], kernel: SamplingKernel | None = None) -> list[int]:
     """Choose a token id for each row of logits [rows, vocab_size]; -1 where the logits of a row are not finite.
 
-    The choice for a row depends on that row alone. A `kernel` is used for all rows without typical_p.
+    The choice for a row depends on that row alone. A `kernel` is used for all rows whose filters it knows.
     """
     logits = logits.detach()
-    by_kernel = [] if kernel is None else [place for place, row in enumerate(rows) if row.params.typical_p == 1]
+    by_kernel = [] if kernel is None else [place for place, row in enumerate(rows) if drawn_by_kernels(row.params)]
     if kernel is not None and len(by_kernel) == len(rows):
         return kernel.choose(logits, [_draw(row) for row in rows])
     found: dict[int, int] = {}
@@ -70,14 +70,17 @@ def choose_tokens(logits: Tensor, rows: Sequence[SamplingRow], kernel: SamplingK
     return [found[place] for place in range(len(rows))]
 
 
+def drawn_by_kernels(params: ResolvedSamplingParams) -> bool:
+    """Whether kernels know all filters that these parameters have."""
+    return all(getattr(params, name) == NEUTRAL[name] for name in FILTERS if name not in Draw._fields)
+
+
 def _draw(row: SamplingRow) -> Draw:
     params = row.params
     return Draw(
         inverse_temperature=1 / max(params.temperature, MIN_TEMPERATURE) if params.temperature else 0.0,
         point=uniform(row.seed, row.position) if params.temperature else 0.0,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
+        **{name: getattr(params, name) for name in FILTERS if name in Draw._fields},
         repetition_penalty=params.repetition_penalty,
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,

@@ -64,7 +64,7 @@ def markdown(mechanism: Mechanism, config: MechanismConfig) -> str:
         f"**{mechanism.name}**: {mechanism.summary}",
         f"`{summary(mechanism, config)}`",
         f"$$\n{mechanism.equation}\n$$",
-        f"{title}, {paper.authors} {paper.year}",
+        f"{title}{', ' if title else ''}{paper.cited}",
     ]
     if spec is not None:
         parts.append(f"```text\n{mask_text(spec.mask)}\n```")

@@ -71,8 +71,7 @@ def mechanisms(catalog: Catalog) -> list[dict[str, Any]]:
     owners = dict(_owned(catalog.mechanisms))
     for item in by_use(owners):
         owner = owners[item]
-        paper = f"{item.paper.authors}, {item.paper.year}"
-        rows.append({"name": item.name, "summary": item.summary, "paper": paper, "package": owner})
+        rows.append({"name": item.name, "summary": item.summary, "paper": item.paper.cited, "package": owner})
     return rows
 
 

@@ -45,7 +45,7 @@ class Equation(MechanismLaw):
     @classmethod
     def silent_on(cls, case: Case) -> str | None:
         if scaled(case.mechanism.equation) is None:
-            return "its equation is not a softmax of products of queries and keys"
+            return "its equation is not of the forms softmax(Q Kᵀ / √d + M) V and softmax(Q Kᵀ + M) V"
         if case.config.rotary is not None:
             return "rotary positions are not part of the equation"
         layer = case.layer if case.refusal is None else None
