@@ -102,9 +102,14 @@ def editable(packages: list[workspace.Package]) -> list[str]:
     return [argument for package in packages for argument in ("-e", str(package.folder))] + others
 
 
+def scripts_of(other: str, session: nox.Session) -> Path:
+    """The folder of the programs in the environment of another session."""
+    return Path(session.cache_dir).parent / other / ("Scripts" if os.name == "nt" else "bin")
+
+
 def run_in(other: str, session: nox.Session, program: str, *arguments: str) -> None:
     """Run a program from the environment of another session."""
-    scripts = Path(session.cache_dir).parent / other / ("Scripts" if os.name == "nt" else "bin")
+    scripts = scripts_of(other, session)
     path = os.pathsep.join([str(scripts), os.environ.get("PATH", "")])
     session.run(str(scripts / program), *arguments, env={**ENVIRONMENT, "PATH": path}, external=True)
 
@@ -148,7 +153,7 @@ def types(session: nox.Session) -> None:
     modules = [module for package in PACKAGES.values() for module in package.imports]
     run_in("dev", session, "mypy", *(argument for module in modules for argument in ("-p", module)))
     run_in("dev", session, "mypy", "noxfile.py", "tools", "tests/architecture", "tests/public_api", "tests/types")
-    run_in("dev", session, "pyright", "-p", "tests/types")
+    run_in("dev", session, "pyright", "-p", "tests/types", "--pythonpath", str(scripts_of("dev", session) / "python"))
 
 
 @nox.session(venv_backend="none", requires=["dev"])

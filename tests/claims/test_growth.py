@@ -54,6 +54,8 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     "transmla": (2.0, always(latent=8)),
     # The indexer meets every past token, however few of them the attention then reads.
     "dsa": (2.0, always(index_heads=2, index_size=4, top=32)),
+    "indexed_blocks": (2.0, always(block=8, top=4, index_size=4)),
+    "sparse_mla": (2.0, always(index_heads=4, index_size=4, top=32, latent=2, query_latent=2, rotary_size=2)),
     # Paths of length two: √n keys a query, where blocks, strides or clusters are as large as √n.
     "fixed": (1.5, lambda length: {"block": root(length), "summaries": 1}),
     "strided": (1.5, lambda length: {"stride": round(length**0.5)}),

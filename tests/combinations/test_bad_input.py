@@ -87,7 +87,7 @@ def test_key_value_heads_that_do_not_divide_the_heads_are_refused(name: str) -> 
         layer(name, num_kv_heads=3)
 
 
-@pytest.mark.parametrize("name", sorted(set(can(Capability.ROTARY)) - {"mla"}))
+@pytest.mark.parametrize("name", sorted(set(can(Capability.ROTARY)) - {"mla", "sparse_mla"}))
 def test_rotary_positions_of_an_odd_head_are_refused(name: str) -> None:
     """Latent attention turns a part of its own, whose size is an option."""
     with pytest.raises(InvalidValue, match=rf"mechanism '{name}'.*rotary.*head_size 3"):
@@ -199,6 +199,7 @@ BAD_OPTIONS = [
     ("sampled", "expected", 1.1),
     ("sampled", "expected", -0.1),
     ("sinkhorn", "block", 0),
+    ("sparse_mla", "rotary_size", 3),
     ("visual_hard", "mean_rate", 1.5),
     ("visual_hard", "mean_rate", -0.5),
 ]

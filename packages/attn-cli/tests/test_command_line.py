@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from attn_core.errors import how_to_install
 
 ATTN = Path(sys.executable).with_name("attn")
@@ -88,6 +89,7 @@ def test_the_doctor_says_where_a_home_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_what_is_shown_of_a_mechanism_are_the_options_that_are_given() -> None:
+    pytest.importorskip("attn_variants")
     shown = json.loads(attn("show", "sliding_window", "--option", "window=4", "--json").stdout)
     assert shown["options"]["window"] == 4
 

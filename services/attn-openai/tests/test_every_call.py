@@ -16,7 +16,7 @@ from attn_gateway.call import SERVER
 from attn_openai.server import UvicornServer
 from attn_schema import DeploymentConfig, EngineConfig, Prompt, SamplingParams, TrainingConfig
 from attn_schema.codec import encode, from_message, message_class, parsed, to_message, wire_fields
-from attn_schema.inference import PartialCompletion, Resumption
+from attn_schema.inference import EmbedRequest, PartialCompletion, Resumption
 from attn_schema.methods import METHODS, Row
 from attn_schema.schema import element_of, is_noun
 from google.protobuf import json_format
@@ -27,6 +27,7 @@ GIVEN = {
     Resumption: Resumption(received=(PartialCompletion(token_ids=(1, 2)),), computed_on="here"),
     EngineConfig: EngineConfig(max_num_seqs=3),
     DeploymentConfig: DeploymentConfig(replicas=2),
+    EmbedRequest: EmbedRequest(model="é", texts=("é",), max_tokens=1),
     TrainingConfig: TrainingConfig(seed=5, max_failures=0),
 }
 """Nouns whose values must fit together."""

@@ -122,7 +122,9 @@ async def test_token_offsets_and_bytes_are_those_of_the_text(http: httpx2.AsyncC
             assert choice["text"][start:end] == name
     assert offsets == sorted(offsets)
     assert offsets[-1] < len(choice["text"]) + 1
-    chat = {"model": "tiny", "messages": SAID, "max_tokens": 40, "logprobs": True, "logit_bias": body["logit_bias"]}
+    chat = {"model": "tiny", "messages": SAID, "max_tokens": 40, "logprobs": True, "logit_bias": body["logit_bias"]} | {
+        "skip_special_tokens": False
+    }
     said = (await http.post("/v1/chat/completions", json=chat)).json()["choices"][0]
     joined = b"".join(bytes(token["bytes"]) for token in said["logprobs"]["content"])
     assert joined.decode(errors="replace") == said["message"]["content"]

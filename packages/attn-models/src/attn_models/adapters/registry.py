@@ -141,12 +141,16 @@ def unknown_family(kind: str, model_type: object, known: Iterable[str], requires
     near = near_names(str(model_type), names)
     alike = f"; names like it: {', '.join(near)}" if near else ""
     through = "" if find_spec("transformers") else ", and causal ones that transformers knows: pip install transformers"
-    further = f"{len(names)} families have layouts here (see packages/attn-models/README.md){through}; {ADVICE}"
+    many = f"{len(names)} families have layouts here (see packages/attn-models/README.md)"
+    few = f"known: {', '.join(names)}"
+    further = f"{few if len(names) <= MOST_NAMES else many}{through}; {ADVICE}"
     message = f"unknown {kind} {str(model_type)!r}{alike}; {further}"
     return UnknownName(message, kind=kind, name=str(model_type), near=", ".join(near))
 
 
 ADVICE = "docs/model-families.md shows how to add one"
+MOST_NAMES = 12
+"""Of so many families all are named."""
 
 
 ENCODER_ADAPTERS: dict[str, EncoderAdapter] = {

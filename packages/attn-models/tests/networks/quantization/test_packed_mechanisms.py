@@ -13,7 +13,7 @@ from attn_testing import DictionaryStore
 from torch import nn
 
 CAUSAL = sorted(mechanism.name for mechanism in installed().mechanisms if mechanism.can(Capability.CAUSAL))
-READ = {"mla": {"key_up", "value_up"}}
+READ = {name: {"key_up", "value_up"} for name in ("mla", "sparse_mla")}
 """Matrices that attention multiplies by the memory, not by its inputs."""
 
 

@@ -76,7 +76,8 @@ def masked_weights(tile: Tile, memory: Memory, spec: AttentionSpec, chosen: Tens
     # The queries of a group's heads are rows of one product: its keys are not copied for every head.
     groups, queries = spec.heads.key_value, tile.query.shape[1]
     query = torch.unflatten(tile.query.transpose(1, 2), 1, (groups, -1)).flatten(2, 3)
-    scores = torch.unflatten(query @ memory.key.permute(0, 2, 3, 1), 2, (-1, queries)).flatten(1, 2)
+    each = spec.heads.query // groups
+    scores = torch.unflatten(query @ memory.key.permute(0, 2, 3, 1), 2, (each, queries)).flatten(1, 2)
     return shares(scores, chosen[:, None])
 
 
@@ -107,7 +108,7 @@ def gathered(tile: Tile, memory: Memory, spec: AttentionSpec, top: int) -> Tenso
 def _summed(weights: Tensor, memory: Memory, spec: AttentionSpec) -> Tensor:
     groups, queries = spec.heads.key_value, weights.shape[2]
     summed = torch.unflatten(weights, 1, (groups, -1)).flatten(2, 3) @ memory.value.transpose(1, 2)
-    return torch.unflatten(summed, 2, (-1, queries)).flatten(1, 2).transpose(1, 2)
+    return torch.unflatten(summed, 2, (spec.heads.query // groups, queries)).flatten(1, 2).transpose(1, 2)
 
 
 Read = TypeVar("Read")

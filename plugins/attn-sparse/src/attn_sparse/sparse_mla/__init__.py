@@ -49,7 +49,7 @@ class SparseMla(ComputedMechanism):
     sketch: ClassVar = {"index_heads": 2, "index_size": 8, "top": 4, "latent": 8, "query_latent": 8, "rotary_size": 4}
     capabilities = frozenset(
         {Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.WEIGHTS, Capability.NORMALISED}
-        | {Capability.PADDING, Capability.ROTARY, Capability.HEAD_DIM, Capability.CHOOSES}
+        | {Capability.PADDING, Capability.ROTARY, Capability.HEAD_DIM, Capability.CHOOSES, Capability.BIAS}
     )
     Config = SparseMlaConfig
 
@@ -80,6 +80,7 @@ class SparseMla(ComputedMechanism):
         attention = (width + heads * own.key) * own.query_latent + up + width * heads * own.value
         attention += width * (own.latent + own.rotary_size)
         indexer = own.index_heads * (own.query_latent * own.index_size + width) + width * own.index_size
+        biases = own.bias * (own.query_latent + own.latent + own.rotary_size + width)
         seen = shape.batch * Causal().count(shape.query, shape.key)
         scored = 2 * own.index_heads * (own.index_size + 1)
         spec = own.expanded if shape.whole else own.absorbed
@@ -90,7 +91,7 @@ class SparseMla(ComputedMechanism):
         return Cost(
             flops=tokens + shape.batch * (shape.query * shape.key * scored + met * pair),
             allowed_flops=tokens + seen * scored + attended * pair,
-            parameters=attention + indexer + own.query_latent + own.latent + 2 * own.index_size,
+            parameters=attention + indexer + own.query_latent + own.latent + 2 * own.index_size + biases,
         )
 
 

@@ -21,7 +21,8 @@ class SparseLatentLayer(nn.Module):
     Whole sequences are computed over keys and values that are expanded from the latents; steps over the latents
     themselves, with the key matrices absorbed into the queries and the value matrices into the outputs. Learned:
     `query_down`, `query_norm`, `query_up`, `latent`, `latent_norm`, `rotary_key`, `key_up`, `value_up` and `output`, as
-    in `mla`, and `inner.indexer`, whose queries are computed from the normalised latent of the queries.
+    in `mla`, also in which of them have biases, and `inner.indexer`, whose queries are computed from the normalised
+    latent of the queries.
     """
 
     read_weights = ("key_up", "value_up")
@@ -30,22 +31,24 @@ class SparseLatentLayer(nn.Module):
     def __init__(self, options: SparseMlaConfig) -> None:
         super().__init__()
         self.options = options
-        width, heads = options.hidden_size, options.num_heads
-        self.query_down = nn.Linear(width, options.query_latent, bias=False)
+        width, heads, bias = options.hidden_size, options.num_heads, options.bias
+        self.query_down = nn.Linear(width, options.query_latent, bias=bias)
         self.query_norm = nn.RMSNorm(options.query_latent, eps=options.norm_eps)
         self.query_up = nn.Linear(options.query_latent, heads * options.key, bias=False)
-        self.latent = nn.Linear(width, options.latent, bias=False)
+        self.latent = nn.Linear(width, options.latent, bias=bias)
         self.latent_norm = nn.RMSNorm(options.latent, eps=options.norm_eps)
-        self.rotary_key = nn.Linear(width, options.rotary_size, bias=False)
+        self.rotary_key = nn.Linear(width, options.rotary_size, bias=bias)
         self.key_up = nn.Linear(options.latent, heads * options.nope, bias=False)
         self.value_up = nn.Linear(options.latent, heads * options.value, bias=False)
-        self.output = nn.Linear(heads * options.value, width, bias=False)
+        self.output = nn.Linear(heads * options.value, width, bias=bias)
         self.expanded, self.absorbed = options.expanded, options.absorbed
         self.inner = SelectedTokens(self.absorbed, options)
         self.scale: float = options.score_factor * float(options.key**-0.5)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and not name.startswith("inner."):
                 nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Compute whole sequences, [batch, tokens, hidden_size] to [batch, tokens, hidden_size].
